@@ -1,0 +1,1 @@
+"""Pentimento: serving text-to-image diffusion models that reuse what was already painted."""

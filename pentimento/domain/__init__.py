@@ -1,0 +1,1 @@
+"""Frozen value types, errors and the clock. Standard library only."""

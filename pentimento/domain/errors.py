@@ -1,0 +1,94 @@
+"""Everything that can go wrong and that a caller may act on.
+
+    PentimentoError
+    ├── InvalidArgument       a field is outside its limits; retrying the same call cannot help
+    ├── NotFound              no such model, request, object (or it is another tenant's)
+    ├── Unauthenticated       no token, or an unknown one
+    ├── PermissionDenied      the role may not call this
+    ├── ResourceExhausted     a queue, quota or store is full; `retry_after_ms` says when to come back
+    ├── FailedPrecondition    the state forbids it (idempotency key with another body, another model digest)
+    ├── Aborted               fenced off: a newer attempt or epoch owns the request
+    ├── DeadlineExceeded      the deadline passed, or surely will
+    ├── Cancelled             somebody asked for it to stop
+    ├── Unavailable           a part is down; the same call may work later
+    └── Internal              a defect of ours
+
+`pentimento.rpc` turns each into one gRPC status with google.rpc details and back.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FieldViolation:
+    """One wrong field: its path as the caller wrote it, what is wrong, and the limit it broke."""
+
+    field: str
+    description: str
+
+
+class PentimentoError(Exception):
+    """Base of all. `reason` is a stable UPPER_SNAKE word of the catalogue, the message a sentence for people."""
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        *,
+        violations: tuple[FieldViolation, ...] = (),
+        retry_after_ms: int | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.violations = violations
+        self.retry_after_ms = retry_after_ms
+        self.metadata = dict(metadata or {})
+
+
+class InvalidArgument(PentimentoError):
+    @classmethod
+    def of(cls, field: str, description: str) -> "InvalidArgument":
+        """The common case: one field; `description` states the limit ("must be between 1 and 1000, got 0")."""
+        return cls("INVALID_FIELD", f"{field}: {description}", violations=(FieldViolation(field, description),))
+
+
+class NotFound(PentimentoError):
+    pass
+
+
+class Unauthenticated(PentimentoError):
+    pass
+
+
+class PermissionDenied(PentimentoError):
+    pass
+
+
+class ResourceExhausted(PentimentoError):
+    pass
+
+
+class FailedPrecondition(PentimentoError):
+    pass
+
+
+class Aborted(PentimentoError):
+    pass
+
+
+class DeadlineExceeded(PentimentoError):
+    pass
+
+
+class Cancelled(PentimentoError):
+    pass
+
+
+class Unavailable(PentimentoError):
+    pass
+
+
+class Internal(PentimentoError):
+    pass

@@ -1,0 +1,213 @@
+"""What is painted, from where, and how it came to be. Mirrors pentimento.generation.v1."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Scheduler(Enum):
+    DDIM = "ddim"
+    EULER = "euler"
+    EULER_ANCESTRAL = "euler_ancestral"
+    DPM_SOLVER_PP_2M = "dpmpp_2m"
+    FLOW_MATCH_EULER = "flow_match_euler"
+
+
+class ControlNetMode(Enum):
+    SYNCHRONOUS = "synchronous"
+    PIPELINED = "pipelined"
+
+
+class NoiseForm(Enum):
+    """How an image is re-noised (SYSTEMS.md M2)."""
+
+    VARIANCE_PRESERVING = "variance_preserving"
+    FLOW_MATCHING = "flow_matching"
+
+
+@dataclass(frozen=True)
+class LoraSelection:
+    name: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class ControlNetSelection:
+    name: str
+    conditioning_image: bytes = field(repr=False)
+    conditioning_scale: float = 1.0
+    start_fraction: float = 0.0
+    end_fraction: float = 1.0
+
+
+@dataclass(frozen=True)
+class InitImage:
+    """Encoded image to start from and the strength of the change, 0..1 (img2img)."""
+
+    image: bytes = field(repr=False)
+    strength: float
+
+
+@dataclass(frozen=True)
+class GenerationSpec:
+    """Everything that changes the picture, fully resolved. Prompts stay out of `repr`, hence out of logs."""
+
+    prompt: str = field(repr=False)
+    negative_prompt: str = field(repr=False)
+    model: str
+    width_px: int
+    height_px: int
+    num_inference_steps: int
+    guidance_scale: float
+    scheduler: Scheduler
+    seed: int
+    eta: float = 0.0
+    loras: tuple[LoraSelection, ...] = ()
+    controlnets: tuple[ControlNetSelection, ...] = ()
+    init_image: InitImage | None = None
+
+
+@dataclass(frozen=True)
+class ObjectReference:
+    """An object of the object store; `digest` is "sha256:<hex>" and is verified on every read."""
+
+    key: str
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Donor:
+    """The cache entry that a start came from."""
+
+    entry_id: str
+    digest: str
+    similarity: float
+    ancestor_depth: int = 0
+
+
+@dataclass(frozen=True)
+class FromNoise:
+    pass
+
+
+@dataclass(frozen=True)
+class FromLatent:
+    """Resume x_K: `resume_step` of `donor_steps` denoising steps are saved (NIRVANA)."""
+
+    latent: ObjectReference
+    resume_step: int
+    donor_steps: int
+    sigma: float
+    donor: Donor
+
+
+@dataclass(frozen=True)
+class FromImage:
+    """Re-noise a final image to `start_step` (MoDM)."""
+
+    image: ObjectReference
+    start_step: int
+    noise_form: NoiseForm
+    donor: Donor
+
+
+Start = FromNoise | FromLatent | FromImage
+
+
+@dataclass(frozen=True, order=True)
+class PlanVersion:
+    leader_epoch: int = 0
+    sequence: int = 0
+
+
+@dataclass(frozen=True)
+class CascadeStage:
+    model: str
+    discriminator: str = ""
+    confidence_threshold: float = 0.0
+
+
+@dataclass(frozen=True)
+class Route:
+    """Decided once per request, journalled, the same for every attempt."""
+
+    route_id: str
+    start: Start
+    model: str
+    model_digest: str
+    stages: tuple[CascadeStage, ...] = ()
+    lora_patch_step: int = 0
+    controlnet_mode: ControlNetMode | None = None
+    plan_version: PlanVersion = PlanVersion()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at a request. A result is committed only under the newest token."""
+
+    request_id: str
+    attempt_number: int
+    fencing_token: int
+    frontdoor_id: str
+    frontdoor_epoch: int
+    tenant: str
+
+
+@dataclass(frozen=True)
+class LatentSlot:
+    resume_step: int
+    key: str
+
+
+@dataclass(frozen=True)
+class CacheGrant:
+    """Where an attempt may store what it captures."""
+
+    grant_id: str
+    latents: tuple[LatentSlot, ...]
+    image_key: str
+    expires_in_ms: int
+
+
+@dataclass(frozen=True)
+class CapturedLatent:
+    resume_step: int
+    sigma: float
+    object: ObjectReference
+    adapter_free: bool
+
+
+@dataclass(frozen=True)
+class CapturedEntries:
+    grant_id: str
+    latents: tuple[CapturedLatent, ...] = ()
+    image: ObjectReference | None = None
+
+
+@dataclass(frozen=True)
+class StageTiming:
+    stage: str
+    start_ms: float
+    duration_ms: float
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a picture came to be; enough to replay it."""
+
+    request_id: str
+    spec: GenerationSpec
+    route: Route
+    model_digest: str
+    worker_id: str
+    worker_generation: int
+    attempt_number: int
+    steps_run: int
+    steps_saved: int
+    build_version: str
+    timings: tuple[StageTiming, ...] = ()
+    discriminator_confidence: float | None = None
+    device_seconds: float = 0.0
+    energy_joules: float | None = None
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,25 @@
+"""Who is calling."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Role(Enum):
+    """Mirrors pentimento.auth.v1.Role, which says of every RPC who may call it."""
+
+    ANYONE = "anyone"
+    USER = "user"
+    SERVICE = "service"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """What a token stands for. Without a token file everybody is `tenant="default"` with every role."""
+
+    tenant: str
+    roles: frozenset[Role]
+
+
+DEFAULT_TENANT = "default"
+OPEN_CALLER = Caller(DEFAULT_TENANT, frozenset(Role))

@@ -1,0 +1,1 @@
+"""The processes of the suite, one folder each. No service imports another."""
