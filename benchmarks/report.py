@@ -1,0 +1,171 @@
+"""The form every benchmark's result takes.
+
+    options = parse_options("overhead", __doc__)
+    ...
+    raise SystemExit(publish(options, [
+        measured("added latency", differences, statistics.median, at_most(15.0, "ms")),
+        counted("lost", lost, kills, at_most(0, "requests"), samples=rounds),
+    ]))
+
+`publish` writes `benchmarks/results/NAME.json`, prints a line for each figure and `figure … target … ok|short` last, and
+returns the exit code: 0 when every figure reaches its target, 1 when one falls short.
+
+The file: `benchmark, figure, target, ok, machine, commit, at, n, confidence_interval, samples` of the first figure at the
+top, `ok` of all together, and every figure with the same keys under `figures`; `quick` says that the run was a short one,
+`notes` how it was done.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks.machine import ROOT, current_commit, describe_machine
+from benchmarks.statistics import CONFIDENCE, binomial_interval, bootstrap_interval
+
+Sample = TypeVar("Sample")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line said. `rest` holds a benchmark's own options by their names."""
+
+    benchmark: str
+    quick: bool
+    out: Path
+    rest: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound on a figure; `limit` is None for a row that is shown beside the others and decides nothing."""
+
+    comparison: str
+    limit: float | None
+    unit: str = ""
+
+    def met_by(self, value: float) -> bool:
+        if self.limit is None:
+            return True
+        return value <= self.limit if self.comparison == "<=" else value >= self.limit
+
+    def __str__(self) -> str:
+        return "none" if self.limit is None else f"{self.comparison} {self.limit:g} {self.unit}".rstrip()
+
+
+def at_most(limit: float, unit: str = "") -> Target:
+    return Target("<=", limit, unit)
+
+
+def at_least(limit: float, unit: str = "") -> Target:
+    return Target(">=", limit, unit)
+
+
+def informative(unit: str = "") -> Target:
+    return Target("", None, unit)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Of the figure, at `confidence`; `method` says how it was computed."""
+
+    low: float
+    high: float
+    confidence: float
+    method: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number against its target, with the raw samples it came from (JSON values, in order taken)."""
+
+    name: str
+    value: float
+    target: Target
+    samples: Sequence[Any]
+    interval: Interval | None
+
+    @property
+    def ok(self) -> bool:
+        return self.target.met_by(self.value)
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "figure": self.value,
+            "unit": self.target.unit,
+            "target": str(self.target),
+            "ok": self.ok,
+            "n": len(self.samples),
+            "confidence_interval": None if self.interval is None else asdict(self.interval),
+            "samples": list(self.samples),
+        }
+
+    def line(self) -> str:
+        interval = "" if self.interval is None else f" [{self.interval.low:.4g}, {self.interval.high:.4g}]"
+        value = f"{self.value:.4g} {self.target.unit}".rstrip()
+        return f"{self.name}: figure {value}{interval} target {self.target} {verdict(self.ok)}"
+
+
+def measured(
+    name: str, samples: Sequence[Sample], statistic: Callable[[Sequence[Sample]], float], target: Target
+) -> Figure:
+    """A statistic of samples, with its bootstrap interval; a pair's samples are (ours, theirs)."""
+    low, high = bootstrap_interval(samples, statistic)
+    return Figure(name, statistic(samples), target, samples, Interval(low, high, CONFIDENCE, "bootstrap percentile"))
+
+
+def counted(name: str, events: int, trials: int, target: Target, samples: Sequence[Any]) -> Figure:
+    """A count of events; the interval is the exact one of the events per trial, times the trials."""
+    low, high = binomial_interval(events, trials)
+    return Figure(name, events, target, samples, Interval(low * trials, high * trials, CONFIDENCE, "Clopper-Pearson"))
+
+
+def parse_options(
+    benchmark: str, description: str | None, add: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+) -> Options:
+    """`--quick` and `--out`, the same in every benchmark; `add` puts a benchmark's own options beside them."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}", description=description)
+    parser.add_argument("--quick", action="store_true", help="fewer samples: shows that it runs, and a rough figure")
+    results = ROOT / "benchmarks" / "results" / f"{benchmark}.json"
+    parser.add_argument(
+        "--out", type=Path, default=results, help="where the result is written (default: benchmarks/results)"
+    )
+    add(parser)
+    rest = vars(parser.parse_args())
+    return Options(benchmark, rest.pop("quick"), rest.pop("out"), rest)
+
+
+def publish(
+    options: Options, figures: Sequence[Figure], *, device: str = "cpu", notes: dict[str, Any] | None = None
+) -> int:
+    """Writes and prints the result; the exit code. `notes` say how it was measured: seeds, pinning, configuration."""
+    ok = all(figure.ok for figure in figures)
+    result = {"benchmark": options.benchmark, **figures[0].row(), "ok": ok, "quick": options.quick, "at": now()}
+    result |= {"machine": describe_machine(device), "commit": current_commit(), "notes": notes or {}}
+    result["figures"] = [figure.row() for figure in figures]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    print_figures(figures, ok)
+    return 0 if ok else 1
+
+
+def print_figures(figures: Sequence[Figure], ok: bool) -> None:
+    if len(figures) > 1:
+        for figure in figures:
+            print(figure.line())
+    judged = [figure for figure in figures if figure.target.limit is not None]
+    values = ", ".join(f"{figure.value:.4g} {figure.target.unit}".rstrip() for figure in judged)
+    targets = ", ".join(str(figure.target) for figure in judged)
+    print(f"figure {values} target {targets} {verdict(ok)}", flush=True)
+
+
+def verdict(ok: bool) -> str:
+    return "ok" if ok else "short"
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

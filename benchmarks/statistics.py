@@ -1,0 +1,63 @@
+"""Confidence intervals of what the benchmarks measure."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+Sample = TypeVar("Sample")
+
+RESAMPLES = 2_000
+CONFIDENCE = 0.95
+
+
+def bootstrap_interval(
+    samples: Sequence[Sample],
+    statistic: Callable[[Sequence[Sample]], float],
+    *,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile bootstrap of `statistic` (Efron 1979): the samples are redrawn with replacement, reproducibly.
+
+    A paired comparison passes its pairs as the samples, so that the pairing survives every resample.
+    """
+    if not samples:
+        raise ValueError("a bootstrap needs at least one sample")
+    generator = random.Random(seed)
+    draws = sorted(statistic(generator.choices(samples, k=len(samples))) for _ in range(resamples))
+    tail = (1.0 - confidence) / 2.0
+    return quantile(draws, tail), quantile(draws, 1.0 - tail)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear interpolation between the order statistics of an ascending sequence."""
+    position = share * (len(ordered) - 1)
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def binomial_interval(events: int, trials: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Exact interval of a probability (Clopper and Pearson 1934): with 0 events a bootstrap would claim certainty."""
+    if not 0 <= events <= trials or trials == 0:
+        raise ValueError(f"events must be between 0 and trials > 0, got {events} of {trials}")
+    tail = (1.0 - confidence) / 2.0
+    low = 0.0 if events == 0 else bisect(lambda p: 1.0 - binomial_cdf(events - 1, trials, p) - tail)
+    high = 1.0 if events == trials else bisect(lambda p: tail - binomial_cdf(events, trials, p))
+    return low, high
+
+
+def binomial_cdf(events: int, trials: int, probability: float) -> float:
+    terms = (math.comb(trials, k) * probability**k * (1.0 - probability) ** (trials - k) for k in range(events + 1))
+    return math.fsum(terms)
+
+
+def bisect(rising: Callable[[float], float]) -> float:
+    """The root in 0..1 of a function that rises through zero."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if rising(middle) < 0.0 else (low, middle)
+    return (low + high) / 2.0
