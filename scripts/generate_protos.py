@@ -57,14 +57,22 @@ def drop_empty_service_modules(target: Path) -> None:
 
 def outdated(fresh: Path, written: list[str]) -> list[str]:
     """Generated files whose committed copy differs, is missing, or no longer has a contract."""
-    wrong = [name for name in written if not (ROOT / name).exists() or (ROOT / name).read_bytes() != (fresh / name).read_bytes()]
-    committed = {str(path.relative_to(ROOT)) for path in (ROOT / "pentimento").rglob("*_pb2*") if path.suffix in (".py", ".pyi")}
+    wrong = [
+        name
+        for name in written
+        if not (ROOT / name).exists() or (ROOT / name).read_bytes() != (fresh / name).read_bytes()
+    ]
+    committed = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "pentimento").rglob("*_pb2*") if path.suffix in (".py", ".pyi")
+    }
     return wrong + sorted(committed - set(written))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the committed code is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 when the committed code is out of date"
+    )
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as folder:
         fresh = Path(folder)

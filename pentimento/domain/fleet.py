@@ -106,3 +106,79 @@ class Plan:
     admission_rate: float = 1.0
     endpoints: tuple[ServiceEndpoint, ...] = ()
     allocator: str = ""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The answer to a registration: how long silence is forgiven and how often to report."""
+
+    lease_ms: int
+    report_interval_ms: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True)
+class StartShare:
+    start_step: int
+    request_count: int
+
+
+@dataclass(frozen=True)
+class PoolDemand:
+    """What became of a pool's requests since the last report."""
+
+    model: str
+    arrived_count: int = 0
+    completed_count: int = 0
+    dropped_count: int = 0
+    late_count: int = 0
+    queue_length: int = 0
+    starts: tuple[StartShare, ...] = ()
+    deferred_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class PlanAcknowledgement:
+    """The plan a replica acts on, and the model it holds under it."""
+
+    version: PlanVersion
+    model_digest: str = ""
+
+
+@dataclass(frozen=True)
+class ReplicaReport:
+    """A heartbeat. Counts are totals since the replica's start, `busy_share` is 0..1 since the last report."""
+
+    instance_id: str
+    generation: int
+    resident_models: tuple[str, ...] = ()
+    queue_length: int = 0
+    running_count: int = 0
+    busy_share: float = 0.0
+    completed_count: int = 0
+    failed_count: int = 0
+    demand: tuple[PoolDemand, ...] = ()
+    plan: PlanAcknowledgement | None = None
+    draining: bool = False
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """A replica and its last report, as the controller sees them; the age in milliseconds."""
+
+    replica: Replica
+    last_report_age_ms: int
+    live: bool
+    draining: bool = False
+    queue_length: int = 0
+    running_count: int = 0
+    busy_share: float = 0.0
+    completed_count: int = 0
+    failed_count: int = 0
+
+
+@dataclass(frozen=True)
+class Fleet:
+    replicas: tuple[ReplicaStatus, ...]
+    plan: Plan
+    leader_epoch: int

@@ -1,0 +1,41 @@
+"""Client of the controller."""
+
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from pentimento.clients.messages.fleet import plan_from_proto, replica_to_proto
+from pentimento.clients.messages.generation import plan_version_to_proto
+from pentimento.clients.messages.reports import fleet_from_proto, lease_from_proto, report_to_proto
+from pentimento.controller.v1 import controller_service_pb2 as pb
+from pentimento.controller.v1.controller_service_pb2_grpc import ControllerServiceStub
+from pentimento.domain.fleet import Fleet, Lease, Plan, Replica, ReplicaReport
+from pentimento.domain.generation import PlanVersion
+
+
+class ControllerClient:
+    """Registration, heartbeats, plans and the fleet."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = ControllerServiceStub(channel)
+
+    async def register(self, replica: Replica, timeout_s: float | None = None) -> Lease:
+        request = pb.RegisterRequest(replica=replica_to_proto(replica))
+        return lease_from_proto(await self._stub.Register(request, timeout=timeout_s))
+
+    async def report(self, report: ReplicaReport, timeout_s: float | None = None) -> int:
+        """The leader's epoch. NotFound asks the replica to register anew."""
+        return (await self._stub.Report(report_to_proto(report), timeout=timeout_s)).leader_epoch
+
+    async def deregister(self, instance_id: str, generation: int, timeout_s: float | None = None) -> None:
+        request = pb.DeregisterRequest(instance_id=instance_id, generation=generation)
+        await self._stub.Deregister(request, timeout=timeout_s)
+
+    async def watch_plan(self, instance_id: str, have: PlanVersion | None = None) -> AsyncIterator[Plan]:
+        """The plan in force, then each newer one; `have` leaves out what the caller holds already."""
+        version = plan_version_to_proto(have) if have else None
+        async for message in self._stub.WatchPlan(pb.WatchPlanRequest(instance_id=instance_id, have=version)):
+            yield plan_from_proto(message.plan)
+
+    async def fleet(self, timeout_s: float | None = None) -> Fleet:
+        return fleet_from_proto(await self._stub.GetFleet(pb.GetFleetRequest(), timeout=timeout_s))

@@ -1,0 +1,92 @@
+"""Client of the vectordb gateway."""
+
+from collections.abc import Sequence
+
+import grpc.aio
+
+from pentimento.clients.messages.cache import embedding_to_proto, scope_to_proto
+from pentimento.clients.messages.generation import (
+    attempt_to_proto,
+    captured_to_proto,
+    grant_from_proto,
+    start_from_proto,
+)
+from pentimento.domain.cache import CacheScope
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries
+from pentimento.domain.retrieval import LookupAnswer
+from pentimento.vectordb.v1 import vectordb_gateway_service_pb2 as pb
+from pentimento.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceStub
+
+
+class GatewayClient:
+    """Lookup, and the writing of entries as reserve, commit or release."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = VectordbGatewayServiceStub(channel)
+
+    async def lookup(
+        self,
+        scope: CacheScope,
+        embedding: Embedding,
+        quality: float | None = None,
+        timeout_s: float | None = None,
+    ) -> LookupAnswer:
+        """`quality`: share of the from-scratch quality asked for, 0..1; None means the deployment's."""
+        request = pb.LookupRequest(
+            scope=scope_to_proto(scope),
+            text_embedding=embedding_to_proto(embedding),
+            encoder_digest=embedding.encoder_digest,
+            quality=quality,
+        )
+        answer = await self._stub.Lookup(request, timeout=timeout_s)
+        nearest = answer.nearest_similarity if answer.HasField("nearest_similarity") else None
+        return LookupAnswer(start_from_proto(answer.start), answer.reason, nearest, answer.search_skipped)
+
+    async def reserve(
+        self,
+        scope: CacheScope,
+        attempt: Attempt,
+        resume_steps: Sequence[int],
+        image: bool,
+        timeout_s: float | None = None,
+    ) -> CacheGrant | None:
+        """None when the cache takes nothing now."""
+        request = pb.ReserveRequest(
+            scope=scope_to_proto(scope), attempt=attempt_to_proto(attempt), resume_steps=resume_steps, image=image
+        )
+        answer = await self._stub.Reserve(request, timeout=timeout_s)
+        return grant_from_proto(answer.grant) if answer.HasField("grant") else None
+
+    async def commit(
+        self,
+        scope: CacheScope,
+        attempt: Attempt,
+        captured: CapturedEntries,
+        text_embedding: Embedding,
+        image_embedding: Embedding | None = None,
+        ancestor_depth: int = 0,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Id of the entry; the same for a repeated call."""
+        request = pb.CommitRequest(
+            grant_id=captured.grant_id,
+            attempt=attempt_to_proto(attempt),
+            scope=scope_to_proto(scope),
+            entries=captured_to_proto(captured),
+            text_embedding=embedding_to_proto(text_embedding),
+            image_embedding=embedding_to_proto(image_embedding) if image_embedding else None,
+            encoder_digest=text_embedding.encoder_digest,
+            ancestor_depth=ancestor_depth,
+        )
+        return (await self._stub.Commit(request, timeout=timeout_s)).entry_id
+
+    async def release(self, grant_id: str, timeout_s: float | None = None) -> None:
+        await self._stub.Release(pb.ReleaseRequest(grant_id=grant_id), timeout=timeout_s)
+
+    async def report_bad_object(self, entry_id: str, key: str, detail: str, timeout_s: float | None = None) -> None:
+        request = pb.ReportBadObjectRequest(entry_id=entry_id, key=key, detail=detail)
+        await self._stub.ReportBadObject(request, timeout=timeout_s)
+
+    async def statistics(self, timeout_s: float | None = None) -> pb.GetStatisticsResponse:
+        return await self._stub.GetStatistics(pb.GetStatisticsRequest(), timeout=timeout_s)

@@ -1,0 +1,76 @@
+"""Client of the UNet worker."""
+
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from pentimento.clients.messages.fleet import credits_from_proto, execute_event_from_proto
+from pentimento.clients.messages.generation import (
+    attempt_to_proto,
+    grant_to_proto,
+    route_to_proto,
+    spec_to_proto,
+)
+from pentimento.domain.execution import ExecuteEvent, WorkerCredits
+from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
+from pentimento.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+
+
+class WorkerClient:
+    """Streams have no deadline of their own: `cancel`, or the deadline that travels in the request, stops the work."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = UnetWorkerServiceStub(channel)
+
+    async def watch_credits(self, frontdoor_id: str, frontdoor_epoch: int) -> AsyncIterator[WorkerCredits]:
+        request = pb.WatchCreditsRequest(frontdoor_id=frontdoor_id, frontdoor_epoch=frontdoor_epoch)
+        async for message in self._stub.WatchCredits(request):
+            yield credits_from_proto(message)
+
+    async def execute(
+        self,
+        attempt: Attempt,
+        spec: GenerationSpec,
+        route: Route,
+        worker_generation: int,
+        *,
+        deadline_remaining_ms: int = 0,
+        preview_interval_steps: int = 0,
+        cache_grant: CacheGrant | None = None,
+        image_format: str = "png",
+    ) -> AsyncIterator[ExecuteEvent]:
+        """Started, progress, result; `deadline_remaining_ms` 0 means none."""
+        request = pb.ExecuteRequest(
+            attempt=attempt_to_proto(attempt),
+            spec=spec_to_proto(spec),
+            route=route_to_proto(route),
+            worker_generation=worker_generation,
+            deadline_remaining_ms=deadline_remaining_ms,
+            preview_interval_steps=preview_interval_steps,
+            cache_grant=grant_to_proto(cache_grant) if cache_grant else None,
+            image_format=image_format,
+        )
+        async for message in self._stub.Execute(request):
+            yield execute_event_from_proto(message)
+
+    async def attach(
+        self, request_id: str, fencing_token: int, frontdoor_id: str, frontdoor_epoch: int
+    ) -> AsyncIterator[ExecuteEvent]:
+        """Goes on with a running or just finished attempt; NotFound when the worker has it no more."""
+        request = pb.AttachRequest(
+            request_id=request_id,
+            fencing_token=fencing_token,
+            frontdoor_id=frontdoor_id,
+            frontdoor_epoch=frontdoor_epoch,
+        )
+        async for message in self._stub.Attach(request):
+            yield execute_event_from_proto(message)
+
+    async def cancel(self, request_id: str, fencing_token: int, timeout_s: float | None = None) -> bool:
+        """True when the attempt was queued or running there."""
+        request = pb.CancelAttemptRequest(request_id=request_id, fencing_token=fencing_token)
+        return (await self._stub.CancelAttempt(request, timeout=timeout_s)).found
+
+    async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
+        return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)

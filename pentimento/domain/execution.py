@@ -1,0 +1,67 @@
+"""What a worker says while it runs an attempt. Mirrors pentimento.worker.v1."""
+
+from dataclasses import dataclass, field
+
+from pentimento.domain.fleet import Capability, HeldModel
+from pentimento.domain.generation import Attempt, CapturedEntries, StageTiming
+
+
+@dataclass(frozen=True)
+class RunningAttempt:
+    request_id: str
+    fencing_token: int
+    step: int
+    step_count: int
+    orphaned: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerCredits:
+    """`credit_count` bounds the attempts of one frontdoor that the worker holds at once, running ones included."""
+
+    worker_id: str
+    held: HeldModel
+    credit_count: int
+    running_count: int = 0
+    queued_count: int = 0
+    draining: bool = False
+    capabilities: frozenset[Capability] = frozenset()
+    resident_components: tuple[str, ...] = ()
+    attempts: tuple[RunningAttempt, ...] = ()
+
+
+@dataclass(frozen=True)
+class Started:
+    worker_id: str
+    first_step: int
+    step_count: int
+
+
+@dataclass(frozen=True)
+class StepProgress:
+    """`step` of `step_count` denoising steps are done; `preview` is a small PNG or empty."""
+
+    step: int
+    step_count: int
+    preview: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True)
+class AttemptResult:
+    attempt: Attempt
+    image: bytes = field(repr=False)
+    width_px: int
+    height_px: int
+    image_digest: str
+    captured: CapturedEntries
+    steps_run: int
+    steps_saved: int
+    model_digest: str
+    worker_generation: int
+    timings: tuple[StageTiming, ...] = ()
+    device_seconds: float = 0.0
+    energy_joules: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+ExecuteEvent = Started | StepProgress | AttemptResult
