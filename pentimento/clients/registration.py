@@ -1,0 +1,178 @@
+"""How a replica stays in the fleet: it registers, reports, and says when it goes.
+
+    registration = Registration(controller, replica=lambda: ..., report=lambda: ...)
+    task = asyncio.create_task(registration.run())      # once the service is warm
+    ...
+    registration.report_soon()                          # optional: what the report says has just changed (draining)
+    await registration.close()                          # deregisters, within `RegistrationTiming.close_timeout_s`
+
+`run` never raises and never holds the service up: a controller that is away, restarted or talking nonsense costs log lines
+only. The controller's state is soft, so NOT_FOUND to a report means that it restarted, and the replica registers again.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError
+from pentimento.domain.fleet import Lease, Replica, ReplicaReport
+
+logger = logging.getLogger(__name__)
+
+
+class FleetRegistry(Protocol):
+    """The part of `ControllerClient` that a replica talks to. Every method raises `PentimentoError`s."""
+
+    async def register(self, replica: Replica) -> Lease: ...
+
+    async def report(self, report: ReplicaReport) -> object: ...
+
+    async def deregister(self, instance_id: str, generation: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class RegistrationTiming:
+    """Seconds. The interval of the reports comes from the controller, kept within the two limits here."""
+
+    first_retry_s: float = 0.1
+    max_retry_s: float = 2.0
+    call_timeout_s: float = 1.0
+    close_timeout_s: float = 2.0
+    min_interval_s: float = 0.05
+    max_interval_s: float = 10.0
+    default_interval_s: float = 1.0
+
+
+def generation_at(clock: Clock) -> int:
+    """Milliseconds of wall time at the start of a process: grows from start to start of an instance, without any state."""
+    return int(clock.wall() * 1000)
+
+
+class Registration:
+    """One replica's place in the fleet. `replica` and `report` are asked anew for every call, on the event loop."""
+
+    def __init__(
+        self,
+        controller: FleetRegistry,
+        replica: Callable[[], Replica],
+        report: Callable[[], ReplicaReport],
+        *,
+        timing: RegistrationTiming = RegistrationTiming(),
+        random_source: random.Random | None = None,
+    ) -> None:
+        self._controller = controller
+        self._replica = replica
+        self._report = report
+        self._timing = timing
+        self._random = random_source or random.Random()
+        self._lease: Lease | None = None
+        self._known_as: tuple[str, int] | None = None
+        self._failures = 0
+        self._wake = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def registered(self) -> bool:
+        """Whether the last call to the controller was answered and it knows this replica."""
+        return self._lease is not None and self._failures == 0
+
+    async def run(self) -> None:
+        """Keep the replica registered until `close`, or until the calling task is cancelled."""
+        if self._closed:
+            return
+        self._loop = asyncio.create_task(self._keep_registered())
+        try:
+            await asyncio.wait({self._loop})
+        finally:
+            self._loop.cancel()
+
+    def report_soon(self) -> None:
+        """Send the next report now instead of at its turn."""
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Stop reporting and deregister. Takes at most `close_timeout_s`; the lease ends what could not be said."""
+        self._closed = True
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.wait({self._loop})
+        if self._known_as is None:
+            return
+        instance_id, generation = self._known_as
+        self._known_as = self._lease = None
+        try:
+            async with asyncio.timeout(self._timing.close_timeout_s):
+                await self._controller.deregister(instance_id, generation)
+        except Exception as error:  # nothing is lost: the lease runs out by itself
+            logger.info("could not deregister (%s: %s)", type(error).__name__, error)
+
+    async def _keep_registered(self) -> None:
+        while True:
+            await self._attempt(self._register if self._lease is None else self._send_report)
+            await self._pause(self._delay_s())
+
+    async def _attempt(self, call: Callable[[], Awaitable[None]]) -> None:
+        """One call; a failure of any kind is counted and logged once per outage, never raised."""
+        try:
+            async with asyncio.timeout(self._timing.call_timeout_s):
+                await call()
+        except Exception as error:  # whatever it is, the service goes on and so does the next attempt
+            self._note_failure(error)
+        else:
+            if self._failures:
+                logger.info("controller answers again after %d failed calls", self._failures)
+            self._failures = 0
+
+    async def _register(self) -> None:
+        replica = self._replica()
+        self._known_as = (replica.instance_id, replica.generation)
+        self._lease = await self._controller.register(replica)
+        logger.info("registered with the controller, leader epoch %s", self._lease.leader_epoch)
+
+    async def _send_report(self) -> None:
+        try:
+            await self._controller.report(self._report())
+        except (NotFound, FailedPrecondition):
+            # A restarted controller does not know us, or another start of this instance took our place.
+            self._lease = None
+            await self._register()
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures > 1:
+            return
+        if isinstance(error, PentimentoError | TimeoutError):
+            logger.warning("controller cannot be reached (%s: %s); serving on", type(error).__name__, error)
+        else:
+            logger.exception("registration failed; serving on")
+
+    def _delay_s(self) -> float:
+        if self._failures:
+            longest = min(self._timing.first_retry_s * 2.0 ** min(self._failures - 1, 30), self._timing.max_retry_s)
+            return longest * self._random.uniform(0.5, 1.0)
+        return self._interval_s()
+
+    def _interval_s(self) -> float:
+        """What the lease asks for, unless it is nonsense: reports come at least twice a lease, within our own limits."""
+        timing, lease = self._timing, self._lease
+        if lease is None or not _is_positive(lease.report_interval_ms) or not _is_positive(lease.lease_ms):
+            return timing.default_interval_s
+        asked_s = min(lease.report_interval_ms, lease.lease_ms / 2) / 1000
+        return min(max(asked_s, timing.min_interval_s), timing.max_interval_s)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        self._wake.clear()
+
+
+def _is_positive(value: float) -> bool:
+    # NaN compares false with everything.
+    return 0 < value < float("inf")
