@@ -1,0 +1,35 @@
+"""What the stores raise, under the domain's errors.
+
+NotFound             ObjectMissing       no object under that key
+Internal             ObjectCorrupt       the bytes are not those that were stored
+ResourceExhausted    StoreFull           disk or quota full; nothing was stored
+Unavailable          StoreUnavailable    the backend cannot be reached or does not answer in time
+FailedPrecondition   SchemaMismatch      the data on disk was written by another version or for other settings
+"""
+
+from pentimento.domain.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
+
+
+class ObjectMissing(NotFound):
+    def __init__(self, key: str) -> None:
+        super().__init__("OBJECT_MISSING", f"object {key!r} is not in the store")
+
+
+class ObjectCorrupt(Internal):
+    def __init__(self, key: str, detail: str) -> None:
+        super().__init__("OBJECT_CORRUPT", f"object {key!r} is corrupt: {detail}")
+
+
+class StoreFull(ResourceExhausted):
+    def __init__(self, store: str, detail: str) -> None:
+        super().__init__("STORE_FULL", f"{store} is full: {detail}")
+
+
+class StoreUnavailable(Unavailable):
+    def __init__(self, store: str, detail: str) -> None:
+        super().__init__("STORE_UNAVAILABLE", f"{store} cannot be reached: {detail}")
+
+
+class SchemaMismatch(FailedPrecondition):
+    def __init__(self, store: str, detail: str) -> None:
+        super().__init__("SCHEMA_MISMATCH", f"{store}: {detail}")

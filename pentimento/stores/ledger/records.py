@@ -1,0 +1,73 @@
+"""Rows of the journal. Times are wall-clock seconds; bytes are serialised messages that it never looks into."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pentimento.domain.generation import Attempt, ObjectReference
+from pentimento.domain.requests import RequestState
+
+
+@dataclass(frozen=True)
+class AcceptedRequest:
+    """What is durable before a client hears *accepted*. `idempotency_key` is "" where the client gave none."""
+
+    request_id: str
+    tenant: str
+    body: bytes = field(repr=False)
+    body_hash: str
+    accepted_at: float
+    idempotency_key: str = ""
+    deadline_at: float | None = None
+    frontdoor_id: str = ""
+    frontdoor_epoch: int = 0
+
+
+class AcceptKind(Enum):
+    NEW = "new"
+    # The same idempotency key and body: `request_id` is the first request's.
+    EXISTING = "existing"
+    # The same idempotency key with another body: to be refused as FAILED_PRECONDITION.
+    BODY_DIFFERS = "body_differs"
+
+
+@dataclass(frozen=True)
+class AcceptOutcome:
+    """`request_id` and `state` are those of the request that holds the key now."""
+
+    kind: AcceptKind
+    request_id: str
+    state: RequestState = RequestState.ACCEPTED
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    attempt: Attempt
+    worker_id: str
+    started_at: float
+
+
+@dataclass(frozen=True)
+class ResultRecord:
+    """The picture lies in the object store; `provenance` is the serialised record of how it came to be."""
+
+    image: ObjectReference
+    image_format: str
+    width_px: int
+    height_px: int
+    provenance: bytes = field(repr=False)
+    completed_at: float
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """A request as the journal knows it. `newest_attempt` is the only one whose result may still be committed."""
+
+    request: AcceptedRequest
+    state: RequestState
+    route: bytes | None = field(default=None, repr=False)
+    newest_attempt: AttemptRecord | None = None
+    attempt_count: int = 0
+    result: ResultRecord | None = None
+    error_reason: str = ""
+    error_message: str = ""
+    finished_at: float | None = None
