@@ -7,7 +7,10 @@ from pentimento.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Capability, ReplicaKind
 from pentimento.domain.generation import ControlNetMode, NoiseForm, Scheduler
+from pentimento.domain.image_request import CacheMode, ImageFormat
+from pentimento.domain.requests import RequestState
 from pentimento.generation.v1 import generation_pb2 as generation_pb
+from pentimento.image.v1 import image_service_pb2 as image_pb
 from pentimento.worker.v1 import unet_worker_service_pb2 as worker_pb
 
 E = TypeVar("E", bound=Enum)
@@ -22,7 +25,7 @@ class EnumTable(Generic[E]):
         self._values = {number: value for value, number in numbers.items()}
 
     def to_proto(self, value: E | None) -> Any:
-        """The number, 0 (unspecified) for None; Any because protobuf's stubs give each enumeration a type of its own."""
+        """The number, 0 for None; Any because protobuf's stubs give each enumeration a type of its own."""
         return self._numbers[value] if value else 0
 
     def from_proto(self, number: int) -> E:
@@ -60,6 +63,14 @@ CAPABILITIES = EnumTable(
 )
 REPLICA_KINDS = EnumTable(
     "kind", {value: controller_pb.ReplicaKind.Value(f"REPLICA_KIND_{value.name}") for value in ReplicaKind}
+)
+
+CACHE_MODES = EnumTable("cache", {value: image_pb.CacheMode.Value(f"CACHE_MODE_{value.name}") for value in CacheMode})
+IMAGE_FORMATS = EnumTable(
+    "format", {value: image_pb.ImageFormat.Value(f"IMAGE_FORMAT_{value.name}") for value in ImageFormat}
+)
+REQUEST_STATES = EnumTable(
+    "state", {value: image_pb.RequestState.Value(f"REQUEST_STATE_{value.name}") for value in RequestState}
 )
 
 

@@ -6,13 +6,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.clients.messages import cache, fleet, generation, reports
+from pentimento.clients.messages import cache, fleet, generation, image, reports
 from pentimento.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.execution import AttemptResult, Started, StepProgress, WorkerCredits
 from pentimento.domain.fleet import Fleet, HeldModel, Lease, Plan, Replica, ReplicaReport
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, GenerationSpec, Provenance, Route
+from pentimento.domain.image_request import (
+    Accepted,
+    Completed,
+    Explanation,
+    ImageRequest,
+    ModelInfo,
+    Progress,
+    RequestStatus,
+    Routed,
+)
 from pentimento.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.generation.v1 import generation_pb2
 
@@ -37,6 +47,14 @@ ROUND_TRIPS = {
     Lease: (reports.lease_to_proto, reports.lease_from_proto),
     ReplicaReport: (reports.report_to_proto, reports.report_from_proto),
     Fleet: (reports.fleet_to_proto, reports.fleet_from_proto),
+    ImageRequest: (image.request_to_proto, image.request_from_proto),
+    Accepted: (image.event_to_proto, image.event_from_proto),
+    Routed: (image.event_to_proto, image.event_from_proto),
+    Progress: (image.event_to_proto, image.event_from_proto),
+    Completed: (image.event_to_proto, image.event_from_proto),
+    RequestStatus: (image.status_to_proto, image.status_from_proto),
+    Explanation: (image.explanation_to_proto, image.explanation_from_proto),
+    ModelInfo: (image.model_to_proto, image.model_from_proto),
     CacheScope: (cache.scope_to_proto, cache.scope_from_proto),
 }
 

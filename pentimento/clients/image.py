@@ -1,0 +1,61 @@
+"""Client of the public API."""
+
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from pentimento.clients.messages.enumerations import REQUEST_STATES
+from pentimento.clients.messages.image import (
+    event_from_proto,
+    explanation_from_proto,
+    model_from_proto,
+    request_to_proto,
+    status_from_proto,
+)
+from pentimento.domain.image_request import (
+    Explanation,
+    GenerateEvent,
+    ImageRequest,
+    ModelInfo,
+    RequestStatus,
+)
+from pentimento.domain.requests import RequestState
+from pentimento.image.v1 import image_service_pb2 as pb
+from pentimento.image.v1.image_service_pb2_grpc import ImageServiceStub
+
+
+class ImageClient:
+    """pentimento.image.v1.ImageService; closing the stream of `generate` cancels the request."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = ImageServiceStub(channel)
+
+    async def generate(
+        self, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0
+    ) -> AsyncIterator[GenerateEvent]:
+        """Accepted, routed, progress, completed."""
+        message = pb.GenerateRequest(
+            request=request_to_proto(request),
+            idempotency_key=idempotency_key,
+            preview_interval_steps=preview_interval_steps,
+        )
+        async for event in self._stub.Generate(message):
+            yield event_from_proto(event)
+
+    async def cancel(self, request_id: str, timeout_s: float | None = None) -> RequestState:
+        answer = await self._stub.Cancel(pb.CancelRequest(request_id=request_id), timeout=timeout_s)
+        return REQUEST_STATES.from_proto(answer.state)
+
+    async def get_request(
+        self, request_id: str, omit_image: bool = False, timeout_s: float | None = None
+    ) -> RequestStatus:
+        message = pb.GetRequestRequest(request_id=request_id, omit_image=omit_image)
+        return status_from_proto(await self._stub.GetRequest(message, timeout=timeout_s))
+
+    async def explain(self, request: ImageRequest, timeout_s: float | None = None) -> Explanation:
+        message = pb.ExplainRequest(request=request_to_proto(request))
+        return explanation_from_proto(await self._stub.Explain(message, timeout=timeout_s))
+
+    async def list_models(self, timeout_s: float | None = None) -> tuple[ModelInfo, ...]:
+        answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
+        return tuple(model_from_proto(model) for model in answer.models)

@@ -1,0 +1,123 @@
+"""What a client asks and what it hears. Mirrors pentimento.image.v1; transport-neutral: every edge shares it."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pentimento.domain.generation import (
+    ControlNetSelection,
+    InitImage,
+    LoraSelection,
+    PlanVersion,
+    Provenance,
+    Route,
+)
+from pentimento.domain.requests import RequestState
+
+
+class CacheMode(Enum):
+    OFF = "off"
+    READ = "read"
+    READ_WRITE = "read_write"
+    SHARED = "shared"
+
+
+class ImageFormat(Enum):
+    PNG = "png"
+    JPEG = "jpeg"
+    WEBP = "webp"
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """As it was sent, unjudged; None and "" take the model's or the deployment's default. `repr` holds no prompt."""
+
+    prompt: str = field(repr=False)
+    negative_prompt: str = field(default="", repr=False)
+    model: str = ""
+    width_px: int | None = None
+    height_px: int | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    scheduler: str = ""
+    eta: float | None = None
+    seed: int | None = None
+    loras: tuple[LoraSelection, ...] = ()
+    controlnets: tuple[ControlNetSelection, ...] = ()
+    init_image: InitImage | None = None
+    cache: CacheMode | None = None
+    format: ImageFormat | None = None
+    quality: float | None = None
+    deadline_ms: int | None = None
+    max_cost: float | None = None
+
+
+@dataclass(frozen=True)
+class Accepted:
+    request_id: str
+    replayed: bool = False
+
+
+@dataclass(frozen=True)
+class Routed:
+    route: Route
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`step` of `step_count` are done; `preview` is a small PNG or empty."""
+
+    step: int
+    step_count: int
+    preview: bytes = field(default=b"", repr=False)
+    attempt_number: int = 1
+
+
+@dataclass(frozen=True)
+class Completed:
+    request_id: str
+    image: bytes = field(repr=False)
+    format: ImageFormat
+    width_px: int
+    height_px: int
+    provenance: Provenance
+
+
+GenerateEvent = Accepted | Routed | Progress | Completed
+
+
+@dataclass(frozen=True)
+class RequestStatus:
+    """`completed` only in that state; the error only in FAILED, CANCELLED and EXPIRED."""
+
+    request_id: str
+    state: RequestState
+    completed: Completed | None = None
+    error_reason: str = ""
+    error_message: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    route: Route
+    plan_version: PlanVersion
+    pool: str
+    predicted_wait_ms: float
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model that the deployment serves, with the limits its requests must keep; sizes in pixels."""
+
+    name: str
+    family: str
+    digest: str
+    default_width_px: int
+    default_height_px: int
+    size_multiple_px: int
+    max_size_px: int
+    default_steps: int
+    max_steps: int
+    default_guidance_scale: float
+    schedulers: tuple[str, ...]
+    licence: str
+    ready_worker_count: int
