@@ -11,7 +11,7 @@ from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome, Req
 class Journal(Protocol):
     """Every method returns at once; its future resolves after the commit that makes the answer durable.
 
-    Futures fail with StoreFull or StoreUnavailable. After StoreUnavailable the change may or may not be in; every method
+    Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be in; every method
     may be called again with the same arguments.
     """
 

@@ -1,0 +1,28 @@
+"""Opaque bytes under opaque keys: `open_objects(url)` gives a filesystem or an S3 store behind one interface."""
+
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.stores.objects.store import ObjectStore
+
+__all__ = ["ObjectStore", "open_objects"]
+
+
+def open_objects(url: str) -> ObjectStore:
+    """`file:///directory` or `s3://bucket/prefix`; raises InvalidArgument for any other url.
+
+    Options of S3 are the query: `endpoint`, `region`, `create_bucket=true`. Its credentials come from boto3's own chain
+    (environment, files, instance role).
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.path and not parts.netloc and not parts.query:
+        from pentimento.stores.objects.filesystem import FilesystemObjectStore
+
+        return FilesystemObjectStore(Path(unquote(parts.path)))
+    if parts.scheme == "s3" and parts.netloc:
+        from pentimento.stores.objects.s3 import S3ObjectStore
+
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        return S3ObjectStore.from_options(parts.netloc, parts.path.strip("/"), options)
+    raise InvalidArgument.of("objects_url", f"must be file:///directory or s3://bucket/prefix, got {url!r}")

@@ -1,0 +1,166 @@
+"""Objects as files of a local or shared directory.
+
+    <root>/objects/<shard>/<key with "." for "/">      whole objects; the shard is two hex digits of the key's hash
+    <root>/staging/<random>                            objects being written, each locked by its writer
+
+An object is written to staging, flushed to disk (fsync) and renamed into place, then its directory is flushed: what
+`put` returned survives a power cut, and what it did not return is absent or whole. With `durable=False` nothing is
+flushed: the same then holds for a crash of the process only, and a reader's digest check catches what a power cut tore.
+Several processes may share one root.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from pentimento.domain.generation import ObjectReference
+from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
+from pentimento.stores.objects.store import broken_references, check_key, refer_to, verify
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class FilesystemObjectStore:
+    """See the module's docstring. Opening it sweeps what writers that died left in staging."""
+
+    backend = "filesystem"
+
+    def __init__(self, root: Path) -> None:
+        self._objects = root / "objects"
+        self._staging = root / "staging"
+        with _typed_errors():
+            self._objects.mkdir(parents=True, exist_ok=True)
+            self._staging.mkdir(exist_ok=True)
+        self.sweep_staging()
+
+    def put(self, key: str, data: bytes, *, durable: bool = True) -> ObjectReference:
+        target = self._path(check_key(key))
+        with _typed_errors():
+            self._make_shard(target.parent)
+            staged, descriptor = self._stage()
+            try:
+                _write_all(descriptor, data)
+                if durable:
+                    os.fsync(descriptor)
+                staged.rename(target)
+            except BaseException:
+                staged.unlink(missing_ok=True)
+                raise
+            finally:
+                os.close(descriptor)
+            if durable:
+                _flush_directory(target.parent)
+        return refer_to(key, data)
+
+    def get(self, reference: ObjectReference) -> bytes:
+        path = self._path(check_key(reference.key))
+        with _typed_errors(), self._open(path, reference.key) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != reference.size_bytes:
+                raise ObjectCorrupt(reference.key, f"expected {reference.size_bytes} bytes, found {size}")
+            return verify(reference, file.read(size))
+
+    def delete(self, key: str) -> None:
+        with _typed_errors():
+            self._path(check_key(key)).unlink(missing_ok=True)
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        with _typed_errors():
+            for path in self._objects.glob("[0-9a-f][0-9a-f]/*"):
+                key = path.name.replace(".", "/")
+                if key.startswith(prefix):
+                    yield key
+
+    def check_integrity(self, references: Iterable[ObjectReference] = ()) -> list[str]:
+        with _typed_errors():
+            problems = [f"foreign file {path}" for path in self._objects.glob("*/*") if not self._is_object(path)]
+            problems += [f"abandoned upload {path}" for path in self._staging.iterdir() if _is_abandoned(path)]
+        return problems + list(broken_references(self, references))
+
+    def sweep_staging(self) -> int:
+        """Delete the uploads of writers that are gone; those under way are locked and stay. The number deleted."""
+        with _typed_errors():
+            return sum(_is_abandoned(path, remove=True) for path in self._staging.iterdir())
+
+    def _open(self, path: Path, key: str) -> BinaryIO:
+        try:
+            return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+        except FileNotFoundError:
+            # A volume that went away must not look like so many missing objects.
+            if not self._objects.is_dir():
+                raise
+            raise ObjectMissing(key) from None
+
+    def _path(self, key: str) -> Path:
+        # Keys hold no dots, so the file name maps back to its key.
+        return self._objects / hashlib.sha256(key.encode()).hexdigest()[:2] / key.replace("/", ".")
+
+    def _is_object(self, path: Path) -> bool:
+        return path.is_file() and not path.is_symlink() and path == self._path(path.name.replace(".", "/"))
+
+    def _make_shard(self, shard: Path) -> None:
+        # Not with parents: a store whose volume went away must not be rebuilt on the bare mount point.
+        with suppress(FileExistsError):
+            shard.mkdir()
+            _flush_directory(self._objects)
+
+    def _stage(self) -> tuple[Path, int]:
+        """A new file in staging, locked by this process. A sweep may take it before it is locked: then another one."""
+        while True:
+            path = self._staging / secrets.token_hex(16)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.exists():
+                    return path, descriptor
+            except BlockingIOError:
+                pass
+            os.close(descriptor)
+
+
+def _flush_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _is_abandoned(path: Path, remove: bool = False) -> bool:
+    """Whether nobody holds the lock of a staged file; `remove` deletes it while holding the lock itself."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if remove:
+            path.unlink(missing_ok=True)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _typed_errors() -> Iterator[None]:
+    """The system's errors as ours."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StoreFull("object store", error.strerror or str(error)) from error
+        raise StoreUnavailable("object store", str(error)) from error

@@ -1,0 +1,78 @@
+"""The interface of object stores, and what all of them agree on: keys and digests."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.generation import ObjectReference
+from pentimento.stores.errors import ObjectCorrupt
+
+# Segments of letters, digits, "_" and "-": neither a path nor a query can be smuggled into a key. No dot at all.
+KEY_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}(/[A-Za-z0-9][A-Za-z0-9_-]{0,99}){0,3}", re.ASCII)
+MAX_KEY_LENGTH = 200
+
+
+class ObjectStore(Protocol):
+    """Bytes by key, whole or not at all. Thread-safe. All methods raise StoreUnavailable when the backend is away.
+
+    `put` and `delete` change state. Writing a key again replaces its object atomically.
+    """
+
+    @property
+    def backend(self) -> str:
+        """`filesystem` or `s3`."""
+
+    def put(self, key: str, data: bytes, *, durable: bool = True) -> ObjectReference:
+        """Readable on return, and safe from a power cut unless `durable` is given up (caches can do without).
+
+        Raises InvalidArgument for a bad key, StoreFull with nothing left behind.
+        """
+
+    def get(self, reference: ObjectReference) -> bytes:
+        """The bytes, checked against size and digest. Raises ObjectMissing, ObjectCorrupt."""
+
+    def delete(self, key: str) -> None:
+        """Also succeeds when there is no such object."""
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        """Every key that starts with `prefix`, in no order. Objects put or deleted meanwhile may or may not be seen."""
+
+    def check_integrity(self, references: Iterable[ObjectReference] = ()) -> list[str]:
+        """What is wrong, in words: foreign or partial files, and whichever of `references` is missing or corrupt."""
+
+
+def check_key(key: str) -> str:
+    """The key, if it is one. Raises InvalidArgument."""
+    if len(key) > MAX_KEY_LENGTH or not KEY_PATTERN.fullmatch(key):
+        limit = f"at most {MAX_KEY_LENGTH} characters, up to 4 segments of letters, digits, '_', '-'"
+        raise InvalidArgument.of("key", f"must be {limit}, got {key[:80]!r}")
+    return key
+
+
+def digest_of(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def refer_to(key: str, data: bytes) -> ObjectReference:
+    return ObjectReference(key, digest_of(data), len(data))
+
+
+def verify(reference: ObjectReference, data: bytes) -> bytes:
+    """`data`, if it is what the reference promises. Raises ObjectCorrupt."""
+    if len(data) != reference.size_bytes:
+        raise ObjectCorrupt(reference.key, f"expected {reference.size_bytes} bytes, found {len(data)}")
+    found = digest_of(data)
+    if found != reference.digest:
+        raise ObjectCorrupt(reference.key, f"expected digest {reference.digest}, found {found}")
+    return data
+
+
+def broken_references(store: ObjectStore, references: Iterable[ObjectReference]) -> Iterator[str]:
+    """A sentence for each reference that cannot be read back."""
+    for reference in references:
+        try:
+            store.get(reference)
+        except PentimentoError as error:
+            yield error.message
