@@ -1,52 +1,314 @@
-"""The frontdoor's journal: what was accepted, how it is routed, who may finish it, what became of it."""
+"""The frontdoor's journal: what was accepted, how it is routed, who may finish it, what became of it.
 
+Each change is one statement whose WHERE clause holds its condition, so that it stays right when two frontdoors (an
+active one and a standby, or one that was stopped and woke up) write to the same ledger.
+"""
+
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, TypeVar
 
-from pentimento.domain.generation import Attempt
+from sqlalchemy import Connection, Engine, Row, Select, and_, delete, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
+
+from pentimento.domain.clock import Clock, SystemClock
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
-from pentimento.stores.ledger.records import AcceptedRequest, AcceptOutcome, RequestRecord, ResultRecord
+from pentimento.stores.ledger import journal_tables as tables
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.migrations import migrate
+from pentimento.stores.ledger.records import (
+    AcceptedRequest,
+    AcceptKind,
+    AcceptOutcome,
+    AttemptRecord,
+    RequestRecord,
+    ResultRecord,
+)
+from pentimento.stores.ledger.writer import GroupCommitWriter
+
+T = TypeVar("T")
+
+_requests = tables.requests
+_attempts = tables.attempts
+_IS_OPEN = _requests.c.finished_at.is_(None)
 
 
-class Journal(Protocol):
+def open_journal(url: str, clock: Clock | None = None) -> "Journal":
+    """Connect and migrate; urls as in `open_engine`. Raises StoreUnavailable, SchemaMismatch, InvalidArgument."""
+    engine = open_engine(url)
+    migrate(engine, "journal", tables.MIGRATIONS)
+    return Journal(engine, clock or SystemClock())
+
+
+class Journal:
     """Every method returns at once; its future resolves after the commit that makes the answer durable.
 
-    Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be in; every method
-    may be called again with the same arguments.
+    Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be in; every method may
+    be called again with the same arguments. All but `get`, `unfinished` and `load_plan` change state.
     """
 
-    def claim_epoch(self, frontdoor_id: str) -> Future[int]:
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._writer = GroupCommitWriter(engine, "journal")
+        self._clock = clock
+
+    def claim_epoch(self, frontdoor_id: str) -> "Future[int]":
         """An epoch larger than every one claimed before, by anybody."""
+        table = tables.epoch
+        statement = update(table).values(epoch=table.c.epoch + 1, frontdoor_id=frontdoor_id).returning(table.c.epoch)
+        return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
 
-    def accept(self, record: AcceptedRequest) -> Future[AcceptOutcome]:
+    def accept(self, record: AcceptedRequest) -> "Future[AcceptOutcome]":
         """Make a request durable, or find the one that holds its (tenant, idempotency key)."""
+        return self._submit(lambda connection: _accept(connection, record))
 
-    def record_route(self, request_id: str, route: bytes) -> Future[bytes]:
+    def record_route(self, request_id: str, route: bytes) -> "Future[bytes]":
         """Pin the route of a request. The first route stays; the answer is the one in force."""
+        return self._submit(lambda connection: _pin_route(connection, request_id, route))
 
-    def start_attempt(self, attempt: Attempt, worker_id: str) -> Future[bool]:
-        """Add an attempt. False (and no change) when the request is terminal or unknown or the token is not newer."""
+    def start_attempt(self, attempt: Attempt, worker_id: str) -> "Future[bool]":
+        """Add an attempt; True when repeated.
 
-    def commit_result(self, attempt: Attempt, result: ResultRecord) -> Future[bool]:
+        False, and nothing changed, when the request is terminal or unknown, or a newer token or epoch has been there.
+        """
+        return self._submit(lambda connection: _start_attempt(connection, attempt, worker_id, self._clock.wall()))
+
+    def commit_result(self, attempt: Attempt, result: ResultRecord) -> "Future[bool]":
         """Complete the request if `attempt` holds its newest token and it is not terminal; True when repeated."""
+        return self._submit(lambda connection: _commit_result(connection, attempt, result))
 
-    def finish(self, request_id: str, state: RequestState, reason: str, message: str) -> Future[bool]:
+    def finish(self, request_id: str, state: RequestState, reason: str, message: str) -> "Future[bool]":
         """End a request as FAILED, CANCELLED or EXPIRED. False when it was terminal already, or is unknown."""
+        if not state.terminal or state is RequestState.COMPLETED:
+            raise InvalidArgument.of("state", f"must be failed, cancelled or expired, got {state.value}")
+        values = {"state": state.value, "error_reason": reason, "error_message": message}
+        statement = update(_requests).where(_requests.c.request_id == request_id, _IS_OPEN).values(values)
+        return self._submit(
+            lambda connection: connection.execute(statement.values(finished_at=self._clock.wall())).rowcount == 1
+        )
 
-    def get(self, request_id: str, tenant: str) -> Future[RequestRecord | None]:
+    def get(self, request_id: str, tenant: str) -> "Future[RequestRecord | None]":
         """None when there is no such request of that tenant."""
+        statement = _records().where(_requests.c.request_id == request_id, _requests.c.tenant == tenant)
+        return self._submit(lambda connection: next(iter(_read(connection, statement)), None))
 
-    def unfinished(self) -> Future[list[RequestRecord]]:
+    def unfinished(self) -> "Future[list[RequestRecord]]":
         """Every request that is not terminal, oldest first: what a frontdoor takes over when it starts."""
+        statement = _records().where(_IS_OPEN).order_by(_requests.c.accepted_at)
+        return self._submit(lambda connection: _read(connection, statement))
 
-    def forget_finished(self, finished_before: float, limit_count: int) -> Future[list[RequestRecord]]:
-        """Delete up to so many terminal requests; answers with them, so that their pictures can be deleted too."""
+    def forget_finished(self, finished_before: float, limit_count: int) -> "Future[list[RequestRecord]]":
+        """Delete up to so many requests that were terminal before that time, with their idempotency keys.
 
-    def save_plan(self, plan: bytes) -> Future[None]:
+        Answers with them, so that their pictures can be deleted too.
+        """
+        statement = _records().where(_requests.c.finished_at < finished_before)
+        oldest = statement.order_by(_requests.c.finished_at).limit(limit_count)
+        return self._submit(lambda connection: _forget(connection, oldest))
+
+    def save_plan(self, plan: bytes) -> "Future[None]":
         """Keep the plan in force, for a start without a controller."""
+        return self._submit(lambda connection: _save_plan(connection, plan))
 
-    def load_plan(self) -> Future[bytes | None]:
+    def load_plan(self) -> "Future[bytes | None]":
         """The plan last saved."""
+        return self._submit(lambda connection: connection.execute(select(tables.plan.c.plan)).scalar_one_or_none())
 
     def close(self) -> None:
         """Commit what is queued and let go of the database."""
+        self._writer.close()
+
+    def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
+        return self._writer.submit(work)
+
+
+def _accept(connection: Connection, record: AcceptedRequest) -> AcceptOutcome:
+    try:
+        with connection.begin_nested():
+            connection.execute(insert(_requests), _new_row(record))
+        return AcceptOutcome(AcceptKind.NEW, record.request_id)
+    except IntegrityError:
+        row = connection.execute(_holder_of_key(record)).one()
+    same = row.body_hash == record.body_hash and row.tenant == record.tenant
+    kind = AcceptKind.EXISTING if same else AcceptKind.BODY_DIFFERS
+    return AcceptOutcome(kind, row.request_id, RequestState(row.state))
+
+
+def _new_row(record: AcceptedRequest) -> dict[str, Any]:
+    return {
+        "request_id": record.request_id,
+        "tenant": record.tenant,
+        # NULLs never collide, so requests without a key are all new.
+        "idempotency_key": record.idempotency_key or None,
+        "body": record.body,
+        "body_hash": record.body_hash,
+        "accepted_at": record.accepted_at,
+        "deadline_at": record.deadline_at,
+        "frontdoor_id": record.frontdoor_id,
+        "frontdoor_epoch": record.frontdoor_epoch,
+        "state": RequestState.ACCEPTED.value,
+        "newest_token": 0,
+        "newest_epoch": 0,
+        "attempt_count": 0,
+        "error_reason": "",
+        "error_message": "",
+    }
+
+
+def _holder_of_key(record: AcceptedRequest) -> Select[Any]:
+    columns = _requests.c
+    of_key = and_(columns.tenant == record.tenant, columns.idempotency_key == record.idempotency_key)
+    # A repeated call without a key collides on the id itself.
+    found = of_key if record.idempotency_key else columns.request_id == record.request_id
+    return select(columns.request_id, columns.tenant, columns.body_hash, columns.state).where(found)
+
+
+def _pin_route(connection: Connection, request_id: str, route: bytes) -> bytes:
+    unrouted = update(_requests).where(_requests.c.request_id == request_id, _requests.c.route.is_(None))
+    if connection.execute(unrouted.values(route=route)).rowcount == 1:
+        return route
+    found = connection.execute(select(_requests.c.route).where(_requests.c.request_id == request_id)).scalar()
+    if found is None:
+        raise InvalidArgument.of("request_id", "must be of an accepted request")
+    return bytes(found)
+
+
+def _start_attempt(connection: Connection, attempt: Attempt, worker_id: str, now: float) -> bool:
+    columns = _requests.c
+    is_newest = and_(columns.newest_token < attempt.fencing_token, columns.newest_epoch <= attempt.frontdoor_epoch)
+    statement = update(_requests).where(columns.request_id == attempt.request_id, _IS_OPEN, is_newest)
+    values = {
+        "state": RequestState.RUNNING.value,
+        "newest_token": attempt.fencing_token,
+        "newest_epoch": attempt.frontdoor_epoch,
+        "attempt_count": columns.attempt_count + 1,
+    }
+    if connection.execute(statement.values(values)).rowcount == 1:
+        connection.execute(insert(_attempts), _attempt_row(attempt, worker_id, now))
+        return True
+    return _is_newest_attempt(connection, attempt, worker_id)
+
+
+def _attempt_row(attempt: Attempt, worker_id: str, now: float) -> dict[str, Any]:
+    return {
+        "request_id": attempt.request_id,
+        "fencing_token": attempt.fencing_token,
+        "attempt_number": attempt.attempt_number,
+        "frontdoor_id": attempt.frontdoor_id,
+        "frontdoor_epoch": attempt.frontdoor_epoch,
+        "worker_id": worker_id,
+        "started_at": now,
+    }
+
+
+def _is_newest_attempt(connection: Connection, attempt: Attempt, worker_id: str) -> bool:
+    """Whether this very attempt is in already: the caller did not hear the first answer."""
+    statement = _records().where(_requests.c.request_id == attempt.request_id, _IS_OPEN)
+    return any(
+        record.newest_attempt is not None
+        and record.newest_attempt.worker_id == worker_id
+        and record.newest_attempt.attempt == attempt
+        for record in _read(connection, statement)
+    )
+
+
+def _commit_result(connection: Connection, attempt: Attempt, result: ResultRecord) -> bool:
+    columns = _requests.c
+    is_repeated = and_(columns.state == RequestState.COMPLETED.value, columns.image_digest == result.image.digest)
+    statement = update(_requests).where(
+        columns.request_id == attempt.request_id,
+        columns.newest_token == attempt.fencing_token,
+        or_(_IS_OPEN, is_repeated),
+    )
+    return connection.execute(statement.values(_result_values(result))).rowcount == 1
+
+
+def _result_values(result: ResultRecord) -> dict[str, Any]:
+    return {
+        "state": RequestState.COMPLETED.value,
+        "image_key": result.image.key,
+        "image_digest": result.image.digest,
+        "image_size_bytes": result.image.size_bytes,
+        "image_format": result.image_format,
+        "width_px": result.width_px,
+        "height_px": result.height_px,
+        "provenance": result.provenance,
+        "finished_at": result.completed_at,
+    }
+
+
+def _save_plan(connection: Connection, plan: bytes) -> None:
+    if connection.execute(update(tables.plan).values(plan=plan)).rowcount == 0:
+        connection.execute(insert(tables.plan), {"singleton": 1, "plan": plan})
+
+
+def _forget(connection: Connection, statement: Select[Any]) -> list[RequestRecord]:
+    records = _read(connection, statement)
+    ids = [record.request.request_id for record in records]
+    connection.execute(delete(_requests).where(_requests.c.request_id.in_(ids)))
+    return records
+
+
+def _records() -> Select[Any]:
+    """Every request beside its newest attempt."""
+    newest = and_(
+        _attempts.c.request_id == _requests.c.request_id, _attempts.c.fencing_token == _requests.c.newest_token
+    )
+    of_attempt = [column.label(f"attempt_{column.name}") for column in _attempts.c]
+    return select(_requests, *of_attempt).select_from(_requests.outerjoin(_attempts, newest))
+
+
+def _read(connection: Connection, statement: Select[Any]) -> list[RequestRecord]:
+    return [_record(row) for row in connection.execute(statement)]
+
+
+def _record(row: Row[Any]) -> RequestRecord:
+    return RequestRecord(
+        request=_accepted(row),
+        state=RequestState(row.state),
+        route=row.route,
+        newest_attempt=_attempt(row) if row.attempt_fencing_token is not None else None,
+        attempt_count=row.attempt_count,
+        result=_result(row) if row.image_key is not None else None,
+        error_reason=row.error_reason,
+        error_message=row.error_message,
+        finished_at=row.finished_at,
+    )
+
+
+def _accepted(row: Row[Any]) -> AcceptedRequest:
+    return AcceptedRequest(
+        request_id=row.request_id,
+        tenant=row.tenant,
+        body=row.body,
+        body_hash=row.body_hash,
+        accepted_at=row.accepted_at,
+        idempotency_key=row.idempotency_key or "",
+        deadline_at=row.deadline_at,
+        frontdoor_id=row.frontdoor_id,
+        frontdoor_epoch=row.frontdoor_epoch,
+    )
+
+
+def _attempt(row: Row[Any]) -> AttemptRecord:
+    attempt = Attempt(
+        request_id=row.request_id,
+        attempt_number=row.attempt_attempt_number,
+        fencing_token=row.attempt_fencing_token,
+        frontdoor_id=row.attempt_frontdoor_id,
+        frontdoor_epoch=row.attempt_frontdoor_epoch,
+        tenant=row.tenant,
+    )
+    return AttemptRecord(attempt, row.attempt_worker_id, row.attempt_started_at)
+
+
+def _result(row: Row[Any]) -> ResultRecord:
+    return ResultRecord(
+        image=ObjectReference(row.image_key, row.image_digest, row.image_size_bytes),
+        image_format=row.image_format,
+        width_px=row.width_px,
+        height_px=row.height_px,
+        provenance=row.provenance,
+        completed_at=row.finished_at,
+    )

@@ -1,0 +1,98 @@
+"""SQLite or PostgreSQL behind one SQLAlchemy engine, and their errors as ours."""
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from pentimento.domain.errors import Internal, InvalidArgument
+from pentimento.stores.errors import SchemaMismatch, StoreFull, StoreUnavailable
+
+# Seconds; a statement of a ledger takes milliseconds, so whoever waits longer waits for something broken.
+_BUSY_TIMEOUT_S = 5
+_POSTGRESQL_ARGUMENTS = {"connect_timeout": 5, "tcp_user_timeout": 10_000, "options": "-c statement_timeout=10000"}
+# SQLSTATE classes: disk full and its kin; the server goes away or refuses.
+_POSTGRESQL_FULL = frozenset({"53100", "53200"})
+_SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
+
+
+def open_engine(url: str) -> Engine:
+    """`sqlite:////absolute/path` or `postgresql+psycopg://user@host/database?passfile=…`.
+
+    SQLite runs in WAL mode with `synchronous=FULL`: a commit that returned survives a power cut, as in PostgreSQL.
+    Raises InvalidArgument for any other url. Nothing is connected yet.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise InvalidArgument.of("ledger_url", "must be a database url") from None
+    if parsed.drivername == "sqlite" and parsed.database and Path(parsed.database).is_absolute():
+        return _open_sqlite(parsed)
+    if parsed.drivername == "postgresql+psycopg":
+        return create_engine(parsed, connect_args=_POSTGRESQL_ARGUMENTS, pool_pre_ping=True, pool_size=4)
+    raise InvalidArgument.of(
+        "ledger_url", f"must be sqlite:////absolute/path or postgresql+psycopg://…, got {parsed.drivername!r}"
+    )
+
+
+@contextmanager
+def typed_errors(store: str = "ledger") -> Iterator[None]:
+    """SQLAlchemy's errors as ours; values of a statement never reach a message."""
+    try:
+        yield
+    except DataError as error:
+        raise InvalidArgument.of(store, f"a value cannot be stored: {_words(error)}") from error
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise InvalidArgument.of(store, f"a value cannot be stored: {type(error).__name__}") from error
+    except DBAPIError as error:
+        if _is_full(error.orig):
+            raise StoreFull(store, _words(error)) from error
+        raise StoreUnavailable(store, _words(error)) from error
+    except PoolTimeoutError as error:
+        raise StoreUnavailable(store, "no connection is free") from error
+    except SQLAlchemyError as error:
+        raise Internal("LEDGER_DEFECT", f"{store}: {type(error).__name__}") from error
+
+
+def _open_sqlite(url: URL) -> Engine:
+    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S}, pool_size=4)
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    # Transactions are begun by hand below: the driver's own rules would leave savepoints outside of any.
+    connection.isolation_level = None
+    if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
+        raise SchemaMismatch("ledger", "SQLite cannot use write-ahead logging on this file system")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    reads_only = connection.get_execution_options().get("reads_only", False)
+    # A writer takes its lock at once: upgrading a read lock later could fail beside another process.
+    connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+
+
+def _is_full(error: BaseException | None) -> bool:
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", None) in _SQLITE_FULL
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOSPC
+    return getattr(error, "sqlstate", None) in _POSTGRESQL_FULL
+
+
+def _words(error: DBAPIError) -> str:
+    """The kind of error and its code, never the driver's text, which may quote the values."""
+    original = error.orig
+    code = getattr(original, "sqlite_errorname", None) or getattr(original, "sqlstate", None)
+    return f"{type(original).__name__}{f' ({code})' if code else ''}"

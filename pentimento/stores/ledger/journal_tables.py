@@ -1,0 +1,118 @@
+"""The journal's tables, and the migrations that make them."""
+
+from sqlalchemy import BigInteger, Column, Double, LargeBinary, MetaData, Table, Text
+
+from pentimento.stores.ledger.migrations import Migration
+
+_METADATA = MetaData()
+
+requests = Table(
+    "journal_requests",
+    _METADATA,
+    Column("request_id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("idempotency_key", Text),
+    Column("body", LargeBinary, nullable=False),
+    Column("body_hash", Text, nullable=False),
+    Column("accepted_at", Double, nullable=False),
+    Column("deadline_at", Double),
+    Column("frontdoor_id", Text, nullable=False),
+    Column("frontdoor_epoch", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("route", LargeBinary),
+    # The newest attempt, repeated here so that one UPDATE compares and sets.
+    Column("newest_token", BigInteger, nullable=False),
+    Column("newest_epoch", BigInteger, nullable=False),
+    Column("attempt_count", BigInteger, nullable=False),
+    Column("image_key", Text),
+    Column("image_digest", Text),
+    Column("image_size_bytes", BigInteger),
+    Column("image_format", Text),
+    Column("width_px", BigInteger),
+    Column("height_px", BigInteger),
+    Column("provenance", LargeBinary),
+    Column("error_reason", Text, nullable=False),
+    Column("error_message", Text, nullable=False),
+    Column("finished_at", Double),
+)
+
+attempts = Table(
+    "journal_attempts",
+    _METADATA,
+    Column("request_id", Text, primary_key=True),
+    Column("fencing_token", BigInteger, primary_key=True),
+    Column("attempt_number", BigInteger, nullable=False),
+    Column("frontdoor_id", Text, nullable=False),
+    Column("frontdoor_epoch", BigInteger, nullable=False),
+    Column("worker_id", Text, nullable=False),
+    Column("started_at", Double, nullable=False),
+)
+
+# One row each.
+epoch = Table(
+    "journal_epoch",
+    _METADATA,
+    Column("singleton", BigInteger, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("frontdoor_id", Text, nullable=False),
+)
+plan = Table(
+    "journal_plan",
+    _METADATA,
+    Column("singleton", BigInteger, primary_key=True),
+    Column("plan", LargeBinary, nullable=False),
+)
+
+MIGRATIONS = (
+    Migration(
+        1,
+        (
+            """CREATE TABLE journal_requests (
+                request_id TEXT PRIMARY KEY,
+                tenant TEXT NOT NULL,
+                idempotency_key TEXT,
+                body {blob} NOT NULL,
+                body_hash TEXT NOT NULL,
+                accepted_at DOUBLE PRECISION NOT NULL,
+                deadline_at DOUBLE PRECISION,
+                frontdoor_id TEXT NOT NULL,
+                frontdoor_epoch BIGINT NOT NULL,
+                state TEXT NOT NULL,
+                route {blob},
+                newest_token BIGINT NOT NULL,
+                newest_epoch BIGINT NOT NULL,
+                attempt_count BIGINT NOT NULL,
+                image_key TEXT,
+                image_digest TEXT,
+                image_size_bytes BIGINT,
+                image_format TEXT,
+                width_px BIGINT,
+                height_px BIGINT,
+                provenance {blob},
+                error_reason TEXT NOT NULL,
+                error_message TEXT NOT NULL,
+                finished_at DOUBLE PRECISION,
+                UNIQUE (tenant, idempotency_key)
+            )""",
+            "CREATE INDEX journal_unfinished ON journal_requests (accepted_at) WHERE finished_at IS NULL",
+            "CREATE INDEX journal_finished ON journal_requests (finished_at) WHERE finished_at IS NOT NULL",
+            """CREATE TABLE journal_attempts (
+                request_id TEXT NOT NULL REFERENCES journal_requests (request_id) ON DELETE CASCADE,
+                fencing_token BIGINT NOT NULL,
+                attempt_number BIGINT NOT NULL,
+                frontdoor_id TEXT NOT NULL,
+                frontdoor_epoch BIGINT NOT NULL,
+                worker_id TEXT NOT NULL,
+                started_at DOUBLE PRECISION NOT NULL,
+                PRIMARY KEY (request_id, fencing_token)
+            )""",
+            """CREATE TABLE journal_epoch (
+                singleton BIGINT PRIMARY KEY,
+                epoch BIGINT NOT NULL,
+                frontdoor_id TEXT NOT NULL
+            )""",
+            "INSERT INTO journal_epoch (singleton, epoch, frontdoor_id) VALUES (1, 0, '')",
+            "CREATE TABLE journal_plan (singleton BIGINT PRIMARY KEY, plan {blob} NOT NULL)",
+        ),
+    ),
+)

@@ -1,0 +1,64 @@
+"""Schema versions, one number for each component that keeps tables in a ledger.
+
+A migration is a list of SQL statements that both SQLite and PostgreSQL understand; `{blob}` stands for their byte type.
+A published migration never changes: the next version is a new one at the end of the list.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine, text
+
+from pentimento.stores.errors import SchemaMismatch
+from pentimento.stores.ledger.database import typed_errors
+
+_BLOB = {"sqlite": "BLOB", "postgresql": "BYTEA"}
+# Any number, as long as every start takes the same lock: two services may migrate one PostgreSQL database at once.
+_MIGRATION_LOCK = 0x70656E74
+
+
+@dataclass(frozen=True)
+class Migration:
+    """Statements that lead from `version - 1` to `version`."""
+
+    version: int
+    statements: tuple[str, ...]
+
+
+def migrate(engine: Engine, component: str, migrations: Sequence[Migration]) -> int:
+    """Bring the component's tables to the newest version, all in one transaction; the version reached.
+
+    Raises SchemaMismatch when the tables are newer than this build, StoreUnavailable when there is no database.
+    """
+    with typed_errors(), engine.begin() as connection:
+        _lock(connection)
+        found = _version(connection, component)
+        newest = migrations[-1].version
+        if found > newest:
+            raise SchemaMismatch("ledger", f"{component} has schema version {found}, this build knows {newest}")
+        for migration in migrations[found:]:
+            _apply(connection, component, migration)
+        return newest
+
+
+def _lock(connection: Connection) -> None:
+    # SQLite's transactions began with the write lock already.
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
+
+
+def _version(connection: Connection, component: str) -> int:
+    connection.execute(
+        text("CREATE TABLE IF NOT EXISTS schema_versions (component TEXT PRIMARY KEY, version BIGINT NOT NULL)")
+    )
+    insert = "INSERT INTO schema_versions (component, version) VALUES (:component, 0) ON CONFLICT DO NOTHING"
+    connection.execute(text(insert), {"component": component})
+    select = "SELECT version FROM schema_versions WHERE component = :component"
+    return int(connection.execute(text(select), {"component": component}).scalar_one())
+
+
+def _apply(connection: Connection, component: str, migration: Migration) -> None:
+    for statement in migration.statements:
+        connection.execute(text(statement.format(blob=_BLOB[connection.dialect.name])))
+    update = "UPDATE schema_versions SET version = :version WHERE component = :component"
+    connection.execute(text(update), {"version": migration.version, "component": component})

@@ -1,0 +1,93 @@
+"""One writer thread with group commit: whatever is queued while a commit runs shares the next commit."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+
+from pentimento.stores.errors import StoreFull, StoreUnavailable
+from pentimento.stores.ledger.database import typed_errors
+
+T = TypeVar("T")
+
+_MAX_GROUP_COUNT = 256
+
+
+@dataclass(frozen=True)
+class _Job:
+    work: Callable[[Connection], Any]
+    future: "Future[Any]"
+
+
+class GroupCommitWriter:
+    """Owns the only connection that writes. Jobs run in the order of `submit`, each on its own savepoint."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine = engine
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"{name}-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[Connection], T]) -> "Future[T]":
+        """Run `work` inside a transaction; the future resolves after its commit.
+
+        It fails with what `work` raised, and only its own changes are undone then; or with StoreFull or
+        StoreUnavailable when the group was not committed (unless the connection broke during the commit itself).
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise StoreUnavailable("ledger", "it is closed")
+            self._jobs.put(_Job(work, future))
+        return future
+
+    def close(self) -> None:
+        """Finish what is queued, then stop the thread and drop the connections."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._jobs.put(None)
+        self._thread.join()
+        self._engine.dispose()
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            group = [self._jobs.get()]
+            while len(group) < _MAX_GROUP_COUNT and not self._jobs.empty():
+                group.append(self._jobs.get())
+            open_ = None not in group
+            self._commit([job for job in group if job and job.future.set_running_or_notify_cancel()])
+
+    def _commit(self, group: list[_Job]) -> None:
+        if not group:
+            return
+        try:
+            with typed_errors(), self._engine.begin() as connection:
+                outcomes = [_attempt(connection, job.work) for job in group]
+        except Exception as error:  # nothing of the group is in; everybody who waits hears why
+            for job in group:
+                job.future.set_exception(error)
+            return
+        for job, (value, failure) in zip(group, outcomes, strict=True):
+            if failure is None:
+                job.future.set_result(value)
+            else:
+                job.future.set_exception(failure)
+
+
+def _attempt(connection: Connection, work: Callable[[Connection], Any]) -> tuple[Any, Exception | None]:
+    """What a job returned, or what it raised. A database that is full or away ends the whole group instead."""
+    try:
+        with typed_errors(), connection.begin_nested():
+            return work(connection), None
+    except (StoreFull, StoreUnavailable):
+        raise
+    except Exception as error:  # a job's own defect is its caller's to hear, not its neighbours'
+        return None, error
