@@ -1,0 +1,77 @@
+"""Makes the tokens and passwords that docker-compose.yml mounts as secrets: `python deploy/make_secrets.py [FOLDER]`.
+
+Needs Python alone. Files that exist are left as they are: a second run changes nothing. The folder is closed to other
+users of the host; the files in it are readable, since the processes in the containers run under a user of their own.
+`user_token` and `admin_token` are for people and reach no container.
+"""
+
+import hashlib
+import json
+import secrets
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent / "secrets"
+FOR_CONTAINERS, FOR_PEOPLE = 0o644, 0o600
+ROLES = {"user_token": ("demo", "user"), "admin_token": ("operations", "admin"), "service_token": ("suite", "service")}
+
+
+def keep_or_write(path: Path, text: str, mode: int) -> str:
+    """The content of `path`, written first where the file is missing."""
+    if not path.exists():
+        path.touch(mode=mode)
+        path.write_text(text)
+        path.chmod(mode)
+        print(f"made {path}")
+    return path.read_text()
+
+
+def token_entry(token: str, tenant: str, role: str) -> str:
+    digest = hashlib.sha256(token.strip().encode()).hexdigest()
+    return f'[[token]]\nsha256 = "{digest}"\ntenant = "{tenant}"\nroles = ["{role}"]\n'
+
+
+def make_tokens(folder: Path) -> None:
+    """A token for each role; the services get the digests, and the one token they show each other."""
+    entries = []
+    for name, (tenant, role) in ROLES.items():
+        mode = FOR_CONTAINERS if role == "service" else FOR_PEOPLE
+        token = keep_or_write(folder / name, secrets.token_urlsafe(32), mode)
+        entries.append(token_entry(token, tenant, role))
+    keep_or_write(folder / "tokens.toml", "\n".join(entries), FOR_CONTAINERS)
+
+
+def make_ledger(folder: Path) -> None:
+    """PostgreSQL's password, and the settings file that tells the services the address it is part of."""
+    password = keep_or_write(folder / "postgres_password", secrets.token_hex(24), FOR_CONTAINERS)
+    url = f"postgresql+psycopg://pentimento:{password}@ledger:5432/pentimento"
+    tables = "".join(f'[{service}]\nledger_url = "{url}"\n' for service in ("frontdoor", "vectordb_gateway"))
+    keep_or_write(folder / "ledger.toml", tables, FOR_CONTAINERS)
+
+
+def make_objects(folder: Path) -> None:
+    """One key pair for the object store, as boto3 reads it and as SeaweedFS does."""
+    key, secret = secrets.token_hex(10), secrets.token_hex(20)
+    identity = {
+        "name": "pentimento",
+        "credentials": [{"accessKey": key, "secretKey": secret}],
+        "actions": ["Admin", "Read", "List", "Tagging", "Write"],
+    }
+    written = keep_or_write(
+        folder / "s3_identities.json", json.dumps({"identities": [identity]}, indent=2), FOR_CONTAINERS
+    )
+    pair = json.loads(written)["identities"][0]["credentials"][0]
+    profile = f"[default]\naws_access_key_id = {pair['accessKey']}\naws_secret_access_key = {pair['secretKey']}\n"
+    keep_or_write(folder / "s3_credentials", profile, FOR_CONTAINERS)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_tokens(folder)
+    make_ledger(folder)
+    make_objects(folder)
+
+
+if __name__ == "__main__":
+    main()
