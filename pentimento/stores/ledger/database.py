@@ -2,12 +2,14 @@
 
 import errno
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -19,6 +21,7 @@ _BUSY_TIMEOUT_S = 5
 _POSTGRESQL_ARGUMENTS = {"connect_timeout": 5, "tcp_user_timeout": 10_000, "options": "-c statement_timeout=10000"}
 # SQLSTATE classes: disk full and its kin; the server goes away or refuses.
 _POSTGRESQL_FULL = frozenset({"53100", "53200"})
+_INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgresql_insert}
 _SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
 
 
@@ -58,6 +61,12 @@ def typed_errors(store: str = "ledger") -> Iterator[None]:
         raise StoreUnavailable(store, "no connection is free") from error
     except SQLAlchemyError as error:
         raise Internal("LEDGER_DEFECT", f"{store}: {type(error).__name__}") from error
+
+
+def insert_unless_present(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
+    """Insert a row; False, and nothing changed, when it collides with another on any unique key."""
+    statement = _INSERTS[connection.dialect.name](table).on_conflict_do_nothing()
+    return connection.execute(statement, dict(row)).rowcount == 1
 
 
 def _open_sqlite(url: URL) -> Engine:

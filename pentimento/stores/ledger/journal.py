@@ -9,14 +9,13 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Row, Select, and_, delete, insert, or_, select, update
-from sqlalchemy.exc import IntegrityError
 
 from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
-from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.database import insert_unless_present, open_engine
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.records import (
     AcceptedRequest,
@@ -124,12 +123,9 @@ class Journal:
 
 
 def _accept(connection: Connection, record: AcceptedRequest) -> AcceptOutcome:
-    try:
-        with connection.begin_nested():
-            connection.execute(insert(_requests), _new_row(record))
+    if insert_unless_present(connection, _requests, _new_row(record)):
         return AcceptOutcome(AcceptKind.NEW, record.request_id)
-    except IntegrityError:
-        row = connection.execute(_holder_of_key(record)).one()
+    row = connection.execute(_holder_of_key(record)).one()
     same = row.body_hash == record.body_hash and row.tenant == record.tenant
     kind = AcceptKind.EXISTING if same else AcceptKind.BODY_DIFFERS
     return AcceptOutcome(kind, row.request_id, RequestState(row.state))

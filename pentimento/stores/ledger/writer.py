@@ -70,7 +70,7 @@ class GroupCommitWriter:
             return
         try:
             with typed_errors(), self._engine.begin() as connection:
-                outcomes = [_attempt(connection, job.work) for job in group]
+                outcomes = _run_all(connection, group)
         except Exception as error:  # nothing of the group is in; everybody who waits hears why
             for job in group:
                 job.future.set_exception(error)
@@ -82,7 +82,14 @@ class GroupCommitWriter:
                 job.future.set_exception(failure)
 
 
-def _attempt(connection: Connection, work: Callable[[Connection], Any]) -> tuple[Any, Exception | None]:
+def _run_all(connection: Connection, group: list[_Job]) -> list[tuple[Any, Exception | None]]:
+    if len(group) == 1:
+        # Alone, its failure may undo the whole transaction: no savepoint needed.
+        return [(group[0].work(connection), None)]
+    return [_run_on_savepoint(connection, job.work) for job in group]
+
+
+def _run_on_savepoint(connection: Connection, work: Callable[[Connection], Any]) -> tuple[Any, Exception | None]:
     """What a job returned, or what it raised. A database that is full or away ends the whole group instead."""
     try:
         with typed_errors(), connection.begin_nested():
