@@ -1,0 +1,37 @@
+"""Which roles may call which RPC, as the contracts say it in their `allowed_roles` option. No option: nobody may."""
+
+from google.protobuf import descriptor_pb2, descriptor_pool
+
+from pentimento.auth.v1 import auth_pb2
+from pentimento.domain.errors import PermissionDenied, Unauthenticated
+from pentimento.domain.identity import Caller, Role
+
+ROLE_OF = {
+    auth_pb2.ROLE_ANYONE: Role.ANYONE,
+    auth_pb2.ROLE_USER: Role.USER,
+    auth_pb2.ROLE_SERVICE: Role.SERVICE,
+    auth_pb2.ROLE_ADMIN: Role.ADMIN,
+}
+# Reflection tells the shape of the API: for everybody with a token.
+ANY_TOKEN = frozenset({Role.USER, Role.SERVICE, Role.ADMIN})
+
+
+def allowed_roles(service: str) -> dict[str, frozenset[Role]]:
+    """Roles by method name, of a service whose contract is loaded. KeyError when it is not."""
+    descriptor = descriptor_pool.Default().FindServiceByName(service)
+    return {method.name: roles_of(method.GetOptions()) for method in descriptor.methods}
+
+
+def roles_of(options: descriptor_pb2.MethodOptions) -> frozenset[Role]:
+    return frozenset(ROLE_OF[role] for role in options.Extensions[auth_pb2.allowed_roles] if role in ROLE_OF)
+
+
+def authorise(caller: Caller | None, allowed: frozenset[Role], method: str) -> None:
+    """Passes, or raises Unauthenticated (a token is needed) or PermissionDenied (its roles do not suffice)."""
+    if Role.ANYONE in allowed:
+        return
+    if caller is None:
+        raise Unauthenticated("TOKEN_REQUIRED", 'this call needs metadata "authorization: Bearer <token>"')
+    if not caller.roles & allowed:
+        needed = ", ".join(sorted(role.value for role in allowed)) or "nobody"
+        raise PermissionDenied("ROLE_NOT_ALLOWED", f"{method} is for {needed}", metadata={"allowed_roles": needed})

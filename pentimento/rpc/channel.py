@@ -1,0 +1,185 @@
+"""The one channel factory: keepalive, message limits, token, TLS, deadlines and the request id on every call.
+
+Deadlines: a unary call that is given no `timeout` gets `default_deadline_ms`. A call with a stream of answers gets
+none: it lives until its caller stops it. Either is cut to the time that remains of the call in whose context it is
+made; work that shall outlive that call is started with `context.spawn_detached`.
+
+The channel wraps gRPC's own instead of using its interceptors, which would put a task around every call.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import grpc
+
+from pentimento.rpc.context import remaining_s
+from pentimento.rpc.credentials import channel_credentials
+from pentimento.rpc.pipeline import AUTHORIZATION, REQUEST_ID
+from pentimento.rpc.settings import RpcChannelSettings, is_unix
+from pentimento.rpc.tokens import SCHEME
+from pentimento.rpc.transport import channel_options
+from pentimento.rpc.watched_file import WatchedFile
+from pentimento.settings import SettingsError
+from pentimento.telemetry.request_id import request_id
+
+Serializer = Callable[[Any], bytes]
+Deserializer = Callable[[bytes], Any]
+
+
+def open_channel(address: str, settings: RpcChannelSettings, token: str | None = None) -> grpc.aio.Channel:
+    """A channel to "unix:/path" or "host:port"; connects with its first call. `token` stands in for
+    `service_token_file`.
+
+    SettingsError when the token or the certificates cannot be read.
+    """
+    options = channel_options(settings.channel_max_message_bytes)
+    credentials = None if is_unix(address) else channel_credentials(settings)
+    if credentials is None:
+        plain = grpc.aio.insecure_channel(address, options=options)
+    else:
+        plain = grpc.aio.secure_channel(address, credentials, options=options)
+    shown = GivenToken(token) if token is not None else open_token(settings.service_token_file)
+    return KitChannel(plain, shown, settings.default_deadline_ms / 1000)
+
+
+class GivenToken:
+    """A token that stays the same."""
+
+    def __init__(self, token: str) -> None:
+        self._value = SCHEME + token
+
+    def authorization(self) -> str | None:
+        return self._value
+
+
+class NoToken:
+    def authorization(self) -> str | None:
+        return None
+
+
+class FileToken:
+    """The token in a file, read again when the file changes."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = WatchedFile(path)
+        self._value = self._read()
+
+    def authorization(self) -> str | None:
+        if self._file.changed():
+            self._value = self._read()
+        return self._value
+
+    def _read(self) -> str:
+        try:
+            token = self._file.path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{self._file.path}: cannot be read: {error}") from error
+        if not token or not token.isascii() or not token.isprintable():
+            raise SettingsError(f"{self._file.path}: must hold one token of printable ASCII characters")
+        return SCHEME + token
+
+
+Token = GivenToken | FileToken | NoToken
+
+
+def open_token(path: Path | None) -> Token:
+    return NoToken() if path is None else FileToken(path)
+
+
+class KitCall:
+    """A callable of one method, of any of gRPC's four forms, that adds deadline and metadata."""
+
+    def __init__(self, call: Callable[..., Any], token: Token, default_s: float | None) -> None:
+        self._call = call
+        self._token = token
+        self._default_s = default_s
+
+    def __call__(self, request: Any = None, timeout: float | None = None, metadata: Any = None, **options: Any) -> Any:
+        return self._call(request, timeout=self._timeout(timeout), metadata=self._metadata(metadata), **options)
+
+    def _timeout(self, given_s: float | None) -> float | None:
+        wanted = self._default_s if given_s is None else given_s
+        remaining = remaining_s()
+        if wanted is None or remaining is None:
+            return wanted if remaining is None else remaining
+        return min(wanted, remaining)
+
+    def _metadata(self, given: Any) -> grpc.aio.Metadata:
+        metadata = grpc.aio.Metadata(*(given or ()))
+        if (authorization := self._token.authorization()) is not None:
+            metadata.add(AUTHORIZATION, authorization)
+        if current := request_id.get():
+            metadata.add(REQUEST_ID, current)
+        return metadata
+
+
+class KitChannel(grpc.aio.Channel):
+    """A grpc.aio.Channel whose calls all pass through KitCall."""
+
+    def __init__(self, channel: grpc.aio.Channel, token: Token, default_s: float) -> None:
+        # Any, because the stub leaves out the `_registered_method` that generated code passes.
+        self._channel: Any = channel
+        self._token = token
+        self._default_s = default_s
+
+    def unary_unary(
+        self,
+        method: str,
+        request_serializer: Serializer | None = None,
+        response_deserializer: Deserializer | None = None,
+        _registered_method: bool | None = False,
+    ) -> grpc.aio.UnaryUnaryMultiCallable[Any, Any]:
+        call = self._channel.unary_unary(method, request_serializer, response_deserializer, _registered_method)
+        return cast("grpc.aio.UnaryUnaryMultiCallable[Any, Any]", KitCall(call, self._token, self._default_s))
+
+    def stream_unary(
+        self,
+        method: str,
+        request_serializer: Serializer | None = None,
+        response_deserializer: Deserializer | None = None,
+        _registered_method: bool | None = False,
+    ) -> grpc.aio.StreamUnaryMultiCallable[Any, Any]:
+        call = self._channel.stream_unary(method, request_serializer, response_deserializer, _registered_method)
+        return cast("grpc.aio.StreamUnaryMultiCallable[Any, Any]", KitCall(call, self._token, self._default_s))
+
+    def unary_stream(
+        self,
+        method: str,
+        request_serializer: Serializer | None = None,
+        response_deserializer: Deserializer | None = None,
+        _registered_method: bool | None = False,
+    ) -> grpc.aio.UnaryStreamMultiCallable[Any, Any]:
+        call = self._channel.unary_stream(method, request_serializer, response_deserializer, _registered_method)
+        return cast("grpc.aio.UnaryStreamMultiCallable[Any, Any]", KitCall(call, self._token, None))
+
+    def stream_stream(
+        self,
+        method: str,
+        request_serializer: Serializer | None = None,
+        response_deserializer: Deserializer | None = None,
+        _registered_method: bool | None = False,
+    ) -> grpc.aio.StreamStreamMultiCallable[Any, Any]:
+        call = self._channel.stream_stream(method, request_serializer, response_deserializer, _registered_method)
+        return cast("grpc.aio.StreamStreamMultiCallable[Any, Any]", KitCall(call, self._token, None))
+
+    async def close(self, grace: float | None = None) -> None:
+        await self._channel.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return cast("grpc.ChannelConnectivity", self._channel.get_state(try_to_connect))
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._channel.channel_ready()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        await self.close()

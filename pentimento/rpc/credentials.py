@@ -1,0 +1,37 @@
+"""TLS and mTLS from PEM files. Unix sockets are never wrapped: they are guarded by their file mode."""
+
+from pathlib import Path
+
+import grpc
+
+from pentimento.rpc.settings import RpcChannelSettings, RpcServerSettings
+from pentimento.settings import SettingsError
+
+
+def server_credentials(settings: RpcServerSettings) -> grpc.ServerCredentials | None:
+    """Credentials of the host:port listeners; None without a certificate. With a client CA clients must show theirs."""
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        return None
+    pair = (read_pem(settings.tls_key_file), read_pem(settings.tls_cert_file))
+    authorities = read_pem(settings.tls_client_ca_file) if settings.tls_client_ca_file else None
+    return grpc.ssl_server_credentials([pair], authorities, require_client_auth=authorities is not None)
+
+
+def channel_credentials(settings: RpcChannelSettings) -> grpc.ChannelCredentials | None:
+    """Credentials for host:port servers; None without authorities to check them by."""
+    if settings.tls_ca_file is None:
+        return None
+    key = read_pem(settings.tls_client_key_file) if settings.tls_client_key_file else None
+    certificate = read_pem(settings.tls_client_cert_file) if settings.tls_client_cert_file else None
+    return grpc.ssl_channel_credentials(read_pem(settings.tls_ca_file), key, certificate)
+
+
+def read_pem(path: Path) -> bytes:
+    """The file's bytes. SettingsError when unreadable or without a PEM block: gRPC itself would say so only later."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    if b"-----BEGIN " not in data:
+        raise SettingsError(f"{path}: holds no PEM block")
+    return data

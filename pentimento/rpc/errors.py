@@ -1,0 +1,160 @@
+"""The catalogue: domain errors as google.rpc.Status and back.
+
+    error                  gRPC status            details besides ErrorInfo(reason, "pentimento", metadata)
+    InvalidArgument        INVALID_ARGUMENT       BadRequest with a violation for each field
+    NotFound               NOT_FOUND
+    Unauthenticated        UNAUTHENTICATED
+    PermissionDenied       PERMISSION_DENIED
+    ResourceExhausted      RESOURCE_EXHAUSTED     RetryInfo when it says when to come back
+    FailedPrecondition     FAILED_PRECONDITION
+    Aborted                ABORTED
+    DeadlineExceeded       DEADLINE_EXCEEDED
+    Cancelled              CANCELLED
+    Unavailable            UNAVAILABLE            RetryInfo when it says when to come back
+    Internal               INTERNAL
+    anything else          INTERNAL               reason UNEXPECTED, an error id, and nothing of what went wrong
+
+Subclasses travel as the nearest class above with their own reason. Statuses that are not ours (a proxy's, a lost
+connection's) come back as the error of their code, with a sentence of this catalogue instead of the transport's
+internals.
+"""
+
+import secrets
+from collections.abc import Iterable
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from pentimento.domain import errors
+from pentimento.domain.errors import FieldViolation, PentimentoError
+
+ERROR_DOMAIN = "pentimento"
+DETAILS_KEY = "grpc-status-details-bin"
+# HTTP/2 peers refuse headers above 8 KiB, and the status is one: what is quoted is cut, and all together stays below.
+MAX_MESSAGE_LENGTH = 512
+MAX_ITEM_LENGTH = 256
+MAX_ITEMS = 8
+
+CODE_OF: dict[type[PentimentoError], grpc.StatusCode] = {
+    errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
+    errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.FailedPrecondition: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Aborted: grpc.StatusCode.ABORTED,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.Cancelled: grpc.StatusCode.CANCELLED,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.Internal: grpc.StatusCode.INTERNAL,
+}
+CLASS_OF: dict[grpc.StatusCode, type[PentimentoError]] = {
+    **{code: cls for cls, code in CODE_OF.items()},
+    grpc.StatusCode.OUT_OF_RANGE: errors.InvalidArgument,
+    grpc.StatusCode.ALREADY_EXISTS: errors.FailedPrecondition,
+    grpc.StatusCode.UNIMPLEMENTED: errors.FailedPrecondition,
+    grpc.StatusCode.UNKNOWN: errors.Internal,
+    grpc.StatusCode.DATA_LOSS: errors.Internal,
+}
+# For statuses that the other end's kit did not write.
+FOREIGN_MESSAGE = {
+    grpc.StatusCode.UNAVAILABLE: "the server cannot be reached",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "the deadline passed before the answer came",
+    grpc.StatusCode.CANCELLED: "the call was cancelled",
+    grpc.StatusCode.UNIMPLEMENTED: "the server does not know this call",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "the server or the connection refused more",
+}
+
+
+def code_of(error: PentimentoError) -> grpc.StatusCode:
+    """The status code of the nearest class of the catalogue."""
+    return next((CODE_OF[cls] for cls in type(error).__mro__ if cls in CODE_OF), grpc.StatusCode.INTERNAL)
+
+
+def to_status(error: PentimentoError) -> status_pb2.Status:
+    """The error as google.rpc.Status, cut to what fits into headers."""
+    status = status_pb2.Status(code=code_of(error).value[0], message=cut(error.message, MAX_MESSAGE_LENGTH))
+    metadata = {cut(key): cut(value) for key, value in list(error.metadata.items())[:MAX_ITEMS]}
+    status.details.add().Pack(
+        error_details_pb2.ErrorInfo(reason=cut(error.reason), domain=ERROR_DOMAIN, metadata=metadata)
+    )
+    if error.violations:
+        status.details.add().Pack(bad_request(error.violations[:MAX_ITEMS]))
+    if error.retry_after_ms is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(error.retry_after_ms)
+        status.details.add().Pack(retry)
+    return status
+
+
+def bad_request(violations: Iterable[FieldViolation]) -> error_details_pb2.BadRequest:
+    request = error_details_pb2.BadRequest()
+    for one in violations:
+        request.field_violations.add(field=cut(one.field), description=cut(one.description))
+    return request
+
+
+def cut(text: str, length: int = MAX_ITEM_LENGTH) -> str:
+    """At most `length` characters, and nothing that UTF-8 cannot carry."""
+    whole = text.encode(errors="replace").decode()
+    return whole if len(whole) <= length else whole[: length - 1] + "…"
+
+
+def from_status(status: status_pb2.Status) -> PentimentoError | None:
+    """The error that `to_status` wrote; None when the status is not of our domain."""
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    has_retry = False
+    for detail in status.details:
+        detail.Unpack(info)
+        detail.Unpack(bad)
+        has_retry = detail.Unpack(retry) or has_retry
+    if info.domain != ERROR_DOMAIN:
+        return None
+    return CLASS_OF.get(code_from_number(status.code), errors.Internal)(
+        info.reason,
+        status.message,
+        violations=tuple(FieldViolation(one.field, one.description) for one in bad.field_violations),
+        retry_after_ms=retry.retry_delay.ToMilliseconds() if has_retry else None,
+        metadata=dict(info.metadata),
+    )
+
+
+def code_from_number(number: int) -> grpc.StatusCode:
+    return next((code for code in grpc.StatusCode if code.value[0] == number), grpc.StatusCode.UNKNOWN)
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError) -> PentimentoError:
+    """The domain error behind a failed call, whoever wrote its status. Raise it `from error`."""
+    trailing = error.trailing_metadata()
+    packed = trailing.get(DETAILS_KEY) if trailing is not None else None
+    if isinstance(packed, bytes):
+        try:
+            ours = from_status(status_pb2.Status.FromString(packed))
+        except DecodeError:
+            ours = None
+        if ours is not None:
+            return ours
+    return foreign(error.code(), error.details() or "")
+
+
+def foreign(code: grpc.StatusCode, details: str) -> PentimentoError:
+    """The error of a status that no kit wrote."""
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return message_too_large(details)
+    message = FOREIGN_MESSAGE.get(code, f"the call failed with {code.name}")
+    return CLASS_OF.get(code, errors.Internal)(code.name, message)
+
+
+def message_too_large(details: str) -> errors.ResourceExhausted:
+    """gRPC's own refusal names both sizes as "(size vs. limit)"; nothing else of its text is passed on."""
+    size, _, limit = details.rpartition("(")[2].rstrip(")").partition(" vs. ")
+    known = {"size_bytes": size, "limit_bytes": limit} if size.isdecimal() and limit.isdecimal() else {}
+    told = f": {size} bytes are more than max_message_bytes = {limit}" if known else ""
+    return errors.ResourceExhausted("MESSAGE_TOO_LARGE", f"the message is too large{told}", metadata=known)
+
+
+def unexpected() -> errors.Internal:
+    """What callers learn of an exception outside the catalogue: an id to be found in the log, and nothing else."""
+    error_id = secrets.token_hex(8)
+    return errors.Internal("UNEXPECTED", f"internal error {error_id}", metadata={"error_id": error_id})

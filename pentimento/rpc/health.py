@@ -1,0 +1,68 @@
+"""grpc.health.v1: what load balancers, supervisors and compose ask before they send anything.
+
+The servicer that comes with grpcio-health-checking holds its lock while it writes to a watcher, so that one who does
+not read would keep the others, and our own drain, waiting. Here watchers have an event each.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pentimento.domain.errors import NotFound
+
+SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+OVERALL = ""
+Status = health_pb2.HealthCheckResponse
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """One state for the process, told under "" and under the name of each service it serves."""
+
+    def __init__(self) -> None:
+        self._names = {OVERALL}
+        self._serving = False
+        self._watchers: set[asyncio.Event] = set()
+
+    def add_service(self, name: str) -> None:
+        self._names.add(name)
+
+    @property
+    def serving(self) -> bool:
+        return self._serving
+
+    def set(self, serving: bool) -> None:
+        """Changes the state and wakes those who watch it."""
+        self._serving = serving
+        for watcher in self._watchers:
+            watcher.set()
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
+        if request.service not in self._names:
+            raise NotFound("UNKNOWN_SERVICE", "no such service here")
+        return Status(status=self._status(request.service))
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: Context
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """The state now and every later one; a watcher that is slow misses states between, never the last."""
+        changed = asyncio.Event()
+        self._watchers.add(changed)
+        told = None
+        try:
+            while True:
+                changed.clear()
+                if (status := self._status(request.service)) != told:
+                    told = status
+                    yield Status(status=status)
+                await changed.wait()
+        finally:
+            self._watchers.discard(changed)
+
+    def _status(self, name: str) -> int:
+        if name not in self._names:
+            return Status.SERVICE_UNKNOWN
+        return Status.SERVING if self._serving else Status.NOT_SERVING

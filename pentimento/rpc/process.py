@@ -1,0 +1,43 @@
+"""What every `__main__.py` calls: run, answer a wrong start with one line, and exit with a code that says what
+happened.
+
+0    stopped as asked             1    could not start or broke down
+2    settings refused             130  interrupted before it could drain
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+from pentimento.domain.errors import PentimentoError
+from pentimento.settings import SettingsError
+
+EXIT_BROKEN = 1
+EXIT_SETTINGS = 2
+EXIT_INTERRUPTED = 130
+
+
+def run_service(main: Callable[[list[str]], Awaitable[None]]) -> None:
+    """Runs `main(argv)` in a new event loop, argv without the program; does not return on failure."""
+
+    async def run() -> None:
+        await main(sys.argv[1:])
+
+    try:
+        asyncio.run(run())
+    except SettingsError as error:
+        leave(str(error), EXIT_SETTINGS)
+    except PentimentoError as error:
+        leave(error.message, EXIT_BROKEN)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception:
+        logging.getLogger(__name__).exception("broke down")
+        sys.exit(EXIT_BROKEN)
+
+
+def leave(message: str, code: int) -> NoReturn:
+    sys.stderr.write(" ".join(message.split()) + "\n")
+    sys.exit(code)

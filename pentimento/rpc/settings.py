@@ -1,0 +1,103 @@
+"""How a process is called, and how it calls others. Both are flattened into every service's settings."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pentimento.settings import setting
+from pentimento.telemetry import LogFormat, LogLevel
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class RpcServerSettings:
+    """How this process is called. What can be changed without a restart: the content of `token_file`."""
+
+    listen: tuple[str, ...] = setting(
+        ("127.0.0.1:0",), help="addresses to serve gRPC on: unix:/path or host:port; port 0 takes a free one"
+    )
+    instance_id: str = setting(
+        "", help="name of this replica; empty makes one of the service's name and 8 random digits"
+    )
+    token_file: Path | None = setting(
+        None,
+        help="TOML file of token digests, tenants and roles; without it everybody may call everything",
+        must_exist=True,
+    )
+    tls_cert_file: Path | None = setting(
+        None, help="PEM certificate chain served on host:port addresses", must_exist=True
+    )
+    tls_key_file: Path | None = setting(None, help="PEM private key of tls_cert_file", must_exist=True)
+    tls_client_ca_file: Path | None = setting(
+        None, help="PEM authorities; given, clients must show a certificate of theirs (mTLS)", must_exist=True
+    )
+    max_message_bytes: int = setting(
+        32 * MEBIBYTE, help="largest message sent or received", minimum=1024, maximum=1024 * MEBIBYTE
+    )
+    max_concurrent_calls: int = setting(
+        4096, help="calls served at once, streams included; more are answered RESOURCE_EXHAUSTED", minimum=1
+    )
+    unary_deadline_ms: int = setting(
+        60_000, help="deadline of unary calls whose caller set none", minimum=1, maximum=3_600_000
+    )
+    drain_timeout_s: float = setting(30.0, help="seconds for running work after SIGTERM", minimum=0, maximum=3600)
+    metrics_listen: str = setting("", help="host:port of /metrics over HTTP; empty for none")
+    log_format: LogFormat = setting(LogFormat.TEXT, help="form of the log on stderr")
+    log_level: LogLevel = setting(LogLevel.INFO, help="least severe records written")
+
+    def __post_init__(self) -> None:
+        if not self.listen:
+            raise ValueError("--listen needs at least one address")
+        for address in self.listen:
+            check_address("--listen", address)
+        if self.metrics_listen:
+            check_address("--metrics-listen", self.metrics_listen)
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("--tls-cert-file and --tls-key-file must be given together")
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            raise ValueError("--tls-client-ca-file needs --tls-cert-file and --tls-key-file")
+
+
+@dataclass(frozen=True)
+class RpcChannelSettings:
+    """How this process calls others."""
+
+    service_token_file: Path | None = setting(
+        None, help="file holding the token shown to other processes", must_exist=True
+    )
+    tls_ca_file: Path | None = setting(
+        None,
+        help="PEM authorities of the servers called; given, host:port addresses are called over TLS",
+        must_exist=True,
+    )
+    tls_client_cert_file: Path | None = setting(None, help="PEM certificate shown to servers (mTLS)", must_exist=True)
+    tls_client_key_file: Path | None = setting(None, help="PEM private key of tls_client_cert_file", must_exist=True)
+    default_deadline_ms: int = setting(
+        10_000, help="deadline of unary calls that are given none", minimum=1, maximum=3_600_000
+    )
+    channel_max_message_bytes: int = setting(
+        32 * MEBIBYTE, help="largest message sent to or received from others", minimum=1024, maximum=1024 * MEBIBYTE
+    )
+
+    def __post_init__(self) -> None:
+        if (self.tls_client_cert_file is None) != (self.tls_client_key_file is None):
+            raise ValueError("--tls-client-cert-file and --tls-client-key-file must be given together")
+        if self.tls_client_cert_file is not None and self.tls_ca_file is None:
+            raise ValueError("--tls-client-cert-file needs --tls-ca-file")
+
+
+def is_unix(address: str) -> bool:
+    return address.startswith("unix:")
+
+
+def check_address(flag: str, address: str) -> None:
+    """ValueError unless `address` is unix:/path or host:port."""
+    if is_unix(address):
+        path = address.removeprefix("unix:")
+        # The kernel's sun_path holds 108 bytes with its NUL.
+        if not path or len(path.encode()) > 107:
+            raise ValueError(f"{flag} {address}: the path must have 1 to 107 bytes, got {len(path.encode())}")
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{flag} must be unix:/path or host:port with a port of 0 to 65535, got {address!r}")

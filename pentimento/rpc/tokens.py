@@ -1,0 +1,145 @@
+"""Who a token stands for. A token file holds digests, so that reading it gives nobody a token:
+
+    [[token]]
+    sha256 = "<64 hex digits>"     # python -c 'from pentimento.rpc import hash_token; print(hash_token(input()))'
+    tenant = "acme"
+    roles = ["user"]               # user, service, admin
+
+A token is 256 random bits (`new_token`), hence a plain digest protects it. It travels as metadata `authorization:
+Bearer …`. The file is read again when it changes (looked at once a second at most) and on SIGHUP. A changed file that
+is malformed changes nothing and is reported in the log. Calls that already run go on under the tokens they came with.
+"""
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pentimento.domain.errors import Unauthenticated
+from pentimento.domain.identity import OPEN_CALLER, Caller, Role
+from pentimento.rpc.watched_file import WatchedFile
+from pentimento.settings import SettingsError
+
+logger = logging.getLogger(__name__)
+
+SCHEME = "Bearer "
+DIGEST = re.compile(r"[0-9a-f]{64}")
+GRANTABLE = frozenset({Role.USER, Role.SERVICE, Role.ADMIN})
+ENTRY_KEYS = frozenset({"sha256", "tenant", "roles"})
+
+
+def new_token() -> str:
+    """A token to hand out: 256 random bits, as 43 characters that survive every shell and header."""
+    return secrets.token_urlsafe(32)
+
+
+def hash_token(token: str) -> str:
+    """What a token file holds of a token: its SHA-256, 64 hex digits."""
+    return hashlib.sha256(token.strip().encode()).hexdigest()
+
+
+def token_entry(token: str, tenant: str, roles: frozenset[Role]) -> str:
+    """The lines to add to a token file."""
+    names = ", ".join(f'"{role.value}"' for role in sorted(roles, key=lambda role: role.value))
+    return f'[[token]]\nsha256 = "{hash_token(token)}"\ntenant = "{tenant}"\nroles = [{names}]\n'
+
+
+def parse_tokens(text: str, origin: str) -> dict[str, Caller]:
+    """Callers by digest. SettingsError naming the entry that is wrong."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{origin}: not valid TOML: {error}") from error
+    entries = document.get("token", [])
+    if set(document) - {"token"} or not isinstance(entries, list):
+        raise SettingsError(f"{origin}: must hold [[token]] entries and nothing else")
+    callers: dict[str, Caller] = {}
+    for number, entry in enumerate(entries, start=1):
+        digest, caller = parse_entry(entry, f"{origin}: [[token]] number {number}")
+        if digest in callers:
+            raise SettingsError(f"{origin}: [[token]] number {number} repeats the sha256 of another")
+        callers[digest] = caller
+    return callers
+
+
+def parse_entry(entry: Mapping[str, Any], where: str) -> tuple[str, Caller]:
+    if set(entry) != ENTRY_KEYS:
+        raise SettingsError(f"{where} must have exactly the keys {', '.join(sorted(ENTRY_KEYS))}")
+    if not isinstance(entry["sha256"], str) or not DIGEST.fullmatch(entry["sha256"]):
+        raise SettingsError(f"{where}: sha256 must be 64 lower-case hex digits")
+    if not isinstance(entry["tenant"], str) or not entry["tenant"]:
+        raise SettingsError(f"{where}: tenant must be a text of at least 1 character")
+    names = {role.value: role for role in GRANTABLE}
+    if not isinstance(entry["roles"], list) or not entry["roles"] or not set(entry["roles"]) <= set(names):
+        raise SettingsError(f"{where}: roles must be a list of {', '.join(sorted(names))}")
+    return entry["sha256"], Caller(entry["tenant"], frozenset(names[name] for name in entry["roles"]))
+
+
+def read_tokens(path: Path) -> dict[str, Caller]:
+    """Callers by digest. SettingsError when the file cannot be read or is malformed."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from error
+    return parse_tokens(text, str(path))
+
+
+class TokenFile:
+    """Callers by token, kept up to date with the file they come from."""
+
+    def __init__(self, path: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._file = WatchedFile(path, monotonic)
+        self._callers = read_tokens(path)
+
+    def identify(self, authorization: str | bytes | None) -> Caller | None:
+        """Who sent this `authorization` value; None without one. Unauthenticated when it is malformed or unknown."""
+        if self._file.changed():
+            self.reload()
+        if authorization is None:
+            return None
+        if not isinstance(authorization, str) or not authorization.startswith(SCHEME):
+            raise Unauthenticated("MALFORMED_TOKEN", 'metadata "authorization" must be "Bearer <token>"')
+        caller = self._find(hash_token(authorization.removeprefix(SCHEME)))
+        if caller is None:
+            raise Unauthenticated("UNKNOWN_TOKEN", "the token is not known")
+        return caller
+
+    def reload(self) -> None:
+        """Reads the file again; a malformed one changes nothing."""
+        try:
+            self._callers = read_tokens(self._file.path)
+        except SettingsError as error:
+            logger.error("token file not reloaded, the tokens before stay valid", extra={"problem": str(error)})
+        else:
+            logger.info("token file reloaded", extra={"token_count": len(self._callers)})
+
+    def _find(self, digest: str) -> Caller | None:
+        """Constant in time over all tokens: every entry is compared, and none is left early."""
+        found = None
+        for known, caller in self._callers.items():
+            if hmac.compare_digest(known, digest):
+                found = caller
+        return found
+
+
+class OpenDoor:
+    """Stands where no token file is configured: everybody is the default tenant with every role."""
+
+    def identify(self, authorization: str | bytes | None) -> Caller | None:
+        return OPEN_CALLER
+
+    def reload(self) -> None:
+        """Nothing to read."""
+
+
+Identities = TokenFile | OpenDoor
+
+
+def open_identities(path: Path | None) -> Identities:
+    return OpenDoor() if path is None else TokenFile(path)

@@ -1,0 +1,53 @@
+"""Unix socket files: made for their owner alone, not stolen from a living server, not left behind."""
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pentimento.settings import SettingsError
+
+OWNER_ONLY_UMASK = 0o177
+
+
+@contextmanager
+def claimed_socket(path: Path) -> Iterator[None]:
+    """Around the bind of a server: the path is free, its directory exists, and the socket will be mode 0600.
+
+    gRPC unlinks whatever it finds at the path, hence the look before. SettingsError when a server answers there, or
+    when the path leads to something that is no socket.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    remove_stale(path)
+    previous = os.umask(OWNER_ONLY_UMASK)
+    try:
+        yield
+    finally:
+        os.umask(previous)
+
+
+def remove_stale(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise SettingsError(f"--listen unix:{path}: exists and is no socket")
+    if is_answered(path):
+        raise SettingsError(f"--listen unix:{path}: another process listens there")
+    path.unlink(missing_ok=True)
+
+
+def is_answered(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            # A full backlog or a forbidden path: somebody is there.
+            return True
+        return True

@@ -1,0 +1,33 @@
+"""A small file that may be replaced while we run; looked at once a second at most."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+CHECK_INTERVAL_S = 1.0
+
+
+class WatchedFile:
+    """Tells when the file at `path` was written or replaced since it was last read."""
+
+    def __init__(self, path: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.path = path
+        self._monotonic = monotonic
+        self._checked_at = monotonic()
+        self._version = self._current_version()
+
+    def changed(self) -> bool:
+        """True once for each change; costs a stat a second, and a clock reading otherwise."""
+        now = self._monotonic()
+        if now - self._checked_at < CHECK_INTERVAL_S:
+            return False
+        self._checked_at = now
+        before, self._version = self._version, self._current_version()
+        return before != self._version
+
+    def _current_version(self) -> tuple[int, int, int] | None:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_ino, status.st_size

@@ -1,0 +1,7 @@
+"""Settings from flags, environment, TOML and defaults, in that order; what is unknown or wrong refuses to start."""
+
+from pentimento.settings.declaration import setting
+from pentimento.settings.errors import SettingsError
+from pentimento.settings.loading import load_settings
+
+__all__ = ["SettingsError", "load_settings", "setting"]

@@ -1,0 +1,73 @@
+"""The sources together: flag > `PENTIMENTO_<SECTION>_…` > `PENTIMENTO_COMMON_…` > [section] > [common] > default."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.settings.declaration import Setting, by_name
+from pentimento.settings.errors import SettingsError
+from pentimento.settings.sources import COMMON, CONFIG_VARIABLE, Given, from_environment, from_file, from_flags
+from pentimento.settings.values import convert
+
+T = TypeVar("T")
+
+
+def load_settings(
+    cls: type[T], section: str, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
+) -> T:
+    """An instance of the frozen dataclass `cls`.
+
+    Fields may be str, int, float, bool, Path, an Enum, tuple[…, ...] or X | None; nested dataclasses are flattened by
+    the names of their fields. `argv` (without the program) and `environ` default to the process's own. SettingsError
+    is one line that names the setting, the limit and the place.
+    """
+    settings = by_name(cls)
+    try:
+        argv = sys.argv[1:] if argv is None else argv
+        given = gather(section, settings, argv, os.environ if environ is None else environ)
+        values = {name: value_of(one, given.get(name)) for name, one in settings.items()}
+        return build(cls, values)
+    except SettingsError as error:
+        raise SettingsError(f"{section}: {error}") from error
+
+
+def gather(
+    section: str, settings: Mapping[str, Setting], argv: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, Given]:
+    """The winning value of every setting that was given anywhere."""
+    flags, config = from_flags(section, settings, argv)
+    if config is None and environ.get(CONFIG_VARIABLE):
+        config = Path(environ[CONFIG_VARIABLE])
+    own_table, common_table = from_file(config, section, settings) if config else ({}, {})
+    common_environment = from_environment(COMMON, settings, environ)
+    return common_table | own_table | common_environment | from_environment(section, settings, environ) | flags
+
+
+def value_of(setting: Setting, given: Given | None) -> Any:
+    if given is None and setting.required:
+        raise SettingsError(f"{setting.flag} is required")
+    if given is None:
+        return setting.default
+    try:
+        return convert(setting, given.value)
+    except ValueError as error:
+        where = "" if given.origin == setting.flag else f" (from {given.origin})"
+        raise SettingsError(f"{setting.flag} {error}{where}") from error
+
+
+def build(cls: type[T], values: Mapping[str, Any]) -> T:
+    """The dataclass and those nested in it; what their `__post_init__` refuses is a SettingsError too."""
+    hints = get_type_hints(cls)
+    arguments = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        nested = hints[field.name]
+        is_nested = isinstance(nested, type) and dataclasses.is_dataclass(nested)
+        arguments[field.name] = build(nested, values) if is_nested else values[field.name]
+    try:
+        return cls(**arguments)
+    except (ValueError, InvalidArgument) as error:
+        raise SettingsError(str(error)) from error

@@ -1,0 +1,112 @@
+"""Text and TOML values turned into the types that settings declare. Every refusal says what was expected."""
+
+import math
+import types
+from enum import Enum
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+from pentimento.settings.declaration import Setting
+
+TRUE = frozenset({"true", "1", "yes", "on"})
+FALSE = frozenset({"false", "0", "no", "off"})
+
+
+def convert(setting: Setting, value: Any) -> Any:
+    """`value` (text of a flag or variable, or from TOML) as the setting's type, within its limits; else ValueError."""
+    converted = to_kind(setting.kind, value)
+    check_limits(setting, converted)
+    return converted
+
+
+def to_kind(kind: Any, value: Any) -> Any:
+    if get_origin(kind) in (Union, types.UnionType):
+        inner = next(part for part in get_args(kind) if part is not type(None))
+        return None if value == "" else to_kind(inner, value)
+    if get_origin(kind) is tuple:
+        return to_tuple(get_args(kind)[0], value)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return to_enum(kind, value)
+    return to_scalar(kind, value)
+
+
+def to_tuple(item_kind: Any, value: Any) -> tuple[Any, ...]:
+    """Comma-separated text, or a TOML array."""
+    if isinstance(value, str):
+        items: list[Any] = [part.strip() for part in value.split(",") if part.strip()]
+    elif isinstance(value, list):
+        items = value
+    else:
+        raise ValueError(f"must be a list or comma-separated text, got {value!r}")
+    return tuple(to_kind(item_kind, item) for item in items)
+
+
+def to_enum(kind: type[Enum], value: Any) -> Enum:
+    for member in kind:
+        if value == member.value:
+            return member
+    raise ValueError(f"must be one of {', '.join(str(member.value) for member in kind)}, got {value!r}")
+
+
+def to_scalar(kind: Any, value: Any) -> Any:
+    if kind is bool:
+        return to_bool(value)
+    if kind is int:
+        return to_int(value)
+    if kind is float:
+        return to_float(value)
+    if not isinstance(value, str):
+        raise ValueError(f"must be text, got {value!r}")
+    if "\0" in value:
+        raise ValueError("must not hold a NUL character")
+    if kind is Path:
+        return to_path(value)
+    if kind is str:
+        return value
+    raise TypeError(f"settings cannot be of type {kind!r}")
+
+
+def to_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in TRUE | FALSE:
+        return value.lower() in TRUE
+    raise ValueError(f"must be true or false, got {value!r}")
+
+
+def to_int(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        if isinstance(value, str):
+            return int(value)
+    except ValueError:
+        pass
+    raise ValueError(f"must be a whole number, got {value!r}")
+
+
+def to_float(value: Any) -> float:
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"must be a finite number, got {value!r}")
+    return number
+
+
+def to_path(value: str) -> Path:
+    if not value:
+        raise ValueError("must be a path, got an empty text")
+    return Path(value).expanduser()
+
+
+def check_limits(setting: Setting, value: Any) -> None:
+    """ValueError naming the limit that `value` breaks."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if setting.minimum is not None and value < setting.minimum:
+            raise ValueError(f"must be at least {setting.minimum}, got {value}")
+        if setting.maximum is not None and value > setting.maximum:
+            raise ValueError(f"must be at most {setting.maximum}, got {value}")
+    if setting.must_exist and isinstance(value, Path) and not value.exists():
+        raise ValueError(f"no such file or directory: {value}")

@@ -1,0 +1,17 @@
+"""What a process tells about itself: structured logs and metrics. Never a prompt, a token, a user or a tenant."""
+
+from pentimento.telemetry.logs import LogFormat, LogLevel, configure_logging
+from pentimento.telemetry.metrics import MetricsServer, counter, gauge, histogram, start_metrics_server
+from pentimento.telemetry.request_id import current_request_id
+
+__all__ = [
+    "LogFormat",
+    "LogLevel",
+    "MetricsServer",
+    "configure_logging",
+    "counter",
+    "current_request_id",
+    "gauge",
+    "histogram",
+    "start_metrics_server",
+]

@@ -1,0 +1,131 @@
+"""Structured logs on stderr, one line a record, as text or JSON.
+
+    2026-01-31T12:00:00.123Z INFO  embedder-7f3a [9c1e4b] pentimento.rpc.server: listening addresses=unix:/run/e.sock
+    {"time": "...", "level": "info", "service": "embedder", "instance": "embedder-7f3a", "request_id": "9c1e4b", ...}
+
+Fields are passed as `logger.info("listening", extra={"addresses": ...})`. Tracebacks keep their frames and exception
+types but not the exceptions' messages: any library may quote the text it stumbled over, and that text may be a prompt.
+Errors of our own tree are written by us and keep theirs.
+"""
+
+import json
+import logging
+import sys
+import time
+import traceback
+from enum import Enum
+from types import TracebackType
+from typing import Any
+
+from pentimento.domain.errors import PentimentoError
+from pentimento.telemetry.request_id import request_id
+
+OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "request_id", "taskName"}
+# Libraries that would quote what they are given, or repeat what the kit already says.
+QUIET_LIBRARIES = ("asyncio", "botocore", "boto3", "urllib3", "sqlalchemy", "PIL", "filelock", "httpx")
+
+ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+class LogFormat(Enum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(Enum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def describe_exception(error: BaseException) -> str:
+    """Type of the exception, with its message only when it is one of ours."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    return f"{name}: {error.reason}: {error.message}" if isinstance(error, PentimentoError) else name
+
+
+def describe_traceback(error: BaseException) -> str:
+    """The exception and its causes, innermost last, each with file, line and function of its frames."""
+    parts: list[str] = []
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        parts.append(describe_exception(current) + "\n" + "".join(traceback.format_tb(current.__traceback__)))
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return "from ".join(parts).rstrip()
+
+
+class StructuredFormatter(logging.Formatter):
+    """What both forms share: time, fields, and exceptions without their messages."""
+
+    def __init__(self, service: str, instance_id: str) -> None:
+        super().__init__()
+        self.service = service
+        self.instance_id = instance_id
+
+    def formatException(self, ei: ExceptionInfo) -> str:
+        return describe_traceback(ei[1]) if ei[1] is not None else ""
+
+    def fields_of(self, record: logging.LogRecord) -> dict[str, Any]:
+        """What the caller passed as `extra`."""
+        return {name: value for name, value in record.__dict__.items() if name not in OWN_ATTRIBUTES}
+
+    def time_of(self, record: logging.LogRecord) -> str:
+        """UTC, RFC 3339 with milliseconds."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        return f"{seconds}.{int(record.msecs):03d}Z"
+
+    def traceback_of(self, record: logging.LogRecord) -> str:
+        return self.formatException(record.exc_info) if record.exc_info else ""
+
+
+class TextFormatter(StructuredFormatter):
+    """For people: one line, fields as key=value, a traceback below."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = "".join(f" {name}={one_line(value)}" for name, value in self.fields_of(record).items())
+        request = f" [{request_id.get()}]" if request_id.get() else ""
+        head = f"{self.time_of(record)} {record.levelname:<7} {self.instance_id}{request} {record.name}"
+        below = self.traceback_of(record)
+        return f"{head}: {one_line(record.getMessage())}{fields}" + (f"\n{below}" if below else "")
+
+
+class JsonFormatter(StructuredFormatter):
+    """For log stores: one JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": self.time_of(record),
+            "level": record.levelname.lower(),
+            "service": self.service,
+            "instance": self.instance_id,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id.get():
+            entry["request_id"] = request_id.get()
+        if record.exc_info:
+            entry["traceback"] = self.traceback_of(record)
+        return json.dumps(self.fields_of(record) | entry, default=str, ensure_ascii=False)
+
+
+def one_line(value: object) -> str:
+    """The value as text that cannot start a second log line."""
+    return str(value).replace("\r", "\\r").replace("\n", "\\n")
+
+
+def configure_logging(
+    service: str, instance_id: str, level: LogLevel = LogLevel.INFO, log_format: LogFormat = LogFormat.TEXT
+) -> None:
+    """Sends every logger's records to stderr in our form; calling it again replaces what it did before."""
+    formatter = (JsonFormatter if log_format is LogFormat.JSON else TextFormatter)(service, instance_id)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.name)
+    for name in QUIET_LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.captureWarnings(True)
