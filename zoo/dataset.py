@@ -1,0 +1,70 @@
+"""Drawn scenes with captions and labels as arrays: a data set is its seed and its count, cached in the work folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import CLIPTokenizer
+
+from zoo.captions import labels, natural_caption
+from zoo.scenes import draw, scene_at
+
+TRAIN_SEED, TRAIN_COUNT = 1, 48_000
+HELD_OUT_SEED = 2
+
+
+@dataclass(frozen=True)
+class Drawings:
+    images: Tensor  # uint8 (n, 3, size, size)
+    coverage: Tensor  # uint8 (n, size, size): where the things are
+    tokens: Tensor  # int64 (n, max tokens)
+    image_labels: Tensor  # int64 (n, attributes)
+    text_labels: Tensor  # the same, UNSAID where the caption does not say
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def tokenise(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
+    """Token ids padded to the tokenizer's length, as a diffusers pipeline makes them."""
+    batch = tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt")
+    return batch["input_ids"]
+
+
+def draw_many(seed: int, count: int, tokenizer: CLIPTokenizer) -> Drawings:
+    images, coverages, texts, seen, said = [], [], [], [], []
+    for index in range(count):
+        scene, rng = scene_at(seed, index)
+        picture, coverage = draw(scene)
+        caption = natural_caption(scene, rng)
+        images.append((picture * 255.0 + 0.5).astype(np.uint8).transpose(2, 0, 1))
+        coverages.append((coverage * 255.0 + 0.5).astype(np.uint8))
+        texts.append(caption.text)
+        seen.append(labels(scene))
+        said.append(labels(scene, caption.said))
+    return Drawings(
+        torch.from_numpy(np.stack(images)),
+        torch.from_numpy(np.stack(coverages)),
+        tokenise(tokenizer, texts),
+        torch.tensor(seen),
+        torch.tensor(said),
+    )
+
+
+def cached_drawings(work: Path, seed: int, count: int, tokenizer: CLIPTokenizer) -> Drawings:
+    path = work / f"drawings-{seed}-{count}.safetensors"
+    if path.exists():
+        return Drawings(**load_file(path))
+    drawings = draw_many(seed, count, tokenizer)
+    save_file({name: values.contiguous() for name, values in vars(drawings).items()}, path)
+    return drawings
+
+
+def as_pixels(images: Tensor) -> Tensor:
+    """uint8 pictures as the autoencoder takes them: floats in -1..1."""
+    return images.float() / 127.5 - 1.0
