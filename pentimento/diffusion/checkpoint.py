@@ -1,0 +1,164 @@
+"""A diffusers checkpoint directory, judged before anything of it is loaded.
+
+Only JSON, tokenizer text and safetensors files are ever opened, and of those only what an allowed component owns.
+Pickles (*.bin, *.pt, *.ckpt) may lie beside them; they are not touched.
+"""
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pentimento.diffusion.safetensors_header import check_safetensors
+from pentimento.domain.errors import FailedPrecondition
+
+_MAX_JSON_BYTES = 64 * 1024 * 1024
+_TEXT_SUFFIXES = (".json", ".txt", ".model")
+
+
+class BadCheckpoint(FailedPrecondition):
+    """The directory cannot be served; the message is one line that names the file and what is wrong."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("BAD_CHECKPOINT", message)
+
+
+@dataclass(frozen=True)
+class ComponentClass:
+    """A class by library and name, as model_index.json states it."""
+
+    library: str
+    name: str
+
+
+@dataclass(frozen=True)
+class ComponentRules:
+    """Allowed classes by component: `required` ones are loaded, `unused` ones may be there and stay untouched."""
+
+    required: dict[str, frozenset[ComponentClass]]
+    unused: dict[str, frozenset[ComponentClass]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A directory that passed: its pipeline class, the components to load, and digests over the files that are read."""
+
+    directory: Path
+    pipeline_class: str
+    components: dict[str, ComponentClass]
+    digest: str
+    component_digests: dict[str, str]
+
+    def component_directory(self, component: str) -> Path:
+        return self.directory / component
+
+
+def open_checkpoint(directory: Path, rules: dict[str, ComponentRules]) -> Checkpoint:
+    """Checks model_index.json against the rules of its pipeline class, and the header of every weight file.
+
+    Raises BadCheckpoint naming the class, the key or the file.
+    """
+    path = directory / "model_index.json"
+    index = read_json_object(path)
+    pipeline_class = index.get("_class_name")
+    if not isinstance(pipeline_class, str) or pipeline_class not in rules:
+        known = ", ".join(sorted(rules))
+        raise BadCheckpoint(f"{path}: pipeline class {pipeline_class!r} is not one of {known}")
+    components = _allowed_components(path, index, rules[pipeline_class])
+    files = _component_files(directory, components)
+    return Checkpoint(directory, pipeline_class, components, *_digests(directory, files))
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Raises BadCheckpoint when the file is absent, too large or no JSON object."""
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise BadCheckpoint(f"{path}: larger than {_MAX_JSON_BYTES} bytes")
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadCheckpoint(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise BadCheckpoint(f"{path}: not JSON") from None
+    if not isinstance(document, dict):
+        raise BadCheckpoint(f"{path}: must hold a JSON object")
+    return document
+
+
+def _allowed_components(path: Path, index: dict[str, Any], rules: ComponentRules) -> dict[str, ComponentClass]:
+    """The components to load; every one that is named must be allowed, loaded or not."""
+    named = {name: value for name, value in index.items() if not _is_absent(name, value)}
+    for name, value in named.items():
+        _check_component(path, name, value, {**rules.required, **rules.unused})
+    missing = [name for name in rules.required if name not in named]
+    if missing:
+        raise BadCheckpoint(f"{path}: component {missing[0]!r} is missing")
+    return {name: ComponentClass(*named[name]) for name in rules.required}
+
+
+def _check_component(path: Path, name: str, value: Any, allowed: dict[str, frozenset[ComponentClass]]) -> None:
+    if name not in allowed:
+        raise BadCheckpoint(f"{path}: component {name!r} is not supported")
+    if not (isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)):
+        raise BadCheckpoint(f"{path}: component {name!r} must be [library, class]")
+    if ComponentClass(*value) not in allowed[name]:
+        raise BadCheckpoint(f"{path}: class {value[0]}.{value[1]} is not allowed for component {name!r}")
+
+
+def _is_absent(name: str, value: Any) -> bool:
+    """Keys of the pipeline itself, optional components left out, and switches (requires_safety_checker: false)."""
+    return name.startswith("_") or value is None or value == [None, None] or isinstance(value, bool)
+
+
+def _component_files(directory: Path, components: dict[str, ComponentClass]) -> list[Path]:
+    files = [directory / "model_index.json"]
+    for name in components:
+        folder = directory / name
+        if not folder.is_dir():
+            raise BadCheckpoint(f"{folder}: the directory of component {name!r} is missing")
+        files += sorted(path for path in folder.iterdir() if path.suffix in _TEXT_SUFFIXES and path.is_file())
+        files += weight_files(folder)
+    root = directory.resolve()
+    for path in files:
+        if not path.resolve().is_relative_to(root) and not _is_hub_link(path):
+            raise BadCheckpoint(f"{path}: leads out of the checkpoint")
+    return files
+
+
+def _is_hub_link(path: Path) -> bool:
+    """The hub's cache keeps a snapshot as links into its sibling `blobs`."""
+    return path.resolve().parent.name == "blobs"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a component, checked; empty for components without weights (tokenizer, scheduler)."""
+    files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors" and path.is_file())
+    for path in files:
+        try:
+            check_safetensors(path)
+        except ValueError as error:
+            raise BadCheckpoint(f"{path}: not a safetensors file: {error}") from None
+    return files
+
+
+def _digests(directory: Path, files: list[Path]) -> tuple[str, dict[str, str]]:
+    """sha256 over `<relative path>\\0<sha256 of the file>\\n` in path order: of all, and of each component's own."""
+    names = sorted(path.relative_to(directory).as_posix() for path in files)
+    with ThreadPoolExecutor(4, thread_name_prefix="digest") as pool:
+        sums = dict(zip(names, pool.map(lambda name: _file_sum(directory / name), names), strict=True))
+    parts: dict[str, dict[str, str]] = {}
+    for name, value in sums.items():
+        component, _, rest = name.rpartition("/")
+        parts.setdefault(component, {})[rest] = value
+    return _digest_of(sums), {name: _digest_of(part) for name, part in parts.items() if name}
+
+
+def _digest_of(sums: dict[str, str]) -> str:
+    lines = "".join(f"{name}\0{value}\n" for name, value in sorted(sums.items()))
+    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
+
+
+def _file_sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,135 @@
+"""A picture in the making, as free functions: prepare, then one denoising step after the other.
+
+painting = prepare(model, prompts, request)
+while not painting.done:
+    denoise_step(model, painting)
+latent = painting.state.latent          # for `model.decode_latent`
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.families.model import DenoiserInput, DiffusionModel
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.diffusion.schedulers import SamplerState, Schedule, make_schedule
+from pentimento.domain.generation import GenerationSpec
+
+
+@dataclass(frozen=True)
+class NoiseStart:
+    """All steps, from the seed's noise."""
+
+    first_step: int = 0
+
+
+@dataclass(frozen=True)
+class LatentStart:
+    """A stored latent (1, channels, height, width) at unit variance, resumed before `first_step` (NIRVANA)."""
+
+    latent: Tensor
+    first_step: int
+
+
+@dataclass(frozen=True)
+class ImageStart:
+    """Pixels (1, 3, height, width) in -1..1, re-noised to the level before `first_step` (MoDM, and img2img)."""
+
+    pixels: Tensor
+    first_step: int
+
+
+PaintingStart = NoiseStart | LatentStart | ImageStart
+
+
+@dataclass(frozen=True)
+class PaintingRequest:
+    """What to paint. `deadline` is on the engine's monotonic clock in seconds; latents are handed out before each of
+    `capture_steps`, the predicted clean latent after every `preview_interval_steps` steps (0: never)."""
+
+    spec: GenerationSpec
+    start: PaintingStart
+    capture_steps: frozenset[int] = frozenset()
+    preview_interval_steps: int = 0
+    deadline: float | None = None
+
+
+@dataclass
+class Painting:
+    """The state of one request between steps. Only the engine's thread touches it."""
+
+    request: PaintingRequest
+    schedule: Schedule
+    state: SamplerState
+    text_states: Tensor
+    rows: Tensor
+    generator: torch.Generator
+    predicted_clean: Tensor | None = None
+    prompt_truncated: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.state.step_index >= self.schedule.step_count
+
+
+def is_guided(spec: GenerationSpec) -> bool:
+    """Whether classifier-free guidance runs, by diffusers' rule."""
+    return spec.guidance_scale > 1.0
+
+
+def schedule_for(model: DiffusionModel, spec: GenerationSpec) -> Schedule:
+    """Raises InvalidArgument when steps or eta do not fit the scheduler."""
+    return make_schedule(model.scheduler_config(spec.scheduler), spec.num_inference_steps, spec.eta)
+
+
+def first_img2img_step(step_count: int, strength: float) -> int:
+    """Where img2img starts: diffusers' rule, `int(steps * strength)` steps remain."""
+    return step_count - min(int(step_count * strength), step_count)
+
+
+@torch.inference_mode()
+def prepare(model: DiffusionModel, prompts: PromptMemo, request: PaintingRequest) -> Painting:
+    """Conditioning, schedule and initial latent. Noise is drawn as diffusers' pipelines draw it: on the CPU, from the
+    request's seed, in the order image encoder, latent, steps."""
+    spec = request.spec
+    schedule = schedule_for(model, spec)
+    generator = torch.Generator("cpu").manual_seed(spec.seed)
+    prompt = prompts.encode(spec.prompt)
+    texts = [prompts.encode(spec.negative_prompt), prompt] if is_guided(spec) else [prompt]
+    text_states = torch.cat([text.states for text in texts])
+    state = _initial_state(model, schedule, request, generator)
+    rows = state.latent.new_empty((len(texts), *state.latent.shape[1:]), dtype=model.dtype)
+    truncated = any(text.truncated for text in texts)
+    return Painting(request, schedule, state, text_states, rows, generator, prompt_truncated=truncated)
+
+
+def _initial_state(
+    model: DiffusionModel, schedule: Schedule, request: PaintingRequest, generator: torch.Generator
+) -> SamplerState:
+    match request.start:
+        case NoiseStart():
+            shape = model.latent_shape(request.spec.width_px, request.spec.height_px)
+            return SamplerState(schedule.initial_latent(_noise(model, shape, generator)), 0)
+        case LatentStart(latent, first_step):
+            return schedule.from_variance_preserving(latent.to(model.device, model.dtype), first_step)
+        case ImageStart(pixels, first_step):
+            clean = model.encode_image(pixels, generator)
+            noise = _noise(model, clean.shape, generator)
+            return SamplerState(schedule.noised_latent(clean, noise, first_step), first_step)
+
+
+def _noise(model: DiffusionModel, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=model.dtype).to(model.device)
+
+
+def denoise_step(model: DiffusionModel, painting: Painting) -> None:
+    """One step of one picture: predict for its rows (unconditional first), guide, advance."""
+    schedule, state, rows = painting.schedule, painting.state, painting.rows
+    schedule.fill_model_input(state, rows)
+    prediction = model.predict(DenoiserInput(rows, schedule.timesteps[state.step_index], painting.text_states))
+    if rows.shape[0] == 2:
+        unconditional, conditional = prediction.chunk(2)
+        prediction = unconditional + painting.request.spec.guidance_scale * (conditional - unconditional)
+    noise = _noise(model, prediction.shape, painting.generator) if schedule.needs_noise else None
+    painting.state, painting.predicted_clean = schedule.advance(state, prediction, noise)

@@ -1,0 +1,58 @@
+"""The header of a safetensors file, checked before a library maps the file: a renamed pickle never gets that far."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+_MAX_HEADER_BYTES = 100 * 1024 * 1024
+_ITEM_SIZES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+
+
+def check_safetensors(path: Path) -> None:
+    """Raises ValueError saying what is wrong: length, JSON, bytes that do not match a shape, gaps or overlaps."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
+            raise ValueError("its header length does not fit the file")
+        header = _parse(file.read(length))
+    _check_tensors(header, size - 8 - length)
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(data)
+    except ValueError:
+        raise ValueError("its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a JSON object")
+    header.pop("__metadata__", None)
+    return header
+
+
+def _check_tensors(header: dict[str, Any], data_bytes: int) -> None:
+    spans = sorted(_span(name, entry) for name, entry in header.items())
+    end = 0
+    for start, stop in spans:
+        if start != end:
+            raise ValueError("its tensors overlap or leave gaps")
+        end = stop
+    if end != data_bytes:
+        raise ValueError(f"it holds {data_bytes} bytes of tensors, its header says {end}")
+
+
+def _span(name: str, entry: Any) -> tuple[int, int]:
+    try:
+        start, stop = entry["data_offsets"]
+        item_size, shape = _ITEM_SIZES[entry["dtype"]], entry["shape"]
+        sound = all(isinstance(n, int) and n >= 0 for n in (start, stop, *shape))
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"the entry of tensor {name[:80]!r} is malformed") from None
+    if not sound or stop - start != math.prod(shape) * item_size:
+        raise ValueError(f"the bytes of tensor {name[:80]!r} do not match its shape")
+    return start, stop

@@ -1,0 +1,26 @@
+"""Samplers as frozen schedules and pure functions over an explicit state.
+
+`make_schedule(config, step_count, eta)` computes every coefficient once; `schedule.advance(state, prediction, noise)`
+is one step, from `SamplerState(schedule.initial_latent(noise), 0)` until `state.step_index == schedule.step_count`.
+"""
+
+from pentimento.diffusion.schedulers.config import (
+    SchedulerConfig,
+    UnsupportedConfig,
+    read_scheduler_config,
+    scheduler_config,
+)
+from pentimento.diffusion.schedulers.registry import SUPPORTED_SCHEDULERS, make_schedule
+from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, nearest_step
+
+__all__ = [
+    "SUPPORTED_SCHEDULERS",
+    "SamplerState",
+    "Schedule",
+    "SchedulerConfig",
+    "UnsupportedConfig",
+    "make_schedule",
+    "nearest_step",
+    "read_scheduler_config",
+    "scheduler_config",
+]

@@ -1,0 +1,91 @@
+"""DDIM (Song et al. 2021), equations 12 and 16. Coefficients are computed once; a step is a handful of operations, in
+diffusers' order, so that the results are equal bit for bit."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.schedulers.config import PredictionType, SchedulerConfig
+from pentimento.diffusion.schedulers.noise import cumulative_alphas, spaced_timesteps
+from pentimento.diffusion.schedulers.schedule import SamplerState
+from pentimento.domain.generation import Scheduler
+
+
+@dataclass(frozen=True)
+class DdimStep:
+    """Scalars of one step: x0 and the noise from the prediction, and both into the next latent."""
+
+    root_alpha: float
+    root_beta: float
+    root_alpha_next: float
+    direction: float
+    noise_deviation: float
+
+
+@dataclass(frozen=True)
+class DdimSchedule:
+    config: SchedulerConfig
+    timesteps: Tensor
+    sigmas: tuple[float, ...]
+    steps: tuple[DdimStep, ...]
+    needs_noise: bool
+    scheduler: Scheduler = Scheduler.DDIM
+
+    @property
+    def step_count(self) -> int:
+        return len(self.steps)
+
+    def initial_latent(self, noise: Tensor) -> Tensor:
+        return noise
+
+    def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
+        step = self.steps[step_index]
+        return step.root_alpha * clean + step.root_beta * noise
+
+    def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
+        out.copy_(state.latent)
+
+    def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
+        step = self.steps[state.step_index]
+        clean, epsilon = self._clean_and_noise(step, state.latent, prediction)
+        if self.config.clip_sample:
+            clean = clean.clamp(-self.config.clip_sample_range, self.config.clip_sample_range)
+        latent = step.root_alpha_next * clean + step.direction * epsilon
+        if noise is not None:
+            latent = latent + step.noise_deviation * noise
+        return SamplerState(latent, state.step_index + 1), clean
+
+    def _clean_and_noise(self, step: DdimStep, latent: Tensor, prediction: Tensor) -> tuple[Tensor, Tensor]:
+        match self.config.prediction_type:
+            case PredictionType.EPSILON:
+                return (latent - step.root_beta * prediction) / step.root_alpha, prediction
+            case PredictionType.V_PREDICTION:
+                clean = step.root_alpha * latent - step.root_beta * prediction
+                return clean, step.root_alpha * prediction + step.root_beta * latent
+            case PredictionType.SAMPLE:
+                return prediction, (latent - step.root_alpha * prediction) / step.root_beta
+
+    def to_variance_preserving(self, state: SamplerState) -> Tensor:
+        return state.latent
+
+    def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
+        return SamplerState(latent, step_index)
+
+
+def make_ddim_schedule(config: SchedulerConfig, step_count: int, eta: float) -> DdimSchedule:
+    """Raises ValueError when the steps do not fit the training schedule."""
+    alphas = cumulative_alphas(config)
+    timesteps = torch.from_numpy(spaced_timesteps(config, step_count).round().astype(np.int64))
+    alpha = alphas[timesteps]
+    # The previous timestep of the formula is a fixed stride away, not the next sampled one: diffusers' convention.
+    following = timesteps - config.num_train_timesteps // step_count
+    last = torch.tensor(1.0) if config.set_alpha_to_one else alphas[0]
+    alpha_next = torch.where(following >= 0, alphas[following.clamp(min=0)], last)
+    beta = 1 - alpha
+    deviation = eta * ((1 - alpha_next) / beta * (1 - alpha / alpha_next)) ** 0.5
+    columns = (alpha**0.5, beta**0.5, alpha_next**0.5, (1 - alpha_next - deviation**2) ** 0.5, deviation)
+    steps = tuple(DdimStep(*row) for row in torch.stack(columns, dim=1).tolist())
+    sigmas = tuple((beta.double() / alpha.double()).sqrt().tolist())
+    return DdimSchedule(config, timesteps, sigmas, steps, needs_noise=eta > 0)

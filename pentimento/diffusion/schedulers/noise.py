@@ -1,0 +1,70 @@
+"""The training noise schedule and its sampling timesteps, bit for bit as diffusers computes them (float32)."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.schedulers.config import BetaSchedule, SchedulerConfig, TimestepSpacing
+
+
+def cumulative_alphas(config: SchedulerConfig) -> Tensor:
+    """alpha-bar of every training timestep: float32 of shape (num_train_timesteps,)."""
+    betas = _betas(config)
+    if config.rescale_betas_zero_snr:
+        betas = _rescale_to_zero_terminal_snr(betas)
+    return torch.cumprod(1.0 - betas, dim=0)
+
+
+def _betas(config: SchedulerConfig) -> Tensor:
+    count = config.num_train_timesteps
+    if config.trained_betas is not None:
+        return torch.tensor(config.trained_betas, dtype=torch.float32)
+    match config.beta_schedule:
+        case BetaSchedule.LINEAR:
+            return torch.linspace(config.beta_start, config.beta_end, count, dtype=torch.float32)
+        case BetaSchedule.SCALED_LINEAR:
+            return torch.linspace(config.beta_start**0.5, config.beta_end**0.5, count, dtype=torch.float32) ** 2
+        case BetaSchedule.SQUARED_COSINE:
+            return _squared_cosine_betas(count)
+
+
+def _squared_cosine_betas(count: int, max_beta: float = 0.999) -> Tensor:
+    """Nichol and Dhariwal 2021, equation 17."""
+
+    def alpha_bar(fraction: float) -> float:
+        return math.cos((fraction + 0.008) / 1.008 * math.pi / 2) ** 2
+
+    betas = [min(1 - alpha_bar((i + 1) / count) / alpha_bar(i / count), max_beta) for i in range(count)]
+    return torch.tensor(betas, dtype=torch.float32)
+
+
+def _rescale_to_zero_terminal_snr(betas: Tensor) -> Tensor:
+    """Algorithm 1 of Lin et al. 2023: the last alpha-bar becomes zero, the first stays."""
+    roots = torch.cumprod(1.0 - betas, dim=0).sqrt()
+    first, last = roots[0].clone(), roots[-1].clone()
+    roots = (roots - last) * (first / (first - last))
+    squares = roots**2
+    return 1 - torch.cat([squares[0:1], squares[1:] / squares[:-1]])
+
+
+def spaced_timesteps(config: SchedulerConfig, step_count: int) -> npt.NDArray[np.float64]:
+    """Sampling timesteps, descending, unrounded only for `linspace`.
+
+    Raises ValueError when they leave the training schedule.
+    """
+    trained = config.num_train_timesteps
+    match config.timestep_spacing:
+        case TimestepSpacing.LINSPACE:
+            timesteps = np.linspace(0, trained - 1, step_count)[::-1]
+        case TimestepSpacing.LEADING:
+            ratio = trained // step_count
+            timesteps = (np.arange(0, step_count) * ratio)[::-1].astype(np.float64) + config.steps_offset
+        case TimestepSpacing.TRAILING:
+            # Rounding lets arange run one past the end for some counts (61 of 1000), to timestep -1: cut there.
+            timesteps = np.round(np.arange(trained, 0, -trained / step_count))[:step_count] - 1
+    if timesteps[0] > trained - 1:
+        raise ValueError(f"{step_count} steps do not fit a training schedule of {trained}")
+    return timesteps.copy()
