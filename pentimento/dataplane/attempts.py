@@ -1,0 +1,156 @@
+"""Tries at a request: how one starts, what its end leads to, and who may have another."""
+
+from pentimento.dataplane.credits import give_back, refresh, take
+from pentimento.dataplane.effects import (
+    CommitCacheEntries,
+    CommitResult,
+    Deliver,
+    DeliverRecorded,
+    Effect,
+    End,
+    Execute,
+    PersistAttempt,
+    ReleaseGrant,
+)
+from pentimento.dataplane.endings import end_request, on_deadline
+from pentimento.dataplane.events import (
+    AttemptFailed,
+    AttemptFinished,
+    AttemptKey,
+    AttemptPersisted,
+    FailureKind,
+    ResultCommitted,
+)
+from pentimento.dataplane.state import Phase, Request, State, TimerKind, Worker
+
+# Share of the newest attempt in the moving average of a pool's speed.
+_SPEED_WEIGHT = 0.2
+# Tokens of an epoch start above all those of the epochs before.
+_TOKENS_PER_EPOCH = 1 << 20
+
+_UNCOUNTED = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.GONE})
+
+
+def start_attempt(state: State, now: float, request: Request, worker: Worker) -> PersistAttempt:
+    """Bind a queued request to a free credit; it runs once the attempt is journalled."""
+    state.enter(request, Phase.STARTING)
+    request.attempt_number += 1
+    request.fencing_token = max(request.fencing_token + 1, state.epoch * _TOKENS_PER_EPOCH)
+    request.worker_id = worker.worker_id
+    take(state, worker, request.attempt_key)
+    return PersistAttempt(request.request_id, request.attempt_number, request.fencing_token, worker.worker_id)
+
+
+def on_attempt_persisted(state: State, now: float, event: AttemptPersisted) -> list[Effect]:
+    """Run it, unless its worker went or its request ended while the journal wrote."""
+    request = _current(state, event.request_id, event.fencing_token, Phase.STARTING)
+    if request is None:
+        released = give_back(state, (event.request_id, event.fencing_token))
+        return [ReleaseGrant(event.request_id, event.fencing_token)] if released else []
+    if not event.won:
+        give_back(state, request.attempt_key)
+        state.remove(request)
+        return [ReleaseGrant(*request.attempt_key), DeliverRecorded(request.request_id)]
+    worker = state.workers[request.worker_id]
+    state.enter(request, Phase.RUNNING)
+    request.started_at = now
+    number, token, generation = request.attempt_number, request.fencing_token, worker.worker_generation
+    return [Execute(request.request_id, number, token, worker.worker_id, generation, request.deadline)]
+
+
+def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> list[Effect]:
+    """Only the newest attempt of a running request may be committed."""
+    held = give_back(state, (event.request_id, event.fencing_token))
+    request = _current(state, event.request_id, event.fencing_token, Phase.RUNNING)
+    if request is None or held is None:
+        return [ReleaseGrant(event.request_id, event.fencing_token)] if held else []
+    _learn_speed(state, request, now - request.started_at)
+    state.enter(request, Phase.COMMITTING)
+    return [CommitResult(request.request_id, request.attempt_number, request.fencing_token)]
+
+
+def on_attempt_failed(state: State, now: float, event: AttemptFailed) -> list[Effect]:
+    key = (event.request_id, event.fencing_token)
+    worker = give_back(state, key)
+    if worker is None:
+        return []
+    if event.kind in (FailureKind.NOT_HELD, FailureKind.NO_CREDIT):
+        worker.confirmed = False
+        refresh(state, worker)
+    release: list[Effect] = [ReleaseGrant(*key)]
+    request = _current(state, *key, Phase.RUNNING)
+    if request is None:
+        return release
+    return release + _after_failure(state, now, request, worker, event)
+
+
+def on_result_committed(state: State, now: float, event: ResultCommitted) -> list[Effect]:
+    request = _current(state, event.request_id, event.fencing_token, Phase.COMMITTING)
+    if request is None:
+        return []
+    state.remove(request)
+    if not event.won:
+        return [ReleaseGrant(*request.attempt_key), DeliverRecorded(request.request_id)]
+    state.counters.completed += 1
+    pool = state.pool(request.pool)
+    pool.completed_count += 1
+    pool.late_count += now > request.deadline
+    return [Deliver(*request.attempt_key), CommitCacheEntries(*request.attempt_key)]
+
+
+def lose_attempt(state: State, now: float, worker: Worker, key: AttemptKey) -> list[Effect]:
+    """The worker is gone. An attempt that it was not yet asked to run does not count as a loss."""
+    release: list[Effect] = [ReleaseGrant(*key)]
+    request = state.requests.get(key[0])
+    if request is None or request.attempt_key != key:
+        return release
+    if request.phase is Phase.STARTING:
+        state.enqueue(request, rerun=True)
+        return release
+    if request.phase is Phase.RUNNING:
+        return release + _rerun_elsewhere(state, now, request, worker)
+    return release
+
+
+def _after_failure(state: State, now: float, request: Request, worker: Worker, event: AttemptFailed) -> list[Effect]:
+    kind = event.kind
+    if kind in _UNCOUNTED:
+        state.enqueue(request, rerun=True)
+        return []
+    if kind is FailureKind.FATAL:
+        return end_request(state, request, End.FAILED, event.reason, event.message)
+    if kind is FailureKind.DEADLINE:
+        return on_deadline(state, request)
+    # A stop that nobody here asked for is a worker on its way out.
+    return _rerun_elsewhere(state, now, request, worker)
+
+
+def _rerun_elsewhere(state: State, now: float, request: Request, worker: Worker) -> list[Effect]:
+    """Again with the same seed and route, at most `max_reruns` times, and not where it was lost."""
+    settings = state.settings
+    request.losses += 1
+    if request.losses > settings.max_reruns:
+        message = f"{request.losses} workers were lost while they ran this request"
+        return end_request(state, request, End.FAILED, "WORKER_LOST", message)
+    state.counters.rerun += 1
+    request.excluded |= {(worker.worker_id, worker.worker_generation)}
+    if request.losses >= settings.suspect_losses:
+        request.suspect_until = now + settings.suspect_wait_s
+        state.set_timer(request.suspect_until, TimerKind.SUSPECT_WAIT, request.request_id)
+    state.enqueue(request, rerun=True)
+    return []
+
+
+def _current(state: State, request_id: str, fencing_token: int, phase: Phase) -> Request | None:
+    """The request, if this is its newest attempt and it is in that phase."""
+    request = state.requests.get(request_id)
+    if request is None or request.fencing_token != fencing_token or request.phase is not phase:
+        return None
+    return request
+
+
+def _learn_speed(state: State, request: Request, seconds: float) -> None:
+    pool = state.pool(request.pool)
+    measured = seconds / request.work if request.work > 0 else 0.0
+    before = pool.seconds_per_work
+    pool.seconds_per_work = measured if before is None else before + _SPEED_WEIGHT * (measured - before)

@@ -1,0 +1,102 @@
+"""Workers come, report, fall silent; plans arrive."""
+
+from pentimento.dataplane.attempts import lose_attempt
+from pentimento.dataplane.credits import give_back, lanes_of, refresh
+from pentimento.dataplane.effects import Effect, StopAttempt
+from pentimento.dataplane.events import AttemptKey, PlanReceived, WorkerLost, WorkerReported
+from pentimento.dataplane.recovery import attach_orphans
+from pentimento.dataplane.state import State, TimerKind, Worker
+from pentimento.domain.fleet import Plan
+
+
+def on_worker_reported(state: State, now: float, event: WorkerReported) -> list[Effect]:
+    """Reports are truth. Another generation under the same name is another process: what ran on the old one is lost."""
+    effects: list[Effect] = []
+    worker = state.workers.get(event.worker_id)
+    if worker is not None and worker.worker_generation != event.worker_generation:
+        effects = _lose_worker(state, now, worker)
+        worker.abandoned = frozenset()
+    if worker is None:
+        worker = state.workers[event.worker_id] = Worker(event.worker_id, event.model, "", 0, 0)
+    _update(state, worker, event)
+    return effects + attach_orphans(state, now, worker)
+
+
+def on_worker_lost(state: State, now: float, event: WorkerLost) -> list[Effect]:
+    worker = state.workers.get(event.worker_id)
+    if worker is None or not worker.connected or worker.worker_generation != event.worker_generation:
+        return []
+    state.set_timer(now + state.settings.forget_worker_s, TimerKind.FORGET_WORKER, worker.worker_id)
+    return _lose_worker(state, now, worker)
+
+
+def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effect]:
+    """Take a newer plan; an older or repeated one changes nothing."""
+    if state.plan is not None and event.plan.version <= state.plan.version:
+        return []
+    state.plan = event.plan
+    state.assigned = frozenset(assignment.worker_id for assignment in event.plan.assignments)
+    for worker in state.workers.values():
+        _place(state, worker, worker.model, worker.model_digest)
+        refresh(state, worker)
+    return []
+
+
+def forget_worker(state: State, worker_id: str) -> None:
+    """A worker that stayed away is no longer shown."""
+    worker = state.workers.get(worker_id)
+    if worker is not None and not worker.connected:
+        del state.workers[worker_id]
+
+
+def pools_of(plan: Plan | None, worker_id: str, model: str) -> tuple[str, ...]:
+    """The plan's pools of the model that name the worker; the model's own where the plan names none."""
+    pools = plan.pools if plan is not None else ()
+    named = tuple(pool.pool for pool in pools if pool.model == model and worker_id in pool.worker_ids)
+    return named or (model,)
+
+
+def _update(state: State, worker: Worker, event: WorkerReported) -> None:
+    worker.worker_generation = event.worker_generation
+    worker.credit_count = event.credit_count
+    worker.draining = event.draining
+    worker.pinned = event.pinned
+    worker.connected = worker.confirmed = True
+    worker.abandoned &= event.running
+    _place(state, worker, event.model, event.model_digest)
+    refresh(state, worker)
+
+
+def _place(state: State, worker: Worker, model: str, model_digest: str) -> None:
+    """Into the pools and lanes of what it holds, out of those of what it held."""
+    pools = pools_of(state.plan, worker.worker_id, model)
+    if (pools, model_digest) != (worker.pools, worker.model_digest):
+        _withdraw(state, worker)
+        worker.model, worker.model_digest, worker.pools = model, model_digest, pools
+    if worker.connected:
+        for pool in pools:
+            state.pool(pool).workers[worker.worker_id] = worker
+
+
+def _withdraw(state: State, worker: Worker) -> None:
+    for key in lanes_of(worker):
+        state.lane(key).ready.discard(worker.worker_id)
+        state.pool(key[0]).workers.pop(worker.worker_id, None)
+
+
+def _lose_worker(state: State, now: float, worker: Worker) -> list[Effect]:
+    """All that ran there runs elsewhere. The attempts are told to stop, should the worker only have been silent."""
+    worker.connected = False
+    _withdraw(state, worker)
+    effects: list[Effect] = []
+    lost = tuple(worker.in_flight)
+    for key in lost:
+        effects += _abandon(state, now, worker, key)
+    worker.abandoned |= frozenset(lost)
+    return effects
+
+
+def _abandon(state: State, now: float, worker: Worker, key: AttemptKey) -> list[Effect]:
+    give_back(state, key)
+    stop: list[Effect] = [StopAttempt(*key, worker.worker_id)]
+    return stop + lose_attempt(state, now, worker, key)

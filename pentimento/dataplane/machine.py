@@ -1,0 +1,56 @@
+"""The dataplane: events in, effects out. It reads no clock, draws no number and calls nobody."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pentimento.dataplane import admission, attempts, endings, events, fleet, recovery, timers
+from pentimento.dataplane.dispatch import dispatch
+from pentimento.dataplane.effects import Drained, Effect
+from pentimento.dataplane.state import DataplaneSettings, State
+
+Handler = Callable[[State, float, Any], list[Effect]]
+
+_HANDLERS: Mapping[type, Handler] = {
+    events.RequestArrived: admission.on_arrived,
+    events.AcceptPersisted: admission.on_accept_persisted,
+    events.AcceptDropped: admission.on_accept_dropped,
+    events.RouteResolved: admission.on_route_resolved,
+    events.DrainRequested: admission.on_drain_requested,
+    events.AttemptPersisted: attempts.on_attempt_persisted,
+    events.AttemptFinished: attempts.on_attempt_finished,
+    events.AttemptFailed: attempts.on_attempt_failed,
+    events.ResultCommitted: attempts.on_result_committed,
+    events.EndPersisted: endings.on_end_persisted,
+    events.CancelRequested: endings.on_cancel_requested,
+    events.WorkerReported: fleet.on_worker_reported,
+    events.WorkerLost: fleet.on_worker_lost,
+    events.PlanReceived: fleet.on_plan_received,
+    events.Recovered: recovery.on_recovered,
+    events.TimePassed: timers.on_time_passed,
+}
+
+
+class Dataplane:
+    """One active dataplane of a cell. The same events at the same times give the same effects."""
+
+    def __init__(self, epoch: int, settings: DataplaneSettings | None = None) -> None:
+        self.state = State(epoch, settings or DataplaneSettings())
+
+    def on_event(self, now: float, event: events.Event) -> list[Effect]:
+        """`now` in monotonic seconds. Late, repeated and reordered events are taken in stride."""
+        state = self.state
+        effects = _HANDLERS[type(event)](state, now, event)
+        if state.dirty:
+            effects = effects + dispatch(state, now)
+        if state.draining and not state.requests and not state.drained:
+            state.drained = True
+            effects = [*effects, Drained()]
+        return effects
+
+    def next_wakeup(self) -> float | None:
+        """When TimePassed is due; None while nothing waits for the clock."""
+        return self.state.timers[0][0] if self.state.timers else None
+
+    def predicted_wait_s(self, pool: str) -> float:
+        """Seconds that a request admitted to the pool now would wait for a worker."""
+        return admission.predicted_wait_s(self.state, pool)

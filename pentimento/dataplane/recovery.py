@@ -1,0 +1,72 @@
+"""What an earlier frontdoor left unfinished: its running attempts are attached to, the rest is queued again."""
+
+from pentimento.dataplane.credits import take
+from pentimento.dataplane.effects import Attach, Effect, PrepareRoute, ResolveRoute
+from pentimento.dataplane.events import Recovered, RecoveredRequest
+from pentimento.dataplane.state import Phase, Request, State, TimerKind, Worker
+
+
+def on_recovered(state: State, now: float, event: Recovered) -> list[Effect]:
+    """Take over accepted requests, beyond the queue's bound if need be."""
+    effects: list[Effect] = []
+    for recovered in event.requests:
+        if recovered.request_id not in state.requests:
+            effects += _take_over(state, now, recovered)
+    return effects
+
+
+def attach_orphans(state: State, now: float, worker: Worker) -> list[Effect]:
+    """The worker of orphaned attempts is there: listen to them, whatever its credits. They count as its load."""
+    effects: list[Effect] = []
+    for request_id in state.orphans.pop(worker.worker_id, {}):
+        request = state.requests.get(request_id)
+        if request is None or request.phase is not Phase.ORPHANED:
+            continue
+        state.enter(request, Phase.RUNNING)
+        request.started_at = now
+        take(state, worker, request.attempt_key)
+        effects.append(Attach(request_id, request.attempt_number, request.fencing_token, worker.worker_id))
+    return effects
+
+
+def on_orphan_wait_over(state: State, request: Request) -> None:
+    """Its worker did not show up: run it again under a newer token, which fences a late result off."""
+    if request.phase is not Phase.ORPHANED:
+        return
+    waiting = state.orphans.get(request.worker_id, {})
+    waiting.pop(request.request_id, None)
+    if not waiting:
+        state.orphans.pop(request.worker_id, None)
+    state.enqueue(request, rerun=True)
+
+
+def _take_over(state: State, now: float, recovered: RecoveredRequest) -> list[Effect]:
+    request = Request(
+        recovered.request_id,
+        recovered.tenant,
+        recovered.pool,
+        recovered.work,
+        recovered.deadline,
+        phase=Phase.ORPHANED,
+        model_digest=recovered.model_digest,
+        attempt_number=recovered.attempt_number,
+        fencing_token=recovered.fencing_token,
+        worker_id=recovered.worker_id,
+    )
+    state.add(request)
+    if not recovered.routed:
+        state.enter(request, Phase.ROUTING)
+        return [PrepareRoute(request.request_id), ResolveRoute(request.request_id)]
+    if recovered.attempt_number == 0:
+        state.enqueue(request, rerun=False)
+        return []
+    return _await_worker(state, now, request)
+
+
+def _await_worker(state: State, now: float, request: Request) -> list[Effect]:
+    state.orphans.setdefault(request.worker_id, {})[request.request_id] = None
+    state.set_timer(now + state.settings.orphan_wait_s, TimerKind.ORPHAN_WAIT, request.request_id)
+    worker = state.workers.get(request.worker_id)
+    if worker is None or not worker.connected:
+        return []
+    return attach_orphans(state, now, worker)

@@ -1,0 +1,113 @@
+import pytest
+
+from pentimento.dataplane import DataplaneSettings, effects, events
+from pentimento.domain.fleet import Plan, WorkerAssignment
+from pentimento.domain.generation import PlanVersion
+from tests.unit.dataplane.driver import Driver, kinds, only
+
+
+def test_an_arrival_is_journalled_before_it_is_announced(driver: Driver) -> None:
+    assert kinds(driver.arrive()) == [effects.PersistAccepted, effects.PrepareRoute]
+
+    assert kinds(driver.send(events.AcceptPersisted("r1"))) == [effects.Announce, effects.ResolveRoute]
+
+
+def test_a_repeated_arrival_does_nothing(driver: Driver) -> None:
+    driver.arrive()
+
+    assert driver.arrive() == []
+
+
+def test_a_full_queue_rejects_with_a_time_to_come_back() -> None:
+    driver = Driver(DataplaneSettings(queue_limit=2))
+    driver.arrive("r1")
+    driver.arrive("r2")
+
+    reject = only(effects.Reject, driver.arrive("r3"))
+
+    assert (reject.reason, reject.retry_after_ms > 0) == ("QUEUE_FULL", True)
+    assert "2 of 2" in reject.message
+
+
+def test_a_rejected_request_leaves_no_trace() -> None:
+    driver = Driver(DataplaneSettings(queue_limit=0))
+
+    driver.arrive()
+
+    assert not driver.dataplane.state.requests
+    assert driver.dataplane.next_wakeup() is None
+
+
+def test_pools_are_bounded_each_for_itself() -> None:
+    driver = Driver(DataplaneSettings(queue_limit=1))
+    driver.arrive("r1", pool="m")
+
+    assert kinds(driver.arrive("r2", pool="other"))[0] is effects.PersistAccepted
+
+
+def test_the_time_to_come_back_is_predicted_from_the_load() -> None:
+    """One attempt took 4 s; 6 wait for one worker: 24 s of work, half of which must be gone."""
+    driver = Driver(DataplaneSettings(queue_limit=6))
+    driver.worker()
+    run = driver.run("first")
+    driver.now += 4.0
+    driver.send(events.AttemptFinished("first", run.fencing_token))
+    driver.run("second")
+    for number in range(6):
+        driver.queue(f"r{number}")
+
+    reject = only(effects.Reject, driver.arrive("one more"))
+
+    assert reject.retry_after_ms == pytest.approx(12_000)
+    assert driver.dataplane.predicted_wait_s("m") == pytest.approx(24.0)
+
+
+def test_a_pool_with_a_free_credit_predicts_no_wait(driver: Driver) -> None:
+    driver.worker()
+
+    assert driver.dataplane.predicted_wait_s("m") == 0.0
+
+
+def test_an_accept_that_was_dropped_frees_its_place() -> None:
+    driver = Driver(DataplaneSettings(queue_limit=1))
+    driver.arrive("r1")
+
+    driver.send(events.AcceptDropped("r1"))
+
+    assert kinds(driver.arrive("r2"))[0] is effects.PersistAccepted
+
+
+def test_the_route_may_move_a_request_to_another_pool(driver: Driver) -> None:
+    driver.arrive(pool="m")
+    driver.send(events.AcceptPersisted("r1"))
+
+    driver.send(events.RouteResolved("r1", "m-hit", "d", 0.5))
+
+    pools = driver.dataplane.state.pools
+    assert (pools["m"].waiting_count, pools["m-hit"].waiting_count) == (0, 1)
+
+
+def test_draining_takes_nothing_new_and_ends_when_the_last_request_has(driver: Driver) -> None:
+    driver.worker()
+    run = driver.run()
+    assert driver.send(events.DrainRequested()) == []
+    assert only(effects.Reject, driver.arrive("r2")).reason == "DRAINING"
+
+    driver.send(events.AttemptFinished("r1", run.fencing_token))
+    last = driver.send(events.ResultCommitted("r1", run.fencing_token, True))
+
+    assert kinds(last) == [effects.Deliver, effects.CommitCacheEntries, effects.Drained]
+
+
+def test_draining_an_idle_dataplane_ends_at_once(driver: Driver) -> None:
+    assert driver.send(events.DrainRequested()) == [effects.Drained()]
+
+
+def test_the_plan_admits_its_share_evenly() -> None:
+    driver = Driver(DataplaneSettings(queue_limit=100))
+    plan = Plan(PlanVersion(1, 1), (WorkerAssignment("w1", "", "m", 1),), admission_rate=0.75)
+    driver.send(events.PlanReceived(plan))
+
+    verdicts = [kinds(driver.arrive(f"r{number}"))[0] for number in range(8)]
+
+    assert verdicts.count(effects.Reject) == 2

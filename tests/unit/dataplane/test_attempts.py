@@ -1,0 +1,218 @@
+import pytest
+
+from pentimento.dataplane import DataplaneSettings, effects, events
+from pentimento.dataplane.events import FailureKind
+from tests.unit.dataplane.driver import Driver, kinds, only
+
+
+def test_a_picture_is_committed_before_it_is_delivered(driver: Driver) -> None:
+    driver.worker()
+    token = driver.run().fencing_token
+
+    assert kinds(driver.send(events.AttemptFinished("r1", token))) == [effects.CommitResult]
+    assert kinds(driver.send(events.ResultCommitted("r1", token, True))) == [
+        effects.Deliver,
+        effects.CommitCacheEntries,
+    ]
+
+
+def test_the_credit_is_free_again_as_soon_as_the_picture_is_here(driver: Driver) -> None:
+    driver.worker()
+    token = driver.run("r1").fencing_token
+    driver.queue("r2")
+
+    after = driver.send(events.AttemptFinished("r1", token))
+
+    assert only(effects.PersistAttempt, after).request_id == "r2"
+
+
+def test_a_result_that_was_fenced_off_is_not_delivered(driver: Driver) -> None:
+    driver.worker()
+    token = driver.run().fencing_token
+    driver.send(events.AttemptFinished("r1", token))
+
+    after = driver.send(events.ResultCommitted("r1", token, False))
+
+    assert kinds(after) == [effects.ReleaseGrant, effects.DeliverRecorded]
+
+
+def test_an_attempt_that_the_journal_refuses_never_runs(driver: Driver) -> None:
+    driver.worker()
+    token = only(effects.PersistAttempt, driver.queue()).fencing_token
+
+    after = driver.send(events.AttemptPersisted("r1", token, won=False))
+
+    assert kinds(after) == [effects.ReleaseGrant, effects.DeliverRecorded]
+    assert not driver.dataplane.state.workers["w1"].in_flight
+
+
+def test_a_lost_worker_leads_to_a_rerun_elsewhere_under_a_newer_token(driver: Driver) -> None:
+    driver.worker("w1")
+    first = driver.run()
+    driver.worker("w2")
+
+    after = driver.send(events.WorkerLost("w1", 1))
+
+    second = only(effects.PersistAttempt, after)
+    assert (second.worker_id, second.attempt_number) == ("w2", 2)
+    assert second.fencing_token > first.fencing_token
+    assert kinds(after) == [effects.StopAttempt, effects.ReleaseGrant, effects.PersistAttempt]
+
+
+def test_a_broken_stream_counts_like_a_lost_worker(driver: Driver) -> None:
+    driver.worker("w1")
+    first = driver.run()
+    driver.worker("w2")
+
+    after = driver.send(events.AttemptFailed("r1", first.fencing_token, FailureKind.WORKER_LOST))
+
+    assert only(effects.PersistAttempt, after).worker_id == "w2"
+    assert driver.send(events.WorkerLost("w1", 1)) == []
+
+
+def test_the_worker_that_failed_is_not_asked_again_while_another_is_there(driver: Driver) -> None:
+    driver.worker("w1")
+    driver.worker("w2")
+    first = driver.run("r1")
+    other = "w2" if first.worker_id == "w1" else "w1"
+    driver.run("keeps the other busy")
+
+    after = driver.send(events.AttemptFailed("r1", first.fencing_token, FailureKind.WORKER_LOST))
+
+    assert kinds(after) == [effects.ReleaseGrant]
+    busy = driver.dataplane.state.requests["keeps the other busy"]
+    freed = driver.send(events.AttemptFinished(busy.request_id, busy.fencing_token))
+    assert only(effects.PersistAttempt, freed).worker_id == other
+
+
+def test_the_only_worker_is_asked_again(driver: Driver) -> None:
+    driver.worker("w1")
+    first = driver.run()
+
+    after = driver.send(events.AttemptFailed("r1", first.fencing_token, FailureKind.WORKER_LOST))
+
+    assert only(effects.PersistAttempt, after).worker_id == "w1"
+
+
+def test_a_restarted_worker_is_another_process(driver: Driver) -> None:
+    driver.worker("w1", generation=1)
+    driver.run()
+
+    after = driver.worker("w1", generation=2)
+
+    assert only(effects.PersistAttempt, after).attempt_number == 2
+
+
+def test_at_most_two_reruns_follow_lost_workers(driver: Driver) -> None:
+    driver.worker("spare", credit_count=0)
+    driver.worker("w1", generation=1)
+    driver.run()
+    for generation in (2, 3):
+        driver.start(driver.worker("w1", generation=generation))
+
+    end = only(effects.PersistEnd, driver.worker("w1", generation=4))
+
+    assert (end.end, end.reason) == (effects.End.FAILED, "WORKER_LOST")
+
+
+def test_a_suspect_waits_for_a_second_worker_before_it_may_take_another_down() -> None:
+    driver = Driver(DataplaneSettings(suspect_wait_s=10.0))
+    for worker_id in ("w1", "w2", "w3"):
+        driver.worker(worker_id)
+    run = driver.run()
+    run = driver.start(driver.send(events.WorkerLost(run.worker_id, 1)))
+
+    held_back = driver.send(events.WorkerLost(run.worker_id, 1))
+
+    assert effects.PersistAttempt not in kinds(held_back)
+    assert effects.PersistAttempt in kinds(driver.queue("innocent"))
+    assert only(effects.PersistAttempt, driver.worker(run.worker_id, generation=2)).request_id == "r1"
+
+
+def test_a_suspect_does_not_wait_for_ever() -> None:
+    driver = Driver(DataplaneSettings(suspect_losses=1, suspect_wait_s=10.0))
+    driver.worker("w1")
+    driver.worker("w2")
+    run = driver.run()
+    driver.send(events.WorkerLost(run.worker_id, 1))
+    driver.now += 10.0
+
+    assert only(effects.PersistAttempt, driver.send(events.TimePassed())).request_id == "r1"
+
+
+@pytest.mark.parametrize("kind", [FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.GONE])
+def test_a_mismatch_is_queued_again_without_counting(driver: Driver, kind: FailureKind) -> None:
+    driver.worker()
+    run = driver.run()
+    for _ in range(5):
+        failed = driver.send(events.AttemptFailed("r1", run.fencing_token, kind))
+        run = driver.start([*failed, *driver.worker()])
+
+    assert driver.dataplane.state.requests["r1"].losses == 0
+
+
+def test_a_request_that_is_itself_at_fault_fails_at_once(driver: Driver) -> None:
+    driver.worker()
+    token = driver.run().fencing_token
+
+    after = driver.send(events.AttemptFailed("r1", token, FailureKind.FATAL, "NAN_IN_LATENT", "step 3"))
+
+    end = only(effects.PersistEnd, after)
+    assert (end.end, end.reason, end.message) == (effects.End.FAILED, "NAN_IN_LATENT", "step 3")
+
+
+def test_a_worker_lost_before_the_attempt_was_journalled_costs_no_rerun(driver: Driver) -> None:
+    driver.worker()
+    persist = only(effects.PersistAttempt, driver.queue())
+
+    driver.send(events.WorkerLost("w1", 1))
+
+    assert driver.dataplane.state.requests["r1"].losses == 0
+    assert driver.send(events.AttemptPersisted("r1", persist.fencing_token)) == []
+
+
+def test_a_late_result_of_a_silent_worker_is_ignored(driver: Driver) -> None:
+    driver.worker("w1")
+    stale = driver.run()
+    driver.worker("w2")
+    driver.start(driver.send(events.WorkerLost("w1", 1)))
+
+    assert driver.send(events.AttemptFinished("r1", stale.fencing_token)) == []
+
+
+def test_what_a_silent_worker_still_runs_takes_its_credit_when_it_is_back(driver: Driver) -> None:
+    driver.worker("w1")
+    stale = driver.run()
+    driver.send(events.WorkerLost("w1", 1))
+
+    returned = driver.worker("w1", running=frozenset({("r1", stale.fencing_token)}))
+    assert effects.PersistAttempt not in kinds(returned)
+
+    assert only(effects.PersistAttempt, driver.worker("w1")).attempt_number == 2
+
+
+def test_repeated_words_change_nothing(driver: Driver) -> None:
+    driver.worker()
+    token = driver.run().fencing_token
+    driver.send(events.AttemptFinished("r1", token))
+    driver.send(events.ResultCommitted("r1", token, True))
+
+    repeated = (
+        events.AcceptPersisted("r1"),
+        events.AttemptPersisted("r1", token),
+        events.AttemptFinished("r1", token),
+        events.AttemptFailed("r1", token, FailureKind.WORKER_LOST),
+        events.ResultCommitted("r1", token, True),
+        events.EndPersisted("r1", True),
+    )
+    assert [driver.send(event) for event in repeated] == [[]] * len(repeated)
+
+
+def test_tokens_of_a_newer_epoch_are_newer() -> None:
+    tokens = []
+    for epoch in (1, 2):
+        driver = Driver(epoch=epoch)
+        driver.worker(credit_count=1)
+        tokens.append(driver.run().fencing_token)
+
+    assert tokens[1] > tokens[0] + 1000

@@ -1,0 +1,90 @@
+from pentimento.dataplane import effects, events
+from pentimento.dataplane.events import FailureKind, RecoveredRequest
+from tests.unit.dataplane.driver import Driver, kinds, only
+
+
+def recover(driver: Driver, **changes: object) -> list[effects.Effect]:
+    values = {"request_id": "r1", "tenant": "t", "pool": "m", "work": 1.0, "deadline": 1000.0, **changes}
+    return driver.send(events.Recovered((RecoveredRequest(**values),)))  # type: ignore[arg-type]
+
+
+def recover_running(driver: Driver) -> list[effects.Effect]:
+    return recover(driver, routed=True, model_digest="d", attempt_number=1, fencing_token=7, worker_id="w1")
+
+
+def test_a_request_without_a_route_is_routed_now(driver: Driver) -> None:
+    assert kinds(recover(driver)) == [effects.PrepareRoute, effects.ResolveRoute]
+
+
+def test_a_routed_request_waits_for_a_worker(driver: Driver) -> None:
+    recover(driver, routed=True, model_digest="d")
+
+    assert only(effects.PersistAttempt, driver.worker()).attempt_number == 1
+
+
+def test_a_running_attempt_is_attached_to_when_its_worker_shows_up(driver: Driver) -> None:
+    assert recover_running(driver) == []
+
+    attach = only(effects.Attach, driver.worker("w1"))
+
+    assert (attach.fencing_token, attach.attempt_number) == (7, 1)
+    assert kinds(driver.send(events.AttemptFinished("r1", 7))) == [effects.CommitResult]
+
+
+def test_an_attached_attempt_takes_a_credit(driver: Driver) -> None:
+    recover_running(driver)
+    driver.worker("w1", credit_count=1)
+
+    assert driver.queue("r2") == []
+
+
+def test_an_attempt_that_is_gone_runs_again_under_a_newer_token(driver: Driver) -> None:
+    recover_running(driver)
+    driver.worker("w1")
+
+    after = driver.send(events.AttemptFailed("r1", 7, FailureKind.GONE))
+
+    rerun = only(effects.PersistAttempt, after)
+    assert (rerun.fencing_token > 7, rerun.attempt_number) == (True, 2)
+
+
+def test_an_orphan_whose_worker_does_not_come_runs_elsewhere(driver: Driver) -> None:
+    recover_running(driver)
+    driver.worker("w2")
+    driver.now += 3.0
+
+    assert only(effects.PersistAttempt, driver.send(events.TimePassed())).worker_id == "w2"
+
+
+def test_the_worker_of_a_rerun_orphan_is_not_attached_to(driver: Driver) -> None:
+    recover_running(driver)
+    driver.worker("w2")
+    driver.now += 3.0
+    driver.send(events.TimePassed())
+
+    assert driver.worker("w1") == []
+
+
+def test_an_orphan_may_be_cancelled(driver: Driver) -> None:
+    recover_running(driver)
+
+    assert kinds(driver.send(events.CancelRequested("r1"))) == [effects.StopAttempt, effects.PersistEnd]
+    assert driver.worker("w1") == []
+
+
+def test_a_recovered_request_past_its_deadline_expires(driver: Driver) -> None:
+    recover(driver, routed=True, model_digest="d", deadline=99.0)
+
+    assert only(effects.PersistEnd, driver.send(events.TimePassed())).end is effects.End.EXPIRED
+
+
+def test_recovering_twice_takes_a_request_over_once(driver: Driver) -> None:
+    recover(driver)
+
+    assert recover(driver) == []
+
+
+def test_a_worker_that_was_there_before_is_attached_to_at_once(driver: Driver) -> None:
+    driver.worker("w1")
+
+    assert kinds(recover_running(driver)) == [effects.Attach]
