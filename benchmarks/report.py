@@ -7,12 +7,12 @@
         counted("lost", lost, kills, at_most(0, "requests"), samples=rounds),
     ]))
 
-`publish` writes `benchmarks/results/NAME.json`, prints a line for each figure and `figure … target … ok|short` last, and
+`publish` writes `benchmarks/results/NAME.json`, prints a line a figure and `figure … target … ok|short` last, and
 returns the exit code: 0 when every figure reaches its target, 1 when one falls short.
 
-The file: `benchmark, figure, target, ok, machine, commit, at, n, confidence_interval, samples` of the first figure at the
-top, `ok` of all together, and every figure with the same keys under `figures`; `quick` says that the run was a short one,
-`notes` how it was done.
+The file: `benchmark, figure, target, ok, machine, commit, at, n, confidence_interval, samples` of the first figure at
+the top, `ok` of all together, every figure with the same keys under `figures`; `quick` says that the run was a short
+one, `notes` how it was done.
 """
 
 import argparse

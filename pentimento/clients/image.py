@@ -1,6 +1,6 @@
 """Client of the public API."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import grpc.aio
 
@@ -32,15 +32,19 @@ class ImageClient:
 
     async def generate(
         self, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0
-    ) -> AsyncIterator[GenerateEvent]:
+    ) -> AsyncGenerator[GenerateEvent, None]:
         """Accepted, routed, progress, completed."""
         message = pb.GenerateRequest(
             request=request_to_proto(request),
             idempotency_key=idempotency_key,
             preview_interval_steps=preview_interval_steps,
         )
-        async for event in self._stub.Generate(message):
-            yield event_from_proto(event)
+        call = self._stub.Generate(message)
+        try:
+            async for event in call:
+                yield event_from_proto(event)
+        finally:
+            call.cancel()
 
     async def cancel(self, request_id: str, timeout_s: float | None = None) -> RequestState:
         answer = await self._stub.Cancel(pb.CancelRequest(request_id=request_id), timeout=timeout_s)

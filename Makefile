@@ -1,0 +1,98 @@
+# `make demo` and `make test` do all their own set-up in .venv, from a fresh clone. `make help` lists the targets.
+#
+#   PYTHON           the interpreter that makes the venv (3.11 or newer)
+#   DEVICE           cpu (default) or cuda: which build of torch is installed, and where the models run
+#   TORCH_INDEX_URL  an extra package index that has the build of torch you want; PyTorch's installation page names them
+#   PYTEST_ARGS      what `make test` passes to pytest, such as `-k cache -x`
+
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null) python3)
+DEVICE ?= cpu
+TORCH_INDEX_URL ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CONSTRAINTS := constraints/$(DEVICE).txt
+TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints/cpu.txt)
+EXTRA_INDEX := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+# On Linux the CPU build carries a label of its own. Asking for it by name is what keeps gigabytes of CUDA packages away.
+ifeq ($(DEVICE)-$(shell uname -s),cpu-Linux)
+TORCH := $(TORCH)+cpu
+endif
+
+# A stamp file for each thing installed: the second run has nothing to do until what it was made from changes.
+MADE := $(VENV)/.made
+TORCH_READY := $(VENV)/.torch-$(DEVICE)
+DEMO_READY := $(VENV)/.installed-all-$(DEVICE)
+DEV_READY := $(VENV)/.installed-dev-$(DEVICE)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format protos client-wheel bench bench-quick setup clean distclean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: $(DEMO_READY) ## bring the suite up with the tiny models, paint a few pictures through all services, stop it again
+	$(BIN)/python scripts/demo.py
+
+test: $(DEV_READY) ## every test that needs no container engine
+	$(BIN)/python -m pytest -m "not compose" $(PYTEST_ARGS)
+
+lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts and the code generated from them
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict -p pentimento -p services
+	$(BIN)/lint-imports
+	cd protos && ../$(BIN)/buf lint
+	$(BIN)/python scripts/generate_protos.py --check
+
+format: $(DEV_READY) ## put the code into the project's form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: $(DEV_READY) ## regenerate the code of the contracts
+	$(BIN)/python scripts/generate_protos.py
+
+client-wheel: $(DEV_READY) ## dist/pentimento_protos-*.whl: the contracts alone, for clients in Python
+	$(BIN)/python scripts/build_client_wheel.py
+
+BENCHMARKS := golden_diffusers overhead cold_start kill_one
+
+bench: $(DEV_READY) ## every figure, written to benchmarks/results (needs an otherwise idle machine)
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name $(BENCH_ARGS) || short="$$short $$name"; done; \
+	if [ -n "$$short" ]; then echo "short:$$short"; exit 1; fi
+
+bench-quick: ## the same with few samples: shows that they run
+	@$(MAKE) bench BENCH_ARGS=--quick
+
+setup: $(DEV_READY) ## only the set-up of the other targets
+
+$(MADE):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is not. Name one: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -f $(CONSTRAINTS) || { echo "DEVICE must be cpu or cuda, got '$(DEVICE)'"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch before whatever depends on it, so that nothing else chooses its build.
+$(TORCH_READY): $(MADE) $(CONSTRAINTS)
+	@$(PIP) install --quiet $(EXTRA_INDEX) -c $(CONSTRAINTS) "$(TORCH)" || { \
+	  echo "No package index has $(TORCH). Name one that does: make $(MAKECMDGOALS) TORCH_INDEX_URL=…"; \
+	  echo "(PyTorch's installation page lists them), or take the CUDA build: make $(MAKECMDGOALS) DEVICE=cuda"; exit 1; }
+	@rm -f $(VENV)/.torch-* $(VENV)/.installed-* && touch $@
+
+$(DEMO_READY): $(TORCH_READY) pyproject.toml constraints/base.txt
+	$(PIP) install --quiet $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[all]"
+	@touch $@
+
+$(DEV_READY): $(TORCH_READY) pyproject.toml constraints/base.txt
+	$(PIP) install --quiet $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[dev]"
+	@touch $@ $(DEMO_READY)
+
+clean: ## what tests, builds and runs left behind (the venv stays)
+	rm -rf .pentimento demo-pictures build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## the venv too
+	rm -rf $(VENV)

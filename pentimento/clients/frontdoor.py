@@ -1,0 +1,14 @@
+"""Client of what operators ask of the frontdoor; `image` is the public API."""
+
+import grpc.aio
+
+from pentimento.frontdoor.v1 import frontdoor_service_pb2 as pb
+from pentimento.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServiceStub
+
+
+class FrontdoorClient:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = FrontdoorServiceStub(channel)
+
+    async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
+        return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)

@@ -1,0 +1,39 @@
+"""The public client, and the `pentimento` command.
+
+    from pentimento.sdk import Client, ImageRequest
+
+    with Client("127.0.0.1:50400") as client:
+        picture = client.generate(ImageRequest("a red circle left of a blue square", num_inference_steps=20))
+        picture.save("circle.png")
+
+`AsyncClient` is the same for asyncio. Errors are those of `pentimento.domain.errors`. Names are imported when they
+are first used: the command's help needs no grpc.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
+    from pentimento.sdk.blocking import Client
+    from pentimento.sdk.client import AsyncClient
+    from pentimento.sdk.picture import Picture
+    from pentimento.sdk.retries import RetryPolicy
+
+__all__ = ["AsyncClient", "CacheMode", "Client", "ImageFormat", "ImageRequest", "Picture", "RetryPolicy"]
+
+_HOMES = {
+    "AsyncClient": "pentimento.sdk.client",
+    "CacheMode": "pentimento.domain.image_request",
+    "Client": "pentimento.sdk.blocking",
+    "ImageFormat": "pentimento.domain.image_request",
+    "ImageRequest": "pentimento.domain.image_request",
+    "Picture": "pentimento.sdk.picture",
+    "RetryPolicy": "pentimento.sdk.retries",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

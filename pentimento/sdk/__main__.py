@@ -1,0 +1,6 @@
+"""`python -m pentimento.sdk` is the `pentimento` command."""
+
+from pentimento.sdk.command import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The public API for programs without asyncio: the asyncio client on a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from concurrent.futures import CancelledError
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from pentimento.domain.image_request import Explanation, GenerateEvent, ImageRequest, ModelInfo, RequestStatus
+from pentimento.domain.requests import RequestState
+from pentimento.sdk.client import AsyncClient
+from pentimento.sdk.picture import Picture
+from pentimento.sdk.retries import RetryPolicy
+
+T = TypeVar("T")
+
+
+class Client:
+    """`AsyncClient` with blocking methods; safe to share among threads. An interrupt (Ctrl-C) cancels the request."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str = "",
+        tls_ca_file: Path | None = None,
+        retries: RetryPolicy | None = None,
+    ) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pentimento-client", daemon=True)
+        self._thread.start()
+        self._client = self._call(self._open(address, token, tls_ca_file, retries))
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._loop.is_closed():
+            return
+        self._call(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def generate(self, request: ImageRequest, *, idempotency_key: str = "") -> Picture:
+        return self._call(self._client.generate(request, idempotency_key=idempotency_key))
+
+    def stream(
+        self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
+    ) -> Generator[GenerateEvent, None, None]:
+        """Accepted, routed, progress, completed. Leaving the loop early cancels the request."""
+        events = self._client.stream(
+            request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps
+        )
+        try:
+            while (event := self._call(next_or_none(events))) is not None:
+                yield event
+        finally:
+            self._call(events.aclose())
+
+    def cancel(self, request_id: str) -> RequestState:
+        return self._call(self._client.cancel(request_id))
+
+    def get_request(self, request_id: str, *, omit_image: bool = False) -> RequestStatus:
+        return self._call(self._client.get_request(request_id, omit_image=omit_image))
+
+    def explain(self, request: ImageRequest) -> Explanation:
+        return self._call(self._client.explain(request))
+
+    def list_models(self) -> tuple[ModelInfo, ...]:
+        return self._call(self._client.list_models())
+
+    async def _open(
+        self, address: str, token: str, tls_ca_file: Path | None, retries: RetryPolicy | None
+    ) -> AsyncClient:
+        # On the loop's own thread: a channel belongs to the loop it was made on.
+        return AsyncClient(address, token=token, tls_ca_file=tls_ca_file, retries=retries)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+        except CancelledError as error:
+            raise RuntimeError("the client was closed during the call") from error
+
+
+async def next_or_none(events: AsyncGenerator[GenerateEvent, None]) -> GenerateEvent | None:
+    return await anext(events, None)

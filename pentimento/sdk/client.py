@@ -1,0 +1,115 @@
+"""The public API for asyncio programs."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+
+from pentimento.clients.image import ImageClient
+from pentimento.domain.errors import Internal, Unavailable
+from pentimento.domain.image_request import (
+    Accepted,
+    Completed,
+    Explanation,
+    GenerateEvent,
+    ImageRequest,
+    ModelInfo,
+    Progress,
+    RequestStatus,
+    Routed,
+)
+from pentimento.domain.requests import RequestState
+from pentimento.rpc.channel import open_channel
+from pentimento.rpc.settings import RpcChannelSettings
+from pentimento.sdk.picture import Picture
+from pentimento.sdk.retries import RetryPolicy
+
+
+class AsyncClient:
+    """Calls `pentimento.image.v1.ImageService` at `address` (host:port or unix:/path).
+
+    Every request carries an idempotency key, the caller's or one made for it. So a call that the server did not answer
+    (UNAVAILABLE) is made again: the server knows the key and goes on with the first one; nothing is painted twice.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str = "",
+        tls_ca_file: Path | None = None,
+        retries: RetryPolicy | None = None,
+    ) -> None:
+        self._channel = open_channel(address, RpcChannelSettings(tls_ca_file=tls_ca_file), token or None)
+        self._images = ImageClient(self._channel)
+        self._retries = retries or RetryPolicy()
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def generate(
+        self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
+    ) -> Picture:
+        """The finished picture. Cancelling the task cancels the request."""
+        stream = self.stream(request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps)
+        async with aclosing(stream) as events:
+            async for event in events:
+                if isinstance(event, Completed):
+                    return Picture.of(event)
+        raise Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")
+
+    async def stream(
+        self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
+    ) -> AsyncGenerator[GenerateEvent, None]:
+        """Accepted, routed, progress, completed; a retry goes on in the same stream. Close it (`aclose`) to cancel."""
+        key = idempotency_key or uuid.uuid4().hex
+        told = Told()
+        for attempt in range(1, self._retries.tries + 1):
+            try:
+                async with aclosing(self._images.generate(request, key, preview_interval_steps)) as events:
+                    async for event in events:
+                        if told.is_new(event):
+                            yield event
+                return
+            except Unavailable as error:
+                if attempt == self._retries.tries:
+                    raise
+                await asyncio.sleep(self._retries.pause_s(attempt, error.retry_after_ms))
+
+    async def cancel(self, request_id: str) -> RequestState:
+        """Stops a request within one denoising step; the state it is in afterwards."""
+        return await self._images.cancel(request_id)
+
+    async def get_request(self, request_id: str, *, omit_image: bool = False) -> RequestStatus:
+        """NotFound when there is none, or it is another tenant's."""
+        return await self._images.get_request(request_id, omit_image)
+
+    async def explain(self, request: ImageRequest) -> Explanation:
+        """The route that `generate` would take now."""
+        return await self._images.explain(request)
+
+    async def list_models(self) -> tuple[ModelInfo, ...]:
+        return await self._images.list_models()
+
+
+class Told:
+    """What a stream has said already, so that a retry does not say *accepted* and *routed* again."""
+
+    def __init__(self) -> None:
+        self._kinds: set[type[GenerateEvent]] = set()
+
+    def is_new(self, event: GenerateEvent) -> bool:
+        if isinstance(event, Accepted | Routed) and type(event) in self._kinds:
+            return False
+        self._kinds.add(type(event))
+        return isinstance(event, Accepted | Routed | Progress | Completed)

@@ -1,0 +1,121 @@
+"""What `pentimento status` found out, as tables and as JSON."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.fleet import Fleet, ReplicaStatus
+from pentimento.domain.generation import PlanVersion
+from pentimento.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse as FrontdoorStatus
+from pentimento.sdk.picture import as_json
+from pentimento.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsResponse as CacheStatistics
+
+
+@dataclass(frozen=True)
+class SuiteStatus:
+    """A part is None where its process did not answer; `unanswered` says why, by the process's name."""
+
+    fleet: Fleet | None
+    frontdoor: FrontdoorStatus | None
+    cache: CacheStatistics | None
+    unanswered: dict[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        fleet: Fleet | BaseException,
+        frontdoor: FrontdoorStatus | BaseException,
+        cache: CacheStatistics | BaseException,
+    ) -> "SuiteStatus":
+        answers = {"controller": fleet, "frontdoor": frontdoor, "gateway": cache}
+        failed = {name: answer for name, answer in answers.items() if isinstance(answer, BaseException)}
+        for error in failed.values():
+            if not isinstance(error, PentimentoError):
+                raise error
+        return cls(
+            None if isinstance(fleet, BaseException) else fleet,
+            None if isinstance(frontdoor, BaseException) else frontdoor,
+            None if isinstance(cache, BaseException) else cache,
+            {name: str(error) for name, error in failed.items()},
+        )
+
+
+def as_document(status: SuiteStatus) -> dict[str, Any]:
+    def plain(message: Any) -> Any:
+        return None if message is None else MessageToDict(message, preserving_proto_field_name=True)
+
+    return {
+        "fleet": as_json(status.fleet),
+        "frontdoor": plain(status.frontdoor),
+        "cache": plain(status.cache),
+        "unanswered": status.unanswered,
+    }
+
+
+def render(status: SuiteStatus) -> Iterator[RenderableType]:
+    """One table of replicas, then a line for each of plan, queues, requests and cache."""
+    if status.fleet is not None:
+        yield fleet_table(status.fleet)
+        yield Text(
+            f"plan      {version(status.fleet.plan.version)}, {len(status.fleet.plan.assignments)} workers assigned"
+        )
+    if status.frontdoor is not None:
+        yield from frontdoor_lines(status.frontdoor)
+    if status.cache is not None:
+        yield Text(f"cache     {cache_line(status.cache)}")
+    for name, reason in status.unanswered.items():
+        yield Text(f"{name} does not answer: {reason}", style="red")
+
+
+def fleet_table(fleet: Fleet) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("process", "kind", "state", "models", "queue", "running", "done", "failed", "device", "address"):
+        table.add_column(heading, justify="right" if heading in ("queue", "running", "done", "failed") else "left")
+    for replica in sorted(fleet.replicas, key=lambda status: (status.replica.kind.value, status.replica.instance_id)):
+        table.add_row(*fleet_row(replica))
+    return table
+
+
+def fleet_row(status: ReplicaStatus) -> list[RenderableType]:
+    replica = status.replica
+    counts = (status.queue_length, status.running_count, status.completed_count, status.failed_count)
+    return [
+        replica.instance_id,
+        replica.kind.value,
+        state(status),
+        ", ".join(replica.resident_models),
+        *(str(count) for count in counts),
+        replica.device,
+        replica.address,
+    ]
+
+
+def state(status: ReplicaStatus) -> Text:
+    if not status.live:
+        return Text(f"silent for {status.last_report_age_ms / 1000:.0f} s", style="red")
+    return Text("draining", style="yellow") if status.draining else Text("up", style="green")
+
+
+def frontdoor_lines(frontdoor: FrontdoorStatus) -> Iterator[Text]:
+    for pool in frontdoor.pools:
+        queued = f"{pool.queued_count} of {pool.queue_limit_count} queued"
+        yield Text(f"pool      {pool.pool}: {queued}, {pool.running_count} running")
+    counts = f"{frontdoor.accepted_count} accepted, {frontdoor.completed_count} completed, "
+    counts += f"{frontdoor.failed_count} failed, {frontdoor.cancelled_count} cancelled, "
+    yield Text(f"requests  {counts}{frontdoor.rejected_count} rejected, {frontdoor.retried_count} retried")
+
+
+def cache_line(cache: CacheStatistics) -> str:
+    share = f"{cache.hit_count / cache.lookup_count:.0%}" if cache.lookup_count else "none yet"
+    line = f"{cache.entry_count} entries, {cache.size_bytes / 1e6:.1f} MB, {cache.lookup_count} lookups, hits {share}"
+    return line + (", read-only" if cache.read_only else "")
+
+
+def version(plan: PlanVersion) -> str:
+    return f"{plan.leader_epoch}.{plan.sequence}"

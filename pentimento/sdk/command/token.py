@@ -1,0 +1,24 @@
+"""`pentimento token new`."""
+
+import click
+
+from pentimento.domain.identity import DEFAULT_TENANT, Role
+from pentimento.rpc.tokens import GRANTABLE, new_token, token_entry
+
+ROLES = sorted(role.value for role in GRANTABLE)
+
+
+@click.group()
+def token() -> None:
+    """Tokens say which tenant calls and what it may do."""
+
+
+@token.command()
+@click.option("--tenant", default=DEFAULT_TENANT, show_default=True, help="whose pictures and cache entries it sees")
+@click.option("--role", "roles", type=click.Choice(ROLES), multiple=True, default=("user",), show_default=True)
+def new(tenant: str, roles: tuple[str, ...]) -> None:
+    """Makes a token. It goes to stdout and is kept nowhere; the entry for the token file, a digest, goes to stderr."""
+    secret = new_token()
+    click.echo(secret)
+    click.echo("# add to the file that `pentimento up --token-file` names:", err=True)
+    click.echo(token_entry(secret, tenant, frozenset(Role(role) for role in roles)), err=True)

@@ -1,0 +1,99 @@
+"""A finished picture: its bytes as the server sent them, how it came to be, and a PNG that says so itself."""
+
+import dataclasses
+import hashlib
+import io
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import Provenance
+from pentimento.domain.image_request import Completed, ImageFormat
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PROVENANCE_KEYWORD = "pentimento"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """`data` is the encoded image; width and height in pixels."""
+
+    data: bytes = dataclasses.field(repr=False)
+    format: ImageFormat
+    width_px: int
+    height_px: int
+    provenance: Provenance
+
+    @classmethod
+    def of(cls, completed: Completed) -> "Picture":
+        return cls(completed.image, completed.format, completed.width_px, completed.height_px, completed.provenance)
+
+    def to_pil(self) -> "Image":
+        """The picture as a PIL image."""
+        from PIL import Image
+
+        return Image.open(io.BytesIO(self.data))
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the file whole or not at all. A PNG carries its provenance; its pixels stay what they were."""
+        target = Path(path)
+        data = with_provenance(self.data, self.provenance) if self.format is ImageFormat.PNG else self.data
+        fresh = target.with_name(target.name + ".tmp")
+        fresh.write_bytes(data)
+        fresh.replace(target)
+        return target
+
+
+def with_provenance(png: bytes, provenance: Provenance) -> bytes:
+    """The PNG with an iTXt chunk `pentimento` (UTF-8 JSON) after its header."""
+    text = json.dumps(provenance_as_json(provenance), ensure_ascii=False).encode()
+    # Keyword, NUL, not compressed, compression method, empty language tag, empty translated keyword (PNG 1.2, 4.2.3.3).
+    chunk = png_chunk(b"iTXt", PROVENANCE_KEYWORD.encode() + b"\0\0\0\0\0" + text)
+    header_end = len(PNG_SIGNATURE) + 25
+    return png[:header_end] + chunk + png[header_end:]
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def read_provenance(png: bytes) -> dict[str, Any]:
+    """What `with_provenance` wrote. InvalidArgument when the file is no PNG or carries none."""
+    if not png.startswith(PNG_SIGNATURE):
+        raise InvalidArgument.of("png", "must be a PNG file")
+    prefix = PROVENANCE_KEYWORD.encode() + b"\0\0\0\0\0"
+    position = len(PNG_SIGNATURE)
+    while position + 12 <= len(png):
+        (length,) = struct.unpack(">I", png[position : position + 4])
+        data = png[position + 8 : position + 8 + length]
+        if png[position + 4 : position + 8] == b"iTXt" and data.startswith(prefix):
+            return dict(json.loads(data[len(prefix) :]))
+        position += 12 + length
+    raise InvalidArgument.of("png", "must carry a pentimento provenance, it has none")
+
+
+def provenance_as_json(provenance: Provenance) -> dict[str, Any]:
+    """Plain JSON values; image bytes are named by their digest instead of being repeated."""
+    return {field.name: as_json(getattr(provenance, field.name)) for field in dataclasses.fields(provenance)}
+
+
+def as_json(value: Any) -> Any:
+    """A start says which kind it is, since its fields alone do not."""
+    if isinstance(value, bytes):
+        return "sha256:" + hashlib.sha256(value).hexdigest()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple | list):
+        return [as_json(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **fields} if type(value).__name__.startswith("From") else fields
+    return value

@@ -1,0 +1,51 @@
+"""Tokens of a suite that runs with a token file: its processes need one to call each other."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from pentimento.domain.identity import DEFAULT_TENANT, Role
+from pentimento.rpc.tokens import new_token, parse_tokens, token_entry
+from pentimento.settings import SettingsError
+
+LOOK_S = 1.0
+SUITE_ROLES = frozenset({Role.SERVICE, Role.ADMIN})
+
+
+class SuiteTokens:
+    """The operator's entries and one of our own, in a file beside the sockets that only this user can read.
+
+    The own token is made anew at every start and never leaves the machine.
+    """
+
+    def __init__(self, given: Path, directory: Path) -> None:
+        self._given = given
+        self._secret = new_token()
+        self.table = directory / "tokens.toml"
+        self.service_token = directory / "service-token"
+
+    def write(self) -> None:
+        """SettingsError naming the entry that is wrong."""
+        text = self._given.read_text()
+        parse_tokens(text, str(self._given))
+        write_private(self.table, f"{text}\n{token_entry(self._secret, DEFAULT_TENANT, SUITE_ROLES)}")
+        write_private(self.service_token, self._secret + "\n")
+
+    async def follow(self, complain: Callable[[str], None]) -> None:
+        """Takes over changes of the operator's file; a wrong one is complained about, and changes nothing."""
+        version = self._given.stat().st_mtime_ns
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                if (now := self._given.stat().st_mtime_ns) != version:
+                    version = now
+                    self.write()
+            except (OSError, SettingsError) as error:
+                complain(f"{self._given}: {error}")
+
+
+def write_private(path: Path, text: str) -> None:
+    fresh = path.with_name(path.name + ".new")
+    fresh.touch(mode=0o600)
+    fresh.write_text(text)
+    fresh.replace(path)

@@ -1,0 +1,35 @@
+"""What a supervisor that was killed left behind: found by a mark in the environment of every process it started."""
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import psutil
+
+MARK = "PENTIMENTO_SUITE"
+
+
+def marked_processes(state: Path) -> list[psutil.Process]:
+    """Processes of this user, services' own children included, that a supervisor of this state directory started."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == str(state):
+                found.append(process)
+    return found
+
+
+def clean_leftovers(state: Path, sockets: Path, wait_s: float = 5.0) -> int:
+    """Ends them and removes their sockets; call it with the lock held. Returns how many processes there were.
+
+    They are killed, not drained: a supervisor that died took their terminal with it, and what was accepted is in the
+    journal.
+    """
+    processes = marked_processes(state)
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(processes, timeout=wait_s)
+    if sockets.is_dir() and not sockets.is_symlink():
+        shutil.rmtree(sockets, ignore_errors=True)
+    return len(processes)

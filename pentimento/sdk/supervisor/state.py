@@ -1,0 +1,125 @@
+"""The state directory of a suite: its lock, where it can be reached, and the short directory of its sockets."""
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+
+DEFAULT_STATE = Path(".pentimento")
+# Linux takes 107 bytes for the path of a unix socket, macOS 103; the longest name put in the directory has 24.
+MAX_SOCKET_DIRECTORY = 75
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a running suite is reached: `unix:/path` or `host:port`. The token file, if any, opens status calls."""
+
+    frontdoor: str
+    public: str
+    controller: str
+    gateway: str
+    service_token_file: str
+    supervisor_pid: int
+
+
+class StateDirectory:
+    """`path` holds stores, logs, the lock and the endpoint file; `sockets` is a short private directory beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.logs = self.path / "logs"
+        self.sockets = socket_directory(self.path)
+        self._lock: int | None = None
+
+    def acquire(self) -> None:
+        """Takes the state directory until the process ends; FailedPrecondition when another suite has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(exist_ok=True)
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not take_exclusively(lock):
+            owner = os.pread(lock, 32, 0).decode().strip() or "unknown"
+            os.close(lock)
+            raise FailedPrecondition(
+                "SUITE_RUNNING",
+                f"a suite already runs on {self.path} (pid {owner}): stop it, or name another --state-dir",
+            )
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        self._lock = lock
+
+    def release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def owner(self) -> int | None:
+        """Pid of the supervisor that holds the lock; None when nobody does."""
+        try:
+            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int(os.pread(lock, 32, 0).decode().strip() or 0) or None
+        else:
+            return None
+        finally:
+            os.close(lock)
+
+    def publish(self, endpoint: Endpoint) -> None:
+        fresh = self.endpoint_file.with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(endpoint), indent=1) + "\n")
+        fresh.replace(self.endpoint_file)
+
+    def withdraw(self) -> None:
+        self.endpoint_file.unlink(missing_ok=True)
+
+    def endpoint(self) -> Endpoint | None:
+        """Of the suite that runs here; None when there is none, also after a crash left the file behind."""
+        if self.owner() is None:
+            return None
+        try:
+            return Endpoint(**json.loads(self.endpoint_file.read_text()))
+        except FileNotFoundError:
+            return None
+
+    @property
+    def endpoint_file(self) -> Path:
+        return self.path / "endpoint.json"
+
+
+def take_exclusively(lock: int, tries: int = 5) -> bool:
+    """A few tries, because `owner` holds the lock for a moment to see whether it can."""
+    for attempt in range(tries):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02 * (attempt + 1))
+        else:
+            return True
+    return False
+
+
+def socket_directory(state: Path) -> Path:
+    """The same for the same state directory, private to the user, and short whatever the state directory is called."""
+    name = "pentimento-" + hashlib.sha256(f"{os.getuid()}:{state}".encode()).hexdigest()[:12]
+    candidates = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]
+    for base in candidates:
+        if base and Path(base).is_dir() and len(f"{base}/{name}") <= MAX_SOCKET_DIRECTORY:
+            return Path(base) / name
+    raise InvalidArgument.of("TMPDIR", f"must be shorter than {MAX_SOCKET_DIRECTORY - len(name)} characters")
+
+
+def make_private(directory: Path) -> None:
+    """Makes the directory for this user alone; refuses one that somebody else put there."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    found = directory.lstat()
+    if directory.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise FailedPrecondition("SOCKETS_NOT_PRIVATE", f"{directory} must belong to this user alone; remove it")

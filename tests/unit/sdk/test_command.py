@@ -1,0 +1,95 @@
+"""The command line: help without grpc, one-line errors that name the field, exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import FieldViolation, InvalidArgument, NotFound
+from pentimento.rpc.tokens import hash_token, parse_tokens
+from pentimento.sdk.command import SUBCOMMANDS, cli, describe
+from pentimento.sdk.command.generate import parse_size
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pentimento.sdk", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=cwd)
+
+
+def test_help_needs_neither_grpc_nor_torch() -> None:
+    script = "import sys; import pentimento.sdk.command; print({'grpc', 'torch', 'rich', 'PIL'} & set(sys.modules))"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+
+    assert done.stdout.strip() == "set()"
+
+
+def test_supervisor_needs_no_torch() -> None:
+    script = "import sys; import pentimento.sdk.command.up; print({'torch', 'numpy'} & set(sys.modules))"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("name", sorted(SUBCOMMANDS))
+def test_every_subcommand_of_the_list_exists(name: str) -> None:
+    assert cli.get_command(None, name) is not None  # type: ignore[arg-type] # the context is not used
+
+
+def test_without_a_suite_generate_says_what_to_do(tmp_path: Path) -> None:
+    done = run("generate", "a red circle", "--state-dir", str(tmp_path / "none"))
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"pentimento: no suite serves from {tmp_path / 'none'}: start one with `pentimento up`, or name an --address"
+    ]
+
+
+def test_unknown_model_stops_up_with_one_line(tmp_path: Path) -> None:
+    done = run("up", "--model", "no-such-model", "--state-dir", str(tmp_path / "state"))
+
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "no-such-model" in done.stderr
+
+
+def test_wrong_usage_is_exit_code_2() -> None:
+    done = run("generate", "a circle", "--seed", "-1")
+
+    assert done.returncode == 2
+    assert "--seed" in done.stderr
+
+
+def test_new_token_matches_its_entry() -> None:
+    done = run("token", "new", "--tenant", "acme", "--role", "admin")
+
+    entries = parse_tokens(done.stderr, "stderr")
+    assert list(entries) == [hash_token(done.stdout)]
+
+
+def test_description_names_every_field() -> None:
+    violations = (FieldViolation("steps", "must be at most 100"), FieldViolation("size", "must be even"))
+    error = InvalidArgument("INVALID_FIELD", "two fields", violations=violations)
+
+    assert describe(error) == "steps: must be at most 100; size: must be even"
+
+
+def test_description_without_fields_is_the_message() -> None:
+    assert describe(NotFound("X", "no such thing")) == "no such thing"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("64x32", (64, 32)), ("64", (64, 64)), ("64X32", (64, 32)), (None, (None, None))]
+)
+def test_size(text: str | None, size: tuple[int | None, int | None]) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "64x", "64x32x3", "wide"])
+def test_wrong_size_names_the_field(text: str) -> None:
+    with pytest.raises(InvalidArgument) as wrong:
+        parse_size(text)
+
+    assert wrong.value.violations[0].field == "size"

@@ -1,0 +1,84 @@
+"""A saved picture says how it came to be, and its pixels are the server's."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import (
+    Donor,
+    FromLatent,
+    FromNoise,
+    GenerationSpec,
+    InitImage,
+    ObjectReference,
+    Provenance,
+    Route,
+    Scheduler,
+    Start,
+)
+from pentimento.domain.image_request import ImageFormat
+from pentimento.sdk.picture import Picture, provenance_as_json, read_provenance, with_provenance
+
+
+def png() -> bytes:
+    buffer = io.BytesIO()
+    Image.linear_gradient("L").resize((16, 8)).convert("RGB").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def provenance(prompt: str = "a red circle", start: Start | None = None, init: InitImage | None = None) -> Provenance:
+    spec = GenerationSpec(prompt, "", "tiny", 16, 8, 20, 3.0, Scheduler.DDIM, 7, init_image=init)
+    route = Route("route-1", start or FromNoise(), "tiny", "sha256:00")
+    return Provenance("request-1", spec, route, "sha256:00", "worker-1", 3, 1, 20, 0, "0.1.0")
+
+
+@given(prompt=st.text(max_size=200))
+def test_provenance_survives_the_file_for_any_prompt(prompt: str) -> None:
+    expected = provenance_as_json(provenance(prompt))
+
+    assert read_provenance(with_provenance(png(), provenance(prompt))) == expected
+
+
+def test_pixels_are_untouched_and_the_chunk_is_read_by_others() -> None:
+    carried = with_provenance(png(), provenance("ein roter Kreis · 赤い円"))
+
+    with Image.open(io.BytesIO(carried)) as image, Image.open(io.BytesIO(png())) as original:
+        image.load()
+        assert image.tobytes() == original.tobytes()
+        assert json.loads(image.text["pentimento"])["spec"]["prompt"] == "ein roter Kreis · 赤い円"
+
+
+def test_start_says_which_kind_it_is() -> None:
+    start = FromLatent(ObjectReference("k", "sha256:01", 9), 10, 50, 0.5, Donor("entry-1", "sha256:01", 0.9))
+
+    document = provenance_as_json(provenance(start=start))
+
+    assert document["route"]["start"]["kind"] == "FromLatent"
+    assert document["route"]["start"]["donor"]["entry_id"] == "entry-1"
+
+
+def test_init_image_is_named_by_its_digest() -> None:
+    document = provenance_as_json(provenance(init=InitImage(b"image bytes", 0.5)))
+
+    assert document["spec"]["init_image"]["image"].startswith("sha256:")
+
+
+def test_save_leaves_nothing_but_the_file(tmp_path: Path) -> None:
+    picture = Picture(png(), ImageFormat.PNG, 16, 8, provenance())
+
+    picture.save(tmp_path / "picture.png")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
+    assert picture.to_pil().size == (16, 8)
+
+
+@pytest.mark.parametrize("data", [b"", b"GIF89a", png()])
+def test_file_without_provenance_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        read_provenance(data)
