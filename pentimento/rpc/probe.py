@@ -1,0 +1,39 @@
+"""Tells by its exit code whether a process serves: `python -m pentimento.rpc.probe unix:/run/service.sock`.
+
+0 when grpc.health.v1 answers SERVING, 1 with one line on stderr otherwise. Health checks of containers run it through a
+unix socket of the service, where neither TLS nor a token is asked for; an address of host:port is called without TLS.
+"""
+
+import sys
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+DEADLINE_S = 3.0
+
+
+def status_of(address: str, deadline_s: float = DEADLINE_S) -> str:
+    """Name of the health status of the process as a whole, or of the gRPC code that its lack of an answer gave."""
+    with grpc.insecure_channel(address) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = health.Check(health_pb2.HealthCheckRequest(), timeout=deadline_s)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m pentimento.rpc.probe ADDRESS\n")
+        return 2
+    status = status_of(arguments[0])
+    if status == "SERVING":
+        return 0
+    sys.stderr.write(f"{arguments[0]}: {status}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
