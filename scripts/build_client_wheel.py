@@ -27,7 +27,7 @@ The package `pentimento` (the suite itself) holds the same modules: install one 
 import grpc
 from pentimento.image.v1 import image_service_pb2, image_service_pb2_grpc
 
-stub = image_service_pb2_grpc.ImageServiceStub(grpc.insecure_channel("127.0.0.1:50051"))
+stub = image_service_pb2_grpc.ImageServiceStub(grpc.insecure_channel("127.0.0.1:50400"))
 for model in stub.ListModels(image_service_pb2.ListModelsRequest()).models:
     print(model.name)
 ```

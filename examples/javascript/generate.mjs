@@ -8,7 +8,7 @@ import { fileURLToPath } from "node:url";
 import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";
 
-const [prompt, picture, address = "127.0.0.1:50051"] = process.argv.slice(2);
+const [prompt, picture, address = "127.0.0.1:50400"] = process.argv.slice(2);
 if (!picture) {
   console.error("usage: node generate.mjs PROMPT PICTURE [ADDRESS]");
   process.exit(2);

@@ -1,6 +1,6 @@
 """Paints one picture through Pentimento's public gRPC API, with nothing installed but grpcio and protobuf.
 
-    python generate.py "a red circle on a white background" picture.png --address 127.0.0.1:50051
+    python generate.py "a red circle on a white background" picture.png --address 127.0.0.1:50400
 
 `PENTIMENTO_TOKEN` in the environment is sent as the bearer token of a suite that asks for one.
 """
@@ -18,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Paints one picture.")
     parser.add_argument("prompt")
     parser.add_argument("picture", type=pathlib.Path, help="PNG file to write")
-    parser.add_argument("--address", default="127.0.0.1:50051")
+    parser.add_argument("--address", default="127.0.0.1:50400")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
 

@@ -1,0 +1,36 @@
+"""Environments that hold what a stranger installs, and nothing of the suite."""
+
+import re
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+UNREACHABLE = re.compile(
+    r"NameResolutionError|Failed to establish a new connection|Temporary failure in name resolution"
+    r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ETIMEDOUT|ENETUNREACH"
+)
+
+
+def run(command: Sequence[str | Path], folder: Path, *, limit_s: float = 150) -> str:
+    """Output of a command that must succeed; the test is skipped when all that is missing is a package registry."""
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL, check=False
+    )
+    if done.returncode != 0 and UNREACHABLE.search(done.stderr):
+        pytest.skip(f"no package registry can be reached: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def fresh_python(folder: Path, *packages: str | Path) -> Path:
+    """Interpreter of a new venv that holds `packages` and what they need, in the tested versions, and nothing else."""
+    venv.create(folder)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    run([*pip, "install", "--quiet", "--no-compile", "-c", ROOT / "constraints" / "base.txt", *packages], folder)
+    return python

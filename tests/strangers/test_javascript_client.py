@@ -1,0 +1,44 @@
+"""A client in JavaScript that loads the contracts at run time."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.strangers.environment import ROOT, run
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+EXAMPLE = ROOT / "examples" / "javascript"
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Path:
+    """A folder of its own with the example, its packages and the contracts."""
+    if not (shutil.which("node") and shutil.which("npm")):
+        pytest.skip("node and npm are not installed")
+    for name in ("generate.mjs", "package.json", "package-lock.json"):
+        shutil.copyfile(EXAMPLE / name, tmp_path / name)
+    run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"], tmp_path)
+    return tmp_path
+
+
+def test_contracts_loaded_at_run_time_paint_a_picture(
+    client: Path, suite_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENTIMENTO_PROTOS", str(ROOT / "protos"))
+
+    said = run(["node", "generate.mjs", "a blue square on a white background", "picture.png", suite_address], client)
+
+    assert said.startswith("accepted ")
+    assert said.splitlines()[-1].startswith("completed picture.png: ")
+    assert (client / "picture.png").read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_a_refusal_names_the_field(client: Path, suite_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENTIMENTO_PROTOS", str(ROOT / "protos"))
+    command = "node generate.mjs '' picture.png " + suite_address + " 2>&1 || true"
+
+    said = run(["sh", "-c", command], client)
+
+    assert "INVALID_ARGUMENT" in said
+    assert "prompt" in said

@@ -1,0 +1,62 @@
+"""A client in Python that has grpcio, protobuf and the contracts, and never heard of the suite's own packages."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.strangers.environment import ROOT, fresh_python, run
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+EXAMPLE = ROOT / "examples" / "python" / "generate.py"
+INSPECT_WHEEL = """
+import importlib.metadata, importlib.resources, pkgutil
+import google.protobuf.descriptor_pb2 as descriptor
+import pentimento
+modules = [found.name for found in pkgutil.walk_packages(pentimento.__path__, "pentimento.")]
+for name in modules:
+    __import__(name)
+described = descriptor.FileDescriptorSet.FromString(
+    importlib.resources.files("pentimento").joinpath("protos.binpb").read_bytes())
+print(*sorted(file.package for file in described.file if file.package.startswith("pentimento.")))
+print(*sorted(name for name in modules if name.endswith("_pb2_grpc")))
+print(*sorted(one.metadata["Name"].lower().replace("_", "-") for one in importlib.metadata.distributions()))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    return Path(run([sys.executable, ROOT / "scripts" / "build_client_wheel.py", "--output", folder], ROOT).strip())
+
+
+def test_the_client_wheel_brings_every_contract_and_nothing_but_grpcio_and_protobuf(
+    wheel: Path, tmp_path: Path
+) -> None:
+    python = fresh_python(tmp_path / "venv", wheel)
+
+    packages, stubs, installed = run([python, "-I", "-c", INSPECT_WHEEL], tmp_path).splitlines()
+
+    contracts = sorted((ROOT / "protos").rglob("*.proto"))
+    with_service = [path for path in contracts if path.stem.endswith("_service")]
+    assert packages.split() == sorted(".".join(path.parent.relative_to(ROOT / "protos").parts) for path in contracts)
+    assert stubs.split() == sorted(
+        ".".join((*path.parent.relative_to(ROOT / "protos").parts, f"{path.stem}_pb2_grpc")) for path in with_service
+    )
+    assert set(installed.split()) == {"grpcio", "pentimento-protos", "protobuf", "typing-extensions"}
+
+
+def test_stubs_generated_from_the_contracts_paint_a_picture(suite_address: str, tmp_path: Path) -> None:
+    python = fresh_python(tmp_path / "venv", "grpcio", "protobuf", "grpcio-tools")
+    contracts = [str(path.relative_to(ROOT / "protos")) for path in (ROOT / "protos").rglob("*.proto")]
+    compiler = [python, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}"]
+    run([*compiler, f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}", *contracts], tmp_path)
+    shutil.copyfile(EXAMPLE, tmp_path / EXAMPLE.name)
+
+    arguments = ["a red circle on a white background", "picture.png", "--address", suite_address]
+    said = run([python, EXAMPLE.name, *arguments], tmp_path).splitlines()
+
+    assert said[0].startswith("accepted ")
+    assert said[-1].startswith("completed picture.png: ")
+    assert (tmp_path / "picture.png").read_bytes().startswith(PNG_SIGNATURE)
