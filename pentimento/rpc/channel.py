@@ -16,9 +16,8 @@ import grpc
 
 from pentimento.rpc.context import remaining_s
 from pentimento.rpc.credentials import channel_credentials
-from pentimento.rpc.pipeline import AUTHORIZATION, REQUEST_ID
+from pentimento.rpc.metadata import AUTHORIZATION, BEARER, REQUEST_ID
 from pentimento.rpc.settings import RpcChannelSettings, is_unix
-from pentimento.rpc.tokens import SCHEME
 from pentimento.rpc.transport import channel_options
 from pentimento.rpc.watched_file import WatchedFile
 from pentimento.settings import SettingsError
@@ -48,7 +47,7 @@ class GivenToken:
     """A token that stays the same."""
 
     def __init__(self, token: str) -> None:
-        self._value = SCHEME + token
+        self._value = BEARER + token
 
     def authorization(self) -> str | None:
         return self._value
@@ -78,7 +77,7 @@ class FileToken:
             raise SettingsError(f"{self._file.path}: cannot be read: {error}") from error
         if not token or not token.isascii() or not token.isprintable():
             raise SettingsError(f"{self._file.path}: must hold one token of printable ASCII characters")
-        return SCHEME + token
+        return BEARER + token
 
 
 Token = GivenToken | FileToken | NoToken

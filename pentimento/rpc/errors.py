@@ -28,9 +28,9 @@ from google.rpc import error_details_pb2, status_pb2
 
 from pentimento.domain import errors
 from pentimento.domain.errors import FieldViolation, PentimentoError
+from pentimento.rpc.metadata import STATUS_DETAILS
 
 ERROR_DOMAIN = "pentimento"
-DETAILS_KEY = "grpc-status-details-bin"
 # HTTP/2 peers refuse headers above 8 KiB, and the status is one: what is quoted is cut, and all together stays below.
 MAX_MESSAGE_LENGTH = 512
 MAX_ITEM_LENGTH = 256
@@ -127,7 +127,7 @@ def code_from_number(number: int) -> grpc.StatusCode:
 def error_from_rpc(error: grpc.aio.AioRpcError) -> PentimentoError:
     """The domain error behind a failed call, whoever wrote its status. Raise it `from error`."""
     trailing = error.trailing_metadata()
-    packed = trailing.get(DETAILS_KEY) if trailing is not None else None
+    packed = trailing.get(STATUS_DETAILS) if trailing is not None else None
     if isinstance(packed, bytes):
         try:
             ours = from_status(status_pb2.Status.FromString(packed))

@@ -29,7 +29,8 @@ from pentimento.domain.errors import (
 from pentimento.domain.identity import Role
 from pentimento.rpc import context as call_context
 from pentimento.rpc.access import authorise
-from pentimento.rpc.errors import DETAILS_KEY, code_of, to_status, unexpected
+from pentimento.rpc.errors import code_of, to_status, unexpected
+from pentimento.rpc.metadata import AUTHORIZATION, REQUEST_ID, STATUS_DETAILS
 from pentimento.rpc.meter import MethodMeter
 from pentimento.rpc.tokens import Identities
 from pentimento.telemetry.request_id import accept_request_id, request_id
@@ -41,8 +42,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # A grpc.RpcMethodHandler; its stub makes every attribute optional, where the two flags say which one is set.
 Handler = Any
 
-AUTHORIZATION = "authorization"
-REQUEST_ID = "x-request-id"
 RETRY_AFTER_OVERLOAD_MS = 250
 
 
@@ -124,7 +123,7 @@ class Pipeline:
         started = time.perf_counter()
         code = grpc.StatusCode.OK
         method.meter.begin()
-        self._running_count += 1
+        self._running_count += method.limited
         try:
             self._admit(method, context)
             return await work()
@@ -139,7 +138,7 @@ class Pipeline:
             code = code_of(known)
             await abort(context, known)
         finally:
-            self._running_count -= 1
+            self._running_count -= method.limited
             method.meter.end(code.name, time.perf_counter() - started)
 
     def _admit(self, method: Method, context: Context) -> None:
@@ -230,7 +229,7 @@ def first_of(group: ExceptionGroup[Exception]) -> Exception:
 
 async def abort(context: Context, error: PentimentoError) -> NoReturn:
     status = to_status(error)
-    trailing = ((DETAILS_KEY, status.SerializeToString()), (REQUEST_ID, request_id.get()))
+    trailing = ((STATUS_DETAILS, status.SerializeToString()), (REQUEST_ID, request_id.get()))
     await context.abort(code_of(error), status.message, trailing)
 
 

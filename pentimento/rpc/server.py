@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from pentimento.domain.identity import Role
 from pentimento.rpc import health
 from pentimento.rpc.access import ANY_TOKEN, allowed_roles
 from pentimento.rpc.credentials import server_credentials
+from pentimento.rpc.lifecycle import StopSignals, completes
 from pentimento.rpc.pipeline import Handler, Limits, Pipeline
 from pentimento.rpc.settings import RpcServerSettings, is_unix
 from pentimento.rpc.tokens import open_identities
@@ -99,19 +99,21 @@ class RpcServer:
     async def start(self) -> None:
         """Listens, health NOT_SERVING, and fills in `bound_addresses`. SettingsError when an address cannot be had."""
         self._add_kit_services()
-        self.bound_addresses = tuple(self._bind(address) for address in self.settings.listen)
-        await self._server.start()
         try:
-            self._metrics = start_metrics_server(self.settings.metrics_listen)
-        except OSError as error:
-            await self._server.stop(None)
-            raise SettingsError(f"--metrics-listen {self.settings.metrics_listen}: {error.strerror}") from error
+            for address in self.settings.listen:
+                self.bound_addresses += (self._bind(address),)
+            await self._server.start()
+            self._metrics = open_metrics(self.settings.metrics_listen)
+        except BaseException:
+            await self.stop()
+            raise
         logger.info("listening", extra={"addresses": ",".join(self.bound_addresses)})
 
     def _bind(self, address: str) -> str:
+        """The address it really has: port 0 is replaced by the one that was free."""
         try:
             if is_unix(address):
-                with claimed_socket(Path(address.removeprefix("unix:"))):
+                with claimed_socket(unix_path(address)):
                     self._server.add_insecure_port(address)
                 return address
             if self._credentials is not None:
@@ -139,11 +141,17 @@ class RpcServer:
             await asyncio.wait({stopping}, timeout=min(grace_s, STREAM_GRACE_S))
         await self._server.stop(None)
         await stopping
-        if self._metrics is not None:
-            self._metrics.close()
-        for address in self.settings.listen:
+        self._release()
+
+    def _release(self) -> None:
+        """Gives back what outlives the gRPC server; once, since a successor may own the paths already."""
+        bound, self.bound_addresses = self.bound_addresses, ()
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            metrics.close()
+        for address in bound:
             if is_unix(address):
-                Path(address.removeprefix("unix:")).unlink(missing_ok=True)
+                unix_path(address).unlink(missing_ok=True)
 
     async def run_until_stopped(
         self, warm: Callable[[], Awaitable[None]], drain: Callable[[], Awaitable[None]]
@@ -154,62 +162,37 @@ class RpcServer:
         third the process. SIGHUP reads the token file again. What `warm` raises stops the server and is raised.
         """
         configure_logging(self.service, self.instance_id, self.settings.log_level, self.settings.log_format)
-        asked, insisted = asyncio.Event(), asyncio.Event()
-        with self._signals(asked, insisted):
+        with StopSignals(self._identities.reload) as signals:
             await self.start()
             try:
-                if await self._completes(warm, asked):
+                if await completes(warm, signals.asked):
                     self.set_serving()
                     logger.info("serving")
-                    await asked.wait()
-                    await self._drain(drain, insisted)
+                    await signals.asked.wait()
+                    await completes(lambda: self._drain(drain), signals.insisted)
             finally:
-                await self.stop(0.0)
+                await self.stop()
                 logger.info("stopped")
 
-    async def _drain(self, drain: Callable[[], Awaitable[None]], insisted: asyncio.Event) -> None:
+    async def _drain(self, drain: Callable[[], Awaitable[None]]) -> None:
+        """Lets running work end, within `drain_timeout_s` for everything."""
         self.set_not_serving()
         logger.info("draining", extra={"timeout_s": self.settings.drain_timeout_s})
         end = time.monotonic() + self.settings.drain_timeout_s
         try:
             async with asyncio.timeout(self.settings.drain_timeout_s):
-                await self._completes(drain, insisted)
+                await drain()
         except TimeoutError:
             logger.warning("work was left when the drain timed out")
-        await self._completes(lambda: self.stop(max(end - time.monotonic(), 0.0)), insisted)
+        await self.stop(max(end - time.monotonic(), 0.0))
 
-    async def _completes(self, work: Callable[[], Awaitable[None]], interrupt: asyncio.Event) -> bool:
-        """Runs `work` until it is done (True; raises what it raises) or until the event interrupts it (False)."""
-        working = asyncio.ensure_future(work())
-        interrupted = asyncio.ensure_future(interrupt.wait())
-        try:
-            await asyncio.wait({working, interrupted}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-            return working.done()
-        finally:
-            interrupted.cancel()
-            working.cancel()
-            await asyncio.gather(working, interrupted, return_exceptions=True)
 
-    @contextlib.contextmanager
-    def _signals(self, asked: asyncio.Event, insisted: asyncio.Event) -> Any:
-        loop = asyncio.get_running_loop()
-        stops = (signal.SIGTERM, signal.SIGINT)
+def unix_path(address: str) -> Path:
+    return Path(address.removeprefix("unix:"))
 
-        def on_stop() -> None:
-            if asked.is_set():
-                insisted.set()
-                for number in stops:
-                    loop.remove_signal_handler(number)
-                    signal.signal(number, signal.SIG_DFL)
-            asked.set()
 
-        for number in stops:
-            loop.add_signal_handler(number, on_stop)
-        loop.add_signal_handler(signal.SIGHUP, self._identities.reload)
-        try:
-            yield
-        finally:
-            for number in (*stops, signal.SIGHUP):
-                loop.remove_signal_handler(number)
+def open_metrics(listen: str) -> MetricsServer | None:
+    try:
+        return start_metrics_server(listen)
+    except OSError as error:
+        raise SettingsError(f"--metrics-listen {listen}: {error.strerror}") from error

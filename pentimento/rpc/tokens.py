@@ -23,12 +23,12 @@ from typing import Any
 
 from pentimento.domain.errors import Unauthenticated
 from pentimento.domain.identity import OPEN_CALLER, Caller, Role
+from pentimento.rpc.metadata import BEARER
 from pentimento.rpc.watched_file import WatchedFile
 from pentimento.settings import SettingsError
 
 logger = logging.getLogger(__name__)
 
-SCHEME = "Bearer "
 DIGEST = re.compile(r"[0-9a-f]{64}")
 GRANTABLE = frozenset({Role.USER, Role.SERVICE, Role.ADMIN})
 ENTRY_KEYS = frozenset({"sha256", "tenant", "roles"})
@@ -103,9 +103,9 @@ class TokenFile:
             self.reload()
         if authorization is None:
             return None
-        if not isinstance(authorization, str) or not authorization.startswith(SCHEME):
+        if not isinstance(authorization, str) or not authorization.startswith(BEARER):
             raise Unauthenticated("MALFORMED_TOKEN", 'metadata "authorization" must be "Bearer <token>"')
-        caller = self._find(hash_token(authorization.removeprefix(SCHEME)))
+        caller = self._find(hash_token(authorization.removeprefix(BEARER)))
         if caller is None:
             raise Unauthenticated("UNKNOWN_TOKEN", "the token is not known")
         return caller
