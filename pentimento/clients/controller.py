@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
+from pentimento.clients.errors import domain_errors
 from pentimento.clients.messages.fleet import plan_from_proto, replica_to_proto
 from pentimento.clients.messages.generation import plan_version_to_proto
 from pentimento.clients.messages.reports import fleet_from_proto, lease_from_proto, report_to_proto
@@ -21,21 +22,26 @@ class ControllerClient:
 
     async def register(self, replica: Replica, timeout_s: float | None = None) -> Lease:
         request = pb.RegisterRequest(replica=replica_to_proto(replica))
-        return lease_from_proto(await self._stub.Register(request, timeout=timeout_s))
+        with domain_errors():
+            return lease_from_proto(await self._stub.Register(request, timeout=timeout_s))
 
     async def report(self, report: ReplicaReport, timeout_s: float | None = None) -> int:
         """The leader's epoch. NotFound asks the replica to register anew."""
-        return (await self._stub.Report(report_to_proto(report), timeout=timeout_s)).leader_epoch
+        with domain_errors():
+            return (await self._stub.Report(report_to_proto(report), timeout=timeout_s)).leader_epoch
 
     async def deregister(self, instance_id: str, generation: int, timeout_s: float | None = None) -> None:
         request = pb.DeregisterRequest(instance_id=instance_id, generation=generation)
-        await self._stub.Deregister(request, timeout=timeout_s)
+        with domain_errors():
+            await self._stub.Deregister(request, timeout=timeout_s)
 
     async def watch_plan(self, instance_id: str, have: PlanVersion | None = None) -> AsyncIterator[Plan]:
         """The plan in force, then each newer one; `have` leaves out what the caller holds already."""
         version = plan_version_to_proto(have) if have else None
-        async for message in self._stub.WatchPlan(pb.WatchPlanRequest(instance_id=instance_id, have=version)):
-            yield plan_from_proto(message.plan)
+        with domain_errors():
+            async for message in self._stub.WatchPlan(pb.WatchPlanRequest(instance_id=instance_id, have=version)):
+                yield plan_from_proto(message.plan)
 
     async def fleet(self, timeout_s: float | None = None) -> Fleet:
-        return fleet_from_proto(await self._stub.GetFleet(pb.GetFleetRequest(), timeout=timeout_s))
+        with domain_errors():
+            return fleet_from_proto(await self._stub.GetFleet(pb.GetFleetRequest(), timeout=timeout_s))

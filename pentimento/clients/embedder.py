@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import grpc.aio
 
+from pentimento.clients.errors import domain_errors
 from pentimento.clients.messages.cache import embedding_from_proto
 from pentimento.domain.embedding import Embedding
 from pentimento.embedder.v1 import embedder_service_pb2 as pb
@@ -17,13 +18,16 @@ class EmbedderClient:
         self._stub = EmbedderServiceStub(channel)
 
     async def embed_text(self, texts: Sequence[str], timeout_s: float | None = None) -> tuple[Embedding, ...]:
-        answer = await self._stub.EmbedText(pb.EmbedTextRequest(texts=texts), timeout=timeout_s)
+        with domain_errors():
+            answer = await self._stub.EmbedText(pb.EmbedTextRequest(texts=texts), timeout=timeout_s)
         return tuple(embedding_from_proto(vector, answer.encoder_digest) for vector in answer.embeddings)
 
     async def embed_image(self, images: Sequence[bytes], timeout_s: float | None = None) -> tuple[Embedding, ...]:
         """`images` are PNG, JPEG or WebP."""
-        answer = await self._stub.EmbedImage(pb.EmbedImageRequest(images=images), timeout=timeout_s)
+        with domain_errors():
+            answer = await self._stub.EmbedImage(pb.EmbedImageRequest(images=images), timeout=timeout_s)
         return tuple(embedding_from_proto(vector, answer.encoder_digest) for vector in answer.embeddings)
 
     async def info(self, timeout_s: float | None = None) -> pb.GetInfoResponse:
-        return await self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout_s)
+        with domain_errors():
+            return await self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout_s)

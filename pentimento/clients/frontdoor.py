@@ -2,6 +2,7 @@
 
 import grpc.aio
 
+from pentimento.clients.errors import domain_errors
 from pentimento.frontdoor.v1 import frontdoor_service_pb2 as pb
 from pentimento.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServiceStub
 
@@ -11,4 +12,5 @@ class FrontdoorClient:
         self._stub = FrontdoorServiceStub(channel)
 
     async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
-        return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+        with domain_errors():
+            return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import grpc.aio
 
+from pentimento.clients.errors import domain_errors
 from pentimento.clients.messages.cache import embedding_to_proto, scope_to_proto
 from pentimento.clients.messages.generation import (
     attempt_to_proto,
@@ -39,7 +40,8 @@ class GatewayClient:
             encoder_digest=embedding.encoder_digest,
             quality=quality,
         )
-        answer = await self._stub.Lookup(request, timeout=timeout_s)
+        with domain_errors():
+            answer = await self._stub.Lookup(request, timeout=timeout_s)
         nearest = answer.nearest_similarity if answer.HasField("nearest_similarity") else None
         return LookupAnswer(start_from_proto(answer.start), answer.reason, nearest, answer.search_skipped)
 
@@ -55,7 +57,8 @@ class GatewayClient:
         request = pb.ReserveRequest(
             scope=scope_to_proto(scope), attempt=attempt_to_proto(attempt), resume_steps=resume_steps, image=image
         )
-        answer = await self._stub.Reserve(request, timeout=timeout_s)
+        with domain_errors():
+            answer = await self._stub.Reserve(request, timeout=timeout_s)
         return grant_from_proto(answer.grant) if answer.HasField("grant") else None
 
     async def commit(
@@ -79,14 +82,18 @@ class GatewayClient:
             encoder_digest=text_embedding.encoder_digest,
             ancestor_depth=ancestor_depth,
         )
-        return (await self._stub.Commit(request, timeout=timeout_s)).entry_id
+        with domain_errors():
+            return (await self._stub.Commit(request, timeout=timeout_s)).entry_id
 
     async def release(self, grant_id: str, timeout_s: float | None = None) -> None:
-        await self._stub.Release(pb.ReleaseRequest(grant_id=grant_id), timeout=timeout_s)
+        with domain_errors():
+            await self._stub.Release(pb.ReleaseRequest(grant_id=grant_id), timeout=timeout_s)
 
     async def report_bad_object(self, entry_id: str, key: str, detail: str, timeout_s: float | None = None) -> None:
         request = pb.ReportBadObjectRequest(entry_id=entry_id, key=key, detail=detail)
-        await self._stub.ReportBadObject(request, timeout=timeout_s)
+        with domain_errors():
+            await self._stub.ReportBadObject(request, timeout=timeout_s)
 
     async def statistics(self, timeout_s: float | None = None) -> pb.GetStatisticsResponse:
-        return await self._stub.GetStatistics(pb.GetStatisticsRequest(), timeout=timeout_s)
+        with domain_errors():
+            return await self._stub.GetStatistics(pb.GetStatisticsRequest(), timeout=timeout_s)

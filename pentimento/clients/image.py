@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 
 import grpc.aio
 
+from pentimento.clients.errors import domain_errors
 from pentimento.clients.messages.enumerations import REQUEST_STATES
 from pentimento.clients.messages.image import (
     event_from_proto,
@@ -41,25 +42,30 @@ class ImageClient:
         )
         call = self._stub.Generate(message)
         try:
-            async for event in call:
-                yield event_from_proto(event)
+            with domain_errors():
+                async for event in call:
+                    yield event_from_proto(event)
         finally:
             call.cancel()
 
     async def cancel(self, request_id: str, timeout_s: float | None = None) -> RequestState:
-        answer = await self._stub.Cancel(pb.CancelRequest(request_id=request_id), timeout=timeout_s)
+        with domain_errors():
+            answer = await self._stub.Cancel(pb.CancelRequest(request_id=request_id), timeout=timeout_s)
         return REQUEST_STATES.from_proto(answer.state)
 
     async def get_request(
         self, request_id: str, omit_image: bool = False, timeout_s: float | None = None
     ) -> RequestStatus:
         message = pb.GetRequestRequest(request_id=request_id, omit_image=omit_image)
-        return status_from_proto(await self._stub.GetRequest(message, timeout=timeout_s))
+        with domain_errors():
+            return status_from_proto(await self._stub.GetRequest(message, timeout=timeout_s))
 
     async def explain(self, request: ImageRequest, timeout_s: float | None = None) -> Explanation:
         message = pb.ExplainRequest(request=request_to_proto(request))
-        return explanation_from_proto(await self._stub.Explain(message, timeout=timeout_s))
+        with domain_errors():
+            return explanation_from_proto(await self._stub.Explain(message, timeout=timeout_s))
 
     async def list_models(self, timeout_s: float | None = None) -> tuple[ModelInfo, ...]:
-        answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
+        with domain_errors():
+            answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
         return tuple(model_from_proto(model) for model in answer.models)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
+from pentimento.clients.errors import domain_errors
 from pentimento.clients.messages.fleet import credits_from_proto, execute_event_from_proto
 from pentimento.clients.messages.generation import (
     attempt_to_proto,
@@ -25,8 +26,9 @@ class WorkerClient:
 
     async def watch_credits(self, frontdoor_id: str, frontdoor_epoch: int) -> AsyncIterator[WorkerCredits]:
         request = pb.WatchCreditsRequest(frontdoor_id=frontdoor_id, frontdoor_epoch=frontdoor_epoch)
-        async for message in self._stub.WatchCredits(request):
-            yield credits_from_proto(message)
+        with domain_errors():
+            async for message in self._stub.WatchCredits(request):
+                yield credits_from_proto(message)
 
     async def execute(
         self,
@@ -51,8 +53,9 @@ class WorkerClient:
             cache_grant=grant_to_proto(cache_grant) if cache_grant else None,
             image_format=image_format,
         )
-        async for message in self._stub.Execute(request):
-            yield execute_event_from_proto(message)
+        with domain_errors():
+            async for message in self._stub.Execute(request):
+                yield execute_event_from_proto(message)
 
     async def attach(
         self, request_id: str, fencing_token: int, frontdoor_id: str, frontdoor_epoch: int
@@ -64,13 +67,16 @@ class WorkerClient:
             frontdoor_id=frontdoor_id,
             frontdoor_epoch=frontdoor_epoch,
         )
-        async for message in self._stub.Attach(request):
-            yield execute_event_from_proto(message)
+        with domain_errors():
+            async for message in self._stub.Attach(request):
+                yield execute_event_from_proto(message)
 
     async def cancel(self, request_id: str, fencing_token: int, timeout_s: float | None = None) -> bool:
         """True when the attempt was queued or running there."""
         request = pb.CancelAttemptRequest(request_id=request_id, fencing_token=fencing_token)
-        return (await self._stub.CancelAttempt(request, timeout=timeout_s)).found
+        with domain_errors():
+            return (await self._stub.CancelAttempt(request, timeout=timeout_s)).found
 
     async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
-        return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+        with domain_errors():
+            return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)

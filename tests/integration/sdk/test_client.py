@@ -1,0 +1,181 @@
+"""The public client against a real server that plays a script."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pentimento.clients.messages.image import event_to_proto
+from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
+from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
+from pentimento.domain.image_request import Accepted, Completed, ImageFormat, ImageRequest, Progress
+from pentimento.image.v1 import image_service_pb2 as pb
+from pentimento.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
+from pentimento.rpc.server import RpcServer
+from pentimento.rpc.settings import RpcServerSettings
+from pentimento.sdk import AsyncClient, Client, RetryPolicy
+
+Script = Callable[[], AsyncIterator[pb.GenerateResponse]]
+ACCEPTED = pb.GenerateResponse(accepted=pb.Accepted(request_id="request-1"))
+REPLAYED = pb.GenerateResponse(accepted=pb.Accepted(request_id="request-1", replayed=True))
+SPEC = GenerationSpec("a circle", "", "tiny", 16, 8, 20, 3.0, Scheduler.DDIM, 7)
+PROVENANCE = Provenance(
+    "request-1", SPEC, Route("r", FromNoise(), "tiny", "sha256:0"), "sha256:0", "w", 1, 1, 20, 0, "1"
+)
+COMPLETED = event_to_proto(Completed("request-1", b"image", ImageFormat.PNG, 16, 8, PROVENANCE))
+QUICK = RetryPolicy(tries=3, first_pause_s=0.01, max_pause_s=0.02)
+
+
+@dataclass
+class ScriptedImageService:
+    """Each call of Generate plays the next script."""
+
+    scripts: list[Script]
+    keys: list[str] = field(default_factory=list)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def Generate(self, request: pb.GenerateRequest, context: object) -> AsyncIterator[pb.GenerateResponse]:
+        self.keys.append(request.idempotency_key)
+        try:
+            async for event in self.scripts.pop(0)():
+                yield event
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def _unused(self, request: object, context: object) -> None:
+        raise AssertionError("not part of the script")
+
+    Cancel = GetRequest = Explain = ListModels = _unused
+
+
+def plays(*events: pb.GenerateResponse, then: PentimentoError | None = None) -> Script:
+    async def script() -> AsyncIterator[pb.GenerateResponse]:
+        for event in events:
+            yield event
+        if then is not None:
+            raise then
+
+    return script
+
+
+async def for_ever() -> AsyncIterator[pb.GenerateResponse]:
+    yield ACCEPTED
+    step = 0
+    while True:
+        step += 1
+        yield pb.GenerateResponse(progress=pb.Progress(step=step, step_count=1_000_000))
+        await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def serving(service: ScriptedImageService, tmp_path: Path) -> AsyncIterator[str]:
+    address = f"unix:{tmp_path}/s"
+    server = RpcServer(RpcServerSettings(listen=(address,)), "frontdoor")
+    server.add(add_ImageServiceServicer_to_server, service, "pentimento.image.v1.ImageService")
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop()
+
+
+async def picture_from(address: str, key: str = "") -> bytes:
+    async with AsyncClient(address, retries=QUICK) as client:
+        return (await client.generate(ImageRequest("a circle"), idempotency_key=key)).data
+
+
+async def test_unavailable_is_retried_under_the_same_key(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(then=Unavailable("DOWN", "down")), plays(REPLAYED, COMPLETED)])
+
+    async with serving(service, tmp_path) as address:
+        image = await picture_from(address)
+
+    assert image == b"image"
+    assert len(service.keys) == 2
+    assert len(set(service.keys)) == 1
+    assert service.keys[0]
+
+
+async def test_stream_that_breaks_goes_on_without_saying_accepted_twice(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(ACCEPTED, then=Unavailable("DOWN", "down")), plays(REPLAYED, COMPLETED)])
+
+    async with serving(service, tmp_path) as address, AsyncClient(address, retries=QUICK) as client:
+        events = [type(event).__name__ async for event in client.stream(ImageRequest("a circle"))]
+
+    assert events == ["Accepted", "Completed"]
+
+
+async def test_callers_own_key_is_used(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(ACCEPTED, COMPLETED)])
+
+    async with serving(service, tmp_path) as address:
+        await picture_from(address, key="order-7")
+
+    assert service.keys == ["order-7"]
+
+
+async def test_retries_end(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(then=Unavailable("DOWN", "down")) for _ in range(5)])
+
+    async with serving(service, tmp_path) as address:
+        with pytest.raises(Unavailable):
+            await picture_from(address)
+
+    assert len(service.keys) == QUICK.tries
+
+
+async def test_wrong_field_is_not_retried_and_is_named(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(then=InvalidArgument.of("prompt", "must not be empty"))])
+
+    async with serving(service, tmp_path) as address:
+        with pytest.raises(InvalidArgument) as wrong:
+            await picture_from(address)
+
+    assert wrong.value.violations[0].field == "prompt"
+    assert len(service.keys) == 1
+
+
+async def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable):
+        await picture_from(f"unix:{tmp_path}/nobody")
+
+
+async def test_closing_the_stream_cancels_on_the_server(tmp_path: Path) -> None:
+    service = ScriptedImageService([for_ever])
+
+    async with serving(service, tmp_path) as address, AsyncClient(address) as client:
+        async with aclosing(client.stream(ImageRequest("a circle"))) as events:
+            assert isinstance(await anext(events), Accepted)
+        await asyncio.wait_for(service.cancelled.wait(), 10)
+
+
+async def test_blocking_client_streams_and_cancels_by_closing(tmp_path: Path) -> None:
+    service = ScriptedImageService([for_ever])
+
+    def first_progress(address: str) -> Progress:
+        with Client(address) as client:
+            events = client.stream(ImageRequest("a circle"))
+            found = next(event for event in events if isinstance(event, Progress))
+            events.close()
+            return found
+
+    async with serving(service, tmp_path) as address:
+        progress = await asyncio.to_thread(first_progress, address)
+        await asyncio.wait_for(service.cancelled.wait(), 10)
+
+    assert progress.step == 1
+
+
+async def test_blocking_client_returns_the_picture(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(ACCEPTED, COMPLETED)])
+
+    def paint(address: str) -> bytes:
+        with Client(address) as client:
+            return client.generate(ImageRequest("a circle")).data
+
+    async with serving(service, tmp_path) as address:
+        assert await asyncio.to_thread(paint, address) == b"image"
