@@ -1,13 +1,13 @@
 """How a replica stays in the fleet: it registers, reports, and says when it goes.
 
     registration = Registration(controller, replica=lambda: ..., report=lambda: ...)
-    task = asyncio.create_task(registration.run())      # once the service is warm
-    ...
-    registration.report_soon()                          # optional: what the report says has just changed (draining)
-    await registration.close()                          # deregisters, within `RegistrationTiming.close_timeout_s`
+    registration.start()            # once the service is warm; or `run()` where a task is at hand
+    registration.report_soon()      # optional: what the report says has just changed (draining)
+    await registration.close()      # deregisters, within `RegistrationTiming.close_timeout_s`
 
-`run` never raises and never holds the service up: a controller that is away, restarted or talking nonsense costs log lines
-only. The controller's state is soft, so NOT_FOUND to a report means that it restarted, and the replica registers again.
+`run` never raises and never holds the service up: a controller that is away, restarted or talking nonsense costs
+log lines only. The controller's state is soft, so NOT_FOUND to a report means that it restarted, and the replica
+registers again.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class RegistrationTiming:
 
 
 def generation_at(clock: Clock) -> int:
-    """Milliseconds of wall time at the start of a process: grows from start to start of an instance, without any state."""
+    """Wall milliseconds at the start of a process: grows from start to start of an instance, without any state."""
     return int(clock.wall() * 1000)
 
 
@@ -82,11 +82,16 @@ class Registration:
         """Whether the last call to the controller was answered and it knows this replica."""
         return self._lease is not None and self._failures == 0
 
+    def start(self) -> None:
+        """Begin to keep the replica registered, in a task that `close` ends (changes state)."""
+        if self._loop is None and not self._closed:
+            self._loop = asyncio.create_task(self._keep_registered(), name="registration")
+
     async def run(self) -> None:
         """Keep the replica registered until `close`, or until the calling task is cancelled."""
-        if self._closed:
+        self.start()
+        if self._loop is None:
             return
-        self._loop = asyncio.create_task(self._keep_registered())
         try:
             await asyncio.wait({self._loop})
         finally:
@@ -159,7 +164,7 @@ class Registration:
         return self._interval_s()
 
     def _interval_s(self) -> float:
-        """What the lease asks for, unless it is nonsense: reports come at least twice a lease, within our own limits."""
+        """What the lease asks for, unless it is nonsense: at least two reports a lease, within our own limits."""
         timing, lease = self._timing, self._lease
         if lease is None or not _is_positive(lease.report_interval_ms) or not _is_positive(lease.lease_ms):
             return timing.default_interval_s

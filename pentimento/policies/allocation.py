@@ -1,0 +1,129 @@
+"""Which worker holds which model, which pool takes which share: pure functions from a context to a decision.
+
+An allocator is a function of its context alone. What it wants to remember (the integral of a PID controller, the time
+of the last switch) it returns in `AllocationDecision.memory` and finds again in `AllocationContext.last`. Here:
+`hold_resident`, which lets every worker keep what it holds.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pentimento.domain.fleet import PoolPlan, Replica, ReplicaKind, ReplicaReport, StartShare, WorkerAssignment
+
+
+@dataclass(frozen=True)
+class ReplicaView:
+    """A replica that may be planned with: live and not draining. `report` is None until its first one."""
+
+    replica: Replica
+    report: ReplicaReport | None = None
+
+
+@dataclass(frozen=True)
+class ModelDemand:
+    """What is asked of a model: arrivals per second, requests waiting, and how its cache hits start."""
+
+    model: str
+    arrivals_per_s: float
+    queue_length: int = 0
+    starts: tuple[StartShare, ...] = ()
+    deferred_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """Measured cost of a model on a kind of device: seconds a batch of that size takes, bytes held, seconds to load."""
+
+    model: str
+    device: str
+    batch_size: int
+    latency_s: float
+    memory_bytes: int
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class AllocationDecision:
+    """`admission_rate` is the share of the demand to admit; `memory` belongs to the allocator that wrote it."""
+
+    assignments: tuple[WorkerAssignment, ...] = ()
+    pools: tuple[PoolPlan, ...] = ()
+    admission_rate: float = 1.0
+    memory: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class AllocationContext:
+    """Everything an allocator may look at. `now_s` is monotonic; `last` is the decision in force."""
+
+    now_s: float
+    replicas: tuple[ReplicaView, ...]
+    demand: tuple[ModelDemand, ...] = ()
+    profiles: tuple[ModelProfile, ...] = ()
+    last: AllocationDecision = AllocationDecision()
+
+    def workers(self) -> tuple[Replica, ...]:
+        """The UNet workers, ordered by instance id so that equal fleets give equal decisions."""
+        workers = (view.replica for view in self.replicas if view.replica.kind is ReplicaKind.UNET_WORKER)
+        return tuple(sorted(workers, key=lambda worker: worker.instance_id))
+
+
+Allocator = Callable[[AllocationContext], AllocationDecision]
+
+
+def hold_resident(context: AllocationContext) -> AllocationDecision:
+    """Every worker goes on with the model it holds, one pool a model. A worker that holds none is left out."""
+    before = {assignment.worker_id: assignment.model for assignment in context.last.assignments}
+    assignments = tuple(
+        WorkerAssignment(worker.instance_id, worker.address, _kept_model(worker, before), worker.generation)
+        for worker in context.workers()
+        if worker.resident_models
+    )
+    return AllocationDecision(assignments, _pool_a_model(assignments))
+
+
+def _kept_model(worker: Replica, before: Mapping[str, str]) -> str:
+    """The model it was assigned, as long as it still holds it: a fleet that does not change keeps its plan."""
+    assigned = before.get(worker.instance_id, "")
+    return assigned if assigned in worker.resident_models else worker.resident_models[0]
+
+
+def _pool_a_model(assignments: tuple[WorkerAssignment, ...]) -> tuple[PoolPlan, ...]:
+    models = sorted({assignment.model for assignment in assignments})
+    return tuple(
+        PoolPlan(model, model, tuple(entry.worker_id for entry in assignments if entry.model == model))
+        for model in models
+    )
+
+
+ALLOCATORS: Mapping[str, Allocator] = {"resident": hold_resident}
+
+
+def check_decision(context: AllocationContext, decision: AllocationDecision) -> None:
+    """Raise ValueError for a decision that must not become a plan: unknown workers, two models at once, shares outside
+    0..1 or NaN, pools that name workers nobody assigned."""
+    rates = [decision.admission_rate, *(pool.confidence_threshold for pool in decision.pools)]
+    rates += [share.share for pool in decision.pools for share in pool.routes]
+    for rate in rates:
+        if not (math.isfinite(rate) and 0 <= rate <= 1):
+            raise ValueError(f"shares and thresholds must be between 0 and 1, got {rate}")
+    _check_assignments(context, decision.assignments)
+    assigned = {assignment.worker_id for assignment in decision.assignments}
+    for pool in decision.pools:
+        if strangers := set(pool.worker_ids) - assigned:
+            raise ValueError(f"pool {pool.pool} names unassigned workers {sorted(strangers)}")
+
+
+def _check_assignments(context: AllocationContext, assignments: tuple[WorkerAssignment, ...]) -> None:
+    workers = {worker.instance_id: worker for worker in context.workers()}
+    if len({assignment.worker_id for assignment in assignments}) < len(assignments):
+        raise ValueError("a worker is assigned twice")
+    for assignment in assignments:
+        worker = workers.get(assignment.worker_id)
+        if worker is None or worker.generation != assignment.generation or worker.address != assignment.address:
+            raise ValueError(f"worker {assignment.worker_id} is not the live one")
+        if assignment.model not in (*worker.available_models, *worker.resident_models):
+            raise ValueError(f"worker {assignment.worker_id} cannot serve {assignment.model}")
+        if assignment.max_batch_size < 1:
+            raise ValueError(f"max_batch_size must be at least 1, got {assignment.max_batch_size}")

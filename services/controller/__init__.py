@@ -1,0 +1,1 @@
+"""Registry of replicas, their reports, and the plan."""

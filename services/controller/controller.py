@@ -1,0 +1,156 @@
+"""The controller: replicas come, report and go; a plan follows from them; watchers see it."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.fleet import Fleet, Lease, Plan, Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.generation import PlanVersion
+from pentimento.policies.allocation import AllocationContext
+from services.controller.epoch import LeaderEpoch
+from services.controller.metrics import LIVE_REPLICAS, PAUSES, REFUSED_REPORTS
+from services.controller.plan_feed import PlanFeed
+from services.controller.planner import Planner
+from services.controller.registry import Registry
+from services.controller.validation import check_instance, check_replica, check_report
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds. A replica may be silent for `lease_s`; `settle_s` after the start the fleet counts as known."""
+
+    lease_s: float
+    report_interval_s: float
+    plan_interval_s: float
+    settle_s: float
+    # Plans are at least this far apart: a whole fleet that registers at once gives a few plans, not hundreds.
+    min_plan_gap_s: float = 0.02
+    # A loop that wakes this much too late was stopped, not busy.
+    pause_s: float = 1.0
+
+
+class Controller:
+    """Belongs to one event loop. `run` plans; the other methods answer RPCs and raise domain errors."""
+
+    def __init__(
+        self, registry: Registry, planner: Planner, feed: PlanFeed, epoch: LeaderEpoch, pace: Pace, clock: Clock
+    ) -> None:
+        self._registry = registry
+        self._planner = planner
+        self._feed = feed
+        self._epoch = epoch
+        self._pace = pace
+        self._clock = clock
+        self._started_s = clock.monotonic()
+        self._changed = asyncio.Event()
+
+    def register(self, replica: Replica) -> Lease:
+        """Changes state."""
+        with _counting_refusals():
+            check_replica(replica)
+            self._registry.register(replica, self._clock.monotonic())
+        logger.info("registered", extra={"replica": replica.instance_id, "generation": replica.generation})
+        self._changed.set()
+        lease_ms, interval_ms = round(self._pace.lease_s * 1000), round(self._pace.report_interval_s * 1000)
+        return Lease(lease_ms, interval_ms, self._epoch.value)
+
+    def report(self, report: ReplicaReport) -> int:
+        """Changes state. The leader's epoch. A refused report changes nothing."""
+        with _counting_refusals():
+            check_report(report)
+            self._check_acknowledged(report)
+            changed = self._registry.report(report, self._clock.monotonic())
+        if changed:
+            self._changed.set()
+        self._overtake(report.plan.version if report.plan else None)
+        return self._epoch.value
+
+    def deregister(self, instance_id: str, generation: int) -> None:
+        """Changes state."""
+        check_instance(instance_id, generation)
+        self._registry.deregister(instance_id, generation)
+        logger.info("deregistered", extra={"replica": instance_id, "generation": generation})
+        self._changed.set()
+
+    def watch(self, have: PlanVersion | None) -> AsyncGenerator[Plan, None]:
+        """Plans as they come into force; see PlanFeed."""
+        self._overtake(have)
+        return self._feed.watch(have)
+
+    def fleet(self) -> Fleet:
+        plan = self._planner.plan or Plan(PlanVersion(self._epoch.value, 0))
+        return Fleet(self._registry.statuses(self._clock.monotonic()), plan, self._epoch.value)
+
+    async def run(self) -> None:
+        """Plan now, then whenever the fleet changes, a lease ends, or the plan interval is over."""
+        due_s = self._clock.monotonic()
+        while True:
+            now_s = self._clock.monotonic()
+            self._forgive_pause(now_s, due_s)
+            self._changed.clear()
+            try:
+                self.step(now_s)
+            except Exception:  # without this loop no replica would ever come or go again
+                logger.exception("a round of planning failed; the plan in force stands")
+            await asyncio.sleep(self._pace.min_plan_gap_s)
+            due_s = self._next_step_s(now_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), max(0.0, due_s - self._clock.monotonic()))
+
+    def step(self, now_s: float) -> None:
+        """Changes state: one round of planning from what is known at `now_s` (monotonic seconds)."""
+        self._registry.forget_silent(now_s)
+        replicas = self._registry.live(now_s)
+        context = AllocationContext(now_s, replicas, self._registry.demand(now_s))
+        if plan := self._planner.replan(context):
+            self._feed.publish(plan)
+            logger.info("new plan", extra={"sequence": plan.version.sequence, "workers": len(plan.assignments)})
+        if now_s - self._started_s >= self._pace.settle_s:
+            self._feed.settle()
+        kinds = Counter(view.replica.kind for view in replicas)
+        for kind in ReplicaKind:
+            LIVE_REPLICAS.labels(kind.value).set(kinds[kind])
+
+    def close(self) -> None:
+        """Changes state: ends the watchers' streams."""
+        self._feed.close()
+
+    def _next_step_s(self, now_s: float) -> float:
+        expiry_s = self._registry.next_expiry_s(now_s)
+        ends = [now_s + self._pace.plan_interval_s, *([expiry_s] if expiry_s is not None else [])]
+        return min(ends)
+
+    def _forgive_pause(self, now_s: float, due_s: float) -> None:
+        """Nobody could be heard while this process was stopped: their leases are longer by that much."""
+        if now_s - due_s > self._pace.pause_s:
+            PAUSES.inc()
+            logger.warning("the controller stood still", extra={"seconds": round(now_s - due_s, 1)})
+            self._registry.forgive(now_s - due_s, now_s)
+
+    def _check_acknowledged(self, report: ReplicaReport) -> None:
+        if report.plan is not None and not self._epoch.believable(report.plan.version.leader_epoch):
+            raise InvalidArgument.of("plan.version.leader_epoch", "must be an epoch that a leader can have had")
+
+    def _overtake(self, seen: PlanVersion | None) -> None:
+        """Somebody acts on a plan newer than ours (our clock was set back): rise above it, or nobody would follow."""
+        if seen is not None and self._epoch.overtake(seen.leader_epoch):
+            logger.warning("rising above a newer epoch", extra={"leader_epoch": self._epoch.value})
+            self._planner.rise_to(self._epoch.value)
+            self._changed.set()
+
+
+@contextmanager
+def _counting_refusals() -> Iterator[None]:
+    """Counts what leaves the block as an error, by its reason."""
+    try:
+        yield
+    except PentimentoError as error:
+        REFUSED_REPORTS.labels(error.reason).inc()
+        raise

@@ -1,0 +1,65 @@
+"""The leader's epoch: larger after every restart, so that a newer plan always compares as newer.
+
+An epoch is the wall clock's milliseconds at the start, or one more than the stored one if that is larger: the clock
+alone makes it grow where nothing can be stored, the stored one where the clock was set back.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "leader-epoch"
+# How far ahead of the clock an epoch may be and still be believed: a year, in milliseconds.
+BELIEVABLE_LEAD_MS = 366 * 24 * 3600 * 1000
+
+
+class LeaderEpoch:
+    """`value` is the epoch in force. `state_dir` None, or not writable, leaves it to the clock."""
+
+    def __init__(self, state_dir: Path | None, wall_ms: int) -> None:
+        self._file = state_dir / FILE_NAME if state_dir else None
+        self._latest_ms = wall_ms + BELIEVABLE_LEAD_MS
+        self.value = max(wall_ms, self._stored() + 1)
+        self._store()
+
+    def believable(self, epoch: int) -> bool:
+        """Whether some leader can have had this epoch. A liar must not push the epochs to their end."""
+        return 0 <= epoch <= self._latest_ms
+
+    def overtake(self, seen: int) -> bool:
+        """Rise above an epoch that a replica acts on (changes state); False if it is not above ours."""
+        if seen <= self.value or not self.believable(seen):
+            return False
+        self.value = seen + 1
+        self._store()
+        return True
+
+    def _stored(self) -> int:
+        try:
+            stored = int(self._file.read_text(encoding="ascii")) if self._file else 0
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError) as error:
+            logger.warning("leader epoch cannot be read (%s); going on by the clock", error)
+            return 0
+        return stored if self.believable(stored) else 0
+
+    def _store(self) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            _write_atomically(self._file, str(self.value))
+        except OSError as error:
+            logger.warning("leader epoch cannot be stored (%s); going on by the clock", error)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    draft = path.with_suffix(".tmp")
+    with draft.open("w", encoding="ascii") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)

@@ -1,0 +1,73 @@
+"""Hands the newest plan to everyone who watches. Nothing is queued: a slow watcher skips to the newest."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from pentimento.domain.errors import ResourceExhausted, Unavailable
+from pentimento.domain.fleet import Plan
+from pentimento.domain.generation import PlanVersion
+from services.controller.metrics import WATCHERS
+
+
+class PlanFeed:
+    """Belongs to one event loop.
+
+    A watcher that holds a plan of an earlier leader gets nothing until the feed is `settle`d: right after a restart the
+    fleet is known in part only, and a plan without half of the workers would be an outage.
+    """
+
+    def __init__(self, max_watchers: int) -> None:
+        self._max_watchers = max_watchers
+        self._watchers = 0
+        self._plan: Plan | None = None
+        self._settled = False
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    def publish(self, plan: Plan) -> None:
+        """Changes state."""
+        self._plan = plan
+        self._notify()
+
+    def settle(self) -> None:
+        """Changes state: the plan is good enough for watchers that hold one."""
+        if not self._settled:
+            self._settled = True
+            self._notify()
+
+    def close(self) -> None:
+        """Changes state: ends every stream."""
+        self._closed = True
+        self._notify()
+
+    async def watch(self, have: PlanVersion | None) -> AsyncGenerator[Plan, None]:
+        """The plan in force, unless the caller has it, then newer ones. ResourceExhausted above the watcher limit."""
+        if self._closed:
+            raise Unavailable("DRAINING", "the controller is stopping", retry_after_ms=500)
+        if self._watchers >= self._max_watchers:
+            message = f"at most {self._max_watchers} plan watchers are served"
+            raise ResourceExhausted("TOO_MANY_WATCHERS", message, retry_after_ms=1000)
+        self._watchers += 1
+        WATCHERS.set(self._watchers)
+        try:
+            while not self._closed:
+                if (plan := self._news_for(have)) is None:
+                    await self._changed.wait()
+                else:
+                    yield plan
+                    have = plan.version
+        finally:
+            self._watchers -= 1
+            WATCHERS.set(self._watchers)
+
+    def _news_for(self, have: PlanVersion | None) -> Plan | None:
+        plan = self._plan
+        if plan is None or plan.version == have:
+            return None
+        is_first_of_leader = have is not None and have.leader_epoch != plan.version.leader_epoch
+        return None if is_first_of_leader and not self._settled else plan
+
+    def _notify(self) -> None:
+        # Each event wakes those who wait now; who comes later waits for the next one.
+        self._changed.set()
+        self._changed = asyncio.Event()

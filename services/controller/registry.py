@@ -1,0 +1,146 @@
+"""The replicas that are there, by lease. Soft state: after a restart their registrations and reports rebuild it.
+
+Times are monotonic seconds and come as arguments.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
+from pentimento.domain.fleet import PoolDemand, Replica, ReplicaReport, ReplicaStatus
+from pentimento.policies.allocation import ModelDemand, ReplicaView
+
+# A window shorter than this would turn a single arrival into a burst.
+MIN_WINDOW_S = 0.05
+
+
+@dataclass(frozen=True)
+class _Entry:
+    replica: Replica
+    heard_s: float
+    report: ReplicaReport | None = None
+    # Seconds that the counts of `report.demand` cover.
+    window_s: float = 0.0
+
+
+class Registry:
+    """At most `capacity` replicas; one that is silent for `lease_s` is not live, and forgotten after `retention_s`."""
+
+    def __init__(self, lease_s: float, retention_s: float, capacity: int) -> None:
+        self._lease_s = lease_s
+        self._retention_s = retention_s
+        self._capacity = capacity
+        self._entries: dict[str, _Entry] = {}
+
+    def register(self, replica: Replica, now_s: float) -> None:
+        """Changes state. FailedPrecondition while a newer start of the same instance is live."""
+        known = self._entries.get(replica.instance_id)
+        if known and known.replica.generation > replica.generation and self._is_live(known, now_s):
+            raise _superseded(replica.instance_id, replica.generation, known.replica.generation)
+        if known is None:
+            self._make_room(now_s)
+        self._entries[replica.instance_id] = _Entry(replica, now_s)
+
+    def report(self, report: ReplicaReport, now_s: float) -> bool:
+        """Changes state. True if what the plan depends on changed. NotFound asks the replica to register."""
+        known = self._require(report.instance_id, report.generation)
+        replica = replace(known.replica, resident_models=report.resident_models)
+        changed = replica != known.replica or _is_draining(known) != report.draining or not self._is_live(known, now_s)
+        self._entries[report.instance_id] = _Entry(replica, now_s, report, now_s - known.heard_s)
+        return changed
+
+    def deregister(self, instance_id: str, generation: int) -> None:
+        """Changes state. A start that is not the registered one cannot take it away."""
+        self._require(instance_id, generation)
+        del self._entries[instance_id]
+
+    def forget_silent(self, now_s: float) -> None:
+        """Changes state: drops what has been silent for longer than the retention."""
+        silent = [name for name, entry in self._entries.items() if now_s - entry.heard_s > self._retention_s]
+        for name in silent:
+            del self._entries[name]
+
+    def forgive(self, seconds: float, now_s: float) -> None:
+        """Changes state: the controller itself was deaf for that long, which is not the replicas' silence."""
+        for name, entry in self._entries.items():
+            self._entries[name] = replace(entry, heard_s=min(entry.heard_s + seconds, now_s))
+
+    def live(self, now_s: float) -> tuple[ReplicaView, ...]:
+        """Replicas that may be planned with: live and not draining, ordered by instance id."""
+        usable = (entry for entry in self._entries.values() if self._is_live(entry, now_s) and not _is_draining(entry))
+        views = (ReplicaView(entry.replica, entry.report) for entry in usable)
+        return tuple(sorted(views, key=lambda view: view.replica.instance_id))
+
+    def demand(self, now_s: float) -> tuple[ModelDemand, ...]:
+        """What the live front doors were asked for since their last reports, summed by model."""
+        asked: dict[str, list[tuple[PoolDemand, float]]] = {}
+        for entry in self._entries.values():
+            if entry.report and self._is_live(entry, now_s):
+                for pool in entry.report.demand:
+                    asked.setdefault(pool.model, []).append((pool, max(entry.window_s, MIN_WINDOW_S)))
+        return tuple(_total_demand(model, pools) for model, pools in sorted(asked.items()))
+
+    def next_expiry_s(self, now_s: float) -> float | None:
+        """When the next live replica falls silent unless it reports, None if none is live."""
+        ends = [entry.heard_s + self._lease_s for entry in self._entries.values() if self._is_live(entry, now_s)]
+        return min(ends, default=None)
+
+    def statuses(self, now_s: float) -> tuple[ReplicaStatus, ...]:
+        entries = sorted(self._entries.items())
+        return tuple(_status(entry, self._is_live(entry, now_s), now_s) for _, entry in entries)
+
+    def _is_live(self, entry: _Entry, now_s: float) -> bool:
+        return now_s - entry.heard_s < self._lease_s
+
+    def _require(self, instance_id: str, generation: int) -> _Entry:
+        known = self._entries.get(instance_id)
+        if known is None or known.replica.generation < generation:
+            message = f"{instance_id} generation {generation} is not registered"
+            raise NotFound("REPLICA_NOT_REGISTERED", message)
+        if known.replica.generation > generation:
+            raise _superseded(instance_id, generation, known.replica.generation)
+        return known
+
+    def _make_room(self, now_s: float) -> None:
+        if len(self._entries) < self._capacity:
+            return
+        oldest = min(self._entries.values(), key=lambda entry: entry.heard_s)
+        if self._is_live(oldest, now_s):
+            message = f"the fleet holds {self._capacity} live replicas, which is its limit"
+            raise ResourceExhausted("FLEET_FULL", message, retry_after_ms=int(self._lease_s * 1000))
+        del self._entries[oldest.replica.instance_id]
+
+
+def _is_draining(entry: _Entry) -> bool:
+    return entry.report is not None and entry.report.draining
+
+
+def _superseded(instance_id: str, generation: int, newer: int) -> FailedPrecondition:
+    message = f"{instance_id} generation {generation} was replaced by generation {newer}"
+    return FailedPrecondition("REPLICA_SUPERSEDED", message)
+
+
+def _total_demand(model: str, pools: Iterable[tuple[PoolDemand, float]]) -> ModelDemand:
+    reported = list(pools)
+    return ModelDemand(
+        model=model,
+        arrivals_per_s=sum(pool.arrived_count / window_s for pool, window_s in reported),
+        queue_length=sum(pool.queue_length for pool, _ in reported),
+        starts=tuple(start for pool, _ in reported for start in pool.starts),
+        deferred_share=sum(pool.deferred_share for pool, _ in reported) / len(reported),
+    )
+
+
+def _status(entry: _Entry, live: bool, now_s: float) -> ReplicaStatus:
+    report = entry.report or ReplicaReport(entry.replica.instance_id, entry.replica.generation)
+    return ReplicaStatus(
+        replica=entry.replica,
+        last_report_age_ms=max(0, round((now_s - entry.heard_s) * 1000)),
+        live=live,
+        draining=report.draining,
+        queue_length=report.queue_length,
+        running_count=report.running_count,
+        busy_share=report.busy_share,
+        completed_count=report.completed_count,
+        failed_count=report.failed_count,
+    )

@@ -1,0 +1,87 @@
+"""What a replica may claim. Every check names the field and its limit; nothing is stored before all have passed."""
+
+import math
+import re
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.fleet import PoolDemand, Replica, ReplicaReport
+
+MAX_NAME_LENGTH = 256
+MAX_NAMES = 1024
+MAX_POOLS = 256
+MAX_COUNT = 2**63 - 1
+INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
+ADDRESS = re.compile(r"unix:[^\s\x00]{1,250}|[^\s\x00]{1,250}:\d{1,5}")
+
+
+def check_replica(replica: Replica) -> None:
+    """Raise InvalidArgument for a registration that no later step could use."""
+    check_instance(replica.instance_id, replica.generation)
+    if not ADDRESS.fullmatch(replica.address) or not _port_is_valid(replica.address):
+        raise InvalidArgument.of("replica.address", f"must be unix:/path or host:port, got {replica.address[:80]!r}")
+    _check_names("replica.available_models", replica.available_models)
+    _check_names("replica.resident_models", replica.resident_models)
+    _check_text("replica.device", replica.device)
+    _check_text("replica.build_version", replica.build_version)
+    _check_count("replica.device_memory_bytes", replica.device_memory_bytes)
+
+
+def check_instance(instance_id: str, generation: int) -> None:
+    if not INSTANCE_ID.fullmatch(instance_id):
+        limit = "must be 1 to 128 letters, digits and . _ : @ / -"
+        raise InvalidArgument.of("instance_id", f"{limit}, got {instance_id[:80]!r}")
+    if not 1 <= generation <= MAX_COUNT:
+        raise InvalidArgument.of("generation", f"must be between 1 and {MAX_COUNT}, got {generation}")
+
+
+def check_report(report: ReplicaReport) -> None:
+    """Raise InvalidArgument for a report that cannot be true."""
+    check_instance(report.instance_id, report.generation)
+    _check_names("resident_models", report.resident_models)
+    _check_share("busy_share", report.busy_share)
+    for field in ("queue_length", "running_count", "completed_count", "failed_count"):
+        _check_count(field, getattr(report, field))
+    if len(report.demand) > MAX_POOLS:
+        raise InvalidArgument.of("demand", f"must name at most {MAX_POOLS} pools, got {len(report.demand)}")
+    for index, demand in enumerate(report.demand):
+        _check_demand(f"demand[{index}]", demand)
+
+
+def _check_demand(field: str, demand: PoolDemand) -> None:
+    _check_text(f"{field}.model", demand.model)
+    _check_share(f"{field}.deferred_share", demand.deferred_share)
+    for count in ("arrived_count", "completed_count", "dropped_count", "late_count", "queue_length"):
+        _check_count(f"{field}.{count}", getattr(demand, count))
+    if len(demand.starts) > MAX_NAMES:
+        raise InvalidArgument.of(f"{field}.starts", f"must be at most {MAX_NAMES}, got {len(demand.starts)}")
+    for start in demand.starts:
+        _check_count(f"{field}.starts.request_count", start.request_count)
+
+
+def _check_share(field: str, value: float) -> None:
+    if not (math.isfinite(value) and 0 <= value <= 1):
+        raise InvalidArgument.of(field, f"must be between 0 and 1, got {value}")
+
+
+def _check_count(field: str, value: int) -> None:
+    if not 0 <= value <= MAX_COUNT:
+        raise InvalidArgument.of(field, f"must be between 0 and {MAX_COUNT}, got {value}")
+
+
+def _check_names(field: str, names: tuple[str, ...]) -> None:
+    if len(names) > MAX_NAMES:
+        raise InvalidArgument.of(field, f"must be at most {MAX_NAMES} names, got {len(names)}")
+    for name in names:
+        if not name:
+            raise InvalidArgument.of(field, "must not hold an empty name")
+        _check_text(field, name)
+
+
+def _check_text(field: str, text: str) -> None:
+    if len(text) > MAX_NAME_LENGTH or not (text.isprintable() or not text):
+        limit = f"must be at most {MAX_NAME_LENGTH} printable characters"
+        raise InvalidArgument.of(field, f"{limit}, got {len(text)} characters")
+
+
+def _port_is_valid(address: str) -> bool:
+    return address.startswith("unix:") or 1 <= int(address.rpartition(":")[2]) <= 65535

@@ -1,0 +1,59 @@
+"""Puts a controller process together."""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pentimento.controller.v1.controller_service_pb2_grpc import add_ControllerServiceServicer_to_server
+from pentimento.domain.clock import SystemClock
+from pentimento.policies.allocation import ALLOCATORS
+from pentimento.rpc import RpcServer
+from services.controller.controller import Controller, Pace
+from services.controller.epoch import LeaderEpoch
+from services.controller.plan_feed import PlanFeed
+from services.controller.planner import Planner
+from services.controller.registry import Registry
+from services.controller.servicer import FULL_NAME, ControllerServicer
+from services.controller.settings import ControllerSettings
+
+# Every replica that lived through a restart has registered again after two leases.
+LEASES_TO_SETTLE = 2
+REPORTS_A_LEASE = 3
+
+
+@dataclass
+class ControllerProcess:
+    server: RpcServer
+    controller: Controller
+    _planning: asyncio.Task[None] | None = field(default=None, init=False)
+
+    async def run(self) -> None:
+        await self.server.run_until_stopped(self.warm, self.drain)
+
+    async def warm(self) -> None:
+        self._planning = asyncio.create_task(self.controller.run())
+
+    async def drain(self) -> None:
+        self.controller.close()
+        if self._planning is not None:
+            self._planning.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._planning
+
+
+def wire(settings: ControllerSettings) -> ControllerProcess:
+    """Call it inside the event loop that the process runs on."""
+    clock = SystemClock()
+    epoch = LeaderEpoch(settings.state_dir, int(clock.wall() * 1000))
+    pace = Pace(
+        lease_s=settings.lease_s,
+        report_interval_s=settings.lease_s / REPORTS_A_LEASE,
+        plan_interval_s=settings.plan_interval_s,
+        settle_s=settings.lease_s * LEASES_TO_SETTLE,
+    )
+    registry = Registry(settings.lease_s, settings.retention_s, settings.max_replicas)
+    planner = Planner(ALLOCATORS[settings.allocator], settings.allocator, epoch.value)
+    controller = Controller(registry, planner, PlanFeed(settings.max_watchers), epoch, pace, clock)
+    server = RpcServer(settings.rpc, "controller")
+    server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)
+    return ControllerProcess(server, controller)
