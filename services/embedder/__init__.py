@@ -1,0 +1,1 @@
+"""Embeddings for retrieval: texts and images of one dual encoder, in one space."""

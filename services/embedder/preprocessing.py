@@ -1,0 +1,143 @@
+"""Encoded images to the pixels a vision tower takes, as transformers' CLIPImageProcessor does it with PIL."""
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
+from pentimento.domain.errors import InvalidArgument
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+BICUBIC = 3
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """Checked before decoding. At 8 megapixels no step holds more than about 150 MB."""
+
+    max_pixels: int = 8 * 1024 * 1024
+    # A very flat image would grow without bounds when its shortest edge is scaled up.
+    max_aspect_ratio: int = 20
+
+
+@dataclass(frozen=True)
+class ImagePreprocessing:
+    """The steps of preprocessor_config.json. `resize` is the shortest edge or (height, width), `crop` (height, width);
+    pixels, both; None leaves the step out."""
+
+    resize: int | tuple[int, int] | None = 224
+    resample: int = BICUBIC
+    crop: tuple[int, int] | None = (224, 224)
+    scale: float | None = 1 / 255
+    mean: tuple[float, ...] | None = CLIP_MEAN
+    std: tuple[float, ...] | None = CLIP_STD
+
+
+def read_preprocessing(path: Path, image_size: int) -> ImagePreprocessing:
+    """Raises BadCheckpoint when the outcome would not be `image_size` pixels high and wide."""
+    document = read_json_object(path)
+    try:
+        steps = _parse(document)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadCheckpoint(f"{path}: cannot be understood ({error})") from None
+    outcome = steps.crop or steps.resize
+    if outcome != (image_size, image_size):
+        raise BadCheckpoint(f"{path}: must give {image_size} x {image_size} pixels, gives {outcome}")
+    return steps
+
+
+def _parse(document: Mapping[str, Any]) -> ImagePreprocessing:
+    wants = {step: bool(document.get(f"do_{step}", True)) for step in ("resize", "center_crop", "rescale", "normalize")}
+    return ImagePreprocessing(
+        resize=_edges(document.get("size", {"shortest_edge": 224})) if wants["resize"] else None,
+        resample=int(document.get("resample", BICUBIC)),
+        crop=_pair(document.get("crop_size", {"height": 224, "width": 224})) if wants["center_crop"] else None,
+        scale=float(document.get("rescale_factor", 1 / 255)) if wants["rescale"] else None,
+        mean=tuple(map(float, document.get("image_mean", CLIP_MEAN))) if wants["normalize"] else None,
+        std=tuple(map(float, document.get("image_std", CLIP_STD))) if wants["normalize"] else None,
+    )
+
+
+def _edges(size: Any) -> int | tuple[int, int]:
+    if isinstance(size, int):
+        return size
+    return int(size["shortest_edge"]) if "shortest_edge" in size else _pair(size)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (int(size["height"]), int(size["width"]))
+
+
+def decode(data: bytes, field: str, limits: ImageLimits) -> Image.Image:
+    """An RGB image, transparency on white. Raises InvalidArgument on `field`; nothing large is allocated before the
+    dimensions have passed."""
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _check_dimensions(image.size, field, limits)
+            return _on_white(image)
+    except (InvalidArgument, MemoryError):
+        raise
+    except Exception:  # whatever a decoder makes of hostile bytes, they are what is wrong
+        raise InvalidArgument.of(field, f"must be a whole image, one of {', '.join(FORMATS)}") from None
+
+
+def _check_dimensions(size: tuple[int, int], field: str, limits: ImageLimits) -> None:
+    width, height = size
+    if width * height > limits.max_pixels:
+        raise InvalidArgument.of(field, f"must have at most {limits.max_pixels} pixels, got {width} x {height}")
+    if max(size) > limits.max_aspect_ratio * min(size):
+        limit = f"must be at most {limits.max_aspect_ratio} times as long as wide"
+        raise InvalidArgument.of(field, f"{limit}, got {width} x {height}")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image.convert("RGB")
+    opaque = image.convert("RGBA")
+    white = Image.new("RGBA", opaque.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, opaque).convert("RGB")
+
+
+def to_pixels(image: Image.Image, steps: ImagePreprocessing) -> NDArray[np.float32]:
+    """(3, height, width) float32 of an RGB image."""
+    if steps.resize is not None:
+        height, width = _resized(image.size, steps.resize)
+        image = image.resize((width, height), resample=Image.Resampling(steps.resample))
+    pixels: NDArray[Any] = np.moveaxis(np.asarray(image), -1, 0)
+    if steps.crop is not None:
+        pixels = _center_crop(pixels, steps.crop)
+    values = (pixels.astype(np.float64) * (1.0 if steps.scale is None else steps.scale)).astype(np.float32)
+    if steps.mean is not None and steps.std is not None:
+        values = (values - _column(steps.mean)) / _column(steps.std)
+    return np.ascontiguousarray(values, dtype=np.float32)
+
+
+def _resized(size: tuple[int, int], wanted: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width)"""
+    if isinstance(wanted, tuple):
+        return wanted
+    width, height = size
+    longest = int(wanted * max(size) / min(size))
+    return (longest, wanted) if width <= height else (wanted, longest)
+
+
+def _center_crop(pixels: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
+    """(3, height, width) to (3, *size); what is too small gets a black border, the wider side above and to the left."""
+    missing = [max(0, wanted - given) for wanted, given in zip(size, pixels.shape[1:], strict=True)]
+    if any(missing):
+        pixels = np.pad(pixels, [(0, 0), *((math.ceil(gap / 2), gap // 2) for gap in missing)])
+    top, left = ((given - wanted) // 2 for wanted, given in zip(size, pixels.shape[1:], strict=True))
+    return pixels[:, top : top + size[0], left : left + size[1]]
+
+
+def _column(values: tuple[float, ...]) -> NDArray[np.float32]:
+    return np.asarray(values, dtype=np.float32).reshape(-1, 1, 1)

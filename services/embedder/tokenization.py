@@ -1,0 +1,39 @@
+"""Texts to CLIP's token ids, by the tokenizer file alone."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from pentimento.diffusion.checkpoint import BadCheckpoint
+
+
+class TextTokenizer:
+    """Longer texts are cut as CLIP cuts them: the first `max_tokens - 1` ids, then the end token."""
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(max_tokens)
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """At least the start and the end token, at most `max_tokens` ids."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+
+def open_tokenizer(directory: Path, max_tokens: int) -> TextTokenizer:
+    """From tokenizer.json, or from vocab.json and merges.txt where there is no other. Raises BadCheckpoint."""
+    path = directory / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path)) if path.is_file() else _converted(directory)
+    except Exception as error:  # the library raises plain Exception for files it cannot read
+        raise BadCheckpoint(f"{directory}: its tokenizer cannot be read ({type(error).__name__})") from None
+    return TextTokenizer(tokenizer, max_tokens)
+
+
+def _converted(directory: Path) -> Tokenizer:
+    # Only directories of an older kind pay for this import.
+    from transformers import CLIPTokenizer
+
+    tokenizer: Tokenizer = CLIPTokenizer.from_pretrained(str(directory), local_files_only=True).backend_tokenizer
+    return tokenizer
