@@ -1,0 +1,41 @@
+"""Pictures from captions by an exported pipeline: diffusers' own, with one seed per picture."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from diffusers import StableDiffusionPipeline
+from diffusers.utils import logging
+from torch import Tensor
+
+from zoo.training import device
+
+
+def load_pipeline(folder: Path) -> StableDiffusionPipeline:
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipeline = StableDiffusionPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline.to(device())
+
+
+def paint(
+    pipeline: StableDiffusionPipeline, prompts: list[str], seeds: list[int], steps: int, scale: float, batch: int = 64
+) -> Tensor:
+    """Pixels in 0..1 (n, 3, height, width)."""
+    pictures = []
+    for start in range(0, len(prompts), batch):
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds[start : start + batch]]
+        result = pipeline(
+            prompts[start : start + batch],
+            num_inference_steps=steps,
+            guidance_scale=scale,
+            generator=generators,
+            output_type="pt",
+        )
+        pictures.append(result.images.float().cpu())
+    return torch.cat(pictures)
