@@ -1,0 +1,27 @@
+"""Nearest neighbours of embeddings: `open_vectors(url)` gives an embedded or a remote index behind one interface."""
+
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.stores.vectors.index import Space, VectorIndex, VectorMatch, VectorPoint, VectorQuery
+
+__all__ = ["Space", "VectorIndex", "VectorMatch", "VectorPoint", "VectorQuery", "open_vectors"]
+
+
+def open_vectors(url: str) -> VectorIndex:
+    """`edge:///directory` or `qdrant://host:port`; raises InvalidArgument for any other url.
+
+    Options of Qdrant are the query: `collection`, `tls=true`, `api_key_file`.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "edge" and parts.path and not parts.netloc and not parts.query:
+        from pentimento.stores.vectors.edge import EdgeVectorIndex
+
+        return EdgeVectorIndex(Path(unquote(parts.path)))
+    if parts.scheme == "qdrant" and parts.hostname:
+        from pentimento.stores.vectors.qdrant import QdrantVectorIndex
+
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        return QdrantVectorIndex.from_options(parts.hostname, parts.port or 6334, options)
+    raise InvalidArgument.of("index_url", f"must be edge:///directory or qdrant://host:port, got {url!r}")

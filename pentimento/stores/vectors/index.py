@@ -1,0 +1,127 @@
+"""The interface of vector indexes, and what all of them agree on: whose vectors a search sees, and what a vector is."""
+
+import math
+import uuid
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from pentimento.domain.errors import InvalidArgument
+
+# float32 rounding of an encoder in half precision stays far below it.
+_UNIT_TOLERANCE = 1e-2
+
+
+class Space(Enum):
+    """The two named vectors of a point: of the prompt, and of the picture that it gave."""
+
+    TEXT = "text"
+    IMAGE = "image"
+
+
+@dataclass(frozen=True)
+class VectorPoint:
+    """An entry. `entry_id` is a UUID; vectors are float32, little-endian, of unit length; `created_at` wall seconds."""
+
+    entry_id: str
+    tenant: str
+    compatibility_key: str
+    created_at: float
+    text: bytes = field(repr=False)
+    image: bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not _is_uuid(self.entry_id):
+            raise InvalidArgument.of("entry_id", "must be a UUID in its canonical form")
+        for name in ("tenant", "compatibility_key"):
+            _require(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class VectorQuery:
+    """A search. There is none without a tenant and a compatibility key: every backend filters by `conditions`."""
+
+    space: Space
+    vector: bytes = field(repr=False)
+    tenants: tuple[str, ...]
+    compatibility_key: str
+    limit_count: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tenants, str) or not self.tenants:
+            raise InvalidArgument.of("tenant", "must not be empty: a search without a tenant is refused")
+        for tenant in self.tenants:
+            _require("tenant", tenant)
+        _require("compatibility_key", self.compatibility_key)
+        if not 1 <= self.limit_count <= 100:
+            raise InvalidArgument.of("limit_count", f"must be between 1 and 100, got {self.limit_count}")
+
+    def conditions(self) -> dict[str, list[str]]:
+        """Payload field to the values it may have; a point must meet all of them. The one place that says so."""
+        return {"tenant": list(self.tenants), "compatibility_key": [self.compatibility_key]}
+
+
+@dataclass(frozen=True)
+class VectorMatch:
+    """`similarity` is the cosine, -1..1."""
+
+    entry_id: str
+    similarity: float
+
+
+class VectorIndex(Protocol):
+    """Points by id, searched by cosine. Thread-safe. All methods raise StoreUnavailable when the backend is away.
+
+    `prepare`, `upsert` and `delete` change state, durably once they return.
+    """
+
+    @property
+    def backend(self) -> str:
+        """`qdrant-edge` or `qdrant`."""
+
+    def prepare(self, dimension_count: int) -> None:
+        """Make or open the index for vectors of that size. Raises SchemaMismatch when it holds vectors of another."""
+
+    def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
+        """The nearest points, best first; none before `prepare`. Raises StoreUnavailable after `timeout_s`."""
+
+    def upsert(self, points: Sequence[VectorPoint]) -> None:
+        """Insert or replace."""
+
+    def delete(self, entry_ids: Sequence[str]) -> None:
+        """Also succeeds for ids that are not there."""
+
+    def entry_ids(self) -> Iterator[str]:
+        """Every id, in no order."""
+
+    def close(self) -> None:
+        """Let go of the backend."""
+
+
+def check_vector(name: str, values: bytes, dimension_count: int) -> None:
+    """Raises InvalidArgument unless `values` are `dimension_count` finite float32 of about unit length."""
+    if len(values) != 4 * dimension_count:
+        raise InvalidArgument.of(name, f"must be {dimension_count} float32 values, got {len(values)} bytes")
+    length = math.sqrt(math.fsum(value * value for value in floats(values)))
+    # Written so that NaN fails too; zero and infinite vectors fail by their length.
+    if not abs(length - 1) <= _UNIT_TOLERANCE:
+        raise InvalidArgument.of(name, f"must be finite and of unit length, got length {length:.4g}")
+
+
+def floats(values: bytes) -> list[float]:
+    """float32, little-endian."""
+    return array("f", values).tolist()
+
+
+def _require(name: str, value: str) -> None:
+    if not value or "\0" in value or len(value) > 256:
+        raise InvalidArgument.of(name, "must be 1 to 256 characters without NUL")
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False

@@ -1,0 +1,176 @@
+"""The child process that holds a qdrant-edge shard: `python -m pentimento.stores.vectors.index_shard`.
+
+It is a process of its own because the shard's optimiser keeps the interpreter lock for as long as it runs. It speaks
+frames (`frames`) over an inherited socket, handles them one after the other, and dies with its parent.
+"""
+
+import argparse
+import ctypes
+import fcntl
+import logging
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import qdrant_edge as edge
+
+from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame
+from pentimento.stores.vectors.index import floats
+
+logger = logging.getLogger("index_shard")
+
+_PR_SET_PDEATHSIG = 1
+_SCROLL_COUNT = 1000
+
+
+class IndexShard:
+    """The shard, and an operation for each `op` of a frame."""
+
+    def __init__(self, directory: Path, dimension_count: int) -> None:
+        self._dimension_count = dimension_count
+        self._shard = _open_shard(directory, dimension_count)
+        self._operations: dict[str, Callable[[Frame], dict[str, Any]]] = {
+            "search": self._search,
+            "upsert": self._upsert,
+            "delete": self._delete,
+            "ids": self._ids,
+        }
+
+    def answer(self, frame: Frame) -> Frame:
+        """The reply; whatever goes wrong with one frame is said in it and leaves the shard serving."""
+        reply: dict[str, Any] = {"id": frame.header["id"]}
+        try:
+            reply |= self._operations[frame.header["op"]](frame)
+        except Exception as error:  # the library raises bare Exceptions
+            logger.exception("%s failed", frame.header.get("op"))
+            reply["error"] = f"{type(error).__name__}: {error}"
+        return Frame(reply)
+
+    def close(self) -> None:
+        """Flush and release."""
+        self._shard.close()
+
+    def _search(self, frame: Frame) -> dict[str, Any]:
+        header = frame.header
+        if time.monotonic() > header["deadline"]:
+            return {"error": "the caller gave up already"}
+        request = edge.QueryRequest(
+            limit=header["limit"],
+            query=edge.Query.Nearest(floats(frame.body), using=header["space"]),
+            filter=edge.Filter(must=[_match(name, values) for name, values in header["conditions"].items()]),
+            with_payload=False,
+        )
+        return {"matches": [(str(point.id), point.score) for point in self._shard.query(request)]}
+
+    def _upsert(self, frame: Frame) -> dict[str, Any]:
+        vectors = self._vectors(frame.body)
+        points = [_point(described, vectors) for described in frame.header["points"]]
+        self._shard.update(edge.UpdateOperation.upsert_points(points))
+        return {}
+
+    def _delete(self, frame: Frame) -> dict[str, Any]:
+        self._shard.update(edge.UpdateOperation.delete_points([uuid.UUID(id_) for id_ in frame.header["ids"]]))
+        return {}
+
+    def _ids(self, frame: Frame) -> dict[str, Any]:
+        after = frame.header.get("after")
+        request = edge.ScrollRequest(
+            offset=uuid.UUID(after) if after else None, limit=_SCROLL_COUNT, with_payload=False, with_vector=False
+        )
+        records, following = self._shard.scroll(request)
+        return {"ids": [str(record.id) for record in records], "next": str(following) if following else None}
+
+    def _vectors(self, body: bytes) -> Iterator[list[float]]:
+        size = 4 * self._dimension_count
+        for start in range(0, len(body), size):
+            yield floats(body[start : start + size])
+
+
+def _match(name: str, values: list[str]) -> "edge.FieldCondition":
+    return edge.FieldCondition(name, match=edge.MatchAny(values))
+
+
+def _point(described: dict[str, Any], vectors: Iterator[list[float]]) -> "edge.Point":
+    """Vectors follow one another in the body in the order of the points and of their `spaces`."""
+    named: Any = {space: next(vectors) for space in described["spaces"]}
+    return edge.Point(uuid.UUID(described["id"]), named, described["payload"])
+
+
+def _open_shard(directory: Path, dimension_count: int) -> "edge.EdgeShard":
+    """Load the shard, or make it. One that cannot be read is put aside: its owner fills a new one from the ledger."""
+    if not directory.exists():
+        return _create_shard(directory, dimension_count)
+    try:
+        return edge.EdgeShard.load(str(directory))
+    except Exception:  # the library raises bare Exceptions
+        aside = directory.with_name(f"{directory.name}.unreadable-{time.time_ns()}")
+        logger.exception("the index cannot be read; kept as %s", aside)
+        directory.rename(aside)
+        return _create_shard(directory, dimension_count)
+
+
+def _create_shard(directory: Path, dimension_count: int) -> "edge.EdgeShard":
+    """Made under another name and then renamed, so that a crash leaves no half-made shard."""
+    unfinished = directory.with_name(f"{directory.name}.unfinished-{os.getpid()}")
+    unfinished.mkdir(parents=True)
+    parameters = edge.EdgeVectorParams(size=dimension_count, distance=edge.Distance.Cosine)
+    shard = edge.EdgeShard.create(
+        str(unfinished), edge.EdgeConfig(vectors={"text": parameters, "image": parameters}, max_search_threads=1)
+    )
+    for name in ("tenant", "compatibility_key"):
+        shard.update(edge.UpdateOperation.create_field_index(name, edge.PayloadSchemaType.Keyword))
+    shard.close()
+    unfinished.rename(directory)
+    return edge.EdgeShard.load(str(directory))
+
+
+def _die_with_parent(parent: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have died before the call above.
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main() -> None:
+    """Serve frames until the parent closes the wire."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--dimension-count", type=int, required=True)
+    parser.add_argument("--wire-fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args()
+    _die_with_parent(arguments.parent)
+    # Ctrl-C and the stop of a whole process group reach this process too; its parent says when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with _owner(arguments.directory.with_suffix(".lock")):
+        _serve(socket.socket(fileno=arguments.wire_fd), IndexShard(arguments.directory, arguments.dimension_count))
+
+
+@contextmanager
+def _owner(path: Path) -> Iterator[None]:
+    """Wait until no other process has the shard open: a predecessor may still be dying."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _serve(wire: socket.socket, shard: IndexShard) -> None:
+    try:
+        send_frame(wire, Frame({"id": 0}))
+        while True:
+            send_frame(wire, shard.answer(receive_frame(wire)))
+    except BrokenWire:
+        shard.close()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    main()

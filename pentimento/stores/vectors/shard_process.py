@@ -1,0 +1,207 @@
+"""Keeps the index's child process alive and talks to it."""
+
+import itertools
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import Any
+
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame
+
+logger = logging.getLogger(__name__)
+
+_STORE = "vector index"
+
+
+@dataclass(frozen=True)
+class ShardTiming:
+    """Seconds. A child that has not answered anything for `hang_s` is killed and started anew."""
+
+    first_restart_s: float = 0.1
+    max_restart_s: float = 5.0
+    hang_s: float = 30.0
+    send_s: float = 2.0
+    stop_s: float = 5.0
+
+
+DEFAULT_TIMING = ShardTiming()
+
+
+class ShardProcess:
+    """A child that is started again, with growing delays, whenever it dies; calls fail at once while it is away.
+
+    A thread of its own starts the child and reads its replies. It must outlive the child, because the kernel kills the
+    child when the thread that started it ends.
+    """
+
+    # More unanswered calls mean that the child is stuck; it also keeps the socket's buffer from filling up.
+    MAX_OUTSTANDING_COUNT = 64
+
+    def __init__(self, arguments: Sequence[str], timing: ShardTiming = DEFAULT_TIMING) -> None:
+        self._arguments = tuple(arguments)
+        self._timing = timing
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._waiting: dict[int, Future[Frame]] = {}
+        # When each call was sent; unlike those above, also calls whose callers gave up.
+        self._outstanding: dict[int, float] = {}
+        self._wire: socket.socket | None = None
+        self._ready = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name="index-shard-supervisor", daemon=True)
+        self.pid: int | None = None
+        self.start_count = 0
+
+    def start(self) -> None:
+        """Start the child, and keep starting it, in the background."""
+        self._thread.start()
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return once the child serves. Raises StoreUnavailable when that takes longer."""
+        if not self._ready.wait(timeout_s):
+            raise StoreUnavailable(_STORE, f"its process did not start within {timeout_s:g} s")
+
+    def call(self, header: dict[str, Any], body: bytes = b"", *, timeout_s: float) -> Frame:
+        """Send a frame and wait for its reply. Raises StoreUnavailable when there is none, or it reports an error."""
+        until = time.monotonic() + timeout_s
+        call_id, future = self._register()
+        try:
+            self._send(Frame(header | {"id": call_id}, body), until)
+            reply = future.result(max(0.0, until - time.monotonic()))
+        except FutureTimeoutError:
+            raise StoreUnavailable(_STORE, f"no answer within {timeout_s * 1000:.0f} ms") from None
+        finally:
+            with self._lock:
+                self._waiting.pop(call_id, None)
+        if "error" in reply.header:
+            raise StoreUnavailable(_STORE, reply.header["error"])
+        return reply
+
+    def close(self) -> None:
+        """End the child, which flushes first, and the thread."""
+        self._closing.set()
+        with self._lock:
+            wire = self._wire
+        if wire is not None:
+            # Shut down rather than closed: the reading thread is still using it.
+            _shut_down(wire)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _register(self) -> "tuple[int, Future[Frame]]":
+        future: Future[Frame] = Future()
+        with self._lock:
+            if not self._ready.is_set():
+                raise StoreUnavailable(_STORE, "its process is not running")
+            if len(self._outstanding) >= self.MAX_OUTSTANDING_COUNT:
+                raise StoreUnavailable(_STORE, f"{len(self._outstanding)} calls are waiting already")
+            call_id = next(self._ids)
+            self._waiting[call_id] = future
+            self._outstanding[call_id] = time.monotonic()
+        return call_id, future
+
+    def _send(self, frame: Frame, until: float) -> None:
+        wire = self._wire
+        if wire is None or not self._send_lock.acquire(timeout=max(0.0, until - time.monotonic())):
+            with self._lock:
+                self._outstanding.pop(frame.header["id"], None)
+            raise StoreUnavailable(_STORE, "its process is not running" if wire is None else "it is busy")
+        try:
+            send_frame(wire, frame)
+        except BrokenWire as error:
+            _shut_down(wire)
+            raise StoreUnavailable(_STORE, f"its process went away: {error}") from error
+        finally:
+            self._send_lock.release()
+
+    def _supervise(self) -> None:
+        delay = self._timing.first_restart_s
+        while not self._closing.is_set():
+            started = time.monotonic()
+            self._run_child()
+            if time.monotonic() - started > self._timing.max_restart_s:
+                delay = self._timing.first_restart_s
+            self._closing.wait(delay)
+            delay = min(2 * delay, self._timing.max_restart_s)
+
+    def _run_child(self) -> None:
+        """Start the child and read its replies until it is gone."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                child = self._spawn(theirs)
+            ours.settimeout(self._timing.send_s)
+            with self._lock:
+                self._wire, self.pid = ours, child.pid
+            self.start_count += 1
+            self._read_replies(ours, child)
+            self._forget_calls()
+            self._reap(child)
+
+    def _spawn(self, theirs: socket.socket) -> "subprocess.Popen[bytes]":
+        own = ("--wire-fd", str(theirs.fileno()), "--parent", str(os.getpid()))
+        command = (sys.executable, "-m", "pentimento.stores.vectors.index_shard", *self._arguments, *own)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+
+    def _read_replies(self, wire: socket.socket, child: "subprocess.Popen[bytes]") -> None:
+        while not self._closing.is_set():
+            try:
+                self._deliver(receive_frame(wire))
+            except TimeoutError:
+                if self._hangs():
+                    logger.error("the index process has not answered for %g s; killed", self._timing.hang_s)
+                    child.kill()
+            except BrokenWire as error:
+                if not self._closing.is_set():
+                    logger.error("the index process is gone (%s); starting it again", error)
+                return
+
+    def _deliver(self, reply: Frame) -> None:
+        call_id = reply.header["id"]
+        if call_id == 0:
+            self._ready.set()
+            return
+        with self._lock:
+            self._outstanding.pop(call_id, None)
+            future = self._waiting.pop(call_id, None)
+        if future is not None:
+            future.set_result(reply)
+
+    def _hangs(self) -> bool:
+        with self._lock:
+            oldest = next(iter(self._outstanding.values()), None)
+        return oldest is not None and time.monotonic() - oldest > self._timing.hang_s
+
+    def _forget_calls(self) -> None:
+        with self._lock:
+            self._ready.clear()
+            self._wire = self.pid = None
+            lost, self._waiting = self._waiting, {}
+            self._outstanding.clear()
+        for future in lost.values():
+            future.set_exception(StoreUnavailable(_STORE, "its process went away"))
+
+    def _reap(self, child: "subprocess.Popen[bytes]") -> None:
+        try:
+            child.wait(self._timing.stop_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _shut_down(wire: socket.socket) -> None:
+    try:
+        wire.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        # Gone already.
+        return
