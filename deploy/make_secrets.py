@@ -65,8 +65,7 @@ def make_objects(folder: Path) -> None:
     keep_or_write(folder / "s3_credentials", profile, FOR_CONTAINERS)
 
 
-def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+def main(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_tokens(folder)
     make_ledger(folder)
@@ -74,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)

@@ -1,0 +1,136 @@
+"""What every docker-compose file must hold to, shown without an engine."""
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.make_secrets import main as make_secrets
+from pentimento.domain.identity import Role
+from pentimento.rpc.tokens import TokenFile
+from pentimento.settings.declaration import by_name
+from tests.compose.declared import Service, read, services
+
+EMBEDDED, REAL = "docker-compose.embedded.yml", "docker-compose.yml"
+SETTINGS = {
+    "controller": ("controller", "ControllerSettings"),
+    "embedder": ("embedder", "EmbedderSettings"),
+    "vectordb-gateway": ("vectordb_gateway", "GatewaySettings"),
+    "unet-worker-heavy": ("unet_worker", "UnetWorkerSettings"),
+    "unet-worker-light": ("unet_worker", "UnetWorkerSettings"),
+    "frontdoor": ("frontdoor", "FrontdoorSettings"),
+}
+EVERY_SERVICE = [(file, name) for file in (EMBEDDED, REAL) for name in services(file)]
+OWN_SERVICES = [(file, name) for file, name in EVERY_SERVICE if name in SETTINGS]
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def declared_settings(name: str) -> dict[str, Any]:
+    module, cls = SETTINGS[name]
+    return dict(by_name(getattr(importlib.import_module(f"services.{module}.settings"), cls)))
+
+
+def settings_given(service: Service, section: str) -> set[str]:
+    """Names of the settings that the environment gives to a service's own section."""
+    prefix = f"PENTIMENTO_{section}_".upper()
+    return {key.removeprefix(prefix).lower() for key in service["environment"] if key.startswith(prefix)}
+
+
+@pytest.mark.parametrize(("file", "name"), OWN_SERVICES)
+def test_the_environment_names_settings_that_exist_and_all_that_must_be_given(file: str, name: str) -> None:
+    section, _ = SETTINGS[name]
+    settings = declared_settings(name)
+
+    given = settings_given(services(file)[name], section)
+
+    assert given <= set(settings)
+    assert {key for key, one in settings.items() if one.required} <= given
+
+
+@pytest.mark.parametrize("file", [EMBEDDED, REAL])
+def test_shared_settings_mean_something_to_some_service(file: str) -> None:
+    known = {key for name in SETTINGS for key in declared_settings(name)}
+
+    shared = {key for service in services(file).values() for key in settings_given(service, "common")}
+
+    assert shared <= known
+
+
+@pytest.mark.parametrize(("file", "name"), EVERY_SERVICE)
+def test_every_container_restarts_and_has_limits_and_a_health_check(file: str, name: str) -> None:
+    service = services(file)[name]
+    limits = service["deploy"]["resources"]["limits"]
+
+    assert service["restart"] == "unless-stopped"
+    assert float(limits["cpus"]) > 0
+    assert int(limits["memory"][:-1]) * UNITS[limits["memory"][-1]] >= 2**27
+    # Ours come with the image.
+    assert name in SETTINGS or "healthcheck" in service
+
+
+@pytest.mark.parametrize(("file", "name"), OWN_SERVICES)
+def test_a_service_may_drain_before_it_is_killed(file: str, name: str) -> None:
+    drain_s = declared_settings(name)["drain_timeout_s"].default
+
+    assert float(services(file)[name]["stop_grace_period"].removesuffix("s")) > drain_s
+
+
+@pytest.mark.parametrize("file", [EMBEDDED, REAL])
+def test_only_the_frontdoor_is_published_and_only_to_this_host(file: str) -> None:
+    published = {name: service["ports"] for name, service in services(file).items() if "ports" in service}
+
+    assert list(published) == ["frontdoor"]
+    assert all(port.startswith("127.0.0.1:") for port in published["frontdoor"])
+
+
+def test_the_embedded_form_has_no_image_of_third_parties() -> None:
+    assert set(services(EMBEDDED)) == set(SETTINGS)
+
+
+def test_images_of_third_parties_are_pinned_by_tag() -> None:
+    images = [service["image"] for name, service in services(REAL).items() if name not in SETTINGS]
+
+    assert len(images) == 3
+    assert all(re.fullmatch(r"[\w./-]+:v?\d+\.\d+[\w.-]*", image) for image in images)
+
+
+def test_in_the_real_form_every_service_asks_for_a_token_and_shows_one() -> None:
+    for name in SETTINGS:
+        service = services(REAL)[name]
+
+        assert {"tokens", "service_token"} <= set(service["secrets"])
+        assert service["environment"]["PENTIMENTO_COMMON_TOKEN_FILE"] == "/run/secrets/tokens"
+        assert service["environment"]["PENTIMENTO_COMMON_SERVICE_TOKEN_FILE"] == "/run/secrets/service_token"
+
+
+def test_the_gpu_form_gives_each_worker_a_device_of_its_own() -> None:
+    workers = read("docker-compose.gpu.yml")["services"]
+    devices = [
+        tuple(worker["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]) for worker in workers.values()
+    ]
+
+    assert set(workers) == {name for name in SETTINGS if name.startswith("unet-worker")}
+    assert len(set(devices)) == len(workers)
+
+
+def test_secrets_are_made_once_and_are_those_the_composition_mounts(tmp_path: Path) -> None:
+    make_secrets(tmp_path)
+    first = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    make_secrets(tmp_path)
+
+    mounted = {Path(secret["file"]).name for secret in read(REAL)["secrets"].values()}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == first
+    assert set(first) == mounted | {"user_token", "admin_token"}
+
+
+def test_the_tokens_made_are_those_the_services_know(tmp_path: Path) -> None:
+    make_secrets(tmp_path)
+    tokens = TokenFile(tmp_path / "tokens.toml")
+
+    for role in (Role.USER, Role.SERVICE, Role.ADMIN):
+        caller = tokens.identify(f"Bearer {(tmp_path / f'{role.value}_token').read_text()}")
+
+        assert caller is not None
+        assert caller.roles == frozenset({role})
