@@ -31,10 +31,11 @@ from pentimento.domain.errors import FieldViolation, PentimentoError
 from pentimento.rpc.metadata import STATUS_DETAILS
 
 ERROR_DOMAIN = "pentimento"
-# HTTP/2 peers refuse headers above 8 KiB, and the status is one: what is quoted is cut, and all together stays below.
-MAX_MESSAGE_LENGTH = 512
-MAX_ITEM_LENGTH = 256
-MAX_ITEMS = 8
+# A status travels in headers, of which HTTP/2 peers accept 8 KiB: percent-encoded and in base64 all this stays below.
+MAX_MESSAGE_BYTES = 512
+MAX_TEXT_BYTES = 192
+MAX_NAME_BYTES = 96
+MAX_ITEMS = 6
 
 CODE_OF: dict[type[PentimentoError], grpc.StatusCode] = {
     errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
@@ -74,10 +75,10 @@ def code_of(error: PentimentoError) -> grpc.StatusCode:
 
 def to_status(error: PentimentoError) -> status_pb2.Status:
     """The error as google.rpc.Status, cut to what fits into headers."""
-    status = status_pb2.Status(code=code_of(error).value[0], message=cut(error.message, MAX_MESSAGE_LENGTH))
-    metadata = {cut(key): cut(value) for key, value in list(error.metadata.items())[:MAX_ITEMS]}
+    status = status_pb2.Status(code=code_of(error).value[0], message=cut(error.message, MAX_MESSAGE_BYTES))
+    metadata = {cut(key, MAX_NAME_BYTES): cut(value) for key, value in list(error.metadata.items())[:MAX_ITEMS]}
     status.details.add().Pack(
-        error_details_pb2.ErrorInfo(reason=cut(error.reason), domain=ERROR_DOMAIN, metadata=metadata)
+        error_details_pb2.ErrorInfo(reason=cut(error.reason, MAX_NAME_BYTES), domain=ERROR_DOMAIN, metadata=metadata)
     )
     if error.violations:
         status.details.add().Pack(bad_request(error.violations[:MAX_ITEMS]))
@@ -91,14 +92,17 @@ def to_status(error: PentimentoError) -> status_pb2.Status:
 def bad_request(violations: Iterable[FieldViolation]) -> error_details_pb2.BadRequest:
     request = error_details_pb2.BadRequest()
     for one in violations:
-        request.field_violations.add(field=cut(one.field), description=cut(one.description))
+        request.field_violations.add(field=cut(one.field, MAX_NAME_BYTES), description=cut(one.description))
     return request
 
 
-def cut(text: str, length: int = MAX_ITEM_LENGTH) -> str:
-    """At most `length` characters, and nothing that UTF-8 cannot carry."""
-    whole = text.encode(errors="replace").decode()
-    return whole if len(whole) <= length else whole[: length - 1] + "…"
+def cut(text: str, size_bytes: int = MAX_TEXT_BYTES) -> str:
+    """At most `size_bytes` of UTF-8, the end marked when something is missing, and nothing that UTF-8 cannot carry."""
+    whole = text[: size_bytes + 1].encode(errors="replace")
+    if len(whole) <= size_bytes:
+        return whole.decode()
+    ellipsis = "…".encode()
+    return whole[: size_bytes - len(ellipsis)].decode(errors="ignore") + "…"
 
 
 def from_status(status: status_pb2.Status) -> PentimentoError | None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -25,6 +25,7 @@ from pentimento.domain.errors import (
     InvalidArgument,
     PentimentoError,
     ResourceExhausted,
+    Unavailable,
 )
 from pentimento.domain.identity import Role
 from pentimento.rpc import context as call_context
@@ -42,7 +43,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # A grpc.RpcMethodHandler; its stub makes every attribute optional, where the two flags say which one is set.
 Handler = Any
 
-RETRY_AFTER_OVERLOAD_MS = 250
+RETRY_AFTER_MS = 250
 
 
 @dataclass(frozen=True)
@@ -68,44 +69,48 @@ class Pipeline:
     def __init__(self, identities: Identities, limits: Limits) -> None:
         self._identities = identities
         self._limits = limits
-        self._running_count = 0
-        self._unary_count = 0
-        self._unary_idle = asyncio.Event()
-        self._unary_idle.set()
+        self._unary_tasks: set[asyncio.Task[Any]] = set()
+        self._stream_tasks: set[asyncio.Task[Any]] = set()
+        self._exempt_tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
-    async def wait_until_unary_calls_end(self) -> None:
-        """Returns when no unary call is running; streams may go on."""
-        await self._unary_idle.wait()
+    async def close(self, grace_s: float, stream_grace_s: float) -> None:
+        """Refuses new calls, waits up to `grace_s` for unary ones and, within that, up to `stream_grace_s` for streams;
+        what still runs is cancelled and answered UNAVAILABLE."""
+        self._closed = True
+        end = time.monotonic() + grace_s
+        await finished(self._unary_tasks, grace_s)
+        await finished(self._stream_tasks, min(stream_grace_s, end - time.monotonic()))
+        for task in (*self._unary_tasks, *self._stream_tasks, *self._exempt_tasks):
+            task.cancel()
 
     def wrap(self, path: str, handler: Handler, allowed: frozenset[Role], *, limited: bool = True) -> Handler:
         """The same RPC with everything around it. gRPC handles bytes: decoding is ours, after authentication."""
         method = Method(path, allowed, limited, handler, MethodMeter(path))
         if handler.request_streaming:
             if handler.response_streaming:
-                return grpc.stream_stream_rpc_method_handler(self._stream(method, handler.stream_stream))
-            return grpc.stream_unary_rpc_method_handler(self._unary(method, handler.stream_unary))
+                return grpc.stream_stream_rpc_method_handler(self._streaming(method, handler.stream_stream))
+            return grpc.stream_unary_rpc_method_handler(self._answering(method, handler.stream_unary))
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(self._stream(method, handler.unary_stream))
-        return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary))
+            return grpc.unary_stream_rpc_method_handler(self._streaming(method, handler.unary_stream))
+        return grpc.unary_unary_rpc_method_handler(self._answering(method, handler.unary_unary))
 
-    def _unary(self, method: Method, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[bytes]]:
+    def _answering(self, method: Method, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[bytes]]:
         decode, encode = decoder(method), method.handler.response_serializer
+        running = self._unary_tasks if method.limited else self._exempt_tasks
 
         async def answer(request: Any, context: Context) -> bytes:
             async def work() -> bytes:
-                self._begin_unary()
-                try:
-                    answered: bytes = encode(await behaviour(decode(request), context))
-                    return answered
-                finally:
-                    self._end_unary()
+                answered: bytes = encode(await behaviour(decode(request), context))
+                return answered
 
-            return await self._serve(method, context, lambda: self._within_deadline(work))
+            return await self._serve(method, context, running, lambda: self._within_deadline(work))
 
         return answer
 
-    def _stream(self, method: Method, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[None]]:
+    def _streaming(self, method: Method, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[None]]:
         decode, encode = decoder(method), method.handler.response_serializer
+        running = self._stream_tasks if method.limited else self._exempt_tasks
 
         async def answer(request: Any, context: Context) -> None:
             async def work() -> None:
@@ -114,20 +119,26 @@ class Pipeline:
                     async for one in answers:
                         await context.write(encode(one))
 
-            await self._serve(method, context, work)
+            await self._serve(method, context, running, work)
 
         return answer
 
-    async def _serve(self, method: Method, context: Context, work: Callable[[], Awaitable[T]]) -> T:
+    async def _serve(
+        self, method: Method, context: Context, running: set[asyncio.Task[Any]], work: Callable[[], Awaitable[T]]
+    ) -> T:
         """Error mapping and metrics around admission and handler."""
         started = time.perf_counter()
         code = grpc.StatusCode.OK
         method.meter.begin()
-        self._running_count += method.limited
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        running.add(task)
         try:
             self._admit(method, context)
             return await work()
         except asyncio.CancelledError:
+            if self._closed and not context.cancelled():
+                code = grpc.StatusCode.UNAVAILABLE
+                await abort(context, shutting_down())
             code = grpc.StatusCode.DEADLINE_EXCEEDED if call_context.remaining_s() == 0 else grpc.StatusCode.CANCELLED
             raise
         except NotImplementedError:
@@ -138,7 +149,7 @@ class Pipeline:
             code = code_of(known)
             await abort(context, known)
         finally:
-            self._running_count -= method.limited
+            running.discard(task)
             method.meter.end(code.name, time.perf_counter() - started)
 
     def _admit(self, method: Method, context: Context) -> None:
@@ -153,7 +164,13 @@ class Pipeline:
         self._authenticate(method, authorization)
         remaining = context.time_remaining()
         call_context.deadline.set(None if remaining is None else time.monotonic() + remaining)
-        if method.limited and self._running_count > self._limits.max_concurrent_calls:
+        if method.limited:
+            self._check_limits()
+
+    def _check_limits(self) -> None:
+        if self._closed:
+            raise shutting_down()
+        if len(self._unary_tasks) + len(self._stream_tasks) > self._limits.max_concurrent_calls:
             raise too_many_calls(self._limits.max_concurrent_calls)
 
     def _authenticate(self, method: Method, authorization: str | bytes | None) -> None:
@@ -176,14 +193,11 @@ class Pipeline:
                 raise DeadlineExceeded("DEADLINE_EXCEEDED", "the call took longer than this server allows") from None
             raise
 
-    def _begin_unary(self) -> None:
-        self._unary_count += 1
-        self._unary_idle.clear()
 
-    def _end_unary(self) -> None:
-        self._unary_count -= 1
-        if self._unary_count == 0:
-            self._unary_idle.set()
+async def finished(tasks: set[asyncio.Task[Any]], timeout_s: float) -> None:
+    """Returns when none of the tasks runs any more, or after `timeout_s`."""
+    if tasks and timeout_s > 0:
+        await asyncio.wait(tuple(tasks), timeout=timeout_s)
 
 
 def decoder(method: Method) -> Callable[[Any], Any]:
@@ -233,9 +247,13 @@ async def abort(context: Context, error: PentimentoError) -> NoReturn:
     await context.abort(code_of(error), status.message, trailing)
 
 
+def shutting_down() -> Unavailable:
+    return Unavailable("SHUTTING_DOWN", "this server is stopping", retry_after_ms=RETRY_AFTER_MS)
+
+
 def too_many_calls(limit: int) -> ResourceExhausted:
     return ResourceExhausted(
         "TOO_MANY_CALLS",
         f"this server already serves max_concurrent_calls = {limit} calls",
-        retry_after_ms=RETRY_AFTER_OVERLOAD_MS,
+        retry_after_ms=RETRY_AFTER_MS,
     )

@@ -1,7 +1,6 @@
 """The one server factory: listening, health, reflection, wrapped handlers, and the way from start to stop."""
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -30,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 # What is still open after the drain are watches, which end only with the server: time to flush a last answer, no more.
 STREAM_GRACE_S = 0.5
+# For last answers that are on their way; gRPC waits no longer than they take.
+FLUSH_S = 0.5
 
 
 class Registrar:
@@ -62,6 +63,7 @@ class RpcServer:
         self._server = grpc.aio.server(options=server_options(settings.max_message_bytes))
         self._names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._metrics: MetricsServer | None = None
+        self._stopping = asyncio.Lock()
 
     def add(self, add_to_server: Callable[[Any, Any], None], servicer: object, full_name: str) -> None:
         """Serves `servicer` as "package.Service", roles by its contract. KeyError when the contract is not loaded."""
@@ -133,14 +135,12 @@ class RpcServer:
         self._health.set(False)
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Takes no more calls, waits up to `grace_s` for unary ones, then cancels what is left and removes sockets."""
+        """Takes no more calls, waits up to `grace_s` for unary ones, then ends what is left and removes sockets."""
         self.set_not_serving()
-        stopping = asyncio.ensure_future(self._server.stop(grace_s))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._pipeline.wait_until_unary_calls_end(), grace_s)
-            await asyncio.wait({stopping}, timeout=min(grace_s, STREAM_GRACE_S))
-        await self._server.stop(None)
-        await stopping
+        await self._pipeline.close(grace_s, STREAM_GRACE_S)
+        # One at a time: grpc.aio crashes when two stops overlap.
+        async with self._stopping:
+            await self._server.stop(FLUSH_S)
         self._release()
 
     def _release(self) -> None:

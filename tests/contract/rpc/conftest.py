@@ -1,0 +1,31 @@
+"""A scripted server over each kind of address."""
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pentimento.rpc import RpcServerSettings
+from tests.contract.rpc.scripted import Scripted, channel_to, serving
+
+
+@pytest.fixture
+def socket_path() -> Iterator[Path]:
+    """A path short enough for a socket, which pytest's own tmp_path may not be."""
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        yield Path(folder) / "s"
+
+
+@pytest.fixture
+async def target(socket_path: Path) -> AsyncIterator[Scripted]:
+    """A scripted server on a Unix socket."""
+    async with serving(RpcServerSettings(listen=(f"unix:{socket_path}",))) as made:
+        yield made
+
+
+@pytest.fixture
+async def channel(target: Scripted) -> AsyncIterator[grpc.aio.Channel]:
+    async with channel_to(target) as opened:
+        yield opened

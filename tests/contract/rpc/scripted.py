@@ -1,0 +1,105 @@
+"""A real servicer of real contracts whose answers a test scripts, and servers and channels to reach it."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+
+from pentimento.embedder.v1 import embedder_service_pb2 as embedder
+from pentimento.embedder.v1 import embedder_service_pb2_grpc as embedder_grpc
+from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, open_channel
+from pentimento.worker.v1 import unet_worker_service_pb2 as worker
+from pentimento.worker.v1 import unet_worker_service_pb2_grpc as worker_grpc
+
+EMBEDDER = "pentimento.embedder.v1.EmbedderService"
+WORKER = "pentimento.worker.v1.UnetWorkerService"
+EMBED_TEXT = f"/{EMBEDDER}/EmbedText"
+
+
+async def echo(request: embedder.EmbedTextRequest) -> str:
+    return ",".join(request.texts)
+
+
+async def no_credits(request: worker.WatchCreditsRequest) -> AsyncIterator[worker.WatchCreditsResponse]:
+    return
+    yield
+
+
+@dataclass
+class Embedder(embedder_grpc.EmbedderServiceServicer):
+    """EmbedText answers with what `embed` returns, as the encoder digest; GetInfo is left unimplemented."""
+
+    embed: Callable[[embedder.EmbedTextRequest], Awaitable[str]] = echo
+
+    async def EmbedText(self, request: embedder.EmbedTextRequest, context: object) -> embedder.EmbedTextResponse:
+        return embedder.EmbedTextResponse(encoder_digest=await self.embed(request))
+
+    async def EmbedImage(self, request: embedder.EmbedImageRequest, context: object) -> embedder.EmbedImageResponse:
+        return embedder.EmbedImageResponse(embeddings=[embedder.Embedding(values=image) for image in request.images])
+
+
+@dataclass
+class Worker(worker_grpc.UnetWorkerServiceServicer):
+    """WatchCredits streams what `credits` yields."""
+
+    credits: Callable[[worker.WatchCreditsRequest], AsyncIterator[worker.WatchCreditsResponse]] = no_credits
+
+    async def WatchCredits(
+        self, request: worker.WatchCreditsRequest, context: object
+    ) -> AsyncIterator[worker.WatchCreditsResponse]:
+        async for one in self.credits(request):
+            yield one
+
+
+@dataclass
+class Scripted:
+    """A started server and its servicers; `address` is its first one."""
+
+    server: RpcServer
+    embedder: Embedder = field(default_factory=Embedder)
+    worker: Worker = field(default_factory=Worker)
+
+    @property
+    def address(self) -> str:
+        return self.server.bound_addresses[0]
+
+
+def scripted(settings: RpcServerSettings) -> Scripted:
+    """Both servicers on a server that is not started."""
+    made = Scripted(RpcServer(settings, "scripted"))
+    made.server.add(embedder_grpc.add_EmbedderServiceServicer_to_server, made.embedder, EMBEDDER)
+    made.server.add(worker_grpc.add_UnetWorkerServiceServicer_to_server, made.worker, WORKER)
+    return made
+
+
+@asynccontextmanager
+async def serving(settings: RpcServerSettings) -> AsyncIterator[Scripted]:
+    """The same, started and SERVING."""
+    made = scripted(settings)
+    await made.server.start()
+    made.server.set_serving()
+    try:
+        yield made
+    finally:
+        await made.server.stop()
+
+
+def embedder_stub(channel: grpc.aio.Channel) -> "embedder_grpc.EmbedderServiceAsyncStub":
+    return embedder_grpc.EmbedderServiceStub(channel)
+
+
+def worker_stub(channel: grpc.aio.Channel) -> "worker_grpc.UnetWorkerServiceAsyncStub":
+    return worker_grpc.UnetWorkerServiceStub(channel)
+
+
+def channel_to(
+    target: Scripted, settings: RpcChannelSettings | None = None, token: str | None = None
+) -> grpc.aio.Channel:
+    return open_channel(target.address, settings or RpcChannelSettings(), token)
+
+
+async def embed(channel: grpc.aio.Channel, *texts: str, **options: object) -> str:
+    """The scripted answer to EmbedText of these texts."""
+    answer = await embedder_stub(channel).EmbedText(embedder.EmbedTextRequest(texts=texts), **options)
+    return answer.encoder_digest
