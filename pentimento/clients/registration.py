@@ -159,23 +159,28 @@ class Registration:
 
     def _delay_s(self) -> float:
         if self._failures:
-            longest = min(self._timing.first_retry_s * 2.0 ** min(self._failures - 1, 30), self._timing.max_retry_s)
-            return longest * self._random.uniform(0.5, 1.0)
-        return self._interval_s()
-
-    def _interval_s(self) -> float:
-        """What the lease asks for, unless it is nonsense: at least two reports a lease, within our own limits."""
-        timing, lease = self._timing, self._lease
-        if lease is None or not _is_positive(lease.report_interval_ms) or not _is_positive(lease.lease_ms):
-            return timing.default_interval_s
-        asked_s = min(lease.report_interval_ms, lease.lease_ms / 2) / 1000
-        return min(max(asked_s, timing.min_interval_s), timing.max_interval_s)
+            return retry_delay_s(self._failures, self._timing, self._random)
+        return report_interval_s(self._lease, self._timing)
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
         self._wake.clear()
+
+
+def report_interval_s(lease: Lease | None, timing: RegistrationTiming) -> float:
+    """What the lease asks for, unless it is nonsense: at least two reports a lease, within our own limits."""
+    if lease is None or not _is_positive(lease.report_interval_ms) or not _is_positive(lease.lease_ms):
+        return timing.default_interval_s
+    asked_s = min(lease.report_interval_ms, lease.lease_ms / 2) / 1000
+    return min(max(asked_s, timing.min_interval_s), timing.max_interval_s)
+
+
+def retry_delay_s(failures: int, timing: RegistrationTiming, random_source: random.Random) -> float:
+    """Doubles from `first_retry_s` to `max_retry_s`, less up to half, so that a fleet does not return at once."""
+    longest = min(timing.first_retry_s * 2.0 ** min(failures - 1, 30), timing.max_retry_s)
+    return longest * random_source.uniform(0.5, 1.0)
 
 
 def _is_positive(value: float) -> bool:

@@ -1,0 +1,240 @@
+"""A replica's place in the fleet, against controllers that are absent, forgetful, slow and nonsensical."""
+
+import asyncio
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.clients.registration import (
+    Registration,
+    RegistrationTiming,
+    generation_at,
+    report_interval_s,
+    retry_delay_s,
+)
+from pentimento.domain.errors import FailedPrecondition, NotFound, Unavailable
+from pentimento.domain.fleet import Lease, Replica, ReplicaKind, ReplicaReport
+
+FAST = RegistrationTiming(
+    first_retry_s=0.001, max_retry_s=0.004, call_timeout_s=0.05, close_timeout_s=0.05, min_interval_s=0.001
+)
+REPLICA = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 7)
+LEASE = Lease(lease_ms=10, report_interval_ms=2, leader_epoch=1)
+
+
+class ScriptedController:
+    """Answers each call by the next line of its script, and the last line for ever after."""
+
+    def __init__(self, register: list[object], report: list[object], deregister: object = None) -> None:
+        self.script = {"register": register, "report": report, "deregister": [deregister]}
+        self.calls: list[str] = []
+        self.arrived = asyncio.Condition()
+
+    async def register(self, replica: Replica) -> Lease:
+        answer = await self._next("register")
+        assert isinstance(answer, Lease)
+        return answer
+
+    async def report(self, report: ReplicaReport) -> object:
+        return await self._next("report")
+
+    async def deregister(self, instance_id: str, generation: int) -> None:
+        assert (instance_id, generation) == ("w1", 7)
+        await self._next("deregister")
+
+    async def _next(self, name: str) -> object:
+        async with self.arrived:
+            self.calls.append(name)
+            self.arrived.notify_all()
+        lines = self.script[name]
+        line = lines.pop(0) if len(lines) > 1 else lines[0]
+        if isinstance(line, Exception):
+            raise line
+        if line is asyncio.sleep:
+            await asyncio.sleep(3600)
+        return line
+
+    async def until(self, happened: Callable[[list[str]], bool]) -> None:
+        async with asyncio.timeout(10), self.arrived:
+            await self.arrived.wait_for(lambda: happened(self.calls))
+
+
+def registration(controller: ScriptedController, **parts: Callable[[], object]) -> Registration:
+    callbacks = {"replica": lambda: REPLICA, "report": lambda: ReplicaReport("w1", 7), **parts}
+    return Registration(controller, timing=FAST, random_source=random.Random(0), **callbacks)
+
+
+async def running(
+    controller: ScriptedController, until: Callable[[list[str]], bool], **parts: Callable[[], object]
+) -> None:
+    """Run a registration until the calls satisfy `until`, then close it."""
+    kept = registration(controller, **parts)
+    kept.start()
+    try:
+        await controller.until(until)
+    finally:
+        await kept.close()
+
+
+def says(*calls: str) -> Callable[[list[str]], bool]:
+    return lambda seen: seen[: len(calls)] == list(calls)
+
+
+async def test_it_registers_reports_and_deregisters():
+    controller = ScriptedController([LEASE], [1])
+
+    await running(controller, says("register", "report", "report"))
+
+    assert controller.calls[-1] == "deregister"
+
+
+async def test_an_absent_controller_is_asked_until_it_is_there():
+    away = Unavailable("UNAVAILABLE", "no such socket")
+    controller = ScriptedController([away, away, away, LEASE], [1])
+
+    await running(controller, says("register", "register", "register", "register", "report"))
+
+
+async def test_not_found_makes_it_register_again():
+    controller = ScriptedController([LEASE], [1, NotFound("REPLICA_NOT_REGISTERED", "who?"), 1])
+
+    await running(controller, says("register", "report", "report", "register", "report"))
+
+
+async def test_a_superseded_replica_asks_for_its_place_back_without_end():
+    superseded = FailedPrecondition("REPLICA_SUPERSEDED", "a newer start is live")
+    controller = ScriptedController([LEASE, superseded, superseded, LEASE], [superseded, 1])
+
+    await running(controller, says("register", "report", "register", "register", "register", "report"))
+
+
+async def test_a_controller_that_hangs_is_asked_again():
+    controller = ScriptedController([LEASE], [asyncio.sleep, 1])
+
+    await running(controller, says("register", "report", "report", "report"))
+
+
+async def test_a_report_that_cannot_be_made_does_not_end_the_registration():
+    answers = iter([ValueError("not yet"), ReplicaReport("w1", 7)])
+
+    def report() -> ReplicaReport:
+        answer = next(answers, ReplicaReport("w1", 7))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    controller = ScriptedController([LEASE], [1])
+
+    await running(controller, says("register", "report"), report=report)
+
+
+async def test_closing_waits_no_longer_than_its_limit_for_a_controller_that_hangs():
+    controller = ScriptedController([LEASE], [1], deregister=asyncio.sleep)
+
+    async with asyncio.timeout(10):
+        await running(controller, says("register"))
+
+    assert controller.calls[-1] == "deregister"
+
+
+async def test_closing_says_nothing_when_nothing_was_said_before():
+    controller = ScriptedController([LEASE], [1])
+
+    await registration(controller).close()
+
+    assert controller.calls == []
+
+
+async def test_a_closed_registration_does_not_start():
+    controller = ScriptedController([LEASE], [1])
+    kept = registration(controller)
+    await kept.close()
+
+    await kept.run()
+
+    assert controller.calls == []
+
+
+async def test_report_soon_does_not_wait_for_its_turn():
+    controller = ScriptedController([Lease(lease_ms=3_600_000, report_interval_ms=1_800_000, leader_epoch=1)], [1])
+    kept = registration(controller)
+    kept.start()
+    await controller.until(says("register"))
+
+    kept.report_soon()
+
+    await controller.until(says("register", "report"))
+    await kept.close()
+
+
+async def test_cancelling_the_task_that_runs_it_ends_it():
+    controller = ScriptedController([LEASE], [1])
+    kept = registration(controller)
+    task = asyncio.create_task(kept.run())
+    await controller.until(says("register"))
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    await kept.close()
+    assert controller.calls[-1] == "deregister"
+
+
+@pytest.mark.parametrize("answer", [1, NotFound("REPLICA_NOT_REGISTERED", "who?")])
+async def test_registered_says_whether_the_controller_knows_the_replica(answer):
+    controller = ScriptedController([LEASE, asyncio.sleep], [answer])
+    kept = registration(controller)
+    assert not kept.registered
+    kept.start()
+
+    await controller.until(says("register", "report"))
+    await controller.until(lambda calls: len(calls) >= 3)
+
+    assert kept.registered == (answer == 1)
+    await kept.close()
+
+
+numbers = st.one_of(st.integers(), st.floats(allow_nan=True, allow_infinity=True))
+
+
+@given(numbers, numbers)
+def test_whatever_a_lease_says_reports_come_within_our_own_limits(lease_ms, interval_ms):
+    timing = RegistrationTiming()
+
+    interval_s = report_interval_s(Lease(lease_ms, interval_ms, 1), timing)
+
+    assert timing.min_interval_s <= interval_s <= timing.max_interval_s
+
+
+@given(st.integers(200, 10_000), st.integers(100, 20_000))
+def test_a_lease_gets_two_reports_at_least(lease_ms, interval_ms):
+    assert report_interval_s(Lease(lease_ms, interval_ms, 1), RegistrationTiming()) <= lease_ms / 2000
+
+
+@given(st.integers(1, 10_000), st.integers())
+def test_retries_slow_down_to_their_limit_and_differ_between_replicas(failures, seed):
+    timing = RegistrationTiming(first_retry_s=0.1, max_retry_s=2.0)
+
+    delay_s = retry_delay_s(failures, timing, random.Random(seed))
+
+    longest = min(0.1 * 2 ** (failures - 1), 2.0) if failures < 100 else 2.0
+    assert longest / 2 <= delay_s <= longest
+
+
+def test_a_generation_grows_with_the_clock():
+    class Clock:
+        def __init__(self, wall_s: float) -> None:
+            self.wall_s = wall_s
+
+        def monotonic(self) -> float:
+            return math.nan
+
+        def wall(self) -> float:
+            return self.wall_s
+
+    assert generation_at(Clock(1000.0)) < generation_at(Clock(1000.001))

@@ -1,0 +1,53 @@
+"""The leader's epoch grows over restarts, whatever becomes of the clock and of the file."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.controller.epoch import BELIEVABLE_LEAD_MS, FILE_NAME, LeaderEpoch
+
+NOW_MS = 1_800_000_000_000
+
+
+def test_it_is_the_clocks_where_nothing_is_stored():
+    assert LeaderEpoch(None, NOW_MS).value == NOW_MS
+
+
+@given(st.lists(st.integers(NOW_MS - 10**9, NOW_MS + 10**9), min_size=2, max_size=6))
+def test_it_grows_over_restarts_even_if_the_clock_jumps(tmp_path_factory, clock_ms):
+    state_dir = tmp_path_factory.mktemp("state")
+
+    epochs = [LeaderEpoch(state_dir, wall_ms).value for wall_ms in clock_ms]
+
+    assert epochs == sorted(set(epochs))
+
+
+@pytest.mark.parametrize("content", ["", "garbage", "-5", "9" * 40, "\xff"])
+def test_a_file_that_makes_no_sense_leaves_it_to_the_clock(tmp_path, content):
+    (tmp_path / FILE_NAME).write_text(content, encoding="utf-8")
+
+    assert LeaderEpoch(tmp_path, NOW_MS).value == NOW_MS
+    assert LeaderEpoch(tmp_path, NOW_MS).value == NOW_MS + 1
+
+
+def test_a_directory_that_cannot_be_written_leaves_it_to_the_clock(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    assert LeaderEpoch(tmp_path / "file" / "state", NOW_MS).value == NOW_MS
+
+
+def test_it_rises_above_an_epoch_that_somebody_acts_on_and_remembers_it(tmp_path):
+    epoch = LeaderEpoch(tmp_path, NOW_MS)
+
+    assert epoch.overtake(NOW_MS + 500)
+
+    assert epoch.value == NOW_MS + 501
+    assert LeaderEpoch(tmp_path, NOW_MS).value == NOW_MS + 502
+
+
+@pytest.mark.parametrize("seen", [0, NOW_MS - 1, NOW_MS, NOW_MS + BELIEVABLE_LEAD_MS + 1, 2**63])
+def test_it_does_not_rise_for_older_epochs_nor_for_ones_no_leader_can_have_had(seen):
+    epoch = LeaderEpoch(None, NOW_MS)
+
+    assert not epoch.overtake(seen)
+    assert epoch.value == NOW_MS

@@ -1,0 +1,243 @@
+"""Leases, generations and drains: which replicas may be planned with."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
+from pentimento.domain.fleet import PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.policies.allocation import ModelDemand
+from services.controller.registry import Registry
+
+LEASE_S = 3.0
+RETENTION_S = 10.0
+
+
+def replica(name: str = "w1", generation: int = 1, **parts: object) -> Replica:
+    return replace(Replica(name, ReplicaKind.UNET_WORKER, f"unix:/{name}", generation), **parts)
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry(LEASE_S, RETENTION_S, capacity=3)
+
+
+def live(registry: Registry, now_s: float) -> list[tuple[str, int]]:
+    return [(view.replica.instance_id, view.replica.generation) for view in registry.live(now_s)]
+
+
+def test_a_silent_replica_falls_out_when_its_lease_ends(registry):
+    registry.register(replica(), 0.0)
+
+    assert live(registry, 2.999) == [("w1", 1)]
+    assert live(registry, 3.0) == []
+
+
+def test_a_report_renews_the_lease(registry):
+    registry.register(replica(), 0.0)
+
+    registry.report(ReplicaReport("w1", 1), 2.0)
+
+    assert live(registry, 4.9) == [("w1", 1)]
+
+
+def test_a_replica_that_was_silent_comes_back_with_its_next_report(registry):
+    registry.register(replica(), 0.0)
+
+    changed = registry.report(ReplicaReport("w1", 1), 5.0)
+
+    assert changed
+    assert live(registry, 5.0) == [("w1", 1)]
+
+
+def test_a_newer_generation_replaces_the_old_one(registry):
+    registry.register(replica(generation=1), 0.0)
+
+    registry.register(replica(generation=2), 1.0)
+
+    assert live(registry, 1.0) == [("w1", 2)]
+
+
+def test_an_older_generation_is_refused_while_the_newer_one_is_live(registry):
+    registry.register(replica(generation=2), 0.0)
+
+    for call in (lambda: registry.register(replica(generation=1), 1.0), lambda: registry.deregister("w1", 1)):
+        with pytest.raises(FailedPrecondition, match="replaced by generation 2"):
+            call()
+    with pytest.raises(FailedPrecondition):
+        registry.report(ReplicaReport("w1", 1), 1.0)
+    assert live(registry, 1.0) == [("w1", 2)]
+
+
+def test_an_older_generation_may_register_once_the_newer_one_is_silent(registry):
+    registry.register(replica(generation=2), 0.0)
+
+    registry.register(replica(generation=1), 4.0)
+
+    assert live(registry, 4.0) == [("w1", 1)]
+
+
+@pytest.mark.parametrize("report", [ReplicaReport("w9", 1), ReplicaReport("w1", 2)])
+def test_a_report_of_an_unregistered_start_asks_for_registration(registry, report):
+    registry.register(replica(), 0.0)
+
+    with pytest.raises(NotFound):
+        registry.report(report, 1.0)
+
+
+def test_a_draining_replica_is_shown_but_not_planned_with(registry):
+    registry.register(replica(), 0.0)
+
+    changed = registry.report(ReplicaReport("w1", 1, draining=True), 1.0)
+
+    assert changed
+    assert live(registry, 1.0) == []
+    assert registry.statuses(1.0)[0].draining
+
+
+def test_a_report_that_changes_nothing_says_so(registry):
+    registry.register(replica(resident_models=("heavy",)), 0.0)
+
+    assert not registry.report(ReplicaReport("w1", 1, ("heavy",), busy_share=0.5), 1.0)
+    assert registry.report(ReplicaReport("w1", 1, ("light",)), 2.0)
+
+
+def test_what_a_replica_holds_is_what_it_reported_last(registry):
+    registry.register(replica(resident_models=("heavy",)), 0.0)
+
+    registry.report(ReplicaReport("w1", 1, ("light",)), 1.0)
+
+    assert registry.live(1.0)[0].replica.resident_models == ("light",)
+
+
+def test_a_replica_that_deregistered_is_gone(registry):
+    registry.register(replica(), 0.0)
+
+    registry.deregister("w1", 1)
+
+    assert registry.statuses(0.0) == ()
+
+
+def test_the_silent_are_shown_until_the_retention_is_over(registry):
+    registry.register(replica(), 0.0)
+
+    registry.forget_silent(10.0)
+    shown = registry.statuses(10.0)
+    registry.forget_silent(10.1)
+
+    assert [(status.live, status.last_report_age_ms) for status in shown] == [(False, 10_000)]
+    assert registry.statuses(10.1) == ()
+
+
+def test_a_full_fleet_refuses_another_live_replica(registry):
+    for number in range(3):
+        registry.register(replica(f"w{number}"), 0.0)
+
+    with pytest.raises(ResourceExhausted) as refusal:
+        registry.register(replica("w3"), 1.0)
+
+    assert refusal.value.retry_after_ms == 3000
+
+
+def test_a_full_fleet_forgets_a_silent_replica_for_a_new_one(registry):
+    for number in range(3):
+        registry.register(replica(f"w{number}"), float(number))
+
+    registry.register(replica("w3"), 3.5)
+
+    assert [status.replica.instance_id for status in registry.statuses(3.5)] == ["w1", "w2", "w3"]
+
+
+def test_a_pause_of_the_controller_is_not_the_replicas_silence(registry):
+    registry.register(replica("w1"), 0.0)
+    registry.register(replica("w2"), 59.9)
+
+    registry.forgive(58.0, 60.0)
+
+    assert live(registry, 60.0) == [("w1", 1), ("w2", 1)]
+    assert live(registry, 61.5) == [("w2", 1)]
+    assert registry.statuses(60.0)[1].last_report_age_ms == 0
+
+
+def test_the_next_expiry_is_that_of_the_replica_silent_longest(registry):
+    assert registry.next_expiry_s(0.0) is None
+    registry.register(replica("w1"), 1.0)
+    registry.register(replica("w2"), 2.0)
+
+    assert registry.next_expiry_s(2.0) == 4.0
+    assert registry.next_expiry_s(4.5) == 5.0
+
+
+def test_demand_is_a_rate_over_the_time_between_reports_summed_over_front_doors(registry):
+    for name, arrived in (("f1", 20), ("f2", 10)):
+        registry.register(replica(name, kind=ReplicaKind.FRONTDOOR), 0.0)
+        asked = PoolDemand("heavy", arrived, queue_length=3, starts=(StartShare(5, arrived),), deferred_share=0.5)
+        registry.report(ReplicaReport(name, 1, demand=(asked,)), 2.0)
+
+    starts = (StartShare(5, 20), StartShare(5, 10))
+    assert registry.demand(2.0) == (ModelDemand("heavy", 15.0, 6, starts, 0.5),)
+    assert registry.demand(5.1) == ()
+
+
+class FleetMachine(RuleBasedStateMachine):
+    """Any order of registrations, reports, departures and silence, against the rules written plainly."""
+
+    names = st.sampled_from(["a", "b"])
+    generations = st.integers(1, 3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry = Registry(LEASE_S, RETENTION_S, capacity=8)
+        self.now_s = 0.0
+        self.heard: dict[str, tuple[int, float]] = {}
+
+    @rule(name=names, generation=generations)
+    def register(self, name, generation):
+        known, heard_s = self.heard.get(name, (0, -100.0))
+        refused = known > generation and self.now_s - heard_s < LEASE_S
+        try:
+            self.registry.register(replica(name, generation), self.now_s)
+        except FailedPrecondition:
+            assert refused
+        else:
+            assert not refused
+            self.heard[name] = (generation, self.now_s)
+
+    @rule(name=names, generation=generations)
+    def report(self, name, generation):
+        known = self.heard.get(name, (0, 0.0))[0]
+        try:
+            self.registry.report(ReplicaReport(name, generation), self.now_s)
+        except (NotFound, FailedPrecondition):
+            assert known != generation
+        else:
+            assert known == generation
+            self.heard[name] = (generation, self.now_s)
+
+    @rule(name=names, generation=generations)
+    def deregister(self, name, generation):
+        known = self.heard.get(name, (0, 0.0))[0]
+        try:
+            self.registry.deregister(name, generation)
+        except (NotFound, FailedPrecondition):
+            assert known != generation
+        else:
+            assert self.heard.pop(name)[0] == generation
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 3.0, 20.0]))
+    def wait(self, seconds):
+        self.now_s += seconds
+        self.registry.forget_silent(self.now_s)
+        self.heard = {name: one for name, one in self.heard.items() if self.now_s - one[1] <= RETENTION_S}
+
+    @invariant()
+    def the_live_are_those_heard_within_the_lease(self):
+        expected = [(name, one[0]) for name, one in sorted(self.heard.items()) if self.now_s - one[1] < LEASE_S]
+        assert live(self.registry, self.now_s) == expected
+
+
+TestFleet = FleetMachine.TestCase
+TestFleet.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

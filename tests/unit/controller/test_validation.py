@@ -1,0 +1,93 @@
+"""What a replica may claim about itself."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.fleet import PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from services.controller.validation import MAX_COUNT, check_replica, check_report
+
+REPLICA = Replica("worker-1", ReplicaKind.UNET_WORKER, "unix:/run/w1.sock", 1)
+REPORT = ReplicaReport("worker-1", 1)
+
+
+@pytest.mark.parametrize("address", ["unix:/run/w1.sock", "127.0.0.1:50051", "[::1]:50051", "worker-1.fleet:65535"])
+def test_addresses_that_a_channel_takes_pass(address):
+    check_replica(replace(REPLICA, address=address))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("instance_id", ""),
+        ("instance_id", "a b"),
+        ("instance_id", "w\0"),
+        ("instance_id", "x" * 129),
+        ("generation", 0),
+        ("generation", 2**63),
+        ("address", ""),
+        ("address", "unix:"),
+        ("address", "nowhere"),
+        ("address", "host:0"),
+        ("address", "host:65536"),
+        ("address", "ho st:1"),
+        ("address", "x" * 300 + ":1"),
+        ("available_models", ("",)),
+        ("available_models", ("m",) * 1025),
+        ("resident_models", ("x" * 257,)),
+        ("resident_models", ("a\nb",)),
+        ("device", "x" * 257),
+        ("build_version", "a\0"),
+        ("device_memory_bytes", -1),
+    ],
+)
+def test_a_registration_that_cannot_be_used_is_refused_by_name(field, value):
+    with pytest.raises(InvalidArgument, match=field):
+        check_replica(replace(REPLICA, **{field: value}))
+
+
+@pytest.mark.parametrize("share", [math.nan, math.inf, -math.inf, -0.001, 1.001])
+@pytest.mark.parametrize("field", ["busy_share", "deferred_share"])
+def test_a_share_outside_0_to_1_is_refused_by_name(field, share):
+    lying = (
+        replace(REPORT, busy_share=share)
+        if field == "busy_share"
+        else replace(REPORT, demand=(PoolDemand("heavy", deferred_share=share),))
+    )
+
+    with pytest.raises(InvalidArgument, match=f"{field}: must be between 0 and 1"):
+        check_report(lying)
+
+
+@pytest.mark.parametrize("count", [-1, MAX_COUNT + 1])
+@pytest.mark.parametrize("field", ["queue_length", "running_count", "completed_count", "failed_count"])
+def test_a_count_outside_its_range_is_refused_by_name(field, count):
+    with pytest.raises(InvalidArgument, match=f"{field}: must be between 0"):
+        check_report(replace(REPORT, **{field: count}))
+
+
+@pytest.mark.parametrize(
+    "demand",
+    [
+        (PoolDemand("m", arrived_count=-1),),
+        (PoolDemand("m", starts=(StartShare(5, -1),)),),
+        (PoolDemand("m", starts=(StartShare(5, 1),) * 1025),),
+        (PoolDemand("x" * 257),),
+        (PoolDemand("m"),) * 257,
+    ],
+)
+def test_a_demand_that_cannot_be_true_is_refused(demand):
+    with pytest.raises(InvalidArgument, match="demand"):
+        check_report(replace(REPORT, demand=demand))
+
+
+@given(st.text(max_size=300), st.text(max_size=300), st.integers())
+def test_no_text_makes_the_check_fail_otherwise_than_by_refusing(name, address, generation):
+    try:
+        check_replica(Replica(name, ReplicaKind.EMBEDDER, address, generation, available_models=(name,)))
+    except InvalidArgument as refusal:
+        assert refusal.violations

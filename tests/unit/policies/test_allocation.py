@@ -1,0 +1,129 @@
+"""Decisions of the allocators, and the check that every decision passes before it becomes a plan."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.domain.fleet import PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
+from pentimento.policies.allocation import (
+    AllocationContext,
+    AllocationDecision,
+    ReplicaView,
+    check_decision,
+    hold_resident,
+)
+
+
+def worker(name: str, *models: str, generation: int = 1) -> ReplicaView:
+    kind = ReplicaKind.UNET_WORKER
+    return ReplicaView(Replica(name, kind, f"unix:/{name}", generation, resident_models=models))
+
+
+NOTHING = AllocationDecision()
+
+
+def context(*views: ReplicaView, last: AllocationDecision = NOTHING) -> AllocationContext:
+    return AllocationContext(0.0, views, last=last)
+
+
+workers = st.lists(
+    st.builds(
+        lambda number, models, generation: worker(f"w{number}", *models, generation=generation),
+        st.integers(0, 30),
+        st.lists(st.sampled_from(["heavy", "light", "turbo"]), unique=True),
+        st.integers(1, 5),
+    ),
+    unique_by=lambda view: view.replica.instance_id,
+)
+
+
+def test_a_worker_is_assigned_the_model_it_holds():
+    decision = hold_resident(context(worker("w1", "heavy", generation=3)))
+
+    assert decision.assignments == (WorkerAssignment("w1", "unix:/w1", "heavy", 3),)
+
+
+def test_there_is_a_pool_a_model():
+    decision = hold_resident(context(worker("w2", "light"), worker("w1", "heavy"), worker("w3", "light")))
+
+    assert decision.pools == (PoolPlan("heavy", "heavy", ("w1",)), PoolPlan("light", "light", ("w2", "w3")))
+
+
+def test_a_worker_without_a_model_is_left_out():
+    assert hold_resident(context(worker("w1"))) == NOTHING
+
+
+def test_other_services_get_no_model():
+    embedder = ReplicaView(Replica("e1", ReplicaKind.EMBEDDER, "unix:/e1", 1, resident_models=("clip",)))
+
+    assert hold_resident(context(embedder)) == NOTHING
+
+
+def test_a_worker_keeps_its_assignment_while_it_holds_the_model():
+    last = AllocationDecision((WorkerAssignment("w1", "unix:/w1", "light", 1),))
+
+    decision = hold_resident(context(worker("w1", "heavy", "light"), last=last))
+
+    assert decision.assignments[0].model == "light"
+
+
+@given(workers, st.randoms(use_true_random=False))
+def test_the_order_in_which_workers_are_seen_changes_nothing(views, random):
+    shuffled = list(views)
+    random.shuffle(shuffled)
+
+    assert hold_resident(context(*views)) == hold_resident(context(*shuffled))
+
+
+@given(workers)
+def test_every_decision_passes_the_check_and_serves_every_worker_once(views):
+    decision = hold_resident(context(*views))
+
+    check_decision(context(*views), decision)
+    holding = [view.replica.instance_id for view in views if view.replica.resident_models]
+    assert sorted(name for pool in decision.pools for name in pool.worker_ids) == sorted(holding)
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -0.1, 1.1])
+def test_a_share_outside_0_to_1_is_refused(rate):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        check_decision(context(), AllocationDecision(admission_rate=rate))
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        check_decision(
+            context(), AllocationDecision(pools=(PoolPlan("p", "m", (), routes=(RouteShare("hit", rate),)),))
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"worker_id": "w9"}, "not the live one"),
+        ({"generation": 1}, "not the live one"),
+        ({"address": "unix:/elsewhere"}, "not the live one"),
+        ({"model": "light"}, "cannot serve"),
+        ({"max_batch_size": 0}, "at least 1"),
+    ],
+)
+def test_an_assignment_that_the_worker_would_not_acknowledge_is_refused(change, message):
+    assignment = WorkerAssignment("w1", "unix:/w1", "heavy", 2)
+
+    with pytest.raises(ValueError, match=message):
+        check_decision(
+            context(worker("w1", "heavy", generation=2)), AllocationDecision((replace(assignment, **change),))
+        )
+
+
+def test_a_worker_assigned_twice_is_refused():
+    fleet = context(worker("w1", "heavy", "light"))
+    twice = tuple(WorkerAssignment("w1", "unix:/w1", model, 1) for model in ("heavy", "light"))
+
+    with pytest.raises(ValueError, match="twice"):
+        check_decision(fleet, AllocationDecision(twice))
+
+
+def test_a_pool_of_unassigned_workers_is_refused():
+    with pytest.raises(ValueError, match="unassigned"):
+        check_decision(context(worker("w1", "heavy")), AllocationDecision(pools=(PoolPlan("p", "heavy", ("w1",)),)))
