@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from pentimento.sdk.supervisor.process import source_path
+from pentimento.sdk.supervisor.child import source_path
 
 SERVICES = {
     "frontdoor": "services.frontdoor",

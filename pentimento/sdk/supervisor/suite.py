@@ -24,14 +24,17 @@ class SuiteSettings:
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """`address` answers health checks. Stages drain in ascending order: who calls stops before those it calls."""
+    """`address` answers health checks. Stages drain in ascending order: who calls stops before those it calls.
+
+    The suite cannot go on when nobody is left of those that are `needed` under one name.
+    """
 
     name: str
     module: str
     arguments: tuple[str, ...]
     address: str
     stage: int
-    essential: bool = False
+    needed: str = ""
 
 
 FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(4)
@@ -128,7 +131,7 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
     arguments: tuple[str, ...] = ("--listen", address, "--model", str(model.path), "--model-name", model.name)
     arguments += ("--objects-url", objects_url(state), "--device", settings.device, "--threads", str(settings.threads))
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
-    return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE)
+    return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE, "worker")
 
 
 def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
@@ -143,4 +146,4 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         unix_address(state, "gateway"),
     )
     arguments += shared_arguments(settings, "frontdoor") + caller_arguments(settings, state)
-    return ProcessSpec("frontdoor", "services.frontdoor", arguments, address, FRONTDOOR_STAGE, essential=True)
+    return ProcessSpec("frontdoor", "services.frontdoor", arguments, address, FRONTDOOR_STAGE, "frontdoor")

@@ -17,7 +17,7 @@ class Supervisor:
 
     def __init__(self, suite: Suite, around: Surroundings, stop_timeout_s: float = STOP_TIMEOUT_S) -> None:
         self._suite = suite
-        self._view: LogView = around.view
+        self.view: LogView = around.view
         self._stop_timeout_s = stop_timeout_s
         self._change = asyncio.Event()
         self._stop_requests = 0
@@ -28,13 +28,13 @@ class Supervisor:
         """The first time drains in order, the second time kills. For signal handlers of the event loop."""
         if self._stop_requests:
             return self.request_kill()
-        self._view.note("stopping: the frontdoor first (once more to stop at once)")
+        self.view.note("stopping: the frontdoor first (once more to stop at once)")
         self._stop_requests += 1
         self._change.set()
 
     def request_kill(self) -> None:
         """Ends everything now."""
-        self._view.note("stopping at once")
+        self.view.note("stopping at once")
         self._stop_requests += 2
         self.kill()
         self._change.set()
@@ -49,7 +49,7 @@ class Supervisor:
         tasks = {process.spec.name: asyncio.create_task(process.run()) for process in self.processes}
         try:
             if await self._until(self._all_serve, go_on=self._none_failed):
-                self._view.note(f"all {len(self.processes)} processes serve after {time.monotonic() - started:.1f} s")
+                self.view.note(f"all {len(self.processes)} processes serve after {time.monotonic() - started:.1f} s")
                 on_serving()
                 await self._until(lambda: False, go_on=self._can_go_on)
             failed = self._stop_requests == 0
@@ -74,16 +74,14 @@ class Supervisor:
         for process in self.processes:
             if process.state is State.FAILED and process.spec.name not in self._reported:
                 self._reported.add(process.spec.name)
-                self._view.note(f"{process.spec.name} {process.failure}; its last lines:", error=True)
-                for line in self._view.tail(process.spec.name):
-                    self._view.note(f"  {line}", error=True)
+                self.view.note(f"{process.spec.name} {process.failure}; its last lines:", error=True)
+                for line in self.view.tail(process.spec.name):
+                    self.view.note(f"  {line}", error=True)
 
     def _can_go_on(self) -> bool:
         """Pictures are painted without the cache or the controller, not without the frontdoor or any worker."""
-        alive = [process.spec for process in self.processes if process.state is not State.FAILED]
-        kept = {spec.name for spec in alive}
-        essential = all(spec.name in kept for spec in self._suite.processes if spec.essential)
-        return essential and any(spec.module == "services.unet_worker" for spec in alive)
+        left = {process.spec.needed for process in self.processes if process.state is not State.FAILED}
+        return left >= {spec.needed for spec in self._suite.processes if spec.needed}
 
     def _none_failed(self) -> bool:
         return all(process.state is not State.FAILED for process in self.processes)
@@ -100,7 +98,7 @@ class Supervisor:
                 process.stop()
             _, pending = await asyncio.wait([tasks[name] for name in names], timeout=self._stop_timeout_s)
             if pending:
-                self._view.note(
+                self.view.note(
                     f"{', '.join(sorted(names))} did not stop within {self._stop_timeout_s:.0f} s", error=True
                 )
                 for process in members:

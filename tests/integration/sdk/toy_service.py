@@ -1,0 +1,38 @@
+"""A service with nothing but the kit: health, signals, drain."""
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from pentimento.rpc import RpcServer, RpcServerSettings, run_service
+from pentimento.settings import SettingsError
+
+
+async def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--listen")
+    parser.add_argument("--diary", type=Path)
+    parser.add_argument("--refuse", action="store_true")
+    parser.add_argument("--stubborn", action="store_true")
+    parser.add_argument("--child", action="store_true")
+    options = parser.parse_args(argv)
+    if options.refuse:
+        raise SettingsError("--model: weights.safetensors is corrupt")
+    if options.child:
+        await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
+
+    async def warm() -> None:
+        if options.stubborn:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
+
+    async def drain() -> None:
+        with options.diary.open("a") as diary:
+            diary.write(f"{Path(options.listen).stem}\n")
+
+    await RpcServer(RpcServerSettings(listen=(options.listen,)), "toy").run_until_stopped(warm, drain)
+
+
+if __name__ == "__main__":
+    run_service(main)
