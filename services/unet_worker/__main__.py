@@ -1,0 +1,17 @@
+"""`python -m services.unet_worker --model DIR`"""
+
+from pentimento.rpc import run_service
+from pentimento.settings import load_settings
+from services.unet_worker.settings import UnetWorkerSettings
+
+
+async def main(argv: list[str]) -> None:
+    settings = load_settings(UnetWorkerSettings, "unet_worker", argv)
+    # Imported after the settings hold: a wrong flag is answered before torch is loaded.
+    from services.unet_worker.wiring import wire
+
+    await wire(settings).run()
+
+
+if __name__ == "__main__":
+    run_service(main)

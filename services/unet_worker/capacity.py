@@ -1,0 +1,42 @@
+"""What the worker can take, told to every frontdoor that watches: on each change, and every second."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from pentimento.domain.execution import WorkerCredits
+
+HEARTBEAT_S = 1.0
+
+
+class CapacityFeed:
+    """`snapshot` is asked anew for every message; on the event loop only."""
+
+    def __init__(self, snapshot: Callable[[], WorkerCredits]) -> None:
+        self._snapshot = snapshot
+        self._watchers: set[asyncio.Event] = set()
+
+    def changed(self) -> None:
+        for watcher in self._watchers:
+            watcher.set()
+
+    async def watch(self, check: Callable[[], None]) -> AsyncIterator[WorkerCredits]:
+        """The state now, then on every change and at least once a second. `check` runs before each message; what it
+        raises ends the stream."""
+        news = asyncio.Event()
+        self._watchers.add(news)
+        try:
+            while True:
+                check()
+                yield self._snapshot()
+                await _wait_or_beat(news)
+                news.clear()
+        finally:
+            self._watchers.discard(news)
+
+
+async def _wait_or_beat(news: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(HEARTBEAT_S):
+            await news.wait()
+    except TimeoutError:
+        pass

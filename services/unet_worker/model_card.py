@@ -1,0 +1,51 @@
+"""What the worker says of its model: read off the checkpoint, completed by settings and a registry.json beside it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
+from pentimento.diffusion.families import ModelInfo
+from pentimento.domain.fleet import HeldModel
+from services.unet_worker.settings import UnetWorkerSettings
+
+DEFAULT_STEPS = 50
+DEFAULT_GUIDANCE_SCALE = 7.5
+SIZE_HEADROOM = 2
+
+
+def held_model(info: ModelInfo, settings: UnetWorkerSettings, generation: int) -> HeldModel:
+    entry = _registry_entry(settings.model)
+    steps = settings.default_steps or int(entry.get("default_steps", DEFAULT_STEPS))
+    guidance = settings.default_guidance_scale
+    if guidance < 0:
+        guidance = float(entry.get("default_guidance_scale", DEFAULT_GUIDANCE_SCALE))
+    return HeldModel(
+        model=settings.model_name or settings.model.resolve().name,
+        model_digest=info.model_digest,
+        worker_generation=generation,
+        vae_digest=info.vae_digest,
+        scheduler_digest=info.scheduler_digest,
+        prediction_type=info.prediction_type,
+        family=info.family,
+        default_width_px=info.default_width_px,
+        default_height_px=info.default_height_px,
+        size_multiple_px=info.size_multiple_px,
+        max_size_px=settings.max_size_px or SIZE_HEADROOM * max(info.default_width_px, info.default_height_px),
+        default_steps=steps,
+        max_steps=min(settings.max_steps, info.train_step_count),
+        default_guidance_scale=guidance,
+        schedulers=tuple(scheduler.value for scheduler in info.schedulers),
+        licence=str(entry.get("licence", "")),
+    )
+
+
+def _registry_entry(model: Path) -> Mapping[str, Any]:
+    """The model's entry in the registry of the directory it lies in; empty without one."""
+    path = model.resolve().parent / "registry.json"
+    if not path.is_file():
+        return {}
+    models = read_json_object(path).get("models")
+    if not isinstance(models, list) or not all(isinstance(entry, dict) for entry in models):
+        raise BadCheckpoint(f"{path}: models must be a list of objects")
+    return next((entry for entry in models if entry.get("path") == model.resolve().name), {})

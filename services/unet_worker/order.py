@@ -1,0 +1,31 @@
+"""What Execute asks for, and what comes of it, as values."""
+
+from dataclasses import dataclass
+
+from pentimento.domain.execution import AttemptResult
+from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
+from pentimento.tensors.wire import WireTensor
+
+
+@dataclass(frozen=True)
+class ExecuteOrder:
+    """ExecuteRequest in domain values; `deadline_remaining_ms` 0 means none."""
+
+    attempt: Attempt
+    spec: GenerationSpec
+    route: Route
+    worker_generation: int
+    deadline_remaining_ms: int = 0
+    preview_interval_steps: int = 0
+    cache_grant: CacheGrant | None = None
+    image_format: str = "png"
+    return_latents: bool = False
+    latent_parallel: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished attempt; the final latents only where they were asked for."""
+
+    result: AttemptResult
+    final_latents: WireTensor | None = None

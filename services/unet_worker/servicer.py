@@ -1,0 +1,108 @@
+"""pentimento.worker.v1 over the worker."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from pentimento.clients.messages.enumerations import CAPABILITIES
+from pentimento.clients.messages.fleet import (
+    attach_event_to_proto,
+    credits_to_proto,
+    execute_event_to_proto,
+    held_model_to_proto,
+    running_attempt_to_proto,
+)
+from pentimento.clients.messages.generation import (
+    attempt_from_proto,
+    grant_from_proto,
+    route_from_proto,
+    spec_from_proto,
+)
+from pentimento.tensors.wire import tensor_to_proto
+from pentimento.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceServicer
+from services.unet_worker.order import ExecuteOrder, Outcome
+from services.unet_worker.worker import UnetWorker
+
+FULL_NAME = pb.DESCRIPTOR.services_by_name["UnetWorkerService"].full_name
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class UnetWorkerServicer(UnetWorkerServiceServicer):
+    def __init__(self, worker: UnetWorker) -> None:
+        self._worker = worker
+
+    async def WatchCredits(
+        self, request: pb.WatchCreditsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchCreditsResponse]:
+        async for credits in self._worker.watch_credits(request.frontdoor_id, request.frontdoor_epoch):
+            yield credits_to_proto(credits)
+
+    async def Execute(self, request: pb.ExecuteRequest, context: Context) -> AsyncIterator[pb.ExecuteResponse]:
+        async for event in self._worker.execute(_order(request)):
+            if isinstance(event, Outcome):
+                yield _outcome_to_proto(event)
+            else:
+                yield execute_event_to_proto(event)
+
+    async def Attach(self, request: pb.AttachRequest, context: Context) -> AsyncIterator[pb.AttachResponse]:
+        events = self._worker.attempts.attach(
+            request.request_id, request.fencing_token, request.frontdoor_id, request.frontdoor_epoch
+        )
+        async for event in events:
+            if isinstance(event, Outcome):
+                yield pb.AttachResponse(result=_outcome_to_proto(event).result)
+            else:
+                yield attach_event_to_proto(event)
+
+    async def CancelAttempt(self, request: pb.CancelAttemptRequest, context: Context) -> pb.CancelAttemptResponse:
+        return pb.CancelAttemptResponse(found=self._worker.attempts.cancel(request.request_id, request.fencing_token))
+
+    async def Prefetch(self, request: pb.PrefetchRequest, context: Context) -> pb.PrefetchResponse:
+        """The base model is all there is to hold, and it is held."""
+        return pb.PrefetchResponse(resident_components=self._worker.credits().resident_components)
+
+    def PredictHalf(
+        self, request: AsyncIterator[pb.PredictHalfRequest], context: Context
+    ) -> AsyncIterator[pb.PredictHalfResponse]:
+        """Latent parallelism is not announced among the capabilities: answered UNIMPLEMENTED."""
+        raise NotImplementedError
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        status = self._worker.status()
+        credits = status.credits
+        return pb.GetStatusResponse(
+            worker_id=credits.worker_id,
+            held=held_model_to_proto(credits.held),
+            device=status.device,
+            device_memory_used_bytes=status.memory.used_bytes,
+            device_memory_total_bytes=status.memory.total_bytes,
+            attempts=[running_attempt_to_proto(attempt) for attempt in credits.attempts],
+            completed_count=status.completed_count,
+            failed_count=status.failed_count,
+            draining=credits.draining,
+            capabilities=sorted(CAPABILITIES.to_proto(value) for value in credits.capabilities),
+        )
+
+
+def _order(request: pb.ExecuteRequest) -> ExecuteOrder:
+    return ExecuteOrder(
+        attempt=attempt_from_proto(request.attempt),
+        spec=spec_from_proto(request.spec),
+        route=route_from_proto(request.route),
+        worker_generation=request.worker_generation,
+        deadline_remaining_ms=request.deadline_remaining_ms,
+        preview_interval_steps=request.preview_interval_steps,
+        cache_grant=grant_from_proto(request.cache_grant) if request.HasField("cache_grant") else None,
+        image_format=request.image_format or "png",
+        return_latents=request.return_latents,
+        latent_parallel=request.HasField("latent_parallel_peer"),
+    )
+
+
+def _outcome_to_proto(outcome: Outcome) -> pb.ExecuteResponse:
+    message = execute_event_to_proto(outcome.result)
+    if outcome.final_latents is not None:
+        message.result.final_latents.CopyFrom(tensor_to_proto(outcome.final_latents))
+    return message

@@ -1,0 +1,75 @@
+"""What an attempt stores under its grant: latents while it still denoises, the image at the end. A failure costs the
+cache an entry and the provenance a note, never the picture."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.latents import latent_to_bytes
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import CacheGrant, CapturedEntries, CapturedLatent, ObjectReference
+from pentimento.stores.objects import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+
+class Uploads:
+    """Of one attempt. `add_latent` is called on the engine's thread, the rest on the event loop."""
+
+    def __init__(self, grant: CacheGrant, objects: ObjectStore, executor: Executor) -> None:
+        self._grant = grant
+        self._objects = objects
+        self._executor = executor
+        self._keys = {slot.resume_step: slot.key for slot in grant.latents}
+        self._latents: dict[tuple[int, float], Future[ObjectReference | None]] = {}
+        self._image: Future[ObjectReference | None] | None = None
+
+    @property
+    def steps(self) -> frozenset[int]:
+        """Steps before which a latent is wanted."""
+        return frozenset(self._keys)
+
+    def add_latent(self, step: int, sigma: float, latent: Tensor) -> None:
+        self._latents[(step, sigma)] = self._executor.submit(self._put_latent, self._keys[step], latent)
+
+    def add_image(self, png: bytes) -> None:
+        if self._grant.image_key:
+            self._image = self._executor.submit(self._put, self._grant.image_key, lambda: png)
+
+    async def collect(self, timeout_s: float) -> tuple[CapturedEntries, tuple[str, ...]]:
+        """What was stored when all is done or the time is up, and a note if something was not."""
+        futures = [*self._latents.values(), *([self._image] if self._image else [])]
+        waiting = [asyncio.wrap_future(future) for future in futures]
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout_s)
+        latents = tuple(
+            CapturedLatent(step, sigma, reference, adapter_free=True)
+            for (step, sigma), future in self._latents.items()
+            if (reference := _stored(future)) is not None
+        )
+        image = _stored(self._image) if self._image else None
+        lost = len(futures) - len(latents) - (image is not None)
+        notes = (f"cache: {lost} of {len(futures)} objects could not be stored",) if lost else ()
+        return CapturedEntries(self._grant.grant_id, latents, image), notes
+
+    def _put_latent(self, key: str, latent: Tensor) -> ObjectReference | None:
+        if not torch.isfinite(latent).all():
+            return None
+        return self._put(key, lambda: latent_to_bytes(latent))
+
+    def _put(self, key: str, make: Callable[[], bytes]) -> ObjectReference | None:
+        try:
+            return self._objects.put(key, make(), durable=False)
+        except PentimentoError as error:
+            logger.warning("an object could not be stored: %s", error.reason)
+            return None
+
+
+def _stored(future: "Future[ObjectReference | None]") -> ObjectReference | None:
+    if not future.done() or future.cancelled() or future.exception() is not None:
+        return None
+    return future.result()
