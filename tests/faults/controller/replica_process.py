@@ -1,0 +1,27 @@
+"""A worker that does nothing but keep its place in the fleet: `python -m tests.faults.controller.replica_process`.
+
+Arguments: the controller's address, the instance id, the model it claims to hold.
+"""
+
+import asyncio
+import sys
+
+from pentimento.clients.controller import ControllerClient
+from pentimento.clients.registration import Registration, generation_at
+from pentimento.domain.clock import SystemClock
+from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
+from pentimento.rpc import RpcChannelSettings, open_channel
+
+
+async def main(controller: str, instance_id: str, model: str) -> None:
+    generation = generation_at(SystemClock())
+    replica = Replica(
+        instance_id, ReplicaKind.UNET_WORKER, f"unix:/{instance_id}", generation, resident_models=(model,)
+    )
+    report = ReplicaReport(instance_id, generation, (model,))
+    async with open_channel(controller, RpcChannelSettings()) as channel:
+        await Registration(ControllerClient(channel), lambda: replica, lambda: report).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
