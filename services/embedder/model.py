@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.domain.errors import Internal
-from services.embedder.checkpoint import open_encoder
-from services.embedder.dual_encoder import DualEncoder
+from services.embedder.checkpoint import EncoderConfig, open_encoder
+from services.embedder.dual_encoder import LEGACY_END_TOKEN, DualEncoder
 from services.embedder.preprocessing import ImagePreprocessing, read_preprocessing
 from services.embedder.tokenization import TextTokenizer, open_tokenizer
 
@@ -46,16 +46,17 @@ def open_model(directory: Path) -> EmbeddingModel:
     config = checkpoint.config
     preprocessing = read_preprocessing(directory / "preprocessor_config.json", config.image_size)
     tokenizer = open_tokenizer(directory, config.max_position_embeddings)
-    _check_tokenizer(directory, tokenizer, config.vocab_size)
+    _check_tokenizer(directory, tokenizer, config)
     model = EmbeddingModel(checkpoint.name, checkpoint.digest, DualEncoder(checkpoint), tokenizer, preprocessing)
     _try_out(directory, model, config.image_size)
     return model
 
 
-def _check_tokenizer(directory: Path, tokenizer: TextTokenizer, vocab_size: int) -> None:
+def _check_tokenizer(directory: Path, tokenizer: TextTokenizer, config: EncoderConfig) -> None:
     ids = tokenizer.encode("a picture of 1 cat")
-    if len(ids) < 3 or max(ids) >= vocab_size:
-        raise BadCheckpoint(f"{directory}: its tokenizer does not fit its vocabulary of {vocab_size}")
+    ends_well = ids[-1] == (max(ids) if config.eos_token_id == LEGACY_END_TOKEN else config.eos_token_id)
+    if not ends_well or max(ids) >= config.vocab_size:
+        raise BadCheckpoint(f"{directory}: its tokenizer does not fit its config.json")
 
 
 def _try_out(directory: Path, model: EmbeddingModel, image_size: int) -> None:

@@ -32,6 +32,10 @@ def open_tokenizer(directory: Path, max_tokens: int) -> TextTokenizer:
 
 
 def _converted(directory: Path) -> Tokenizer:
+    for name in ("vocab.json", "merges.txt"):
+        # The library would go on with an empty vocabulary.
+        if not (directory / name).is_file():
+            raise FileNotFoundError(name)
     # Only directories of an older kind pay for this import.
     from transformers import CLIPTokenizer
 

@@ -1,0 +1,124 @@
+"""Embeddings over real sockets, bad calls beside good ones, and starts that must not happen."""
+
+import asyncio
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pentimento.domain.errors import InvalidArgument, ResourceExhausted, Unavailable
+from services.embedder.model import open_model
+
+ROOT = Path(__file__).parents[3]
+
+
+def picture() -> bytes:
+    buffer = io.BytesIO()
+    Image.linear_gradient("L").resize((40, 30)).convert("RGB").save(buffer, "WEBP", lossless=True)
+    return buffer.getvalue()
+
+
+async def test_texts_and_images_come_back_as_the_models_own_vectors(client, encoder_directory):
+    model = open_model(encoder_directory)
+
+    texts = await client.embed_text(["a red circle", "a blue square"])
+    (image,) = await client.embed_image([picture()])
+
+    expected = np.frombuffer(b"".join(model.embed_texts(["a red circle", "a blue square"])), "<f4")
+    got = np.frombuffer(b"".join(embedding.values for embedding in texts), "<f4")
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    assert {embedding.encoder_digest for embedding in (*texts, image)} == {model.digest}
+    assert abs(np.linalg.norm(np.frombuffer(image.values, "<f4")) - 1) < 1e-6
+
+
+async def test_calls_at_the_same_time_share_batches_and_keep_their_own_vectors(client):
+    texts = [f"{colour} circle number {number}" for colour in ("red", "blue") for number in range(20)]
+
+    together = await asyncio.gather(*(client.embed_text([text]) for text in texts))
+
+    one_by_one = [np.frombuffer((await client.embed_text([text]))[0].values, "<f4") for text in texts]
+    for (embedding,), alone in zip(together, one_by_one, strict=True):
+        np.testing.assert_allclose(np.frombuffer(embedding.values, "<f4"), alone, atol=1e-5)
+    assert (await client.info()).mean_batch_size > 1
+
+
+async def test_info_names_the_encoder_and_counts_the_memo(client, encoder_directory):
+    await client.embed_text(["a red circle"])
+    await client.embed_text(["a red circle"])
+
+    info = await client.info()
+
+    assert info.encoder_name == encoder_directory.name
+    assert info.dimension_count == 16
+    assert (info.memo_hit_count, info.memo_miss_count) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("texts", "field"),
+    [([], "texts"), (["x"] * 9, "texts"), (["a\0b"], "texts[0]"), (["fine", "x" * (16 * 1024 + 1)], "texts[1]")],
+)
+async def test_bad_texts_name_their_field_and_the_next_good_call_succeeds(client, texts, field):
+    with pytest.raises(InvalidArgument) as refusal:
+        await client.embed_text(texts)
+
+    assert refusal.value.violations[0].field == field
+    assert await client.embed_text(["a red circle"])
+
+
+async def test_bad_images_name_their_field_and_the_next_good_call_succeeds(client):
+    with pytest.raises(InvalidArgument) as refusal:
+        await client.embed_image([picture(), b"GIF89a"])
+
+    assert refusal.value.violations[0].field == "images[1]"
+    assert await client.embed_image([picture()])
+
+
+async def test_a_message_beyond_the_limit_is_refused_and_the_next_good_call_succeeds(client):
+    with pytest.raises(ResourceExhausted):
+        await client.embed_text(["x" * (33 * 1024 * 1024)])
+
+    assert await client.embed_text(["a red circle"])
+
+
+async def test_a_call_before_the_encoder_is_loaded_is_unavailable(process, cold_client):
+    with pytest.raises(Unavailable):
+        await cold_client.embed_text(["a red circle"])
+
+    await process.warm()
+
+    assert await cold_client.embed_text(["a red circle"])
+
+
+def start(*arguments: str) -> "subprocess.CompletedProcess[bytes]":
+    command = [sys.executable, "-m", "services.embedder", "--log-level", "error", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120)
+
+
+def test_a_corrupt_weight_file_stops_the_start_with_one_clear_line(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    (tmp_path / "model.safetensors").write_bytes(b"\x80\x04\x95 a renamed pickle")
+
+    outcome = start("--encoder", str(tmp_path))
+
+    assert outcome.returncode == 1
+    assert outcome.stderr.count(b"\n") == 1
+    assert b"model.safetensors: not a safetensors file" in outcome.stderr
+
+
+def test_a_missing_directory_is_a_wrong_setting():
+    outcome = start("--encoder", "/nowhere")
+
+    assert outcome.returncode == 2
+    assert outcome.stderr.startswith(b"embedder: --encoder ")
+
+
+def test_it_starts_without_transformers():
+    code = "import sys, services.embedder.wiring; print({'transformers', 'diffusers'} & set(sys.modules))"
+
+    outcome = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=120, check=True)
+
+    assert outcome.stdout == b"set()\n"

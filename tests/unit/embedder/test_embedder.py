@@ -1,0 +1,177 @@
+"""Limits, memo and batches together, over a real encoder."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
+from services.embedder.batching import BatchLimits
+from services.embedder.embedder import CallLimits, Embedder
+from services.embedder.model import EmbeddingModel
+from services.embedder.preprocessing import ImageLimits
+
+LIMITS = CallLimits(max_texts=8, max_text_bytes=100, max_images=3, max_image_bytes=5000)
+BATCHES = BatchLimits(max_batch_size=4)
+
+
+def new_embedder(memo_entries: int = 100) -> Embedder:
+    return Embedder(LIMITS, ImageLimits(max_pixels=10_000), BATCHES, memo_entries)
+
+
+@pytest.fixture
+async def embedder(model: EmbeddingModel) -> AsyncIterator[Embedder]:
+    made = new_embedder()
+    made.start(model)
+    yield made
+    await made.close()
+
+
+def vector(embedding: Embedding) -> np.ndarray:
+    return np.frombuffer(embedding.values, "<f4")
+
+
+def picture(seed: int = 0) -> bytes:
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (30, 40, 3), np.uint8)
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+async def test_vectors_are_of_unit_length_and_name_their_encoder(embedder, model):
+    (text,) = await embedder.embed_texts(["a red circle"])
+    (image,) = await embedder.embed_images([picture()])
+
+    for embedding in (text, image):
+        assert embedding.dimension_count == 16
+        assert embedding.encoder_digest == model.digest
+        assert abs(np.linalg.norm(vector(embedding)) - 1) < 1e-6
+
+
+words = st.lists(st.sampled_from(["red", "circle", "on", "a", "blue-green", "ground", "12"]), max_size=12)
+
+
+@given(st.lists(st.lists(words.map(" ".join), min_size=1, max_size=8), min_size=1, max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_any_mix_of_texts_in_any_batch_gives_each_its_own_vector(model, calls):
+    async def embed_all() -> list[tuple[Embedding, ...]]:
+        embedder = new_embedder(memo_entries=0)
+        embedder.start(model)
+        answers = await asyncio.gather(*(embedder.embed_texts(call) for call in calls))
+        await embedder.close()
+        return answers
+
+    answers = asyncio.run(embed_all())
+
+    for call, answer in zip(calls, answers, strict=True):
+        for text, embedding in zip(call, answer, strict=True):
+            alone = np.frombuffer(model.embed_texts([text])[0], "<f4")
+            np.testing.assert_allclose(vector(embedding), alone, rtol=0, atol=1e-5)
+
+
+async def test_a_text_seen_before_comes_from_the_memo_bit_for_bit(embedder):
+    first = await embedder.embed_texts(["a red circle"])
+
+    second = await embedder.embed_texts(["a blue square", "a red circle"])
+
+    assert second[1] == first[0]
+    info = embedder.info()
+    assert (info.memo_hit_count, info.memo_miss_count) == (1, 2)
+
+
+async def test_a_text_twice_in_a_call_is_computed_once(embedder):
+    one, other = await embedder.embed_texts(["a red circle"] * 2)
+
+    assert one == other
+    assert embedder.info().memo_miss_count == 1
+
+
+async def test_an_image_seen_before_comes_from_the_memo(embedder):
+    first = await embedder.embed_images([picture(1)])
+
+    assert await embedder.embed_images([picture(1)]) == first
+    assert embedder.info().memo_hit_count == 1
+
+
+async def test_a_text_beyond_the_context_is_cut(embedder):
+    long = "red circle on a ground " * 4
+
+    whole, longer = await embedder.embed_texts([long.strip(), long + "blue"])
+
+    np.testing.assert_allclose(vector(whole), vector(longer), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], r"texts: must be 1 to 8, got 0"),
+        (["x"] * 9, r"texts: must be 1 to 8, got 9"),
+        (["fine", "x" * 101], r"texts\[1\]: must be at most 100 bytes, got 101"),
+        (["é" * 51], r"texts\[0\]: must be at most 100 bytes, got 102"),
+        (["a\0b"], r"texts\[0\]: must not hold a NUL"),
+    ],
+)
+async def test_texts_outside_the_limits_are_refused_by_name_and_the_next_good_call_succeeds(embedder, texts, message):
+    with pytest.raises(InvalidArgument, match=message):
+        await embedder.embed_texts(texts)
+
+    assert len(await embedder.embed_texts(["a red circle"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ([], r"images: must be 1 to 3, got 0"),
+        ([picture()] * 4, r"images: must be 1 to 3, got 4"),
+        ([picture(), b""], r"images\[1\]: must not be empty"),
+        ([b"x" * 5001], r"images\[0\]: must be at most 5000 bytes, got 5001"),
+        ([picture(), b"no image"], r"images\[1\]: must be a whole image"),
+    ],
+)
+async def test_images_outside_the_limits_are_refused_by_name_and_the_next_good_call_succeeds(embedder, images, message):
+    with pytest.raises(InvalidArgument, match=message):
+        await embedder.embed_images(images)
+
+    assert len(await embedder.embed_images([picture()])) == 1
+
+
+@given(st.text(max_size=120))
+@settings(max_examples=60, deadline=None)
+def test_any_text_is_embedded_or_refused(model, text):
+    async def embed() -> int:
+        embedder = new_embedder()
+        embedder.start(model)
+        try:
+            return len(await embedder.embed_texts([text]))
+        finally:
+            await embedder.close()
+
+    try:
+        assert asyncio.run(embed()) == 1
+    except InvalidArgument as refusal:
+        assert refusal.violations[0].field == "texts[0]"
+
+
+async def test_it_is_unavailable_until_its_model_is_there():
+    embedder = new_embedder()
+
+    with pytest.raises(Unavailable, match="being loaded"):
+        await embedder.embed_texts(["a red circle"])
+    with pytest.raises(Unavailable):
+        embedder.info()
+    await embedder.close()
+
+
+async def test_after_closing_calls_are_told_to_go_elsewhere(model):
+    embedder = new_embedder()
+    embedder.start(model)
+    await embedder.close()
+
+    with pytest.raises(PentimentoError):
+        await embedder.embed_texts(["a red circle"])
