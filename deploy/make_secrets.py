@@ -65,11 +65,18 @@ def make_objects(folder: Path) -> None:
     keep_or_write(folder / "s3_credentials", profile, FOR_CONTAINERS)
 
 
+def make_vectors(folder: Path) -> None:
+    """Qdrant's key, alone for the gateway and within a settings file for Qdrant."""
+    key = keep_or_write(folder / "vectors_key", secrets.token_hex(24), FOR_CONTAINERS)
+    keep_or_write(folder / "vectors_settings.yaml", f"service:\n  api_key: {key}\n", FOR_CONTAINERS)
+
+
 def main(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_tokens(folder)
     make_ledger(folder)
     make_objects(folder)
+    make_vectors(folder)
 
 
 if __name__ == "__main__":

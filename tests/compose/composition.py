@@ -5,9 +5,13 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -33,46 +37,86 @@ def free_port() -> int:
 
 
 class Composition:
-    """Files, project name and surroundings of one composition; a command that fails is an AssertionError."""
+    """docker-compose files as one project with its own port; a command that fails is an AssertionError."""
 
-    def __init__(self, command: Sequence[str], files: Sequence[str], project: str, **surroundings: str) -> None:
-        self._command = [*command, "--project-name", project]
+    def __init__(self, command: Sequence[str], *files: str, **surroundings: str) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self._command = [*command, "--project-name", f"pentimento-test-{os.getpid()}"]
         for file in files:
             self._command += ["--file", str(ROOT / file)]
-        self._environment = os.environ | {"BUILD_NETWORK": "host", "PENTIMENTO_TAG": "test"} | surroundings
+        own = {"BUILD_NETWORK": "host", "PENTIMENTO_TAG": "test", "PENTIMENTO_PUBLISH": self.address}
+        self._environment = os.environ | own | surroundings
 
     def run(self, *arguments: str, limit_s: float = 60) -> str:
-        done = subprocess.run(
-            [*self._command, *arguments],
-            cwd=ROOT,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise AssertionError(f"{' '.join(arguments)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-        return done.stdout
+        return succeed([*self._command, *arguments], self._environment, limit_s)
 
     def up(self) -> None:
-        """Builds what is not built yet; returns once everything that something waits for is healthy."""
+        """Builds what is not built yet; returns once the frontdoor is healthy, and so all that it waits for."""
         self.run("build", limit_s=480)
+        self.start()
+
+    def start(self) -> None:
         self.run("up", "--detach", "--no-build", limit_s=240)
+        self._wait_until_healthy("frontdoor")
 
     def down(self) -> None:
-        """Takes everything away but the images; those share their layers with the next build."""
-        self.run("down", "--volumes", "--remove-orphans", limit_s=120)
+        """Takes everything away but the images, whose layers serve the next build."""
+        self.run("down", "--volumes", "--remove-orphans", limit_s=180)
 
     def container(self, service: str) -> dict[str, Any]:
         """What the engine knows of a service's container, running or not."""
         identifier = self.run("ps", "--all", "--quiet", service).strip()
-        described = subprocess.run(
-            ["docker", "inspect", identifier], capture_output=True, check=True, timeout=30
-        ).stdout
-        inspected: dict[str, Any] = json.loads(described)[0]
+        inspected: dict[str, Any] = json.loads(succeed(["docker", "inspect", identifier], self._environment))[0]
         return inspected
 
-    def logs(self) -> str:
-        return self.run("logs", "--no-color")
+    def python(self, service: str, code: str) -> str:
+        """What a piece of Python prints in a service's container."""
+        return self.run("exec", "-T", service, "python", "-c", code).strip()
+
+    def generate(self, picture: Path, *options: str) -> None:
+        """`pentimento generate` on the host, through the published port."""
+        command = [sys.executable, "-m", "pentimento.sdk", "generate", "a red circle on a white background", *options]
+        succeed([*command, "--address", self.address, "--output", str(picture)], self._environment, 120)
+
+    def _wait_until_healthy(self, service: str) -> None:
+        """Follows the engine's events since the container's last start; an unhealthy one is reported with the logs."""
+        container = self.container(service)
+        events = ["docker", "events", "--since", container["State"]["StartedAt"], "--format", "{{.Status}}"]
+        filters = ["--filter", f"container={container['Id']}", "--filter", "event=health_status"]
+        with subprocess.Popen([*events, *filters], stdout=subprocess.PIPE, text=True) as following:
+            assert following.stdout is not None
+            try:
+                status = next(line.strip() for line in following.stdout)
+            finally:
+                following.kill()
+        assert status == "health_status: healthy", self.run("logs", "--no-color")
+
+
+def succeed(command: Sequence[str], environment: Mapping[str, str], limit_s: float = 60) -> str:
+    """Output of a command that must succeed."""
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@contextmanager
+def running(*files: str, **surroundings: str) -> Iterator[Composition]:
+    """The composition, up; skips the test where there is no engine, and always takes down what was started."""
+    command = compose_command()
+    if command is None:
+        pytest.skip("no container engine with Compose runs here")
+    composition = Composition(command, *files, **surroundings)
+    try:
+        composition.up()
+        yield composition
+    finally:
+        composition.down()

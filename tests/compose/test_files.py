@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ OWN_SERVICES = [(file, name) for file, name in EVERY_SERVICE if name in SETTINGS
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    make_secrets(tmp_path)
+    return tmp_path
+
+
 def declared_settings(name: str) -> dict[str, Any]:
     module, cls = SETTINGS[name]
     return dict(by_name(getattr(importlib.import_module(f"services.{module}.settings"), cls)))
@@ -39,14 +46,23 @@ def settings_given(service: Service, section: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("file", "name"), OWN_SERVICES)
-def test_the_environment_names_settings_that_exist_and_all_that_must_be_given(file: str, name: str) -> None:
+def test_the_environment_names_settings_that_exist(file: str, name: str) -> None:
     section, _ = SETTINGS[name]
-    settings = declared_settings(name)
 
-    given = settings_given(services(file)[name], section)
+    assert settings_given(services(file)[name], section) <= set(declared_settings(name))
 
-    assert given <= set(settings)
-    assert {key for key, one in settings.items() if one.required} <= given
+
+@pytest.mark.parametrize(("file", "name"), OWN_SERVICES)
+def test_every_setting_that_must_be_given_is(file: str, name: str, secrets: Path) -> None:
+    section, _ = SETTINGS[name]
+    service = services(file)[name]
+
+    given = settings_given(service, section) | settings_given(service, "common")
+    if "PENTIMENTO_CONFIG" in service["environment"]:
+        config = Path(read(file)["secrets"][Path(service["environment"]["PENTIMENTO_CONFIG"]).name]["file"])
+        given |= set(tomllib.loads((secrets / config.name).read_text())[section])
+
+    assert {key for key, one in declared_settings(name).items() if one.required} <= given
 
 
 @pytest.mark.parametrize("file", [EMBEDDED, REAL])
@@ -115,22 +131,20 @@ def test_the_gpu_form_gives_each_worker_a_device_of_its_own() -> None:
     assert len(set(devices)) == len(workers)
 
 
-def test_secrets_are_made_once_and_are_those_the_composition_mounts(tmp_path: Path) -> None:
-    make_secrets(tmp_path)
-    first = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    make_secrets(tmp_path)
+def test_secrets_are_made_once_and_are_those_the_composition_mounts(secrets: Path) -> None:
+    first = {path.name: path.read_text() for path in secrets.iterdir()}
+    make_secrets(secrets)
 
     mounted = {Path(secret["file"]).name for secret in read(REAL)["secrets"].values()}
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == first
+    assert {path.name: path.read_text() for path in secrets.iterdir()} == first
     assert set(first) == mounted | {"user_token", "admin_token"}
 
 
-def test_the_tokens_made_are_those_the_services_know(tmp_path: Path) -> None:
-    make_secrets(tmp_path)
-    tokens = TokenFile(tmp_path / "tokens.toml")
+def test_the_tokens_made_are_those_the_services_know(secrets: Path) -> None:
+    tokens = TokenFile(secrets / "tokens.toml")
 
     for role in (Role.USER, Role.SERVICE, Role.ADMIN):
-        caller = tokens.identify(f"Bearer {(tmp_path / f'{role.value}_token').read_text()}")
+        caller = tokens.identify(f"Bearer {(secrets / f'{role.value}_token').read_text()}")
 
         assert caller is not None
         assert caller.roles == frozenset({role})

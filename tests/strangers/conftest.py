@@ -4,13 +4,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.strangers.environment import ROOT, run
 
-PENTIMENTO = Path(sys.executable).parent / "pentimento"
+PENTIMENTO = (sys.executable, "-m", "pentimento.sdk")
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +19,7 @@ def suite_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     try:
-        run([PENTIMENTO, "up", "--detach", "--listen", address, "--device", "cpu", "--state-dir", state], ROOT)
+        run([*PENTIMENTO, "up", "--detach", "--listen", address, "--device", "cpu", "--state-dir", state], ROOT)
         yield address
     finally:
-        subprocess.run([PENTIMENTO, "down", "--state-dir", state], cwd=ROOT, check=False, timeout=120)
+        subprocess.run([*PENTIMENTO, "down", "--state-dir", state], cwd=ROOT, check=False, timeout=120)

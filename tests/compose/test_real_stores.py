@@ -1,0 +1,56 @@
+"""docker-compose.yml, for real, but for the images of third parties: standins.yml says what takes their place."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from deploy.make_secrets import main as make_secrets
+from tests.compose.composition import Composition, running
+
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("secrets")
+    make_secrets(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def suite(secrets: Path) -> Iterator[Composition]:
+    files = ("docker-compose.yml", "tests/compose/standins.yml")
+    with running(*files, PENTIMENTO_SECRETS=str(secrets)) as composition:
+        yield composition
+
+
+def test_generate_paints_a_picture_for_who_has_a_token(suite: Composition, secrets: Path, tmp_path: Path) -> None:
+    suite.generate(tmp_path / "picture.png", "--token", f"@{secrets / 'user_token'}")
+
+    with Image.open(tmp_path / "picture.png") as picture:
+        assert picture.size == (32, 32)
+
+
+def test_nobody_else_is_served(suite: Composition, secrets: Path, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="token"):
+        suite.generate(tmp_path / "picture.png")
+
+
+def test_requests_are_in_the_ledger_and_pictures_in_the_object_store(
+    suite: Composition, secrets: Path, tmp_path: Path
+) -> None:
+    request = ("--token", f"@{secrets / 'user_token'}", "--idempotency-key", "kept", "--seed", "3")
+    suite.generate(tmp_path / "first.png", *request)
+
+    suite.run("restart", "frontdoor", limit_s=120)
+    suite.start()
+    suite.generate(tmp_path / "again.png", *request)
+
+    counted = suite.run(
+        "exec", "-T", "ledger", "psql", "-U", "pentimento", "-tAc", "SELECT count(*) FROM journal_requests"
+    )
+    assert int(counted) == 2
+    with Image.open(tmp_path / "first.png") as first, Image.open(tmp_path / "again.png") as again:
+        assert first.tobytes() == again.tobytes()
