@@ -77,6 +77,11 @@ class FilesystemObjectStore:
                 if key.startswith(prefix):
                     yield key
 
+    def free_bytes(self) -> int | None:
+        with _typed_errors():
+            found = os.statvfs(self._objects)
+        return found.f_bavail * found.f_frsize
+
     def check_integrity(self, references: Iterable[ObjectReference] = ()) -> list[str]:
         with _typed_errors():
             problems = [f"foreign file {path}" for path in self._objects.glob("*/*") if not self._is_object(path)]

@@ -79,6 +79,9 @@ class S3ObjectStore:
                 for found in page.get("Contents", ()):
                     yield found["Key"].removeprefix(self._prefix)
 
+    def free_bytes(self) -> int | None:
+        return None
+
     def check_integrity(self, references: Iterable[ObjectReference] = ()) -> list[str]:
         return list(broken_references(self, references))
 

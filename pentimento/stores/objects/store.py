@@ -39,6 +39,9 @@ class ObjectStore(Protocol):
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Every key that starts with `prefix`, in no order. Objects put or deleted meanwhile may or may not be seen."""
 
+    def free_bytes(self) -> int | None:
+        """Room left for objects; None where the backend does not say."""
+
     def check_integrity(self, references: Iterable[ObjectReference] = ()) -> list[str]:
         """What is wrong, in words: foreign or partial files, and whichever of `references` is missing or corrupt."""
 

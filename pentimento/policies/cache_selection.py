@@ -1,0 +1,160 @@
+"""From the nearest cached entries to where denoising starts.
+
+Latents (NIRVANA, 5.3.1): text-to-text similarity s gives K by a table of thresholds; of the latents that the entry
+still holds, the largest K' <= K serves ("holes"). Images (MoDM, 5.2): text-to-image similarity gives the step at which
+the re-noised picture starts. Whichever saves more steps is taken.
+
+The numbers in both papers belong to their encoders and models. Thresholds must be profiled for the encoder and models
+that are served; the defaults here are NIRVANA's for latents, and none (no reuse) for images.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """From `min_similarity` (cosine) on, `saved_share` (K / N, 0..1) of the denoising steps may be skipped."""
+
+    min_similarity: float
+    saved_share: float
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.min_similarity <= 1:
+            raise ValueError(f"min_similarity must be between -1 and 1, got {self.min_similarity}")
+        if not 0 < self.saved_share < 1:
+            raise ValueError(f"saved_share must be above 0 and below 1, got {self.saved_share}")
+
+
+Thresholds = tuple[Threshold, ...]
+
+# K of 50 steps; a re-implementation's constants, for CLIP.
+NIRVANA_LATENT_THRESHOLDS: Thresholds = (
+    Threshold(0.65, 5 / 50),
+    Threshold(0.75, 10 / 50),
+    Threshold(0.85, 15 / 50),
+    Threshold(0.90, 20 / 50),
+    Threshold(0.95, 25 / 50),
+)
+
+
+@dataclass(frozen=True)
+class SelectionRules:
+    """What may be reused from which similarity on; an empty table switches that kind off.
+
+    `quality` is the share of the from-scratch quality that the tables were profiled for (both papers' alpha).
+    """
+
+    latents: Thresholds = NIRVANA_LATENT_THRESHOLDS
+    images: Thresholds = ()
+    quality: float = 0.9
+
+
+@dataclass(frozen=True)
+class NearestEntry:
+    """The best match in one space. `latent_steps` are the K it holds; an entry may hold an image without latents."""
+
+    similarity: float
+    latent_steps: tuple[int, ...] = ()
+    has_image: bool = False
+
+
+@dataclass(frozen=True)
+class SelectionContext:
+    """`by_text` is the nearest entry in text space, `by_image` in image space; None where there is none.
+
+    `quality` is the share of the from-scratch quality asked for, None for whatever the tables were profiled for.
+    """
+
+    step_count: int
+    by_text: NearestEntry | None
+    by_image: NearestEntry | None = None
+    quality: float | None = None
+
+
+@dataclass(frozen=True)
+class UseLatent:
+    """Resume the text match's latent of `resume_step`."""
+
+    resume_step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class UseImage:
+    """Re-noise the image match's picture to `start_step`."""
+
+    start_step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Start from noise."""
+
+    reason: str
+
+
+Selection = UseLatent | UseImage | Miss
+
+
+def select_start(context: SelectionContext, rules: SelectionRules) -> Selection:
+    """The start that saves most steps within the thresholds; a latent wins a tie, being the requested model's own."""
+    if context.quality is not None and context.quality > rules.quality:
+        return Miss(f"miss: quality {context.quality:.2f} asked for, thresholds profiled for {rules.quality:.2f}")
+    latent = _select_latent(context, rules.latents)
+    image = _select_image(context, rules.images)
+    if isinstance(latent, UseLatent) and isinstance(image, UseImage):
+        return latent if latent.resume_step >= image.start_step else image
+    if isinstance(image, UseImage):
+        return image
+    return latent
+
+
+def capture_steps(step_count: int, rules: SelectionRules) -> tuple[int, ...]:
+    """The K at which latents are worth keeping for a model run of `step_count` steps, ascending: one a threshold."""
+    return tuple(sorted({step for rule in rules.latents if (step := _steps(rule, step_count)) > 0}))
+
+
+def allowed_steps(similarity: float, step_count: int, thresholds: Thresholds) -> int:
+    """The most steps that may be skipped at this similarity; 0 when none."""
+    allowed = (_steps(rule, step_count) for rule in thresholds if similarity >= rule.min_similarity)
+    return max(allowed, default=0)
+
+
+def _select_latent(context: SelectionContext, thresholds: Thresholds) -> UseLatent | Miss:
+    match = context.by_text
+    if match is None:
+        return Miss("miss: no compatible entry")
+    allowed = allowed_steps(match.similarity, context.step_count, thresholds)
+    if not allowed:
+        return Miss(_too_far(match.similarity, thresholds))
+    resume_step = max((step for step in match.latent_steps if 0 < step <= allowed), default=0)
+    if not resume_step:
+        return Miss(f"miss: similarity {match.similarity:.3f} allows step {allowed}, but no latent up to it is stored")
+    return UseLatent(
+        resume_step,
+        f"latent at step {resume_step} of {context.step_count}: similarity {match.similarity:.3f} allows {allowed}",
+    )
+
+
+def _select_image(context: SelectionContext, thresholds: Thresholds) -> UseImage | None:
+    match = context.by_image
+    if match is None or not match.has_image:
+        return None
+    allowed = allowed_steps(match.similarity, context.step_count, thresholds)
+    if not allowed:
+        return None
+    reason = f"image at step {allowed} of {context.step_count}: text-to-image similarity {match.similarity:.3f}"
+    return UseImage(allowed, reason)
+
+
+def _too_far(similarity: float, thresholds: Thresholds) -> str:
+    if not thresholds:
+        return "miss: reuse of latents is switched off"
+    lowest = min(rule.min_similarity for rule in thresholds)
+    return f"miss: nearest similarity {similarity:.3f}, needed {lowest:.3f}"
+
+
+def _steps(rule: Threshold, step_count: int) -> int:
+    # Rounded down, so that no more is skipped than the profile allows; the margin forgives 0.1 * 50 = 4.999….
+    return int(rule.saved_share * step_count + 1e-9)

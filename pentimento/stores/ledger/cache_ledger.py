@@ -1,0 +1,246 @@
+"""The gateway's ledger: grants, entries and objects. It is the truth; the index and the object store follow it.
+
+Changes go through one writer with group commit and answer with futures; reads are synchronous, for threads.
+"""
+
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, Row, delete, func, select, update
+
+from pentimento.domain.clock import Clock, SystemClock
+from pentimento.domain.generation import ObjectReference
+from pentimento.stores.ledger import cache_tables as tables
+from pentimento.stores.ledger import cache_writes as writes
+from pentimento.stores.ledger.cache_records import (
+    CachedEntry,
+    CacheTotals,
+    EncoderBinding,
+    EntryCommit,
+    EntryVectors,
+    GrantRecord,
+    HeldLatent,
+)
+from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
+from pentimento.stores.ledger.migrations import migrate
+from pentimento.stores.ledger.writer import GroupCommitWriter
+
+T = TypeVar("T")
+
+_entries = tables.entries
+_objects = tables.objects
+_state = tables.state
+_IS_LIVE = _entries.c.doomed_at.is_(None)
+
+
+def open_cache_ledger(url: str, clock: Clock | None = None) -> "CacheLedger":
+    """Connect and migrate; urls as in `open_engine`. Raises StoreUnavailable, SchemaMismatch, InvalidArgument."""
+    engine = open_engine(url)
+    migrate(engine, "cache", tables.MIGRATIONS)
+    with typed_errors(), engine.begin() as connection:
+        first = {"sequence": 0, "entry_count": 0, "object_count": 0, "size_bytes": 0}
+        insert_unless_present(connection, _state, {"singleton": 1, "cache_id": secrets.token_hex(8), **first})
+        cache_id = connection.execute(select(_state.c.cache_id)).scalar_one()
+    return CacheLedger(engine, clock or SystemClock(), str(cache_id))
+
+
+class CacheLedger:
+    """See the module's docstring. Futures and reads fail with StoreFull or StoreUnavailable."""
+
+    def __init__(self, engine: Engine, clock: Clock, cache_id: str) -> None:
+        self._engine = engine
+        self._writer = GroupCommitWriter(engine, "cache-ledger")
+        self._clock = clock
+        self.cache_id = cache_id
+
+    # Changes.
+
+    def bind_encoder(self, binding: EncoderBinding) -> "Future[EncoderBinding]":
+        """Bind the cache to an encoder if it is bound to none; the binding in force."""
+        return self._submit(lambda connection: writes.bind_encoder(connection, binding))
+
+    def reserve(self, grant: GrantRecord) -> "Future[None]":
+        """Keep a grant. Its keys are known from here on, so an upload under them is never an orphan."""
+        return self._submit(lambda connection: writes.reserve(connection, grant))
+
+    def commit(self, commit: EntryCommit) -> "Future[str]":
+        """Turn a grant into a live entry; its id, the first one when repeated. Keys not captured are doomed.
+
+        Fails with NotFound when the grant is gone, FailedPrecondition when it is another attempt's or scope's,
+        InvalidArgument when it does not cover what was captured.
+        """
+        return self._submit(lambda connection: writes.commit(connection, commit))
+
+    def release(self, grant_id: str) -> "Future[bool]":
+        """Give an open grant back and doom its keys. False when it is gone or committed."""
+        return self._submit(lambda connection: writes.release(connection, [grant_id], self._clock.wall()) == 1)
+
+    def expire_grants(self) -> "Future[int]":
+        """Release the open grants that ran out, and forget committed ones of that age; the number released."""
+        return self._submit(lambda connection: writes.expire(connection, self._clock.wall()))
+
+    def mark_indexed(self, entry_ids: Collection[str], indexed: bool = True) -> "Future[None]":
+        """Whether the index holds them."""
+        statement = update(_entries).where(_entries.c.entry_id.in_(entry_ids)).values(indexed=int(indexed))
+        return self._submit(lambda connection: _run(connection, statement))
+
+    def doom(self, entry_ids: Collection[str], grace_s: float) -> "Future[int]":
+        """Take entries out of service; their objects stay for `grace_s` for those who just looked them up."""
+        now = self._clock.wall()
+        return self._submit(lambda connection: writes.doom(connection, list(entry_ids), now, now + grace_s))
+
+    def evict_oldest(self, max_entry_count: int, max_size_bytes: int, grace_s: float) -> "Future[int]":
+        """Doom the oldest entries until both limits hold (first in, first out); the number doomed."""
+        now = self._clock.wall()
+        return self._submit(
+            lambda connection: writes.evict_oldest(connection, max_entry_count, max_size_bytes, now, now + grace_s)
+        )
+
+    def forget_entries(self, entry_ids: Collection[str]) -> "Future[None]":
+        """Delete doomed entries that the index no longer holds."""
+        statement = delete(_entries).where(_entries.c.entry_id.in_(entry_ids), _entries.c.doomed_at.is_not(None))
+        return self._submit(lambda connection: _run(connection, statement))
+
+    def forget_objects(self, keys: Collection[str]) -> "Future[None]":
+        """Delete the rows of doomed objects that are gone from the object store."""
+        statement = delete(_objects).where(_objects.c.key.in_(keys), _objects.c.delete_after.is_not(None))
+        return self._submit(lambda connection: _run(connection, statement))
+
+    # Reads.
+
+    def binding(self) -> EncoderBinding | None:
+        """The encoder that the cache is bound to."""
+        with self._reading() as connection:
+            row = connection.execute(select(_state.c.encoder_digest, _state.c.dimension_count)).one()
+        return EncoderBinding(row.encoder_digest, row.dimension_count) if row.encoder_digest else None
+
+    def live_entries(self, entry_ids: Collection[str]) -> dict[str, CachedEntry]:
+        """Those of the ids that are live, with the objects they hold."""
+        with self._reading() as connection:
+            statement = select(_entries).where(_entries.c.entry_id.in_(entry_ids), _IS_LIVE)
+            rows = connection.execute(statement).all()
+            held = connection.execute(
+                select(_objects).where(_objects.c.entry_id.in_([row.entry_id for row in rows])).order_by(_objects.c.key)
+            ).all()
+        return {row.entry_id: _entry(row, [each for each in held if each.entry_id == row.entry_id]) for row in rows}
+
+    def unindexed(self, limit_count: int) -> list[EntryVectors]:
+        """Live entries that the index does not hold yet, oldest first."""
+        statement = select(_entries).where(_entries.c.indexed == 0, _IS_LIVE).order_by(_entries.c.sequence)
+        with self._reading() as connection:
+            return [_vectors(row) for row in connection.execute(statement.limit(limit_count))]
+
+    def indexed_ids(self) -> set[str]:
+        """Live entries that the index should hold."""
+        with self._reading() as connection:
+            return set(connection.scalars(select(_entries.c.entry_id).where(_entries.c.indexed == 1, _IS_LIVE)))
+
+    def entry_ids(self) -> set[str]:
+        """Entries whose rows are here, doomed ones too."""
+        with self._reading() as connection:
+            return set(connection.scalars(select(_entries.c.entry_id)))
+
+    def doomed_ids(self, limit_count: int) -> list[str]:
+        """Doomed entries whose rows are still here."""
+        statement = select(_entries.c.entry_id).where(_entries.c.doomed_at.is_not(None)).limit(limit_count)
+        with self._reading() as connection:
+            return list(connection.scalars(statement))
+
+    def deletable_keys(self, limit_count: int) -> list[str]:
+        """Keys of doomed objects whose grace is over and whose entry is out of the index."""
+        still_indexed = select(_entries.c.entry_id)
+        statement = select(_objects.c.key).where(
+            _objects.c.delete_after <= self._clock.wall(),
+            _objects.c.entry_id.is_(None) | _objects.c.entry_id.not_in(still_indexed),
+        )
+        with self._reading() as connection:
+            return list(connection.scalars(statement.limit(limit_count)))
+
+    def known_keys(self, keys: Sequence[str]) -> set[str]:
+        """Those of the keys that are granted, held or doomed."""
+        with self._reading() as connection:
+            return set(connection.scalars(select(_objects.c.key).where(_objects.c.key.in_(keys))))
+
+    def held_references(self) -> list[ObjectReference]:
+        """The objects of all live entries."""
+        statement = select(_objects).join(_entries, _entries.c.entry_id == _objects.c.entry_id).where(_IS_LIVE)
+        with self._reading() as connection:
+            return [_reference(row) for row in connection.execute(statement)]
+
+    def totals(self) -> CacheTotals:
+        """As kept with every change."""
+        open_grants = select(func.count()).select_from(tables.grants).where(tables.grants.c.entry_id.is_(None))
+        with self._reading() as connection:
+            row = connection.execute(select(_state)).one()
+            return CacheTotals(
+                row.entry_count, row.object_count, row.size_bytes, connection.execute(open_grants).scalar_one()
+            )
+
+    def check_integrity(self) -> list[str]:
+        """What the rows contradict each other in."""
+        with self._reading() as connection:
+            return list(_contradictions(connection))
+
+    def close(self) -> None:
+        """Commit what is queued and let go of the database."""
+        self._writer.close()
+
+    def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
+        return self._writer.submit(work)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with typed_errors(), self._engine.connect().execution_options(reads_only=True) as connection:
+            yield connection
+
+
+def _run(connection: Connection, statement: Any) -> None:
+    connection.execute(statement)
+
+
+def _entry(row: Row[Any], held: Iterable[Row[Any]]) -> CachedEntry:
+    latents = [HeldLatent(each.resume_step, each.sigma, _reference(each)) for each in held if each.resume_step]
+    images = [_reference(each) for each in held if each.resume_step is None]
+    return CachedEntry(
+        entry_id=row.entry_id,
+        pool=row.pool,
+        compatibility_key=row.compatibility_key,
+        created_at=row.created_at,
+        ancestor_depth=row.ancestor_depth,
+        latents=tuple(sorted(latents, key=lambda latent: latent.resume_step)),
+        image=images[0] if images else None,
+    )
+
+
+def _vectors(row: Row[Any]) -> EntryVectors:
+    return EntryVectors(
+        row.entry_id, row.pool, row.compatibility_key, row.created_at, row.text_vector, row.image_vector
+    )
+
+
+def _reference(row: Row[Any]) -> ObjectReference:
+    return ObjectReference(row.key, row.digest, row.size_bytes)
+
+
+def _contradictions(connection: Connection) -> Iterator[str]:
+    state = connection.execute(select(_state)).one()
+    counted = connection.execute(
+        select(
+            func.count(),
+            func.coalesce(func.sum(_entries.c.object_count), 0),
+            func.coalesce(func.sum(_entries.c.size_bytes), 0),
+        ).where(_IS_LIVE)
+    ).one()
+    kept = (state.entry_count, state.object_count, state.size_bytes)
+    if kept != tuple(counted):
+        yield f"totals say {kept} entries, objects and bytes, rows {tuple(counted)}"
+    homeless = select(_objects.c.key).where(
+        _objects.c.delete_after.is_(None),
+        _objects.c.grant_id.not_in(select(tables.grants.c.grant_id)),
+        _objects.c.entry_id.is_(None) | _objects.c.entry_id.not_in(select(_entries.c.entry_id).where(_IS_LIVE)),
+    )
+    for key in connection.scalars(homeless):
+        yield f"object {key} belongs to no grant and no live entry, and is not doomed"

@@ -1,0 +1,94 @@
+"""Rows of the cache's ledger. Times are wall-clock seconds; vectors are float32, little-endian, of unit length."""
+
+from dataclasses import dataclass, field
+
+from pentimento.domain.generation import CapturedEntries, ObjectReference
+
+
+@dataclass(frozen=True)
+class EncoderBinding:
+    """The encoder whose embeddings the cache holds: vectors of two encoders are not comparable."""
+
+    encoder_digest: str
+    dimension_count: int
+
+
+@dataclass(frozen=True)
+class GrantedKey:
+    """An object that a grant allows. `resume_step` is None for the final image."""
+
+    key: str
+    resume_step: int | None
+
+
+@dataclass(frozen=True)
+class GrantRecord:
+    """`pool` is whose entry it becomes: the tenant's, or the shared pool's."""
+
+    grant_id: str
+    pool: str
+    tenant: str
+    compatibility_key: str
+    request_id: str
+    fencing_token: int
+    expires_at: float
+    keys: tuple[GrantedKey, ...]
+
+
+@dataclass(frozen=True)
+class EntryCommit:
+    """What a commit brings; the rest is known from its grant, which it must match."""
+
+    entry_id: str
+    captured: CapturedEntries
+    tenant: str
+    pool: str
+    compatibility_key: str
+    request_id: str
+    fencing_token: int
+    text_vector: bytes = field(repr=False)
+    image_vector: bytes | None = field(repr=False)
+    ancestor_depth: int
+    created_at: float
+
+
+@dataclass(frozen=True)
+class HeldLatent:
+    resume_step: int
+    sigma: float
+    object: ObjectReference
+
+
+@dataclass(frozen=True)
+class CachedEntry:
+    """An entry that may serve: `pool` and `compatibility_key` are what a lookup must have asked for."""
+
+    entry_id: str
+    pool: str
+    compatibility_key: str
+    created_at: float
+    ancestor_depth: int
+    latents: tuple[HeldLatent, ...] = ()
+    image: ObjectReference | None = None
+
+
+@dataclass(frozen=True)
+class EntryVectors:
+    """What the index should hold of an entry."""
+
+    entry_id: str
+    pool: str
+    compatibility_key: str
+    created_at: float
+    text: bytes = field(repr=False)
+    image: bytes | None = field(repr=False)
+
+
+@dataclass(frozen=True)
+class CacheTotals:
+    """Of live entries and of the objects they hold."""
+
+    entry_count: int
+    object_count: int
+    size_bytes: int
+    open_grant_count: int

@@ -1,0 +1,1 @@
+"""The cache of latents and images: lookup, and writing as reserve, upload, commit."""

@@ -1,0 +1,76 @@
+"""One cache, one encoder: vectors of two encoders are not comparable, however alike they look."""
+
+import asyncio
+import threading
+
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import InvalidArgument
+from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache_records import EncoderBinding
+from pentimento.stores.vectors import VectorIndex
+from pentimento.stores.vectors.index import check_vector
+
+MAX_DIMENSION_COUNT = 8192
+
+
+class EncoderGuard:
+    """The encoder that the ledger is bound to (by the first commit), and the index made ready for its vectors."""
+
+    def __init__(self, ledger: CacheLedger, index: VectorIndex) -> None:
+        self._ledger = ledger
+        self._index = index
+        self._binding: EncoderBinding | None = None
+        self._prepared = False
+        self._lock = threading.Lock()
+
+    @property
+    def bound(self) -> bool:
+        """Whether there can be anything to find."""
+        return self._binding is not None
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the index is ready to be searched."""
+        return self._prepared
+
+    def open(self) -> None:
+        """Read the binding, and make the index ready. Blocks; raises StoreUnavailable, SchemaMismatch."""
+        self._binding = self._binding or self._ledger.binding()
+        self.prepare_index()
+
+    def prepare_index(self) -> None:
+        """Make the index ready if it is not yet, and there is a binding. Blocks; raises like `open`."""
+        with self._lock:
+            if self._binding is not None and not self._prepared:
+                self._index.prepare(self._binding.dimension_count)
+                self._prepared = True
+
+    def check(self, embedding: Embedding, field: str) -> None:
+        """Raises InvalidArgument unless it is a unit vector of the cache's encoder, or of any while there is none."""
+        if not embedding.encoder_digest:
+            raise InvalidArgument.of("encoder_digest", "must not be empty")
+        if not 1 <= embedding.dimension_count <= MAX_DIMENSION_COUNT:
+            found = embedding.dimension_count
+            raise InvalidArgument.of(
+                f"{field}.dimension_count", f"must be between 1 and {MAX_DIMENSION_COUNT}, got {found}"
+            )
+        if self._binding is not None:
+            _require_encoder(self._binding, embedding, field)
+        check_vector(f"{field}.values", embedding.values, embedding.dimension_count)
+
+    async def bind(self, embedding: Embedding) -> None:
+        """Bind an unbound cache to a checked embedding's encoder. Raises InvalidArgument when another was first."""
+        if self._binding is None:
+            wanted = EncoderBinding(embedding.encoder_digest, embedding.dimension_count)
+            self._binding = await asyncio.wrap_future(self._ledger.bind_encoder(wanted))
+        _require_encoder(self._binding, embedding, "text_embedding")
+
+
+def _require_encoder(binding: EncoderBinding, embedding: Embedding, field: str) -> None:
+    if embedding.encoder_digest != binding.encoder_digest:
+        raise InvalidArgument.of(
+            "encoder_digest", f"must be {binding.encoder_digest}, whose vectors the cache holds; another needs its own"
+        )
+    if embedding.dimension_count != binding.dimension_count:
+        found = embedding.dimension_count
+        raise InvalidArgument.of(f"{field}.dimension_count", f"must be {binding.dimension_count}, got {found}")

@@ -1,0 +1,45 @@
+"""The parts of a gateway that answer calls, and its counts."""
+
+import asyncio
+from dataclasses import dataclass
+
+from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache_records import CacheTotals
+from services.vectordb_gateway.capacity import Capacity
+from services.vectordb_gateway.healing import Healing
+from services.vectordb_gateway.lookup import Lookup
+from services.vectordb_gateway.writing import EntryWriting
+
+
+@dataclass(frozen=True)
+class GatewayStatistics:
+    """`lookup_count` and `hit_count` are since the start of this process."""
+
+    totals: CacheTotals
+    lookup_count: int
+    hit_count: int
+    read_only: bool
+    index_backend: str
+    object_backend: str
+
+
+@dataclass(frozen=True)
+class Gateway:
+    lookup: Lookup
+    writing: EntryWriting
+    healing: Healing
+    ledger: CacheLedger
+    capacity: Capacity
+    index_backend: str
+    object_backend: str
+
+    async def statistics(self) -> GatewayStatistics:
+        totals = await asyncio.to_thread(self.ledger.totals)
+        return GatewayStatistics(
+            totals=totals,
+            lookup_count=self.lookup.lookup_count,
+            hit_count=self.lookup.hit_count,
+            read_only=bool(self.capacity.read_only_reason(totals)),
+            index_backend=self.index_backend,
+            object_backend=self.object_backend,
+        )

@@ -1,0 +1,57 @@
+"""A reader found an object missing or corrupt: look for ourselves, and take its entry out of service."""
+
+import asyncio
+import logging
+
+from pentimento.domain.generation import ObjectReference
+from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreUnavailable
+from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache_records import CachedEntry
+from pentimento.stores.objects import ObjectStore
+from services.vectordb_gateway import metrics
+from services.vectordb_gateway.validation import check_name
+
+logger = logging.getLogger(__name__)
+
+
+class Healing:
+    """A report is verified before it costs an entry: a reader with a broken disk must not empty the cache."""
+
+    def __init__(self, ledger: CacheLedger, objects: ObjectStore) -> None:
+        self._ledger = ledger
+        self._objects = objects
+
+    async def report(self, entry_id: str, key: str, detail: str) -> None:
+        """`detail` is the reader's error, for the log. Unknown entries and keys are passed over: they may be gone."""
+        check_name("entry_id", entry_id)
+        check_name("key", key)
+        finding = await asyncio.to_thread(self._examine, entry_id, key)
+        metrics.BAD_OBJECTS.labels(finding).inc()
+        logger.warning("object reported bad is %s", finding, extra={"entry_id": entry_id, "detail": detail[:200]})
+
+    def _examine(self, entry_id: str, key: str) -> str:
+        entry = self._ledger.live_entries([entry_id]).get(entry_id)
+        reference = _held(entry, key) if entry else None
+        if reference is None:
+            return "unknown"
+        finding = self._look_at(reference)
+        if finding in ("missing", "corrupt"):
+            # No grace: whoever looked it up meanwhile cannot use it either.
+            self._ledger.doom([entry_id], grace_s=0).result()
+        return finding
+
+    def _look_at(self, reference: ObjectReference) -> str:
+        try:
+            self._objects.get(reference)
+        except ObjectMissing:
+            return "missing"
+        except ObjectCorrupt:
+            return "corrupt"
+        except StoreUnavailable:
+            return "unreachable"
+        return "sound"
+
+
+def _held(entry: CachedEntry, key: str) -> ObjectReference | None:
+    held = [latent.object for latent in entry.latents] + ([entry.image] if entry.image else [])
+    return next((reference for reference in held if reference.key == key), None)

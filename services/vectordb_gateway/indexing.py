@@ -1,0 +1,90 @@
+"""The index follows the ledger: what is new goes in, what is doomed comes out, what differs is put right."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache_records import EntryVectors
+from pentimento.stores.vectors import VectorIndex, VectorPoint
+from services.vectordb_gateway import metrics
+from services.vectordb_gateway.encoder_guard import EncoderGuard
+
+T = TypeVar("T")
+
+_BATCH_COUNT = 256
+# A commit does not wait longer for its entry to become findable; a later round sees to it.
+_COMMIT_WAIT_S = 1.0
+
+
+class Indexing:
+    """Blocking but for `make_findable`. Methods raise StoreUnavailable and may be repeated."""
+
+    def __init__(self, ledger: CacheLedger, index: VectorIndex, guard: EncoderGuard) -> None:
+        self._ledger = ledger
+        self._index = index
+        self._guard = guard
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "indexing")
+
+    async def make_findable(self) -> None:
+        """`index_new`, waited for a second at most: raises TimeoutError then, and the work goes on."""
+        async with asyncio.timeout(_COMMIT_WAIT_S):
+            await asyncio.get_running_loop().run_in_executor(self._thread, self.index_new)
+
+    def index_new(self) -> None:
+        """Put every live entry into the index that is not there yet, in batches."""
+        with self._lock:
+            self._guard.prepare_index()
+            while batch := self._ledger.unindexed(_BATCH_COUNT):
+                self._index.upsert([_point(vectors) for vectors in batch])
+                self._ledger.mark_indexed([vectors.entry_id for vectors in batch]).result()
+
+    def remove_doomed(self) -> None:
+        """Take doomed entries out of the index, then out of the ledger."""
+        with self._lock:
+            while batch := self._ledger.doomed_ids(_BATCH_COUNT):
+                if self._guard.bound:
+                    self._guard.prepare_index()
+                    self._index.delete(batch)
+                self._ledger.forget_entries(batch).result()
+
+    def reconcile(self) -> None:
+        """Make up for an index that was lost, replaced or restored: compare ids, both ways."""
+        if not self._guard.bound:
+            return
+        with self._lock:
+            self._guard.prepare_index()
+            # In this order no entry that comes or goes meanwhile is taken for a leftover.
+            expected = self._ledger.indexed_ids()
+            present = set(self._index.entry_ids())
+            self._mark_missing(sorted(expected - present))
+            self._delete_unknown(sorted(present - self._ledger.entry_ids()))
+
+    def close(self) -> None:
+        """Let go of the thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _mark_missing(self, missing: Sequence[str]) -> None:
+        for batch in batches(missing, _BATCH_COUNT):
+            self._ledger.mark_indexed(batch, indexed=False).result()
+        metrics.REPAIRS.labels("unindexed_entry").inc(len(missing))
+
+    def _delete_unknown(self, unknown: Sequence[str]) -> None:
+        for batch in batches(unknown, _BATCH_COUNT):
+            self._index.delete(batch)
+        metrics.REPAIRS.labels("dangling_point").inc(len(unknown))
+
+
+def batches(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
+    """Consecutive parts of at most `count` items."""
+    for start in range(0, len(items), count):
+        yield items[start : start + count]
+
+
+def _point(vectors: EntryVectors) -> VectorPoint:
+    return VectorPoint(
+        vectors.entry_id, vectors.pool, vectors.compatibility_key, vectors.created_at, vectors.text, vectors.image
+    )

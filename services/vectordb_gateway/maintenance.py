@@ -1,0 +1,114 @@
+"""The background work, in rounds: each task is repeatable, and one that fails leaves the others running."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from pentimento.domain.errors import PentimentoError
+from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.objects import ObjectStore
+from services.vectordb_gateway import metrics
+from services.vectordb_gateway.capacity import Capacity
+from services.vectordb_gateway.indexing import Indexing, batches
+from services.vectordb_gateway.settings import MaintenanceSettings
+
+logger = logging.getLogger(__name__)
+
+_BATCH_COUNT = 256
+
+
+class Maintenance:
+    """Expiry, eviction, deletion (index first, objects second), and putting right what crashes left."""
+
+    def __init__(
+        self,
+        ledger: CacheLedger,
+        objects: ObjectStore,
+        indexing: Indexing,
+        capacity: Capacity,
+        settings: MaintenanceSettings,
+    ) -> None:
+        self._ledger = ledger
+        self._objects = objects
+        self._indexing = indexing
+        self._capacity = capacity
+        self._settings = settings
+        self._reconciled_at: float | None = None
+        self._failing: set[str] = set()
+
+    async def run(self) -> None:
+        """A round at every interval, until cancelled."""
+        while True:
+            await asyncio.to_thread(self.run_round)
+            await asyncio.sleep(self._settings.maintenance_interval_s)
+
+    def run_round(self) -> None:
+        """One round, blocking. Never raises for a store that is away."""
+        self._try("expire_grants", self._expire_grants)
+        if self._reconciliation_is_due() and self._try("reconcile", self._reconcile):
+            self._reconciled_at = time.monotonic()
+        self._try("enforce_limits", self._capacity.enforce)
+        self._try("index_new", self._indexing.index_new)
+        self._try("remove_doomed", self._indexing.remove_doomed)
+        self._try("delete_objects", self._delete_objects)
+
+    def request_reconciliation(self) -> None:
+        """Compare index, objects and ledger in the next round."""
+        self._reconciled_at = None
+
+    def _reconciliation_is_due(self) -> bool:
+        last = self._reconciled_at
+        return last is None or time.monotonic() - last >= self._settings.reconcile_interval_s
+
+    def _expire_grants(self) -> None:
+        released = self._ledger.expire_grants().result()
+        if released:
+            metrics.GRANTS.labels("expired").inc(released)
+
+    def _reconcile(self) -> None:
+        self._delete_orphans()
+        self._indexing.reconcile()
+
+    def _delete_orphans(self) -> None:
+        """Objects that no row knows: uploads that came after their grant was gone."""
+        # Listed before the ledger is asked: a key is in the ledger before anybody can upload under it.
+        found = list(self._objects.keys(f"cache/{self._ledger.cache_id}/"))
+        for batch in batches(found, _BATCH_COUNT):
+            orphans = set(batch) - self._ledger.known_keys(batch)
+            for key in orphans:
+                self._objects.delete(key)
+            metrics.REPAIRS.labels("orphan_object").inc(len(orphans))
+
+    def _delete_objects(self) -> None:
+        while keys := self._ledger.deletable_keys(_BATCH_COUNT):
+            for key in keys:
+                self._objects.delete(key)
+            self._ledger.forget_objects(keys).result()
+
+    def _try(self, name: str, task: Callable[[], None]) -> bool:
+        """Whether the task went through; an outage is logged once, and counted every time."""
+        try:
+            task()
+        except Exception as error:  # the next round tries again, whatever it was
+            metrics.MAINTENANCE_FAILURES.labels(name).inc()
+            if name not in self._failing:
+                logger.warning("%s failed and will be tried again: %s", name, error, exc_info=_defect(error))
+            self._failing.add(name)
+            return False
+        if name in self._failing:
+            self._failing.discard(name)
+            logger.info("%s works again", name)
+        return True
+
+
+def _defect(error: Exception) -> bool:
+    return not isinstance(error, PentimentoError)
+
+
+async def stop(task: "asyncio.Task[None]") -> None:
+    """Cancel the task and wait for its end; a round that runs in its thread is waited for by the loop's shutdown."""
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,18 @@
+"""What the gateway counts, beside the RPC metrics that every process has."""
+
+from pentimento.telemetry import counter, gauge, histogram
+
+LOOKUPS = counter("pentimento_gateway_lookups_total", "Lookups by outcome.", ["outcome"])
+SEARCH_SECONDS = histogram("pentimento_gateway_search_seconds", "Vector search and ledger read of one lookup.")
+GRANTS = counter("pentimento_gateway_grants_total", "Reservations by outcome.", ["outcome"])
+COMMITS = counter("pentimento_gateway_commits_total", "Entries committed.")
+INDEX_FAILURES = counter("pentimento_gateway_index_failures_total", "Writes to the index put off to a later round.")
+EVICTIONS = counter("pentimento_gateway_evictions_total", "Entries evicted to make room.")
+BAD_OBJECTS = counter("pentimento_gateway_bad_objects_total", "Reports of bad objects by what was found.", ["finding"])
+REPAIRS = counter("pentimento_gateway_repairs_total", "Leftovers put right by the reconciliation.", ["kind"])
+MAINTENANCE_FAILURES = counter(
+    "pentimento_gateway_maintenance_failures_total", "Background tasks that failed and will be tried again.", ["task"]
+)
+ENTRIES = gauge("pentimento_gateway_entries_count", "Live entries.")
+SIZE_BYTES = gauge("pentimento_gateway_size_bytes", "Bytes of the objects of live entries.")
+READ_ONLY = gauge("pentimento_gateway_read_only_count", "1 while the cache takes nothing new.")

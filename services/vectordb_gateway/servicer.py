@@ -1,0 +1,98 @@
+"""pentimento.vectordb.v1 over the gateway."""
+
+import grpc.aio
+
+from pentimento.clients.messages.cache import embedding_from_proto, scope_from_proto
+from pentimento.clients.messages.generation import (
+    attempt_from_proto,
+    captured_from_proto,
+    grant_to_proto,
+    start_to_proto,
+)
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import CapturedEntries
+from pentimento.vectordb.v1 import vectordb_gateway_service_pb2 as pb
+from pentimento.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceServicer
+from services.vectordb_gateway.gateway import Gateway
+
+FULL_NAME = pb.DESCRIPTOR.services_by_name["VectordbGatewayService"].full_name
+
+
+class GatewayServicer(VectordbGatewayServiceServicer):
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Lookup(
+        self, request: pb.LookupRequest, context: grpc.aio.ServicerContext[pb.LookupRequest, pb.LookupResponse]
+    ) -> pb.LookupResponse:
+        scope = scope_from_proto(request.scope)
+        embedding = embedding_from_proto(request.text_embedding, request.encoder_digest)
+        quality = request.quality if request.HasField("quality") else None
+        answer = await self._gateway.lookup.lookup(scope, embedding, quality)
+        return pb.LookupResponse(
+            start=start_to_proto(answer.start),
+            reason=answer.reason,
+            nearest_similarity=answer.nearest_similarity,
+            search_skipped=answer.search_skipped,
+        )
+
+    async def Reserve(
+        self, request: pb.ReserveRequest, context: grpc.aio.ServicerContext[pb.ReserveRequest, pb.ReserveResponse]
+    ) -> pb.ReserveResponse:
+        scope, attempt = scope_from_proto(request.scope), attempt_from_proto(request.attempt)
+        reservation = await self._gateway.writing.reserve(scope, attempt, request.resume_steps, request.image)
+        grant = grant_to_proto(reservation.grant) if reservation.grant else None
+        return pb.ReserveResponse(grant=grant, reason=reservation.reason)
+
+    async def Commit(
+        self, request: pb.CommitRequest, context: grpc.aio.ServicerContext[pb.CommitRequest, pb.CommitResponse]
+    ) -> pb.CommitResponse:
+        image = request.image_embedding if request.HasField("image_embedding") else None
+        entry_id = await self._gateway.writing.commit(
+            scope_from_proto(request.scope),
+            attempt_from_proto(request.attempt),
+            _captured(request),
+            embedding_from_proto(request.text_embedding, request.encoder_digest),
+            embedding_from_proto(image, request.encoder_digest) if image is not None else None,
+            request.ancestor_depth,
+        )
+        return pb.CommitResponse(entry_id=entry_id)
+
+    async def Release(
+        self, request: pb.ReleaseRequest, context: grpc.aio.ServicerContext[pb.ReleaseRequest, pb.ReleaseResponse]
+    ) -> pb.ReleaseResponse:
+        await self._gateway.writing.release(request.grant_id)
+        return pb.ReleaseResponse()
+
+    async def ReportBadObject(
+        self,
+        request: pb.ReportBadObjectRequest,
+        context: grpc.aio.ServicerContext[pb.ReportBadObjectRequest, pb.ReportBadObjectResponse],
+    ) -> pb.ReportBadObjectResponse:
+        await self._gateway.healing.report(request.entry_id, request.key, request.detail)
+        return pb.ReportBadObjectResponse()
+
+    async def GetStatistics(
+        self,
+        request: pb.GetStatisticsRequest,
+        context: grpc.aio.ServicerContext[pb.GetStatisticsRequest, pb.GetStatisticsResponse],
+    ) -> pb.GetStatisticsResponse:
+        statistics = await self._gateway.statistics()
+        return pb.GetStatisticsResponse(
+            entry_count=statistics.totals.entry_count,
+            object_count=statistics.totals.object_count,
+            size_bytes=statistics.totals.size_bytes,
+            lookup_count=statistics.lookup_count,
+            hit_count=statistics.hit_count,
+            pending_grant_count=statistics.totals.open_grant_count,
+            read_only=statistics.read_only,
+            index_backend=statistics.index_backend,
+            object_backend=statistics.object_backend,
+        )
+
+
+def _captured(request: pb.CommitRequest) -> CapturedEntries:
+    captured = captured_from_proto(request.entries)
+    if captured.grant_id not in ("", request.grant_id):
+        raise InvalidArgument.of("entries.grant_id", "must be the grant_id of the call, or empty")
+    return CapturedEntries(request.grant_id, captured.latents, captured.image)

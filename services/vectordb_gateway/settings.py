@@ -1,0 +1,104 @@
+"""Settings of the gateway: flags, PENTIMENTO_VECTORDB_GATEWAY_… and the table [vectordb_gateway]."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, Threshold, Thresholds
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.settings import setting
+
+_MEBIBYTE = 1024 * 1024
+
+
+class Eviction(Enum):
+    """What happens when the cache is full: the oldest entry goes, or nothing new comes in."""
+
+    FIFO = "fifo"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class SelectionSettings:
+    """When an entry is near enough. Thresholds belong to an encoder and a model: profile them for those you serve."""
+
+    latent_thresholds: tuple[str, ...] = setting(
+        tuple(f"{rule.min_similarity}:{rule.saved_share}" for rule in NIRVANA_LATENT_THRESHOLDS),
+        help="similarity:share pairs; from that text-to-text similarity on, that share of the steps may be skipped; "
+        "empty for no reuse of latents",
+    )
+    image_thresholds: tuple[str, ...] = setting(
+        (), help="the same for text-to-image similarity and final images; empty for no reuse of images"
+    )
+    profiled_quality: float = setting(
+        0.9, help="share of the from-scratch quality the thresholds were profiled for", minimum=0, maximum=1
+    )
+
+    def __post_init__(self) -> None:
+        self.rules()
+
+    def rules(self) -> SelectionRules:
+        """As the policy takes them. ValueError for a malformed pair."""
+        latents = _thresholds("--latent-thresholds", self.latent_thresholds)
+        images = _thresholds("--image-thresholds", self.image_thresholds)
+        return SelectionRules(latents, images, self.profiled_quality)
+
+
+@dataclass(frozen=True)
+class CapacitySettings:
+    """How much the cache holds, and for how long what left it can still be read."""
+
+    max_entries: int = setting(20_000, help="entries held", minimum=1)
+    max_size_bytes: int = setting(4096 * _MEBIBYTE, help="bytes of their latents and images", minimum=1)
+    min_free_bytes: int = setting(
+        256 * _MEBIBYTE, help="free bytes of the object store below which the cache is read-only", minimum=0
+    )
+    eviction: Eviction = setting(Eviction.FIFO, help="when full: fifo evicts the oldest, none takes nothing new")
+    object_grace_s: float = setting(
+        120.0, help="how long objects of an evicted entry stay for who just looked it up", minimum=0, maximum=86_400
+    )
+
+
+@dataclass(frozen=True)
+class GrantSettings:
+    """How long an attempt may take from reserve to commit."""
+
+    grant_ttl_s: float = setting(900.0, help="life of a grant", minimum=0.1, maximum=86_400)
+    max_open_grants: int = setting(4096, help="grants neither committed nor released", minimum=1)
+
+
+@dataclass(frozen=True)
+class MaintenanceSettings:
+    """The background work: expiry, eviction, deletion, and putting right what crashes left."""
+
+    maintenance_interval_s: float = setting(1.0, help="between two rounds", minimum=0.01, maximum=3600)
+    reconcile_interval_s: float = setting(
+        600.0, help="between two comparisons of index, objects and ledger", minimum=0.01, maximum=86_400
+    )
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    rpc: RpcServerSettings
+    channels: RpcChannelSettings
+    selection: SelectionSettings
+    capacity: CapacitySettings
+    grants: GrantSettings
+    maintenance: MaintenanceSettings
+    index_url: str = setting(help="edge:///directory or qdrant://host:port[?collection=…&tls=true&api_key_file=…]")
+    objects_url: str = setting(help="file:///directory or s3://bucket/prefix[?endpoint=…&region=…]")
+    ledger_url: str = setting(help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…")
+    search_timeout_ms: int = setting(50, help="after which a lookup is answered as a miss", minimum=1, maximum=10_000)
+    controller_address: str = setting("", help="controller to register with; empty for none")
+    advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
+
+
+def _thresholds(flag: str, pairs: tuple[str, ...]) -> Thresholds:
+    return tuple(_threshold(flag, pair) for pair in pairs)
+
+
+def _threshold(flag: str, pair: str) -> Threshold:
+    similarity, _, share = pair.partition(":")
+    try:
+        return Threshold(float(similarity), float(share))
+    except ValueError as error:
+        raise ValueError(f"{flag}: {pair!r} must be similarity:share such as 0.85:0.3 ({error})") from error

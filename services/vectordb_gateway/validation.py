@@ -1,0 +1,78 @@
+"""What the gateway refuses, before it touches a store."""
+
+import math
+import re
+from collections.abc import Sequence
+
+from pentimento.domain.cache import CacheScope
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
+
+# The pool that tenants may opt into; no tenant can be called so.
+SHARED_POOL = "*shared*"
+MAX_STEP_COUNT = 10_000
+MAX_SIZE_PX = 65_536
+_MAX_TOKEN = 2**63 - 1
+_MAX_NAME_LENGTH = 256
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+
+
+def check_scope(scope: CacheScope) -> None:
+    """Raises InvalidArgument unless the scope says whose and which entries, in full."""
+    if scope.tenant == SHARED_POOL:
+        raise InvalidArgument.of("scope.tenant", f"must not be {SHARED_POOL!r}")
+    for name in ("tenant", "model_digest", "vae_digest", "scheduler_digest", "prediction_type"):
+        check_name(f"scope.{name}", getattr(scope, name))
+    for name, limit in (("width_px", MAX_SIZE_PX), ("height_px", MAX_SIZE_PX), ("num_inference_steps", MAX_STEP_COUNT)):
+        value = getattr(scope, name)
+        if not 1 <= value <= limit:
+            raise InvalidArgument.of(f"scope.{name}", f"must be between 1 and {limit}, got {value}")
+    if not math.isfinite(scope.guidance_scale):
+        raise InvalidArgument.of("scope.guidance_scale", f"must be finite, got {scope.guidance_scale}")
+
+
+def check_quality(quality: float | None) -> None:
+    if quality is not None and not 0 <= quality <= 1:
+        raise InvalidArgument.of("quality", f"must be between 0 and 1, got {quality}")
+
+
+def check_attempt(attempt: Attempt, scope: CacheScope) -> None:
+    """Raises InvalidArgument unless the attempt can own a grant in that scope."""
+    check_name("attempt.request_id", attempt.request_id)
+    if attempt.tenant != scope.tenant:
+        raise InvalidArgument.of("attempt.tenant", "must be the scope's tenant")
+    if not 0 <= attempt.fencing_token <= _MAX_TOKEN:
+        raise InvalidArgument.of("attempt.fencing_token", f"must be between 0 and {_MAX_TOKEN}")
+
+
+def check_steps(steps: Sequence[int], step_count: int) -> tuple[int, ...]:
+    """The steps in order, each once. Raises InvalidArgument for one outside of the schedule."""
+    for step in steps:
+        if not 1 <= step < step_count:
+            raise InvalidArgument.of("resume_steps", f"must be between 1 and {step_count - 1}, got {step}")
+    return tuple(sorted(set(steps)))
+
+
+def check_captured(captured: CapturedEntries, step_count: int) -> None:
+    """Raises InvalidArgument unless what was captured could be resumed from."""
+    check_steps([latent.resume_step for latent in captured.latents], step_count)
+    for latent in captured.latents:
+        if not (math.isfinite(latent.sigma) and latent.sigma >= 0):
+            raise InvalidArgument.of("entries.latents.sigma", f"must be finite and not negative, got {latent.sigma}")
+        _check_object("entries.latents.object", latent.object)
+    if captured.image is not None:
+        _check_object("entries.image", captured.image)
+
+
+def check_name(field: str, value: str) -> None:
+    """Raises InvalidArgument unless `value` is 1 to 256 characters without NUL."""
+    if not value or len(value) > _MAX_NAME_LENGTH or "\0" in value:
+        found = "none" if not value else f"{len(value)} characters"
+        raise InvalidArgument.of(field, f"must be 1 to {_MAX_NAME_LENGTH} characters without NUL, got {found}")
+
+
+def _check_object(field: str, reference: ObjectReference) -> None:
+    if not _DIGEST.fullmatch(reference.digest):
+        raise InvalidArgument.of(f"{field}.digest", "must be sha256: and 64 hexadecimal digits")
+    if not 0 < reference.size_bytes <= _MAX_TOKEN:
+        raise InvalidArgument.of(f"{field}.size_bytes", f"must be above 0, got {reference.size_bytes}")

@@ -1,0 +1,126 @@
+"""Puts a gateway process together."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from pentimento.clients.controller import ControllerClient
+from pentimento.clients.registration import Registration, generation_at
+from pentimento.domain.clock import SystemClock
+from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
+from pentimento.rpc import RpcServer, open_channel
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.stores.vectors import VectorIndex, open_vectors
+from pentimento.vectordb.v1.vectordb_gateway_service_pb2_grpc import add_VectordbGatewayServiceServicer_to_server
+from services.vectordb_gateway.capacity import Capacity
+from services.vectordb_gateway.encoder_guard import EncoderGuard
+from services.vectordb_gateway.gateway import Gateway
+from services.vectordb_gateway.healing import Healing
+from services.vectordb_gateway.indexing import Indexing
+from services.vectordb_gateway.lookup import Lookup
+from services.vectordb_gateway.maintenance import Maintenance, stop
+from services.vectordb_gateway.servicer import FULL_NAME, GatewayServicer
+from services.vectordb_gateway.settings import GatewaySettings
+from services.vectordb_gateway.writing import EntryWriting
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Stores:
+    """What a gateway stands on. Opening them blocks; the ledger must be there, the others may come later."""
+
+    ledger: CacheLedger
+    index: VectorIndex
+    objects: ObjectStore
+
+    @classmethod
+    def open(cls, settings: GatewaySettings) -> "Stores":
+        """Raises InvalidArgument for a wrong url, StoreUnavailable, SchemaMismatch."""
+        objects, index = open_objects(settings.objects_url), open_vectors(settings.index_url)
+        return cls(open_cache_ledger(settings.ledger_url), index, objects)
+
+    def close(self) -> None:
+        self.index.close()
+        self.ledger.close()
+
+
+@dataclass
+class GatewayProcess:
+    """`registration` is None without a controller."""
+
+    server: RpcServer
+    stores: Stores
+    guard: EncoderGuard
+    indexing: Indexing
+    lookup: Lookup
+    maintenance: Maintenance
+    registration: Registration | None
+    _rounds: "asyncio.Task[None] | None" = field(default=None, init=False)
+
+    async def run(self) -> None:
+        try:
+            await self.server.run_until_stopped(self.warm, self.drain)
+        finally:
+            # Calls were still answered while the server drained.
+            self.lookup.close()
+            self.indexing.close()
+            self.stores.close()
+
+    async def warm(self) -> None:
+        """Open the index and put right what a crash left. Without its index the gateway serves misses meanwhile."""
+        try:
+            await asyncio.to_thread(self.guard.open)
+        except StoreUnavailable as error:
+            logger.warning("lookups will miss until the index is there: %s", error.message)
+        await asyncio.to_thread(self.maintenance.run_round)
+        self._rounds = asyncio.create_task(self.maintenance.run(), name="maintenance")
+        if self.registration is not None:
+            self.registration.start()
+
+    async def drain(self) -> None:
+        if self.registration is not None:
+            await self.registration.close()
+        if self._rounds is not None:
+            await stop(self._rounds)
+
+
+def wire(settings: GatewaySettings) -> GatewayProcess:
+    """Call it inside the event loop that the process runs on."""
+    server = RpcServer(settings.rpc, "vectordb_gateway")
+    stores = Stores.open(settings)
+    guard = EncoderGuard(stores.ledger, stores.index)
+    indexing = Indexing(stores.ledger, stores.index, guard)
+    capacity = Capacity(stores.ledger, stores.objects, settings.capacity, settings.grants.max_open_grants)
+    rules = settings.selection.rules()
+    lookup = Lookup(guard, stores.index, stores.ledger, rules, settings.search_timeout_ms / 1000)
+    ttl_s = settings.grants.grant_ttl_s
+    gateway = Gateway(
+        lookup=lookup,
+        writing=EntryWriting(stores.ledger, guard, indexing, capacity, rules, ttl_s, SystemClock()),
+        healing=Healing(stores.ledger, stores.objects),
+        ledger=stores.ledger,
+        capacity=capacity,
+        index_backend=stores.index.backend,
+        object_backend=stores.objects.backend,
+    )
+    server.add(add_VectordbGatewayServiceServicer_to_server, GatewayServicer(gateway), FULL_NAME)
+    maintenance = Maintenance(stores.ledger, stores.objects, indexing, capacity, settings.maintenance)
+    registration = _registration(settings, server) if settings.controller_address else None
+    return GatewayProcess(server, stores, guard, indexing, lookup, maintenance, registration)
+
+
+def _registration(settings: GatewaySettings, server: RpcServer) -> Registration:
+    generation = generation_at(SystemClock())
+
+    def replica() -> Replica:
+        address = settings.advertise_address or server.bound_addresses[0]
+        return Replica(server.instance_id, ReplicaKind.VECTORDB_GATEWAY, address, generation)
+
+    def report() -> ReplicaReport:
+        return ReplicaReport(server.instance_id, generation)
+
+    controller = ControllerClient(open_channel(settings.controller_address, settings.channels))
+    return Registration(controller, replica, report)

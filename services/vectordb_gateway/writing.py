@@ -1,0 +1,180 @@
+"""How entries come in: reserve (a grant with keys), the worker's upload, commit; or release."""
+
+import asyncio
+import logging
+import secrets
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pentimento.domain.cache import CacheScope, compatibility_key
+from pentimento.domain.clock import Clock
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, LatentSlot
+from pentimento.policies.cache_selection import SelectionRules, capture_steps
+from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
+from services.vectordb_gateway import metrics
+from services.vectordb_gateway.capacity import Capacity
+from services.vectordb_gateway.encoder_guard import EncoderGuard
+from services.vectordb_gateway.indexing import Indexing
+from services.vectordb_gateway.validation import (
+    SHARED_POOL,
+    check_attempt,
+    check_captured,
+    check_name,
+    check_scope,
+    check_steps,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A grant, or why there is none."""
+
+    grant: CacheGrant | None
+    reason: str
+
+
+class EntryWriting:
+    """Objects are in the object store before the ledger knows an entry, and the ledger before the index."""
+
+    def __init__(
+        self,
+        ledger: CacheLedger,
+        guard: EncoderGuard,
+        indexing: Indexing,
+        capacity: Capacity,
+        rules: SelectionRules,
+        grant_ttl_s: float,
+        clock: Clock,
+    ) -> None:
+        self._ledger = ledger
+        self._guard = guard
+        self._indexing = indexing
+        self._capacity = capacity
+        self._rules = rules
+        self._grant_ttl_s = grant_ttl_s
+        self._clock = clock
+
+    async def reserve(
+        self, scope: CacheScope, attempt: Attempt, resume_steps: Sequence[int], image: bool
+    ) -> Reservation:
+        """Keys for those of the wanted objects that a rule could ever reuse. Raises InvalidArgument."""
+        check_scope(scope)
+        check_attempt(attempt, scope)
+        steps = check_steps(resume_steps, scope.num_inference_steps)
+        highest = max(capture_steps(scope.num_inference_steps, self._rules), default=0)
+        keys = [self._new_key(step) for step in steps if step <= highest]
+        if image and self._rules.images:
+            keys.append(self._new_key(None))
+        if not keys:
+            return _refused("no rule reuses what was asked for")
+        try:
+            if refusal := await asyncio.to_thread(self._capacity.refusal):
+                return _refused(refusal)
+            return await self._grant(scope, attempt, keys)
+        except PentimentoError as error:
+            # A ledger that is full or away costs a cache entry, not a picture.
+            logger.warning("nothing reserved: %s", error.message)
+            return _refused(error.message)
+
+    async def commit(
+        self,
+        scope: CacheScope,
+        attempt: Attempt,
+        captured: CapturedEntries,
+        text: Embedding,
+        image: Embedding | None,
+        ancestor_depth: int,
+    ) -> str:
+        """The entry's id; the same when repeated. It is durable on return, and findable unless the index is away.
+
+        Raises InvalidArgument, NotFound (the grant is gone), FailedPrecondition (it is another attempt's).
+        """
+        check_scope(scope)
+        check_attempt(attempt, scope)
+        check_name("grant_id", captured.grant_id)
+        check_captured(captured, scope.num_inference_steps)
+        self._guard.check(text, "text_embedding")
+        await self._guard.bind(text)
+        if image is not None:
+            self._guard.check(image, "image_embedding")
+        entry_id = await asyncio.wrap_future(
+            self._ledger.commit(self._entry(scope, attempt, captured, text, image, ancestor_depth))
+        )
+        metrics.COMMITS.inc()
+        await self._make_findable()
+        return entry_id
+
+    async def release(self, grant_id: str) -> None:
+        """Give a grant back; one that is gone or committed stays as it is."""
+        check_name("grant_id", grant_id)
+        if await asyncio.wrap_future(self._ledger.release(grant_id)):
+            metrics.GRANTS.labels("released").inc()
+
+    async def _grant(self, scope: CacheScope, attempt: Attempt, keys: list[GrantedKey]) -> Reservation:
+        record = GrantRecord(
+            grant_id=secrets.token_hex(16),
+            pool=_pool(scope),
+            tenant=scope.tenant,
+            compatibility_key=compatibility_key(scope),
+            request_id=attempt.request_id,
+            fencing_token=attempt.fencing_token,
+            expires_at=self._clock.wall() + self._grant_ttl_s,
+            keys=tuple(keys),
+        )
+        await asyncio.wrap_future(self._ledger.reserve(record))
+        metrics.GRANTS.labels("granted").inc()
+        return Reservation(_grant_of(record, self._grant_ttl_s), "granted")
+
+    async def _make_findable(self) -> None:
+        try:
+            await self._indexing.make_findable()
+        except (PentimentoError, TimeoutError) as error:
+            metrics.INDEX_FAILURES.inc()
+            logger.warning("the entry will be indexed later: %s", error or "the index is slow")
+
+    def _new_key(self, resume_step: int | None) -> GrantedKey:
+        return GrantedKey(f"cache/{self._ledger.cache_id}/{secrets.token_hex(16)}", resume_step)
+
+    def _entry(
+        self,
+        scope: CacheScope,
+        attempt: Attempt,
+        captured: CapturedEntries,
+        text: Embedding,
+        image: Embedding | None,
+        ancestor_depth: int,
+    ) -> EntryCommit:
+        return EntryCommit(
+            entry_id=str(uuid.uuid4()),
+            captured=captured,
+            tenant=scope.tenant,
+            pool=_pool(scope),
+            compatibility_key=compatibility_key(scope),
+            request_id=attempt.request_id,
+            fencing_token=attempt.fencing_token,
+            text_vector=text.values,
+            image_vector=image.values if image is not None else None,
+            ancestor_depth=ancestor_depth,
+            created_at=self._clock.wall(),
+        )
+
+
+def _refused(why: str) -> Reservation:
+    metrics.GRANTS.labels("refused").inc()
+    return Reservation(None, why)
+
+
+def _pool(scope: CacheScope) -> str:
+    return SHARED_POOL if scope.shared_pool else scope.tenant
+
+
+def _grant_of(record: GrantRecord, ttl_s: float) -> CacheGrant:
+    latents = tuple(LatentSlot(each.resume_step, each.key) for each in record.keys if each.resume_step is not None)
+    image_key = next((each.key for each in record.keys if each.resume_step is None), "")
+    return CacheGrant(record.grant_id, latents, image_key, round(ttl_s * 1000))
