@@ -134,6 +134,10 @@ class RpcServer:
         """Health NOT_SERVING; calls are still answered."""
         self._health.set(False)
 
+    def reload_tokens(self) -> None:
+        """Reads the token file again, as on SIGHUP; a malformed one changes nothing and is logged."""
+        self._identities.reload()
+
     async def stop(self, grace_s: float = 0.0) -> None:
         """Takes no more calls, waits up to `grace_s` for unary ones, then ends what is left and removes sockets."""
         self.set_not_serving()
@@ -162,7 +166,7 @@ class RpcServer:
         third the process. SIGHUP reads the token file again. What `warm` raises stops the server and is raised.
         """
         configure_logging(self.service, self.instance_id, self.settings.log_level, self.settings.log_format)
-        with StopSignals(self._identities.reload) as signals:
+        with StopSignals(self.reload_tokens) as signals:
             await self.start()
             try:
                 if await completes(warm, signals.asked):

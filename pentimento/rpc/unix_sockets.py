@@ -1,5 +1,6 @@
 """Unix socket files: made for their owner alone, not stolen from a living server, not left behind."""
 
+import fcntl
 import os
 import socket
 import stat
@@ -20,12 +21,24 @@ def claimed_socket(path: Path) -> Iterator[None]:
     when the path leads to something that is no socket.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    remove_stale(path)
-    previous = os.umask(OWNER_ONLY_UMASK)
+    with locked(path.parent):
+        remove_stale(path)
+        previous = os.umask(OWNER_ONLY_UMASK)
+        try:
+            yield
+        finally:
+            os.umask(previous)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keeps two processes from looking and binding at the same time; held for the length of a bind."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.umask(previous)
+        os.close(descriptor)
 
 
 def remove_stale(path: Path) -> None:

@@ -1,0 +1,137 @@
+"""Tokens: who is let in, as whom, and when a changed file takes effect."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from pentimento.domain import errors
+from pentimento.domain.identity import DEFAULT_TENANT, Role
+from pentimento.rpc import (
+    RpcChannelSettings,
+    RpcServerSettings,
+    current_caller,
+    error_from_rpc,
+    new_token,
+    token_entry,
+)
+from tests.contract.rpc.scripted import Scripted, channel_to, embed, serving
+
+TOKEN = new_token()
+
+
+async def tell_caller(request: object) -> str:
+    caller = current_caller()
+    return f"{caller.tenant}:{','.join(sorted(role.value for role in caller.roles))}"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "tokens.toml"
+    file.write_text(token_entry(TOKEN, "acme", frozenset({Role.SERVICE})))
+    return file
+
+
+@pytest.fixture
+async def guarded(socket_path: Path, token_file: Path) -> AsyncIterator[Scripted]:
+    async with serving(RpcServerSettings(listen=(f"unix:{socket_path}",), token_file=token_file)) as made:
+        made.embedder.embed = tell_caller
+        yield made
+
+
+async def refusal(target: Scripted, token: str | None, **options: object) -> errors.PentimentoError:
+    async with channel_to(target, token=token) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await embed(channel, **options)
+    return error_from_rpc(caught.value)
+
+
+async def test_without_a_token_file_everybody_is_the_default_tenant(
+    target: Scripted, channel: grpc.aio.Channel
+) -> None:
+    target.embedder.embed = tell_caller
+
+    assert await embed(channel) == f"{DEFAULT_TENANT}:admin,anyone,service,user"
+
+
+async def test_a_token_stands_for_its_tenant_and_roles(guarded: Scripted) -> None:
+    async with channel_to(guarded, token=TOKEN) as channel:
+        assert await embed(channel) == "acme:service"
+
+
+async def test_a_token_in_a_file_is_shown_and_its_newline_is_not(guarded: Scripted, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+
+    async with channel_to(guarded, RpcChannelSettings(service_token_file=file)) as channel:
+        assert await embed(channel) == "acme:service"
+
+
+@pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], TOKEN + "x"])
+async def test_no_token_or_a_wrong_one_is_unauthenticated(guarded: Scripted, token: str | None) -> None:
+    refused = await refusal(guarded, token)
+
+    assert type(refused) is errors.Unauthenticated
+
+
+async def test_another_scheme_is_unauthenticated(guarded: Scripted) -> None:
+    refused = await refusal(guarded, None, metadata=(("authorization", f"Basic {TOKEN}"),))
+
+    assert refused.reason == "MALFORMED_TOKEN"
+
+
+async def test_an_unauthenticated_request_is_not_even_parsed(guarded: Scripted) -> None:
+    async with channel_to(guarded) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/pentimento.embedder.v1.EmbedderService/EmbedText")(b"\xff\xff no message")
+
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_replaced_file_takes_effect_at_the_next_reload(guarded: Scripted, token_file: Path) -> None:
+    replacement = new_token()
+    fresh = token_file.with_suffix(".new")
+    fresh.write_text(token_entry(replacement, "beta", frozenset({Role.SERVICE})))
+    fresh.replace(token_file)
+    guarded.server.reload_tokens()
+
+    async with channel_to(guarded, token=replacement) as channel:
+        assert await embed(channel) == "beta:service"
+    assert (await refusal(guarded, TOKEN)).reason == "UNKNOWN_TOKEN"
+
+
+async def test_a_malformed_replacement_changes_nothing(
+    guarded: Scripted, token_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token_file.write_text("[[token]]\nsha256 = 'short'\n")
+    guarded.server.reload_tokens()
+
+    async with channel_to(guarded, token=TOKEN) as channel:
+        assert await embed(channel) == "acme:service"
+    assert "token file not reloaded, the tokens before stay valid" in caplog.messages
+
+
+async def test_health_needs_no_token(guarded: Scripted) -> None:
+    async with channel_to(guarded) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_reflection_needs_some_token(guarded: Scripted) -> None:
+    async with channel_to(guarded) as stranger, channel_to(guarded, token=TOKEN) as known:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await list_services(stranger)
+        names = await list_services(known)
+
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert {"pentimento.embedder.v1.EmbedderService", "grpc.health.v1.Health"} <= names
+
+
+async def list_services(channel: grpc.aio.Channel) -> set[str]:
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=10)
+    return {service.name async for answer in call for service in answer.list_services_response.service}

@@ -1,0 +1,209 @@
+"""How long a call may take, and that its end reaches the handler and the calls made on its behalf.
+
+HTTP/2 carries a timeout in three digits, rounded up: what arrives may be a few per cent more than what was sent.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pentimento.domain import errors
+from pentimento.rpc import (
+    RpcChannelSettings,
+    RpcServerSettings,
+    current_request_id,
+    error_from_rpc,
+    remaining_s,
+    spawn_detached,
+)
+from pentimento.worker.v1 import unet_worker_service_pb2 as worker
+from tests.contract.rpc.scripted import Scripted, channel_to, embed, scripted, serving, worker_stub
+
+
+@pytest.fixture
+async def downstream(socket_path: Path) -> AsyncIterator[Scripted]:
+    """A second server, for the first to call."""
+    async with serving(RpcServerSettings(listen=(f"unix:{socket_path}.down",))) as made:
+        yield made
+
+
+class Handler:
+    """Waits for ever, and tells what became of it."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self, request: object) -> str:
+        self.entered.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return ""
+
+
+async def tell_remaining(request: object) -> str:
+    return str(remaining_s())
+
+
+async def test_a_call_without_a_timeout_gets_the_channels_default(target: Scripted) -> None:
+    target.embedder.embed = tell_remaining
+
+    async with channel_to(target, RpcChannelSettings(default_deadline_ms=5_000)) as channel:
+        assert 0 < float(await embed(channel)) < 5.5
+
+
+async def test_a_timeout_of_the_caller_wins_over_the_default(target: Scripted, channel: grpc.aio.Channel) -> None:
+    target.embedder.embed = tell_remaining
+
+    assert 11 < float(await embed(channel, timeout=100)) < 110
+
+
+async def test_a_call_of_a_foreign_client_without_a_deadline_gets_the_servers(socket_path: Path) -> None:
+    settings = RpcServerSettings(listen=(f"unix:{socket_path}",), unary_deadline_ms=50)
+    async with serving(settings) as target, grpc.aio.insecure_channel(target.address) as channel:
+        handler = target.embedder.embed = Handler()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await embed(channel)
+
+    assert type(error_from_rpc(caught.value)) is errors.DeadlineExceeded
+    assert handler.cancelled.is_set()
+
+
+async def test_a_stream_without_a_timeout_has_no_deadline(target: Scripted, channel: grpc.aio.Channel) -> None:
+    async def credits(request: object) -> AsyncIterator[worker.WatchCreditsResponse]:
+        yield worker.WatchCreditsResponse(worker_id=str(remaining_s()))
+
+    target.worker.credits = credits
+
+    answers = [one.worker_id async for one in worker_stub(channel).WatchCredits(worker.WatchCreditsRequest())]
+
+    assert answers == ["None"]
+
+
+async def test_the_remaining_time_bounds_the_calls_made_downstream(
+    target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
+) -> None:
+    downstream.embedder.embed = tell_remaining
+    async with channel_to(downstream) as below:
+        target.embedder.embed = lambda request: embed(below, timeout=1000)
+        assert 0 < float(await embed(channel, timeout=20)) < 22
+
+
+async def test_the_remaining_time_bounds_streams_opened_downstream(
+    target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
+) -> None:
+    async def credits(request: object) -> AsyncIterator[worker.WatchCreditsResponse]:
+        yield worker.WatchCreditsResponse(worker_id=str(remaining_s()))
+
+    downstream.worker.credits = credits
+    async with channel_to(downstream) as below:
+
+        async def first_answer(request: object) -> str:
+            call = worker_stub(below).WatchCredits(worker.WatchCreditsRequest())
+            return str((await call.read()).worker_id)
+
+        target.embedder.embed = first_answer
+        assert 0 < float(await embed(channel, timeout=20)) < 22
+
+
+async def test_detached_work_is_not_bound_by_the_call_it_was_started_in(
+    target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
+) -> None:
+    downstream.embedder.embed = tell_remaining
+    async with channel_to(downstream) as below:
+        target.embedder.embed = lambda request: spawn_detached(embed(below, timeout=1000), "outlives the call")
+        assert 22 < float(await embed(channel, timeout=20)) < 1100
+
+
+async def test_the_request_id_travels_downstream(
+    target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
+) -> None:
+    async def tell_id(request: object) -> str:
+        return current_request_id()
+
+    downstream.embedder.embed = tell_id
+    async with channel_to(downstream) as below:
+        target.embedder.embed = lambda request: embed(below)
+        assert await embed(channel, metadata=(("x-request-id", "req-1"),)) == "req-1"
+
+
+@pytest.mark.parametrize("offered", ["a b", "x" * 65, "{}", "id=1;level=error"])
+async def test_a_request_id_that_could_forge_a_log_line_is_replaced(
+    target: Scripted, channel: grpc.aio.Channel, offered: str
+) -> None:
+    async def tell_id(request: object) -> str:
+        return current_request_id()
+
+    target.embedder.embed = tell_id
+
+    assert await embed(channel, metadata=(("x-request-id", offered),)) not in ("", offered)
+
+
+async def test_a_cancelled_call_cancels_its_handler(target: Scripted, channel: grpc.aio.Channel) -> None:
+    handler = target.embedder.embed = Handler()
+    call = asyncio.create_task(embed(channel))
+    await handler.entered.wait()
+
+    call.cancel()
+
+    await handler.cancelled.wait()
+
+
+async def test_a_passed_deadline_cancels_the_handler(target: Scripted, channel: grpc.aio.Channel) -> None:
+    handler = target.embedder.embed = Handler()
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await embed(channel, timeout=0.2)
+
+    assert type(error_from_rpc(caught.value)) is errors.DeadlineExceeded
+    await handler.cancelled.wait()
+
+
+async def test_a_cancel_reaches_through_two_servers(
+    target: Scripted, downstream: Scripted, channel: grpc.aio.Channel
+) -> None:
+    handler = downstream.embedder.embed = Handler()
+    async with channel_to(downstream) as below:
+        target.embedder.embed = lambda request: embed(below)
+        call = asyncio.create_task(embed(channel))
+        await handler.entered.wait()
+
+        call.cancel()
+
+        await handler.cancelled.wait()
+
+
+async def test_a_client_that_goes_away_ends_the_stream_it_read(target: Scripted) -> None:
+    ended = asyncio.Event()
+
+    async def credits(request: object) -> AsyncIterator[worker.WatchCreditsResponse]:
+        try:
+            yield worker.WatchCreditsResponse()
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    target.worker.credits = credits
+    async with channel_to(target) as channel:
+        call = worker_stub(channel).WatchCredits(worker.WatchCreditsRequest())
+        await call.read()
+
+    await ended.wait()
+
+
+async def test_a_deadline_that_passed_before_the_handler_starts_no_work(socket_path: Path) -> None:
+    made = scripted(RpcServerSettings(listen=(f"unix:{socket_path}",)))
+    handler = made.embedder.embed = Handler()
+    await made.server.start()
+    async with channel_to(made) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await embed(channel, timeout=-1)
+    await made.server.stop()
+
+    assert not handler.entered.is_set()

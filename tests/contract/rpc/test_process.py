@@ -1,0 +1,211 @@
+"""A service as a real process: its start, its signals, its exit codes, and what it leaves behind."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pentimento.domain import errors
+from pentimento.rpc import RpcChannelSettings, error_from_rpc, open_channel
+from pentimento.worker.v1 import unet_worker_service_pb2 as worker
+from tests.contract.rpc.scripted import worker_stub
+
+ROOT = Path(__file__).resolve().parents[3]
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@asynccontextmanager
+async def program(*flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The program of `program.py`; killed when the test is through with it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENTIMENTO_")}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.contract.rpc.program", *flags),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+        cwd=ROOT,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def said(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    return (await process.stdout.readline()).decode().strip()
+
+
+async def stderr_of(process: asyncio.subprocess.Process) -> str:
+    assert process.stderr is not None
+    return (await process.stderr.read()).decode()
+
+
+async def health_until(address: str, wanted: Callable[[int], bool]) -> None:
+    """Watches the process's health until it is as wanted."""
+    async with open_channel(address, RpcChannelSettings()) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+        async for one in watch:
+            if wanted(one.status):
+                return
+
+
+async def serving(address: str) -> None:
+    await health_until(address, lambda status: status == SERVING)
+
+
+@pytest.fixture
+def address(socket_path: Path) -> str:
+    return f"unix:{socket_path}"
+
+
+async def test_health_is_not_serving_until_warm(address: str) -> None:
+    async with program("--listen", address, "--warm", "never") as process:
+        assert await said(process) == "warming"
+        await health_until(address, lambda status: status == NOT_SERVING)
+
+
+async def test_sigterm_drains_then_exits_0_and_removes_its_socket(address: str, socket_path: Path) -> None:
+    async with program("--listen", address) as process:
+        await serving(address)
+        process.send_signal(signal.SIGTERM)
+        words = [await said(process) for _ in range(3)]
+        code = await process.wait()
+
+    assert words == ["warming", "draining", "drained"]
+    assert code == 0
+    assert not socket_path.exists()
+
+
+async def test_sigint_does_the_same(address: str) -> None:
+    async with program("--listen", address) as process:
+        await serving(address)
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+
+
+async def test_health_is_not_serving_while_draining_and_a_second_signal_ends_it(
+    address: str, socket_path: Path
+) -> None:
+    async with program("--listen", address, "--drain", "never", "--drain-timeout-s", "600") as process:
+        await serving(address)
+        process.send_signal(signal.SIGTERM)
+        await health_until(address, lambda status: status == NOT_SERVING)
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    assert not socket_path.exists()
+
+
+async def test_a_drain_that_never_ends_is_left_at_its_timeout(address: str) -> None:
+    async with program("--listen", address, "--drain", "never", "--drain-timeout-s", "0.2") as process:
+        await serving(address)
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        assert "work was left when the drain timed out" in await stderr_of(process)
+
+
+async def test_sigterm_while_warming_stops_at_once(address: str) -> None:
+    async with program("--listen", address, "--warm", "never") as process:
+        assert await said(process) == "warming"
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+
+
+async def test_an_open_watch_ends_with_the_server_and_says_so(address: str) -> None:
+    async with program("--listen", address) as process, open_channel(address, RpcChannelSettings()) as channel:
+        call = worker_stub(channel).WatchCredits(worker.WatchCreditsRequest(), wait_for_ready=True)
+        await call.read()
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert await process.wait() == 0
+
+    refused = error_from_rpc(caught.value)
+    assert (type(refused), refused.reason) == (errors.Unavailable, "SHUTTING_DOWN")
+
+
+async def test_a_stopped_peer_is_noticed_by_those_who_wait_for_it(address: str) -> None:
+    async with program("--listen", address) as process, open_channel(address, RpcChannelSettings()) as channel:
+        call = worker_stub(channel).WatchCredits(worker.WatchCreditsRequest(), wait_for_ready=True)
+        await call.read()
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+
+    assert type(error_from_rpc(caught.value)) is errors.Unavailable
+
+
+async def test_a_wrong_setting_is_one_line_and_exit_2(address: str) -> None:
+    async with program("--listen", address, "--drian-timeout-s", "3") as process:
+        assert await process.wait() == 2
+        lines = (await stderr_of(process)).splitlines()
+
+    assert len(lines) == 1
+    assert "--drian-timeout-s" in lines[0]
+
+
+async def test_a_start_that_cannot_succeed_is_one_line_and_exit_1(address: str, socket_path: Path) -> None:
+    async with program("--listen", address, "--warm", "fails", "--log-level", "error") as process:
+        assert await process.wait() == 1
+        assert (await stderr_of(process)).splitlines() == ["unet.safetensors: the weights are corrupt"]
+    assert not socket_path.exists()
+
+
+async def test_a_defect_at_start_is_logged_without_its_text(address: str) -> None:
+    async with program("--listen", address, "--warm", "breaks", "--log-format", "json") as process:
+        assert await process.wait() == 1
+        text = await stderr_of(process)
+
+    assert "ValueError" in text
+    assert "canary" not in text.replace('raise ValueError(\\"canary\\")', "")
+
+
+async def test_a_socket_left_by_a_killed_process_is_taken_over(address: str, socket_path: Path) -> None:
+    async with program("--listen", address) as process:
+        await serving(address)
+        process.kill()
+        await process.wait()
+    assert socket_path.exists()
+
+    async with program("--listen", address):
+        await serving(address)
+
+
+async def test_a_socket_on_which_somebody_listens_is_left_alone(address: str) -> None:
+    async with program("--listen", address):
+        await serving(address)
+        async with program("--listen", address) as second:
+            assert await second.wait() == 2
+            assert "another process listens there" in await stderr_of(second)
+        await serving(address)
+
+
+async def test_of_two_that_start_at_once_on_one_socket_one_serves(address: str) -> None:
+    async with program("--listen", address) as first, program("--listen", address) as second:
+        waits = {asyncio.create_task(process.wait()): process for process in (first, second)}
+        done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await serving(address)
+        assert [task.result() for task in done] == [2]
+        assert len(pending) == 1
+
+
+async def test_a_port_on_which_somebody_listens_is_one_line_and_exit_2() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        async with program("--listen", f"127.0.0.1:{taken.getsockname()[1]}") as process:
+            assert await process.wait() == 2
+            lines = (await stderr_of(process)).splitlines()
+
+    assert "is it in use?" in lines[-1]
