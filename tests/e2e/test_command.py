@@ -1,0 +1,128 @@
+"""The command against a running suite."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from pentimento.sdk.local import LocalSuite
+from pentimento.sdk.picture import read_provenance
+
+COMMAND = (sys.executable, "-m", "pentimento.sdk")
+
+
+def run(suite: LocalSuite, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *arguments, "--state-dir", str(suite.state.path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_generate_saves_a_picture_with_its_provenance(suite: LocalSuite, tmp_path: Path) -> None:
+    output = tmp_path / "star.png"
+
+    done = run(suite, "generate", "a yellow star", "--steps", "4", "--seed", "5", "--no-cache", "-o", str(output))
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{output}  32×32, tiny-heavy, seed 5, 4 steps")
+    assert read_provenance(output.read_bytes())["spec"]["prompt"] == "a yellow star"
+
+
+def test_generate_as_json(suite: LocalSuite, tmp_path: Path) -> None:
+    output = tmp_path / "star.png"
+
+    done = run(suite, "generate", "a yellow star", "--steps", "4", "--no-cache", "--json", "-o", str(output))
+
+    document = json.loads(done.stdout)
+    assert document["file"] == str(output)
+    assert document["spec"]["num_inference_steps"] == 4
+
+
+def test_picture_to_start_from(suite: LocalSuite, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.png", tmp_path / "second.png"
+    run(suite, "generate", "a yellow star", "--steps", "4", "--no-cache", "-o", str(first))
+
+    done = run(
+        suite,
+        "generate",
+        "a red star",
+        "--steps",
+        "8",
+        "--init-image",
+        str(first),
+        "--strength",
+        "0.5",
+        "-o",
+        str(second),
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert read_provenance(second.read_bytes())["steps_run"] == 4
+
+
+def test_wrong_field_is_one_line(suite: LocalSuite, tmp_path: Path) -> None:
+    output = tmp_path / "never.png"
+
+    done = run(suite, "generate", "a yellow star", "--steps", "0", "-o", str(output))
+
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "num_inference_steps" in done.stderr
+    assert not output.exists()
+
+
+def test_interrupt_cancels_on_the_server(suite: LocalSuite, tmp_path: Path) -> None:
+    before = status(suite)["frontdoor"]
+    arguments = [
+        "generate",
+        "a star",
+        "--steps",
+        "1000",
+        "--no-cache",
+        "--preview",
+        "1",
+        "-o",
+        str(tmp_path / "never.png"),
+    ]
+    command = subprocess.Popen([*COMMAND, *arguments, "--state-dir", str(suite.state.path)], stderr=subprocess.DEVNULL)
+    while not (tmp_path / "never-preview.png").exists():
+        assert command.poll() is None
+
+    command.send_signal(signal.SIGINT)
+
+    assert command.wait(30) == 130
+    while cancelled(status(suite)["frontdoor"]) == cancelled(before):
+        pass
+    assert not (tmp_path / "never.png").exists()
+
+
+def cancelled(frontdoor: dict[str, object]) -> int:
+    return int(str(frontdoor.get("cancelled_count", 0)))
+
+
+def status(suite: LocalSuite) -> dict[str, dict[str, object]]:
+    done = run(suite, "status", "--json")
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_status_knows_every_process(suite: LocalSuite) -> None:
+    document = status(suite)
+
+    replicas = document["fleet"]["replicas"]
+    assert isinstance(replicas, list)
+    assert sorted(replica["replica"]["instance_id"] for replica in replicas if replica["live"]) == [
+        "embedder",
+        "frontdoor",
+        "gateway",
+        "tiny-heavy-0",
+    ]
+    assert document["unanswered"] == {}
+    assert document["frontdoor"]["frontdoor_id"]
+
+
+def test_status_for_people(suite: LocalSuite) -> None:
+    done = run(suite, "status")
+
+    assert done.returncode == 0, done.stderr
+    for word in ("tiny-heavy-0", "plan", "requests", "cache"):
+        assert word in done.stdout

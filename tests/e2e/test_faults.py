@@ -1,0 +1,71 @@
+"""Killed processes come back, and accepted requests end well."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import psutil
+import pytest
+
+from pentimento.domain.image_request import CacheMode, Completed, ImageRequest, Progress
+from pentimento.sdk import AsyncClient, RetryPolicy
+from pentimento.sdk.local import LocalSuite
+from pentimento.sdk.supervisor.leftovers import marked_processes
+from pentimento.sdk.supervisor.readiness import wait_until_serving
+
+pytestmark = pytest.mark.faults
+PATIENT = RetryPolicy(tries=60, first_pause_s=0.2, max_pause_s=1.0)
+
+
+@pytest.fixture(autouse=True)
+async def whole_again(suite: LocalSuite) -> AsyncIterator[None]:
+    """The next test finds every process serving."""
+    yield
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(wait_until_serving(f"unix:{path}") for path in suite.state.sockets.glob("*.sock")))
+
+
+def process_of(suite: LocalSuite, module: str) -> psutil.Process:
+    return next(process for process in marked_processes(suite.state.path) if module in process.cmdline())
+
+
+async def test_request_survives_its_worker(suite: LocalSuite, client: AsyncClient) -> None:
+    wanted = ImageRequest("a red circle", num_inference_steps=100, seed=9, cache=CacheMode.OFF)
+    undisturbed = await client.generate(wanted)
+
+    async with aclosing(client.stream(wanted)) as events:
+        async for event in events:
+            if isinstance(event, Progress):
+                os.kill(process_of(suite, "services.unet_worker").pid, signal.SIGKILL)
+                break
+        completed = [event async for event in events if isinstance(event, Completed)]
+
+    assert completed[0].provenance.attempt_number == 2
+    assert completed[0].image == undisturbed.data
+
+
+async def test_same_key_finds_its_request_after_the_frontdoor_was_killed(suite: LocalSuite) -> None:
+    wanted = ImageRequest("a red circle", num_inference_steps=100, seed=9, cache=CacheMode.OFF)
+    async with AsyncClient(suite.endpoint.public, retries=PATIENT) as client:
+        painting = asyncio.create_task(client.generate(wanted, idempotency_key="survives-the-frontdoor"))
+        async with aclosing(client.stream(wanted, idempotency_key="survives-the-frontdoor")) as events:
+            async for event in events:
+                if isinstance(event, Progress):
+                    break
+            os.kill(process_of(suite, "services.frontdoor").pid, signal.SIGKILL)
+            later = [event async for event in events if isinstance(event, Completed)]
+        picture = await painting
+
+    assert picture.data == later[0].image
+
+
+@pytest.mark.parametrize("module", ["services.embedder", "services.vectordb_gateway", "services.controller"])
+async def test_pictures_are_painted_without(suite: LocalSuite, client: AsyncClient, module: str) -> None:
+    process = process_of(suite, module)
+    os.kill(process.pid, signal.SIGKILL)
+
+    picture = await client.generate(ImageRequest("a red circle", num_inference_steps=4))
+
+    assert picture.data

@@ -1,0 +1,109 @@
+"""Once a token file is configured every call needs a token, and each role its own calls."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pentimento.clients.controller import ControllerClient
+from pentimento.clients.embedder import EmbedderClient
+from pentimento.clients.frontdoor import FrontdoorClient
+from pentimento.domain.errors import NotFound, PermissionDenied, Unauthenticated
+from pentimento.domain.identity import Role
+from pentimento.domain.image_request import CacheMode, ImageRequest
+from pentimento.rpc import RpcChannelSettings, new_token, open_channel, token_entry
+from pentimento.sdk import AsyncClient
+from pentimento.sdk.local import LocalSuite, local_suite
+
+REQUEST = ImageRequest("a red circle", num_inference_steps=2, cache=CacheMode.OFF)
+
+
+@dataclass(frozen=True)
+class Guarded:
+    suite: LocalSuite
+    user: str
+    other_user: str
+    admin: str
+    service: str
+
+    def client(self, token: str = "") -> AsyncClient:
+        return AsyncClient(self.suite.endpoint.public, token=token)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    user, other, admin, service = (new_token() for _ in range(4))
+    entries = [
+        token_entry(user, "acme", frozenset({Role.USER})),
+        token_entry(other, "other", frozenset({Role.USER})),
+        token_entry(admin, "acme", frozenset({Role.ADMIN})),
+        token_entry(service, "acme", frozenset({Role.SERVICE})),
+    ]
+    file: Path = tmp_path_factory.mktemp("tokens") / "tokens.toml"
+    file.write_text("\n".join(entries))
+    with local_suite(["--token-file", str(file)]) as suite:
+        yield Guarded(suite, user, other, admin, service)
+
+
+async def test_user_paints(guarded: Guarded) -> None:
+    async with guarded.client(guarded.user) as client:
+        picture = await client.generate(REQUEST)
+
+    assert picture.data
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "Bearer"])
+async def test_without_a_known_token_nobody_paints(guarded: Guarded, token: str) -> None:
+    async with guarded.client(token) as client:
+        with pytest.raises(Unauthenticated):
+            await client.generate(REQUEST)
+
+
+async def test_service_role_is_not_a_user(guarded: Guarded) -> None:
+    async with guarded.client(guarded.service) as client:
+        with pytest.raises(PermissionDenied):
+            await client.generate(REQUEST)
+
+
+async def test_another_tenants_request_is_not_found(guarded: Guarded) -> None:
+    async with guarded.client(guarded.user) as client, guarded.client(guarded.other_user) as stranger:
+        picture = await client.generate(REQUEST)
+
+        with pytest.raises(NotFound):
+            await stranger.get_request(picture.provenance.request_id)
+        with pytest.raises(NotFound):
+            await stranger.cancel(picture.provenance.request_id)
+
+
+async def test_user_may_not_look_behind_the_frontdoor(guarded: Guarded) -> None:
+    endpoint = guarded.suite.endpoint
+    async with (
+        open_channel(endpoint.controller, RpcChannelSettings(), guarded.user) as controller,
+        open_channel(endpoint.frontdoor, RpcChannelSettings(), guarded.user) as frontdoor,
+        open_channel(
+            f"unix:{guarded.suite.state.sockets}/embedder.sock", RpcChannelSettings(), guarded.user
+        ) as embedder,
+    ):
+        for call in (
+            ControllerClient(controller).fleet(),
+            FrontdoorClient(frontdoor).status(),
+            EmbedderClient(embedder).embed_text(["a red circle"]),
+        ):
+            with pytest.raises(PermissionDenied):
+                await call
+
+
+async def test_admin_sees_the_fleet(guarded: Guarded) -> None:
+    async with open_channel(guarded.suite.endpoint.controller, RpcChannelSettings(), guarded.admin) as channel:
+        fleet = await ControllerClient(channel).fleet()
+
+    kinds = sorted(status.replica.kind.value for status in fleet.replicas)
+    assert kinds == ["embedder", "frontdoor", "unet_worker", "vectordb_gateway"]
+
+
+def test_no_token_and_no_prompt_in_any_log(guarded: Guarded) -> None:
+    logs = "".join(path.read_text() for path in guarded.suite.state.logs.iterdir())
+
+    assert guarded.user not in logs
+    assert "a red circle" not in logs
