@@ -65,7 +65,7 @@ class Replica(_message.Message):
     """Where others reach it: unix:/path or host:port."""
     build_version: _builtins.str
     generation: _builtins.int
-    """Grows by one with every start of the same instance_id."""
+    """Grows with every start of the same instance_id."""
     device: _builtins.str
     device_memory_bytes: _builtins.int
     @_builtins.property
