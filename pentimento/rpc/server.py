@@ -65,6 +65,11 @@ class RpcServer:
         self._metrics: MetricsServer | None = None
         self._stopping = asyncio.Lock()
 
+    @property
+    def metrics_address(self) -> str:
+        """host:port of /metrics while it is served, else ""."""
+        return self._metrics.address if self._metrics is not None else ""
+
     def add(self, add_to_server: Callable[[Any, Any], None], servicer: object, full_name: str) -> None:
         """Serves `servicer` as "package.Service", roles by its contract. KeyError when the contract is not loaded."""
         roles = allowed_roles(full_name)

@@ -22,7 +22,7 @@ from pentimento.telemetry.request_id import request_id
 
 OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "request_id", "taskName"}
 # Libraries that would quote what they are given, or repeat what the kit already says.
-QUIET_LIBRARIES = ("asyncio", "botocore", "boto3", "urllib3", "sqlalchemy", "PIL", "filelock", "httpx")
+QUIET_LIBRARIES = ("asyncio", "grpc", "botocore", "boto3", "urllib3", "sqlalchemy", "PIL", "filelock", "httpx")
 
 ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 

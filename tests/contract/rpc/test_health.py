@@ -1,0 +1,50 @@
+"""grpc.health.v1 as load balancers read it."""
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pentimento.domain import errors
+from pentimento.rpc import error_from_rpc
+from tests.contract.rpc.scripted import EMBEDDER, WORKER, Scripted
+
+Status = health_pb2.HealthCheckResponse
+
+
+async def check(channel: grpc.aio.Channel, service: str) -> int:
+    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+    return int(answer.status)
+
+
+@pytest.mark.parametrize("service", ["", EMBEDDER, WORKER])
+async def test_the_process_and_each_service_tell_the_same(
+    target: Scripted, channel: grpc.aio.Channel, service: str
+) -> None:
+    before = await check(channel, service)
+    target.server.set_not_serving()
+
+    assert (before, await check(channel, service)) == (Status.SERVING, Status.NOT_SERVING)
+
+
+async def test_an_unknown_service_is_not_found(channel: grpc.aio.Channel) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await check(channel, "pentimento.nowhere.v1.NoService")
+
+    assert type(error_from_rpc(caught.value)) is errors.NotFound
+
+
+async def test_a_watch_tells_the_state_now_and_every_change(target: Scripted, channel: grpc.aio.Channel) -> None:
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+    told = [(await watch.read()).status]
+    target.server.set_not_serving()
+    told.append((await watch.read()).status)
+    target.server.set_serving()
+    told.append((await watch.read()).status)
+
+    assert told == [Status.SERVING, Status.NOT_SERVING, Status.SERVING]
+
+
+async def test_a_watch_of_an_unknown_service_waits_for_it(channel: grpc.aio.Channel) -> None:
+    watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="later"))
+
+    assert (await watch.read()).status == Status.SERVICE_UNKNOWN

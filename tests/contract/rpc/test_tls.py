@@ -1,0 +1,92 @@
+"""TLS and mTLS by configuration: who trusts whom."""
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pentimento.domain import errors
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings, error_from_rpc
+from tests.contract.rpc.certificates import Authority, Pair
+from tests.contract.rpc.scripted import channel_to, embed, serving
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "authority")
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "stranger")
+
+
+def tls_server(authority: Authority, client_ca: Path | None = None) -> RpcServerSettings:
+    pair = authority.issue("server")
+    return RpcServerSettings(
+        listen=("127.0.0.1:0",),
+        tls_cert_file=pair.certificate,
+        tls_key_file=pair.key,
+        tls_client_ca_file=client_ca,
+    )
+
+
+def tls_client(authority: Authority, pair: Pair | None = None) -> RpcChannelSettings:
+    return RpcChannelSettings(
+        tls_ca_file=authority.certificate,
+        tls_client_cert_file=pair.certificate if pair else None,
+        tls_client_key_file=pair.key if pair else None,
+    )
+
+
+async def answer_or_error(server: RpcServerSettings, client: RpcChannelSettings) -> str | errors.PentimentoError:
+    async with serving(server) as target, channel_to(target, client) as channel:
+        try:
+            return await embed(channel, "hello")
+        except grpc.aio.AioRpcError as error:
+            return error_from_rpc(error)
+
+
+async def test_a_server_is_trusted_by_its_authority(authority: Authority) -> None:
+    assert await answer_or_error(tls_server(authority), tls_client(authority)) == "hello"
+
+
+async def test_a_server_of_another_authority_is_refused(authority: Authority, stranger: Authority) -> None:
+    refused = await answer_or_error(tls_server(stranger), tls_client(authority))
+
+    assert type(refused) is errors.Unavailable
+
+
+async def test_a_plain_client_cannot_reach_a_tls_server(authority: Authority) -> None:
+    refused = await answer_or_error(tls_server(authority), RpcChannelSettings())
+
+    assert type(refused) is errors.Unavailable
+
+
+async def test_mutual_tls_lets_a_known_client_in(authority: Authority) -> None:
+    server = tls_server(authority, client_ca=authority.certificate)
+
+    assert await answer_or_error(server, tls_client(authority, authority.issue("client"))) == "hello"
+
+
+async def test_mutual_tls_refuses_a_client_without_a_certificate(authority: Authority) -> None:
+    refused = await answer_or_error(tls_server(authority, client_ca=authority.certificate), tls_client(authority))
+
+    assert type(refused) is errors.Unavailable
+
+
+async def test_mutual_tls_refuses_a_client_of_another_authority(authority: Authority, stranger: Authority) -> None:
+    server = tls_server(authority, client_ca=authority.certificate)
+
+    refused = await answer_or_error(server, tls_client(authority, stranger.issue("client")))
+
+    assert type(refused) is errors.Unavailable
+
+
+async def test_a_unix_socket_beside_it_stays_plain(authority: Authority, socket_path: Path) -> None:
+    pair = authority.issue("server")
+    settings = RpcServerSettings(
+        listen=(f"unix:{socket_path}", "127.0.0.1:0"), tls_cert_file=pair.certificate, tls_key_file=pair.key
+    )
+
+    assert await answer_or_error(settings, tls_client(authority)) == "hello"
