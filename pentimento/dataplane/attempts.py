@@ -18,6 +18,8 @@ from pentimento.dataplane.events import (
     AttemptFinished,
     AttemptKey,
     AttemptPersisted,
+    AttemptStarted,
+    CommitFailed,
     FailureKind,
     ResultCommitted,
 )
@@ -29,6 +31,8 @@ _SPEED_WEIGHT = 0.2
 _TOKENS_PER_EPOCH = 1 << 20
 
 _UNCOUNTED = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.GONE})
+# What we believed of the worker was stale: nothing more goes there before its next word.
+_DOUBTFUL = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.WORKER_LOST})
 
 
 def start_attempt(state: State, now: float, request: Request, worker: Worker) -> PersistAttempt:
@@ -58,6 +62,14 @@ def on_attempt_persisted(state: State, now: float, event: AttemptPersisted) -> l
     return [Execute(request.request_id, number, token, worker.worker_id, generation, request.deadline)]
 
 
+def on_attempt_started(state: State, now: float, event: AttemptStarted) -> list[Effect]:
+    key = (event.request_id, event.fencing_token)
+    worker_id = state.attempt_workers.get(key)
+    if worker_id is not None:
+        state.workers[worker_id].begun[key] = None
+    return []
+
+
 def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> list[Effect]:
     """Only the newest attempt of a running request may be committed."""
     held = give_back(state, (event.request_id, event.fencing_token))
@@ -71,17 +83,18 @@ def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> lis
 
 def on_attempt_failed(state: State, now: float, event: AttemptFailed) -> list[Effect]:
     key = (event.request_id, event.fencing_token)
+    to_blame = _is_to_blame(state, key)
     worker = give_back(state, key)
     if worker is None:
         return []
-    if event.kind in (FailureKind.NOT_HELD, FailureKind.NO_CREDIT):
+    if event.kind in _DOUBTFUL:
         worker.confirmed = False
         refresh(state, worker)
     release: list[Effect] = [ReleaseGrant(*key)]
     request = _current(state, *key, Phase.RUNNING)
     if request is None:
         return release
-    return release + _after_failure(state, now, request, worker, event)
+    return release + _after_failure(state, now, request, worker, event, to_blame)
 
 
 def on_result_committed(state: State, now: float, event: ResultCommitted) -> list[Effect]:
@@ -98,21 +111,40 @@ def on_result_committed(state: State, now: float, event: ResultCommitted) -> lis
     return [Deliver(*request.attempt_key), CommitCacheEntries(*request.attempt_key)]
 
 
-def lose_attempt(state: State, now: float, worker: Worker, key: AttemptKey) -> list[Effect]:
-    """The worker is gone. An attempt that it was not yet asked to run does not count as a loss."""
-    release: list[Effect] = [ReleaseGrant(*key)]
+def on_commit_failed(state: State, now: float, event: CommitFailed) -> list[Effect]:
+    request = _current(state, event.request_id, event.fencing_token, Phase.COMMITTING)
+    if request is None:
+        return []
+    release: list[Effect] = [ReleaseGrant(*request.attempt_key)]
+    return release + end_request(state, request, End.FAILED, event.reason, event.message)
+
+
+def lose_attempt(state: State, now: float, key: AttemptKey) -> list[Effect]:
+    """The worker is gone, and its credit with it. What it had not begun with does not count as a loss."""
+    to_blame = _is_to_blame(state, key)
+    worker = give_back(state, key)
     request = state.requests.get(key[0])
-    if request is None or request.attempt_key != key:
+    release: list[Effect] = [ReleaseGrant(*key)]
+    if worker is None or request is None or request.attempt_key != key:
         return release
     if request.phase is Phase.STARTING:
         state.enqueue(request, rerun=True)
-        return release
-    if request.phase is Phase.RUNNING:
-        return release + _rerun_elsewhere(state, now, request, worker)
+    elif request.phase is Phase.RUNNING:
+        return release + _rerun_elsewhere(state, now, request, worker, to_blame)
     return release
 
 
-def _after_failure(state: State, now: float, request: Request, worker: Worker, event: AttemptFailed) -> list[Effect]:
+def _is_to_blame(state: State, key: AttemptKey) -> bool:
+    """Whether this attempt may have brought its worker down: it was begun with, or nothing else was."""
+    worker = state.workers.get(state.attempt_workers.get(key, ""))
+    if worker is None or key in worker.begun:
+        return True
+    return not worker.begun and not worker.lost_begun
+
+
+def _after_failure(
+    state: State, now: float, request: Request, worker: Worker, event: AttemptFailed, to_blame: bool
+) -> list[Effect]:
     kind = event.kind
     if kind in _UNCOUNTED:
         state.enqueue(request, rerun=True)
@@ -122,20 +154,21 @@ def _after_failure(state: State, now: float, request: Request, worker: Worker, e
     if kind is FailureKind.DEADLINE:
         return on_deadline(state, request)
     # A stop that nobody here asked for is a worker on its way out.
-    return _rerun_elsewhere(state, now, request, worker)
+    return _rerun_elsewhere(state, now, request, worker, to_blame)
 
 
-def _rerun_elsewhere(state: State, now: float, request: Request, worker: Worker) -> list[Effect]:
+def _rerun_elsewhere(state: State, now: float, request: Request, worker: Worker, to_blame: bool) -> list[Effect]:
     """Again with the same seed and route, at most `max_reruns` times, and not where it was lost."""
-    settings = state.settings
-    request.losses += 1
-    if request.losses > settings.max_reruns:
+    if to_blame:
+        worker.lost_begun = True
+        request.losses += 1
+        request.excluded |= {(worker.worker_id, worker.worker_generation)}
+    if request.losses > state.settings.max_reruns:
         message = f"{request.losses} workers were lost while they ran this request"
         return end_request(state, request, End.FAILED, "WORKER_LOST", message)
     state.counters.rerun += 1
-    request.excluded |= {(worker.worker_id, worker.worker_generation)}
-    if request.losses >= settings.suspect_losses:
-        request.suspect_until = now + settings.suspect_wait_s
+    if request.losses >= state.settings.suspect_losses:
+        request.suspect_until = now + state.settings.suspect_wait_s
         state.set_timer(request.suspect_until, TimerKind.SUSPECT_WAIT, request.request_id)
     state.enqueue(request, rerun=True)
     return []

@@ -17,6 +17,7 @@ def give_back(state: State, key: AttemptKey) -> Worker | None:
         return None
     worker = state.workers[worker_id]
     del worker.in_flight[key]
+    worker.begun.pop(key, None)
     refresh(state, worker)
     return worker
 

@@ -93,7 +93,8 @@ class StopAttempt:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """Store the picture, then compare-and-set it into the journal; answered by ResultCommitted."""
+    """Store the picture, then compare-and-set it into the journal; answered by ResultCommitted
+    or CommitFailed."""
 
     request_id: str
     attempt_number: int

@@ -73,6 +73,14 @@ class AttemptPersisted:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    """The worker has begun with it; until then it may have been waiting there behind another."""
+
+    request_id: str
+    fencing_token: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptFinished:
     """The picture of an attempt is here, not yet committed."""
 
@@ -96,6 +104,16 @@ class ResultCommitted:
     request_id: str
     fencing_token: int
     won: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFailed:
+    """The picture could not be stored."""
+
+    request_id: str
+    fencing_token: int
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +193,11 @@ Event = (
     | AcceptDropped
     | RouteResolved
     | AttemptPersisted
+    | AttemptStarted
     | AttemptFinished
     | AttemptFailed
     | ResultCommitted
+    | CommitFailed
     | EndPersisted
     | CancelRequested
     | WorkerReported

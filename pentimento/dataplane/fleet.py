@@ -1,9 +1,9 @@
 """Workers come, report, fall silent; plans arrive."""
 
 from pentimento.dataplane.attempts import lose_attempt
-from pentimento.dataplane.credits import give_back, lanes_of, refresh
+from pentimento.dataplane.credits import lanes_of, refresh
 from pentimento.dataplane.effects import Effect, StopAttempt
-from pentimento.dataplane.events import AttemptKey, PlanReceived, WorkerLost, WorkerReported
+from pentimento.dataplane.events import PlanReceived, WorkerLost, WorkerReported
 from pentimento.dataplane.recovery import attach_orphans
 from pentimento.dataplane.state import State, TimerKind, Worker
 from pentimento.domain.fleet import Plan
@@ -62,6 +62,7 @@ def _update(state: State, worker: Worker, event: WorkerReported) -> None:
     worker.draining = event.draining
     worker.pinned = event.pinned
     worker.connected = worker.confirmed = True
+    worker.lost_begun = False
     worker.abandoned &= event.running
     _place(state, worker, event.model, event.model_digest)
     refresh(state, worker)
@@ -88,15 +89,10 @@ def _lose_worker(state: State, now: float, worker: Worker) -> list[Effect]:
     """All that ran there runs elsewhere. The attempts are told to stop, should the worker only have been silent."""
     worker.connected = False
     _withdraw(state, worker)
-    effects: list[Effect] = []
     lost = tuple(worker.in_flight)
-    for key in lost:
-        effects += _abandon(state, now, worker, key)
+    effects: list[Effect] = [StopAttempt(*key, worker.worker_id) for key in lost]
+    # Those it had begun with first: they take the blame from those that waited behind them.
+    for key in sorted(lost, key=lambda key: key not in worker.begun):
+        effects += lose_attempt(state, now, key)
     worker.abandoned |= frozenset(lost)
     return effects
-
-
-def _abandon(state: State, now: float, worker: Worker, key: AttemptKey) -> list[Effect]:
-    give_back(state, key)
-    stop: list[Effect] = [StopAttempt(*key, worker.worker_id)]
-    return stop + lose_attempt(state, now, worker, key)

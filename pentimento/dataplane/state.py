@@ -85,7 +85,11 @@ class Request:
 
 @dataclass(slots=True)
 class Worker:
-    """A worker as it last described itself. `abandoned`: attempts we gave up that it may still be running."""
+    """A worker as it last described itself. `abandoned`: attempts we gave up that it may still be running.
+
+    `begun`: those in flight that it has started on. `lost_begun`: one of them was lost with this process, so those that
+    only waited behind it are not to blame.
+    """
 
     worker_id: str
     model: str
@@ -98,6 +102,8 @@ class Worker:
     # False from a refusal until the worker's next word: what we believed of it was stale.
     confirmed: bool = True
     in_flight: dict[AttemptKey, None] = field(default_factory=dict)
+    begun: dict[AttemptKey, None] = field(default_factory=dict)
+    lost_begun: bool = False
     abandoned: frozenset[AttemptKey] = frozenset()
     pools: tuple[str, ...] = ()
 

@@ -219,6 +219,15 @@ def route_from_proto(message: pb.Route) -> Route:
     )
 
 
+def route_to_bytes(route: Route) -> bytes:
+    """The form in which the frontdoor journals a route."""
+    return route_to_proto(route).SerializeToString(deterministic=True)
+
+
+def route_from_bytes(data: bytes) -> Route:
+    return route_from_proto(pb.Route.FromString(data))
+
+
 def attempt_to_proto(attempt: Attempt) -> pb.Attempt:
     return pb.Attempt(
         request_id=attempt.request_id,
@@ -333,3 +342,12 @@ def provenance_from_proto(message: pb.Provenance) -> Provenance:
         energy_joules=message.energy_joules if message.HasField("energy_joules") else None,
         notes=tuple(message.notes),
     )
+
+
+def provenance_to_bytes(provenance: Provenance) -> bytes:
+    """The form in which the frontdoor journals how a picture came to be."""
+    return provenance_to_proto(provenance).SerializeToString(deterministic=True)
+
+
+def provenance_from_bytes(data: bytes) -> Provenance:
+    return provenance_from_proto(pb.Provenance.FromString(data))

@@ -36,6 +36,16 @@ def test_a_result_that_was_fenced_off_is_not_delivered(driver: Driver) -> None:
     assert kinds(after) == [effects.ReleaseGrant, effects.DeliverRecorded]
 
 
+def test_a_picture_that_cannot_be_stored_fails_the_request(driver: Driver) -> None:
+    driver.worker()
+    token = driver.run().fencing_token
+    driver.send(events.AttemptFinished("r1", token))
+
+    after = driver.send(events.CommitFailed("r1", token, "STORE_FULL", "no space"))
+
+    assert kinds(after) == [effects.ReleaseGrant, effects.PersistEnd]
+
+
 def test_an_attempt_that_the_journal_refuses_never_runs(driver: Driver) -> None:
     driver.worker()
     token = only(effects.PersistAttempt, driver.queue()).fencing_token
@@ -89,9 +99,9 @@ def test_the_only_worker_is_asked_again(driver: Driver) -> None:
     driver.worker("w1")
     first = driver.run()
 
-    after = driver.send(events.AttemptFailed("r1", first.fencing_token, FailureKind.WORKER_LOST))
+    driver.send(events.AttemptFailed("r1", first.fencing_token, FailureKind.WORKER_LOST))
 
-    assert only(effects.PersistAttempt, after).worker_id == "w1"
+    assert only(effects.PersistAttempt, driver.worker("w1")).worker_id == "w1"
 
 
 def test_a_restarted_worker_is_another_process(driver: Driver) -> None:
@@ -169,6 +179,37 @@ def test_a_worker_lost_before_the_attempt_was_journalled_costs_no_rerun(driver: 
 
     assert driver.dataplane.state.requests["r1"].losses == 0
     assert driver.send(events.AttemptPersisted("r1", persist.fencing_token)) == []
+
+
+def test_what_waited_behind_another_attempt_is_not_to_blame(driver: Driver) -> None:
+    driver.worker("w1", credit_count=2)
+    begun, waiting = driver.run("begun"), driver.run("waiting")
+    driver.send(events.AttemptStarted("begun", begun.fencing_token))
+
+    driver.send(events.AttemptFailed("begun", begun.fencing_token, FailureKind.WORKER_LOST))
+    driver.send(events.AttemptFailed("waiting", waiting.fencing_token, FailureKind.WORKER_LOST))
+
+    requests = driver.dataplane.state.requests
+    assert (requests["begun"].losses, requests["waiting"].losses) == (1, 0)
+
+
+def test_a_worker_that_goes_down_before_it_began_with_anything_counts(driver: Driver) -> None:
+    driver.worker("w1", credit_count=2)
+    driver.run("r1")
+
+    driver.send(events.WorkerLost("w1", 1))
+
+    assert driver.dataplane.state.requests["r1"].losses == 1
+
+
+def test_nothing_goes_to_a_worker_that_broke_a_stream_before_its_next_word(driver: Driver) -> None:
+    driver.worker("w1")
+    run = driver.run("r1")
+    driver.queue("r2")
+
+    after = driver.send(events.AttemptFailed("r1", run.fencing_token, FailureKind.WORKER_LOST))
+
+    assert kinds(after) == [effects.ReleaseGrant]
 
 
 def test_a_late_result_of_a_silent_worker_is_ignored(driver: Driver) -> None:

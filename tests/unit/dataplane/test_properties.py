@@ -1,4 +1,4 @@
-"""Any order of events: no accepted request is lost, none is committed twice, each ends once, credits and queue are bounded."""
+"""Any order of events: no accepted request is lost, none is committed twice, each ends once, bounds are kept."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -43,6 +43,12 @@ class DataplaneInAnyOrder(RuleBasedStateMachine):
         if worker.alive:
             worker.credit_count = max(credit_count, len(worker.running))
             self.world.report(worker)
+
+    @rule(name=names)
+    def begin_attempt(self, name: str) -> None:
+        worker = self._running(name)
+        if worker is not None:
+            self.world.replies.append(events.AttemptStarted(*next(iter(worker.running))))
 
     @rule(name=names, kind=st.sampled_from([None, None, None, *FailureKind]))
     def end_attempt(self, name: str, kind: FailureKind | None) -> None:

@@ -34,7 +34,7 @@ class JournalRow:
 
 
 class World:
-    """`replies`: words on their way to the dataplane. `rows`: the journal. `answers`: what each client was told last."""
+    """`replies`: words on their way to the dataplane. `rows`: the journal. `answers`: what clients were told."""
 
     def __init__(self) -> None:
         self.now = 0.0

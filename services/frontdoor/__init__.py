@@ -1,0 +1,1 @@
+"""The public edge and the dataplane's live interpreter: requests in, pictures out."""

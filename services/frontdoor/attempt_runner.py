@@ -1,0 +1,164 @@
+"""The effects that run attempts on workers: their streams read, their failures told apart."""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from pentimento.clients.worker import WorkerClient
+from pentimento.dataplane.effects import Attach, Execute, StopAttempt
+from pentimento.dataplane.events import AttemptFailed, AttemptFinished, AttemptStarted, Event, FailureKind
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import (
+    Aborted,
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    NotFound,
+    PentimentoError,
+    ResourceExhausted,
+    Unavailable,
+)
+from pentimento.domain.execution import AttemptResult, ExecuteEvent, Started, StepProgress
+from pentimento.domain.generation import Attempt, StageTiming
+from pentimento.domain.image_request import Progress
+from pentimento.stores.objects.store import digest_of
+from services.frontdoor.jobs import Execution, Job, Jobs
+from services.frontdoor.worker_links import WorkerLink, WorkerLinks
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 2.0
+# Reasons of the worker's that say more than the class of their error.
+OUT_OF_MEMORY = "OUT_OF_MEMORY"
+ATTEMPT_GONE = "ATTEMPT_GONE"
+ON_ITS_WAY_OUT = frozenset({"DRAINING", "WORKER_STOPPED"})
+
+
+class AttemptRunner:
+    """Answers Execute and Attach with AttemptFinished or AttemptFailed, unless the worker is lost first."""
+
+    def __init__(
+        self, links: WorkerLinks, jobs: Jobs, submit: Callable[[Event], None], clock: Clock, frontdoor: tuple[str, int]
+    ) -> None:
+        self._links = links
+        self._jobs = jobs
+        self._submit = submit
+        self._clock = clock
+        self._frontdoor = frontdoor
+
+    def execute(self, effect: Execute) -> None:
+        job = self._jobs.get(effect.request_id)
+        execution = job.executions[effect.fencing_token]
+        self._run(job, execution, lambda client: self._execute(client, job, execution, effect))
+
+    def attach(self, effect: Attach) -> None:
+        job = self._jobs.get(effect.request_id)
+        number, token = effect.attempt_number, effect.fencing_token
+        attempt = Attempt(job.request_id, number, token, *self._frontdoor, job.tenant)
+        execution = job.executions[token] = Execution(attempt, effect.worker_id)
+        self._run(job, execution, lambda client: client.attach(job.request_id, token, *self._frontdoor))
+
+    def stop(self, effect: StopAttempt) -> None:
+        link = self._links.of_worker(effect.worker_id)
+        if link is not None:
+            self._jobs.spawn_background(self._stop(link, effect), "stop attempt")
+
+    def _run(
+        self, job: Job, execution: Execution, open_stream: Callable[[WorkerClient], AsyncIterator[ExecuteEvent]]
+    ) -> None:
+        link = self._links.of_worker(execution.worker_id)
+        attempt = execution.attempt
+        if link is None:
+            kind = FailureKind.WORKER_LOST
+            self._submit(AttemptFailed(attempt.request_id, attempt.fencing_token, kind))
+            return
+        execution.sent_at = self._clock.monotonic()
+        run = self._jobs.spawn(job, self._follow(job, execution, open_stream(link.client)), "attempt")
+        link.runs.add(run)
+        run.add_done_callback(link.runs.discard)
+
+    def _execute(
+        self, client: WorkerClient, job: Job, execution: Execution, effect: Execute
+    ) -> AsyncIterator[ExecuteEvent]:
+        assert job.route is not None
+        remaining_ms = max(int((effect.deadline - self._clock.monotonic()) * 1000), 1)
+        return client.execute(
+            execution.attempt,
+            job.resolved.spec,
+            job.route,
+            effect.worker_generation,
+            deadline_remaining_ms=remaining_ms,
+            preview_interval_steps=job.resolved.preview_interval_steps,
+            cache_grant=execution.grant,
+            image_format=job.resolved.format.value,
+        )
+
+    async def _follow(self, job: Job, execution: Execution, stream: AsyncIterator[ExecuteEvent]) -> None:
+        request_id, token = execution.attempt.request_id, execution.attempt.fencing_token
+        try:
+            async for event in stream:
+                if isinstance(event, AttemptResult):
+                    self._take_result(job, execution, event)
+                    self._submit(AttemptFinished(request_id, token))
+                    return
+                self._pass_on(job, execution, event)
+            raise Unavailable("STREAM_ENDED", "the worker ended the stream without a picture")
+        except PentimentoError as error:
+            job.failure = error
+            self._submit(AttemptFailed(request_id, token, failure_kind(error), error.reason, error.message))
+        except Exception:
+            logger.exception("an attempt could not be followed")
+            message = "the frontdoor could not follow the attempt"
+            self._submit(AttemptFailed(request_id, token, FailureKind.FATAL, "UNEXPECTED", message))
+
+    def _pass_on(self, job: Job, execution: Execution, event: Started | StepProgress) -> None:
+        attempt = execution.attempt
+        if isinstance(event, Started):
+            self._submit(AttemptStarted(attempt.request_id, attempt.fencing_token))
+            return
+        job.audience.tell(Progress(event.step, event.step_count, event.preview, attempt.attempt_number))
+
+    def _take_result(self, job: Job, execution: Execution, result: AttemptResult) -> None:
+        """Raises Internal for a picture that is not what the worker sent, or not of this attempt."""
+        theirs, ours = result.attempt, execution.attempt
+        if (theirs.request_id, theirs.fencing_token) != (ours.request_id, ours.fencing_token):
+            raise Internal("RESULT_MISMATCH", "the worker answered with the result of another attempt")
+        if digest_of(result.image) != result.image_digest:
+            raise Internal("RESULT_CORRUPT", "the picture does not match its digest")
+        execution.result = result
+        now = self._clock.monotonic()
+        job.time_stage("execute", execution.sent_at, now)
+        # The worker's clock starts when the attempt reaches it.
+        begin_ms = (execution.sent_at - job.arrived_at) * 1000
+        job.timings += [
+            StageTiming(f"worker.{timing.stage}", begin_ms + timing.start_ms, timing.duration_ms)
+            for timing in result.timings
+        ]
+
+    async def _stop(self, link: WorkerLink, effect: StopAttempt) -> None:
+        try:
+            await link.client.cancel(effect.request_id, effect.fencing_token, STOP_TIMEOUT_S)
+        except PentimentoError as error:
+            logger.debug("could not stop an attempt", extra={"worker": effect.worker_id, "reason": error.reason})
+
+
+def failure_kind(error: PentimentoError) -> FailureKind:
+    """What a worker's error means for the request."""
+    match error:
+        case Unavailable():
+            return FailureKind.NO_CREDIT if error.reason in ON_ITS_WAY_OUT else FailureKind.WORKER_LOST
+        case ResourceExhausted():
+            return FailureKind.WORKER_LOST if error.reason == OUT_OF_MEMORY else FailureKind.NO_CREDIT
+        case FailedPrecondition():
+            return FailureKind.NOT_HELD
+        case Aborted():
+            # A newer attempt, or a newer frontdoor, is known there: the journal says who is right.
+            return FailureKind.NO_CREDIT
+        case NotFound() if error.reason == ATTEMPT_GONE:
+            return FailureKind.GONE
+        case DeadlineExceeded():
+            return FailureKind.DEADLINE
+        case Cancelled():
+            return FailureKind.STOPPED
+        case _:
+            return FailureKind.FATAL

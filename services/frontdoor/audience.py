@@ -1,0 +1,93 @@
+"""Those who listen to a request, each with a bounded buffer: a slow reader misses progress, never the result."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import Route
+from pentimento.domain.image_request import Accepted, GenerateEvent, Progress, Routed
+
+# Progress messages that wait for a reader; the oldest make room.
+MAX_PENDING_PROGRESS = 16
+
+
+class Listener:
+    """One client's stream. Iterate over it until it ends, then `leave`."""
+
+    def __init__(self, audience: "Audience") -> None:
+        self.audience = audience
+        self._pending: deque[GenerateEvent] = deque()
+        self._progress_count = 0
+        self.ended = False
+        self._error: PentimentoError | None = None
+        self._news = asyncio.Event()
+
+    def tell(self, event: GenerateEvent) -> None:
+        if isinstance(event, Progress):
+            if self._progress_count == MAX_PENDING_PROGRESS:
+                self._pending.remove(next(old for old in self._pending if isinstance(old, Progress)))
+                self._progress_count -= 1
+            self._progress_count += 1
+        self._pending.append(event)
+        self._news.set()
+
+    def end(self, error: PentimentoError | None) -> None:
+        """Nothing follows; `error` is raised once everything before it was heard."""
+        self.ended, self._error = True, error
+        self._news.set()
+
+    def leave(self) -> None:
+        self.audience.listeners.discard(self)
+
+    async def events(self) -> AsyncIterator[GenerateEvent]:
+        while True:
+            while self._pending:
+                event = self._pending.popleft()
+                self._progress_count -= isinstance(event, Progress)
+                yield event
+            if self.ended:
+                break
+            self._news.clear()
+            await self._news.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class Audience:
+    """The listeners of one request, and what a late one has to be told first."""
+
+    def __init__(self, request_id: str, route: Route | None = None) -> None:
+        self.listeners: set[Listener] = set()
+        self.request_id = request_id
+        self._route = route
+
+    def join(self) -> Listener:
+        listener = Listener(self)
+        self.listeners.add(listener)
+        return listener
+
+    def move_here(self, listener: Listener) -> None:
+        """A listener whose idempotency key belongs to this request."""
+        listener.leave()
+        listener.audience = self
+        self.listeners.add(listener)
+        listener.tell(Accepted(self.request_id, replayed=True))
+        if self._route is not None:
+            listener.tell(Routed(self._route))
+
+    def accepted(self) -> None:
+        self.tell(Accepted(self.request_id))
+
+    def routed(self, route: Route) -> None:
+        """Known from here on to late listeners too."""
+        self._route = route
+        self.tell(Routed(route))
+
+    def tell(self, event: GenerateEvent) -> None:
+        for listener in self.listeners:
+            listener.tell(event)
+
+    def end(self, error: PentimentoError | None = None) -> None:
+        for listener in self.listeners:
+            listener.end(error)

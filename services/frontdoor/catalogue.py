@@ -1,0 +1,70 @@
+"""The models that workers hold, as requests are judged by them."""
+
+import asyncio
+from collections.abc import Callable
+
+from pentimento.domain.errors import NotFound, Unavailable
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.image_request import ModelInfo
+
+# Names are echoed to the client no further than this.
+_SHOWN_NAME_LENGTH = 80
+
+
+class Catalogue:
+    """Learns from workers' reports and forgets nothing: a model whose workers are away is waited for, not unknown."""
+
+    def __init__(self, default_model: str, no_worker_retry_ms: int = 1000) -> None:
+        self._default_model = default_model
+        self._retry_ms = no_worker_retry_ms
+        self._models: dict[str, HeldModel] = {}
+        self._learnt = asyncio.Event()
+
+    def learn(self, held: HeldModel) -> None:
+        """Changes state: the newest report decides which digest new requests are routed to."""
+        if self._models.get(held.model) != held:
+            self._models[held.model] = held
+            self._learnt.set()
+            self._learnt = asyncio.Event()
+
+    def find(self, name: str) -> HeldModel:
+        """The model of that name, the default one for "". NotFound; Unavailable while no worker was ever heard of."""
+        wanted = name or self._default_model or next(iter(sorted(self._models)), "")
+        held = self._models.get(wanted)
+        if held is not None:
+            return held
+        if not self._models or not name:
+            raise Unavailable("NO_WORKER_READY", "no worker is ready yet", retry_after_ms=self._retry_ms)
+        shown = name[:_SHOWN_NAME_LENGTH]
+        raise NotFound("UNKNOWN_MODEL", f"model: must be one of {', '.join(sorted(self._models))}, got {shown!r}")
+
+    async def wait_for(self, name: str) -> HeldModel:
+        """The model, as soon as a worker has reported it."""
+        while name not in self._models:
+            await self._learnt.wait()
+        return self._models[name]
+
+    async def wait_for_any(self) -> None:
+        while not self._models:
+            await self._learnt.wait()
+
+    def infos(self, ready_worker_count: Callable[[HeldModel], int]) -> tuple[ModelInfo, ...]:
+        return tuple(_info(held, ready_worker_count(held)) for _, held in sorted(self._models.items()))
+
+
+def _info(held: HeldModel, ready_worker_count: int) -> ModelInfo:
+    return ModelInfo(
+        name=held.model,
+        family=held.family,
+        digest=held.model_digest,
+        default_width_px=held.default_width_px,
+        default_height_px=held.default_height_px,
+        size_multiple_px=held.size_multiple_px,
+        max_size_px=held.max_size_px,
+        default_steps=held.default_steps,
+        max_steps=held.max_steps,
+        default_guidance_scale=held.default_guidance_scale,
+        schedulers=held.schedulers,
+        licence=held.licence,
+        ready_worker_count=ready_worker_count,
+    )

@@ -1,0 +1,36 @@
+"""The journal's words for how a request ended, as the error that its client gets."""
+
+from pentimento.dataplane.effects import End, Reject
+from pentimento.domain.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    PentimentoError,
+    ResourceExhausted,
+    Unavailable,
+)
+from pentimento.domain.requests import RequestState
+
+STATE_OF = {
+    End.FAILED: RequestState.FAILED,
+    End.CANCELLED: RequestState.CANCELLED,
+    End.EXPIRED: RequestState.EXPIRED,
+}
+
+
+def rejection(effect: Reject) -> PentimentoError:
+    error = Unavailable if effect.reason == "DRAINING" else ResourceExhausted
+    return error(effect.reason, effect.message, retry_after_ms=effect.retry_after_ms)
+
+
+def end_error(state: RequestState, reason: str, message: str, failure: PentimentoError | None) -> PentimentoError:
+    """`failure` is what the attempt raised, where this process saw it; the journal keeps reason and message alone."""
+    if state is RequestState.CANCELLED:
+        return Cancelled(reason, message)
+    if state is RequestState.EXPIRED:
+        return DeadlineExceeded(reason, message)
+    if failure is not None and failure.reason == reason:
+        return failure
+    if reason == "WORKER_LOST":
+        return Unavailable(reason, message)
+    return FailedPrecondition(reason, f"the request failed: {message}")

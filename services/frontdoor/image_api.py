@@ -1,0 +1,171 @@
+"""The public API without its transport: every edge (gRPC now, HTTP later) calls this."""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import AsyncGenerator
+
+from pentimento.clients.messages.image import request_to_bytes
+from pentimento.dataplane.events import CancelRequested, RequestArrived
+from pentimento.dataplane.state import Phase
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import NotFound
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import PlanVersion
+from pentimento.domain.image_request import (
+    Completed,
+    Explanation,
+    GenerateEvent,
+    ImageRequest,
+    ModelInfo,
+    RequestStatus,
+)
+from pentimento.domain.requests import RequestState
+from pentimento.stores.errors import ObjectMissing
+from pentimento.stores.ledger import Journal
+from pentimento.stores.ledger.records import RequestRecord
+from services.frontdoor.audience import Audience, Listener
+from services.frontdoor.catalogue import Catalogue
+from services.frontdoor.interpreter import Interpreter
+from services.frontdoor.jobs import Job, Jobs
+from services.frontdoor.resolution import RequestLimits, ResolvedRequest, check_idempotency_key, resolve
+from services.frontdoor.results import Results
+from services.frontdoor.routing import Router
+
+_SEED_BITS = 32
+_MAX_ID_LENGTH = 64
+# What a request that is under way is to its client, by its phase.
+_PUBLIC_STATE = {
+    Phase.ACCEPTING: RequestState.ACCEPTED,
+    Phase.ROUTING: RequestState.ACCEPTED,
+    Phase.QUEUED: RequestState.QUEUED,
+    Phase.STARTING: RequestState.QUEUED,
+}
+
+
+class ImageApi:
+    """Handlers in domain values; they raise domain errors. `tenant` is the caller's, whose requests alone are seen."""
+
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        jobs: Jobs,
+        journal: Journal,
+        results: Results,
+        router: Router,
+        catalogue: Catalogue,
+        limits: RequestLimits,
+        clock: Clock,
+    ) -> None:
+        self._interpreter = interpreter
+        self._jobs = jobs
+        self._journal = journal
+        self._results = results
+        self._router = router
+        self._catalogue = catalogue
+        self._limits = limits
+        self._clock = clock
+        # From when the process stops, streams break because of us, not because their clients went away.
+        self.stopping = False
+
+    async def generate(
+        self, tenant: str, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0
+    ) -> AsyncGenerator[GenerateEvent, None]:
+        """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen."""
+        check_idempotency_key(idempotency_key, self._limits)
+        held = self._catalogue.find(request.model)
+        seed = secrets.randbits(_SEED_BITS)
+        resolved = resolve(request, held, self._limits, seed, preview_interval_steps)
+        job = self._new_job(tenant, request, resolved, held, idempotency_key)
+        listener = job.audience.join()
+        self._interpreter.submit(RequestArrived(job.request_id, tenant, held.model, resolved.cost, job.deadline))
+        try:
+            async for event in listener.events():
+                yield event
+        finally:
+            self._leave(listener)
+
+    async def cancel(self, tenant: str, request_id: str) -> RequestState:
+        """The state it ends in, which is another than CANCELLED when the cancel came too late."""
+        job = self._find_job(tenant, request_id)
+        if job is not None:
+            self._interpreter.submit(CancelRequested(request_id))
+            await job.ended.wait()
+        return (await self._record(tenant, request_id)).state
+
+    async def get_request(self, tenant: str, request_id: str, omit_image: bool = False) -> RequestStatus:
+        record = await self._record(tenant, request_id)
+        if record.state is RequestState.COMPLETED:
+            completed = await self._load(record, with_image=not omit_image)
+            return RequestStatus(request_id, record.state, completed)
+        state = record.state if record.state.terminal else self._live_state(record)
+        return RequestStatus(request_id, state, None, record.error_reason, record.error_message)
+
+    async def explain(self, tenant: str, request: ImageRequest) -> Explanation:
+        """The route that `generate` would take now; nothing is accepted or journalled."""
+        held = self._catalogue.find(request.model)
+        resolved = resolve(request, held, self._limits, 0)
+        notes: list[str] = []
+        embedding = await self._router.embed(resolved, notes.append)
+        dataplane = self._interpreter.dataplane
+        version = dataplane.state.plan.version if dataplane.state.plan is not None else PlanVersion()
+        route = await self._router.decide(tenant, resolved, held, embedding, version, notes.append)
+        return Explanation(route, version, held.model, dataplane.predicted_wait_s(held.model) * 1000)
+
+    def list_models(self) -> tuple[ModelInfo, ...]:
+        return self._catalogue.infos(self._ready_worker_count)
+
+    def _new_job(
+        self, tenant: str, request: ImageRequest, resolved: ResolvedRequest, held: HeldModel, idempotency_key: str
+    ) -> Job:
+        request_id = f"r-{secrets.token_hex(16)}"
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        deadline_s = resolved.deadline_ms / 1000
+        job = Job(
+            request_id=request_id,
+            tenant=tenant,
+            resolved=resolved,
+            arrived_at=now,
+            accepted_at=wall,
+            deadline=now + deadline_s,
+            deadline_at=wall + deadline_s,
+            audience=Audience(request_id),
+            idempotency_key=idempotency_key,
+            body_hash=hashlib.sha256(request_to_bytes(request)).hexdigest() if idempotency_key else "",
+            held=held,
+        )
+        self._jobs.add(job)
+        return job
+
+    def _leave(self, listener: Listener) -> None:
+        listener.leave()
+        if not listener.ended and not listener.audience.listeners and not self.stopping:
+            self._interpreter.submit(CancelRequested(listener.audience.request_id))
+
+    def _find_job(self, tenant: str, request_id: str) -> Job | None:
+        job = self._jobs.find(request_id)
+        return job if job is not None and job.tenant == tenant else None
+
+    async def _record(self, tenant: str, request_id: str) -> RequestRecord:
+        """NotFound for an unknown id, another tenant's, and whatever is no id at all."""
+        looks_right = 0 < len(request_id) <= _MAX_ID_LENGTH and request_id.isascii() and request_id.isprintable()
+        record = await asyncio.wrap_future(self._journal.get(request_id, tenant)) if looks_right else None
+        if record is None:
+            raise NotFound("UNKNOWN_REQUEST", "request_id: there is no such request")
+        return record
+
+    async def _load(self, record: RequestRecord, *, with_image: bool) -> Completed:
+        try:
+            return await self._results.load(record, with_image=with_image)
+        except ObjectMissing:
+            raise NotFound("RESULT_GONE", "the picture of this request is not kept any more") from None
+
+    def _live_state(self, record: RequestRecord) -> RequestState:
+        request = self._interpreter.dataplane.state.requests.get(record.request.request_id)
+        if request is None:
+            return record.state
+        return _PUBLIC_STATE.get(request.phase, RequestState.RUNNING)
+
+    def _ready_worker_count(self, held: HeldModel) -> int:
+        workers = self._interpreter.dataplane.state.workers.values()
+        return sum(worker.holds(held.model_digest) and not worker.draining for worker in workers)

@@ -1,0 +1,69 @@
+"""Runs the dataplane live: events in one by one, effects out to whoever performs them, a timer for the clock."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+from pentimento.dataplane import Dataplane
+from pentimento.dataplane.effects import Effect
+from pentimento.dataplane.events import Event, TimePassed
+from pentimento.domain.clock import Clock
+
+Performer = Callable[[Any], None]
+
+
+class Interpreter:
+    """Belongs to one event loop. Performers return at once and answer, now or later, with `submit`."""
+
+    def __init__(self, dataplane: Dataplane, clock: Clock) -> None:
+        self.dataplane = dataplane
+        self._clock = clock
+        self._performers: dict[type, Performer] = {}
+        self._events: deque[Event] = deque()
+        self._submitting = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+
+    def perform_with(self, performers: Mapping[type, Performer]) -> None:
+        """Who performs which kind of effect; ValueError unless every kind has its performer."""
+        missing = set(get_args(Effect)) - set(performers)
+        if missing:
+            raise ValueError(f"nobody performs {sorted(kind.__name__ for kind in missing)}")
+        self._performers.update(performers)
+
+    def submit(self, event: Event) -> None:
+        """Take in an event. One that a performer submits meanwhile comes after all effects of the one before it."""
+        self._events.append(event)
+        if self._submitting:
+            return
+        self._submitting = True
+        try:
+            while self._events:
+                self._take(self._events.popleft())
+        finally:
+            self._submitting = False
+        self._set_timer()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _take(self, event: Event) -> None:
+        for effect in self.dataplane.on_event(self._clock.monotonic(), event):
+            self._performers[type(effect)](effect)
+
+    def _set_timer(self) -> None:
+        wakeup = self.dataplane.next_wakeup()
+        if wakeup == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, wakeup
+        if wakeup is not None:
+            delay = max(wakeup - self._clock.monotonic(), 0.0)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at = None, None
+        self.submit(TimePassed())

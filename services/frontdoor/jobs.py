@@ -1,0 +1,124 @@
+"""Requests under way, as the interpreter of effects needs them: what the dataplane does not decide by."""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.execution import AttemptResult
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
+from pentimento.domain.image_request import Completed
+from pentimento.rpc import spawn_detached
+from services.frontdoor.audience import Audience
+from services.frontdoor.resolution import ResolvedRequest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Execution:
+    """One attempt as it runs; times are monotonic seconds."""
+
+    attempt: Attempt
+    worker_id: str
+    grant: CacheGrant | None = None
+    sent_at: float = 0.0
+    result: AttemptResult | None = None
+
+
+@dataclass
+class Job:
+    """`arrived_at` and `deadline` are monotonic, `accepted_at` and `deadline_at` wall-clock seconds."""
+
+    request_id: str
+    tenant: str
+    resolved: ResolvedRequest
+    arrived_at: float
+    accepted_at: float
+    deadline: float
+    deadline_at: float
+    audience: Audience
+    idempotency_key: str = ""
+    body_hash: str = ""
+    held: HeldModel | None = None
+    embedding: "asyncio.Task[Embedding | None] | None" = None
+    route: Route | None = None
+    route_journalled: bool = False
+    queued_at: float = 0.0
+    executions: dict[int, Execution] = field(default_factory=dict)
+    timings: list[StageTiming] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    # What the attempt failed with, for the client's status; the journal keeps its reason and message.
+    failure: PentimentoError | None = None
+    completed: Completed | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+
+    def time_stage(self, stage: str, started_at: float, ended_at: float) -> None:
+        """Note a stage, in milliseconds since the request arrived."""
+        begin_ms = (started_at - self.arrived_at) * 1000
+        self.timings.append(StageTiming(stage, begin_ms, (ended_at - started_at) * 1000))
+
+    def note(self, sentence: str) -> None:
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+
+class Jobs:
+    """Every request that has not ended, and the tasks that work for them."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(tuple(self._jobs.values()))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: Job) -> None:
+        self._jobs[job.request_id] = job
+
+    def find(self, request_id: str) -> Job | None:
+        return self._jobs.get(request_id)
+
+    def get(self, request_id: str) -> Job:
+        """KeyError for a request that has ended: the dataplane never asks for one."""
+        return self._jobs[request_id]
+
+    def end(self, job: Job) -> None:
+        self._jobs.pop(job.request_id, None)
+        job.ended.set()
+
+    def spawn(self, job: Job, work: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
+        """Work for a request, under its request id and no one's deadline, whoever's event set it off."""
+        return self._keep(job.context.copy().run(spawn_detached, work, name))
+
+    def spawn_background(self, work: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
+        return self._keep(contextvars.Context().run(spawn_detached, work, name))
+
+    async def finish_tasks(self) -> None:
+        """Wait for what is still being done, such as cache entries that are being committed."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self.finish_tasks()
+
+    def _keep(self, task: "asyncio.Task[Any]") -> "asyncio.Task[Any]":
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("work for a request broke down", exc_info=error, extra={"work": task.get_name()})

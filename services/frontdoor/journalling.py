@@ -1,0 +1,198 @@
+"""The effects that must be durable before what follows them: accepted, attempt, result, end."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from pentimento.clients.messages.generation import route_from_bytes, route_to_bytes
+from pentimento.clients.messages.image import request_to_bytes
+from pentimento.dataplane.effects import CommitResult, PersistAccepted, PersistAttempt, PersistEnd
+from pentimento.dataplane.events import (
+    AcceptDropped,
+    AcceptPersisted,
+    AttemptPersisted,
+    CommitFailed,
+    EndPersisted,
+    Event,
+    ResultCommitted,
+)
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import FailedPrecondition, PentimentoError, ResourceExhausted, Unavailable
+from pentimento.domain.generation import Attempt
+from pentimento.domain.image_request import Completed
+from pentimento.stores.ledger import Journal
+from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, AcceptOutcome, ResultRecord
+from services.frontdoor.cache_writes import CacheWrites
+from services.frontdoor.delivery import Delivery
+from services.frontdoor.endings import STATE_OF
+from services.frontdoor.jobs import Execution, Job, Jobs
+from services.frontdoor.metrics import QUEUE_SECONDS
+from services.frontdoor.resolution import as_request
+from services.frontdoor.results import Results
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_RETRY_S = 0.05
+_MAX_RETRY_S = 2.0
+
+
+class Journalling:
+    """Answers each effect with its event. Once a request is accepted the journal is asked until it answers."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        results: Results,
+        cache_writes: CacheWrites,
+        delivery: Delivery,
+        jobs: Jobs,
+        submit: Callable[[Event], None],
+        clock: Clock,
+        frontdoor: tuple[str, int],
+    ) -> None:
+        """`frontdoor`: its id and epoch."""
+        self._journal = journal
+        self._results = results
+        self._cache_writes = cache_writes
+        self._delivery = delivery
+        self._jobs = jobs
+        self._submit = submit
+        self._clock = clock
+        self._frontdoor_id, self._epoch = frontdoor
+
+    def persist_accepted(self, effect: PersistAccepted) -> None:
+        job = self._jobs.get(effect.request_id)
+        self._jobs.spawn(job, self._accept(job), "accept")
+
+    def persist_attempt(self, effect: PersistAttempt) -> None:
+        job = self._jobs.get(effect.request_id)
+        attempt = Attempt(
+            effect.request_id,
+            effect.attempt_number,
+            effect.fencing_token,
+            self._frontdoor_id,
+            self._epoch,
+            job.tenant,
+        )
+        self._jobs.spawn(job, self._start_attempt(job, Execution(attempt, effect.worker_id)), "start attempt")
+
+    def commit_result(self, effect: CommitResult) -> None:
+        job = self._jobs.get(effect.request_id)
+        execution = job.executions[effect.fencing_token]
+        self._jobs.spawn(job, self._commit(job, execution), "commit result")
+
+    def persist_end(self, effect: PersistEnd) -> None:
+        self._jobs.spawn(self._jobs.get(effect.request_id), self._end(effect), "end")
+
+    async def _accept(self, job: Job) -> None:
+        """Until this has succeeded nothing is promised, so an error goes straight to the client."""
+        try:
+            outcome = await asyncio.wrap_future(self._journal.accept(self._record(job)))
+        except PentimentoError as error:
+            self._drop(job, error)
+            return
+        if outcome.kind is AcceptKind.NEW:
+            job.time_stage("accept", job.arrived_at, self._clock.monotonic())
+            self._submit(AcceptPersisted(job.request_id))
+        elif outcome.kind is AcceptKind.EXISTING:
+            self._submit(AcceptDropped(job.request_id))
+            self._replay(job, outcome)
+        else:
+            message = "idempotency_key: must come with the request body it was first used with"
+            self._drop(job, FailedPrecondition("IDEMPOTENCY_KEY_REUSED", message))
+
+    def _record(self, job: Job) -> AcceptedRequest:
+        return AcceptedRequest(
+            request_id=job.request_id,
+            tenant=job.tenant,
+            body=request_to_bytes(as_request(job.resolved)),
+            body_hash=job.body_hash,
+            accepted_at=job.accepted_at,
+            idempotency_key=job.idempotency_key,
+            deadline_at=job.deadline_at,
+            frontdoor_id=self._frontdoor_id,
+            frontdoor_epoch=self._epoch,
+        )
+
+    def _drop(self, job: Job, error: PentimentoError) -> None:
+        self._submit(AcceptDropped(job.request_id))
+        self._delivery.drop(job, error)
+
+    def _replay(self, job: Job, outcome: AcceptOutcome) -> None:
+        """An earlier request holds the key: its stream while it runs, its answer once it has ended."""
+        earlier = self._jobs.find(outcome.request_id)
+        if earlier is not None:
+            self._delivery.hand_over(job, earlier)
+        else:
+            self._delivery.replay_recorded(job, outcome.request_id)
+
+    async def _start_attempt(self, job: Job, execution: Execution) -> None:
+        """Route and attempt share a commit; the cache's grant is asked for meanwhile."""
+        assert job.route is not None
+        attempt = execution.attempt
+        reserving = asyncio.ensure_future(self._cache_writes.reserve(job, execution))
+        if not job.route_journalled:
+            route = route_to_bytes(job.route)
+            pinned = self._until_durable(lambda: self._journal.record_route(job.request_id, route))
+            started = self._until_durable(lambda: self._journal.start_attempt(attempt, execution.worker_id))
+            in_force, won = await asyncio.gather(pinned, started)
+            job.route, job.route_journalled = route_from_bytes(in_force), True
+        else:
+            won = await self._until_durable(lambda: self._journal.start_attempt(attempt, execution.worker_id))
+        execution.grant = await reserving
+        job.executions[attempt.fencing_token] = execution
+        self._time_queue(job)
+        self._submit(AttemptPersisted(job.request_id, attempt.fencing_token, won))
+
+    def _time_queue(self, job: Job) -> None:
+        now = self._clock.monotonic()
+        job.time_stage("queue", job.queued_at, now)
+        QUEUE_SECONDS.observe(now - job.queued_at)
+
+    async def _commit(self, job: Job, execution: Execution) -> None:
+        attempt = execution.attempt
+        try:
+            record, completed = await self._until_stored(job, execution)
+        except PentimentoError as error:
+            self._submit(CommitFailed(job.request_id, attempt.fencing_token, error.reason, error.message))
+            return
+        won = await self._until_durable(lambda: self._journal.commit_result(attempt, record))
+        if won:
+            job.completed = completed
+        else:
+            await self._results.discard(record.image)
+        self._submit(ResultCommitted(job.request_id, attempt.fencing_token, won))
+
+    async def _until_stored(self, job: Job, execution: Execution) -> tuple[ResultRecord, Completed]:
+        """A store that is away may come back before the deadline: the picture is too dear to drop it at once."""
+        assert execution.result is not None
+        delay = _FIRST_RETRY_S
+        while True:
+            try:
+                return await self._results.store(job, execution.result, execution.worker_id)
+            except (Unavailable, ResourceExhausted) as error:
+                if self._clock.monotonic() + delay > job.deadline:
+                    raise
+                logger.error("the picture cannot be stored; trying again", extra={"reason": error.reason})
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, _MAX_RETRY_S)
+
+    async def _end(self, effect: PersistEnd) -> None:
+        end = (STATE_OF[effect.end], effect.reason, effect.message)
+        won = await self._until_durable(lambda: self._journal.finish(effect.request_id, *end))
+        self._submit(EndPersisted(effect.request_id, won))
+
+    async def _until_durable(self, write: Callable[[], "Future[T]"]) -> T:
+        """Ask again until the journal answers: nothing may follow before it has."""
+        delay = _FIRST_RETRY_S
+        while True:
+            try:
+                return await asyncio.wrap_future(write())
+            except PentimentoError as error:
+                logger.error("the journal does not answer; asking again", extra={"reason": error.reason})
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, _MAX_RETRY_S)

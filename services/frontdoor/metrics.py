@@ -1,0 +1,20 @@
+"""What the frontdoor counts, beside the RPC metrics that every process has."""
+
+from pentimento.telemetry import counter, gauge, histogram
+
+REQUESTS = counter(
+    "pentimento_frontdoor_requests_total",
+    "Requests by what became of them: accepted, rejected, completed, failed, cancelled, expired.",
+    ["state"],
+)
+QUEUE = gauge("pentimento_frontdoor_queue_count", "Requests that wait for a worker.", ["pool"])
+RUNNING = gauge("pentimento_frontdoor_running_count", "Requests that a worker runs.", ["pool"])
+QUEUE_SECONDS = histogram("pentimento_frontdoor_queue_seconds", "From the route to the attempt.")
+REQUEST_SECONDS = histogram("pentimento_frontdoor_request_seconds", "From arrival to the end.", ["state"])
+RERUNS = gauge("pentimento_frontdoor_reruns_count", "Attempts repeated because a worker was lost, since the start.")
+CACHE_SKIPS = counter(
+    "pentimento_frontdoor_cache_skips_total",
+    "Requests painted without what the cache could have given or taken, by stage and reason.",
+    ["stage", "reason"],
+)
+WORKERS = gauge("pentimento_frontdoor_workers_count", "Workers with an open stream of credits.")

@@ -1,0 +1,57 @@
+"""What the journal holds of an earlier frontdoor, as jobs and as the event that hands them to the dataplane."""
+
+from pentimento.clients.messages.generation import route_from_bytes
+from pentimento.clients.messages.image import request_from_bytes
+from pentimento.dataplane.events import Recovered, RecoveredRequest
+from pentimento.domain.clock import Clock
+from pentimento.domain.generation import Route
+from pentimento.stores.ledger.records import RequestRecord
+from services.frontdoor.audience import Audience
+from services.frontdoor.jobs import Job, Jobs
+from services.frontdoor.resolution import restore
+from services.frontdoor.routing import work_left
+
+
+def recover(records: list[RequestRecord], jobs: Jobs, clock: Clock, default_deadline_s: float) -> Recovered:
+    """Changes state: a job, without listeners, for every unfinished request."""
+    return Recovered(tuple(_recover_one(record, jobs, clock, default_deadline_s) for record in records))
+
+
+def _recover_one(record: RequestRecord, jobs: Jobs, clock: Clock, default_deadline_s: float) -> RecoveredRequest:
+    job = _job_of(record, clock, default_deadline_s)
+    jobs.add(job)
+    newest = record.newest_attempt
+    return RecoveredRequest(
+        request_id=job.request_id,
+        tenant=job.tenant,
+        pool=job.route.model if job.route else job.resolved.spec.model,
+        work=work_left(job.resolved, job.route.start) if job.route else job.resolved.cost,
+        deadline=job.deadline,
+        routed=job.route is not None,
+        model_digest=job.route.model_digest if job.route else "",
+        attempt_number=newest.attempt.attempt_number if newest else 0,
+        fencing_token=newest.attempt.fencing_token if newest else 0,
+        worker_id=newest.worker_id if newest else "",
+    )
+
+
+def _job_of(record: RequestRecord, clock: Clock, default_deadline_s: float) -> Job:
+    accepted = record.request
+    now, wall = clock.monotonic(), clock.wall()
+    deadline_at = accepted.deadline_at or accepted.accepted_at + default_deadline_s
+    route: Route | None = route_from_bytes(record.route) if record.route else None
+    return Job(
+        request_id=accepted.request_id,
+        tenant=accepted.tenant,
+        resolved=restore(request_from_bytes(accepted.body)),
+        arrived_at=now - max(wall - accepted.accepted_at, 0.0),
+        accepted_at=accepted.accepted_at,
+        deadline=now + deadline_at - wall,
+        deadline_at=deadline_at,
+        audience=Audience(accepted.request_id, route),
+        idempotency_key=accepted.idempotency_key,
+        route=route,
+        route_journalled=route is not None,
+        queued_at=now,
+        notes=["recovered by a newer frontdoor"],
+    )

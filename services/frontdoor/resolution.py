@@ -1,0 +1,243 @@
+"""From what a client sent to what is painted: every field judged, every default filled in. Pure; allocates nothing.
+
+Each judgement raises InvalidArgument (or NotFound for names) that says which field broke which limit.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import GenerationSpec, InitImage, Scheduler
+from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
+from services.frontdoor.image_header import read_image_header
+
+MAX_SEED = 2**64 - 1
+MAX_GUIDANCE_SCALE = 100.0
+_SHOWN_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Of the deployment; those of the model come with its HeldModel. Cost is in pixel steps: width x height x steps."""
+
+    max_prompt_bytes: int = 8192
+    max_request_cost: float = 1e9
+    max_init_image_bytes: int = 8 * 1024 * 1024
+    max_init_image_px: int = 16_777_216
+    max_idempotency_key_chars: int = 128
+    max_preview_interval_steps: int = 1000
+    default_deadline_ms: int = 120_000
+    max_deadline_ms: int = 3_600_000
+    default_cache: CacheMode = CacheMode.READ_WRITE
+
+
+@dataclass(frozen=True)
+class ResolvedRequest:
+    """A request with nothing left open. `quality` None means the deployment's; `cost` in pixel steps."""
+
+    spec: GenerationSpec
+    cache: CacheMode
+    format: ImageFormat
+    quality: float | None
+    deadline_ms: int
+    preview_interval_steps: int = 0
+
+    @property
+    def cost(self) -> float:
+        return float(self.spec.width_px * self.spec.height_px * self.spec.num_inference_steps)
+
+    @property
+    def cacheable(self) -> bool:
+        """A picture that started from the client's own image says nothing about its prompt."""
+        return self.cache is not CacheMode.OFF and self.spec.init_image is None
+
+
+def resolve(
+    request: ImageRequest, held: HeldModel, limits: RequestLimits, drawn_seed: int, preview_interval_steps: int = 0
+) -> ResolvedRequest:
+    """`drawn_seed` is used, and thereby recorded, where the client names none."""
+    _check_prompt("prompt", request.prompt, limits, may_be_empty=False)
+    _check_prompt("negative_prompt", request.negative_prompt, limits, may_be_empty=True)
+    _check_adapters(request)
+    resolved = ResolvedRequest(
+        spec=_resolve_spec(request, held, limits, drawn_seed),
+        cache=request.cache or limits.default_cache,
+        format=request.format or ImageFormat.PNG,
+        quality=None if request.quality is None else _in_range("quality", request.quality, 0.0, 1.0),
+        deadline_ms=_resolve_deadline(request, limits),
+        preview_interval_steps=int(
+            _in_range("preview_interval_steps", preview_interval_steps, 0, limits.max_preview_interval_steps)
+        ),
+    )
+    _check_cost(resolved.cost, request.max_cost, limits)
+    return resolved
+
+
+def check_idempotency_key(key: str, limits: RequestLimits) -> None:
+    if len(key) > limits.max_idempotency_key_chars:
+        limit = f"must have at most {limits.max_idempotency_key_chars} characters, got {len(key)}"
+        raise InvalidArgument.of("idempotency_key", limit)
+    if not key.isprintable():
+        raise InvalidArgument.of("idempotency_key", "must hold printable characters only")
+
+
+def restore(request: ImageRequest) -> ResolvedRequest:
+    """What `as_request` made of it: a journalled request, judged when it was accepted."""
+    spec = GenerationSpec(
+        prompt=request.prompt,
+        negative_prompt=request.negative_prompt,
+        model=request.model,
+        width_px=_present(request.width_px),
+        height_px=_present(request.height_px),
+        num_inference_steps=_present(request.num_inference_steps),
+        guidance_scale=_present(request.guidance_scale),
+        scheduler=Scheduler(request.scheduler),
+        seed=_present(request.seed),
+        eta=_present(request.eta),
+        init_image=request.init_image,
+    )
+    return ResolvedRequest(
+        spec,
+        request.cache or CacheMode.OFF,
+        request.format or ImageFormat.PNG,
+        request.quality,
+        _present(request.deadline_ms),
+    )
+
+
+def as_request(resolved: ResolvedRequest) -> ImageRequest:
+    """The resolved request in the form of the public contract, every field present, for the journal."""
+    spec = resolved.spec
+    return ImageRequest(
+        prompt=spec.prompt,
+        negative_prompt=spec.negative_prompt,
+        model=spec.model,
+        width_px=spec.width_px,
+        height_px=spec.height_px,
+        num_inference_steps=spec.num_inference_steps,
+        guidance_scale=spec.guidance_scale,
+        scheduler=spec.scheduler.value,
+        eta=spec.eta,
+        seed=spec.seed,
+        init_image=spec.init_image,
+        cache=resolved.cache,
+        format=resolved.format,
+        quality=resolved.quality,
+        deadline_ms=resolved.deadline_ms,
+    )
+
+
+def _resolve_spec(request: ImageRequest, held: HeldModel, limits: RequestLimits, drawn_seed: int) -> GenerationSpec:
+    steps = _default(request.num_inference_steps, held.default_steps)
+    scheduler = _resolve_scheduler(request.scheduler, held)
+    return GenerationSpec(
+        prompt=request.prompt,
+        negative_prompt=request.negative_prompt,
+        model=held.model,
+        width_px=_resolve_side("width_px", request.width_px, held.default_width_px, held),
+        height_px=_resolve_side("height_px", request.height_px, held.default_height_px, held),
+        num_inference_steps=int(_in_range("num_inference_steps", steps, 1, held.max_steps)),
+        guidance_scale=_resolve_guidance(request.guidance_scale, held),
+        scheduler=scheduler,
+        seed=int(_in_range("seed", _default(request.seed, drawn_seed), 0, MAX_SEED)),
+        eta=_resolve_eta(request.eta, scheduler),
+        init_image=_resolve_init_image(request.init_image, steps, limits),
+    )
+
+
+def _check_prompt(field: str, prompt: str, limits: RequestLimits, *, may_be_empty: bool) -> None:
+    # Characters bound bytes from below, so that a huge prompt is not copied just to be refused.
+    size = max(len(prompt), len(prompt[: limits.max_prompt_bytes].encode(errors="surrogatepass")))
+    if size > limits.max_prompt_bytes:
+        raise InvalidArgument.of(field, f"must have at most {limits.max_prompt_bytes} bytes of UTF-8, got {size}")
+    if not may_be_empty and not prompt.strip():
+        raise InvalidArgument.of(field, f"must have 1 to {limits.max_prompt_bytes} bytes of UTF-8, got only blanks")
+    if "\0" in prompt:
+        raise InvalidArgument.of(field, "must not hold NUL characters")
+
+
+def _check_adapters(request: ImageRequest) -> None:
+    """No adapter is served yet, so every name is an unknown one."""
+    for index, lora in enumerate(request.loras):
+        raise NotFound("UNKNOWN_LORA", f"loras[{index}].name: there is no LoRA {lora.name[:_SHOWN_LENGTH]!r}")
+    for index, controlnet in enumerate(request.controlnets):
+        name = controlnet.name[:_SHOWN_LENGTH]
+        raise NotFound("UNKNOWN_CONTROLNET", f"controlnets[{index}].name: there is no ControlNet {name!r}")
+
+
+def _resolve_side(field: str, asked: int | None, default: int, held: HeldModel) -> int:
+    side, multiple, longest = _default(asked, default), held.size_multiple_px, held.max_size_px
+    if not multiple <= side <= longest or side % multiple:
+        raise InvalidArgument.of(field, f"must be a multiple of {multiple} from {multiple} to {longest}, got {side}")
+    return side
+
+
+def _resolve_guidance(asked: float | None, held: HeldModel) -> float:
+    value = held.default_guidance_scale if asked is None else asked
+    return _in_range("guidance_scale", value, 0.0, MAX_GUIDANCE_SCALE)
+
+
+def _resolve_scheduler(asked: str, held: HeldModel) -> Scheduler:
+    name = asked or held.schedulers[0]
+    if name not in held.schedulers:
+        known = ", ".join(held.schedulers)
+        raise InvalidArgument.of("scheduler", f"must be one of {known}, got {name[:_SHOWN_LENGTH]!r}")
+    return Scheduler(name)
+
+
+def _resolve_eta(asked: float | None, scheduler: Scheduler) -> float:
+    eta = _in_range("eta", 0.0 if asked is None else asked, 0.0, 1.0)
+    if eta and scheduler is not Scheduler.DDIM:
+        raise InvalidArgument.of("eta", f"must be 0 with scheduler {scheduler.value}, got {eta:g}")
+    return eta
+
+
+def _resolve_init_image(asked: InitImage | None, steps: int, limits: RequestLimits) -> InitImage | None:
+    if asked is None:
+        return None
+    field, size = "init_image.image", len(asked.image)
+    if size > limits.max_init_image_bytes:
+        raise InvalidArgument.of(field, f"must have at most {limits.max_init_image_bytes} bytes, got {size}")
+    header = read_image_header(asked.image, field)
+    if header.width_px * header.height_px > limits.max_init_image_px:
+        shown = f"{header.width_px}x{header.height_px}"
+        raise InvalidArgument.of(field, f"must have at most {limits.max_init_image_px} pixels, got {shown}")
+    strength = _in_range("init_image.strength", asked.strength, 0.0, 1.0)
+    if int(steps * strength) < 1:
+        limit = f"must leave at least 1 of {steps} steps to run, got {strength:g}"
+        raise InvalidArgument.of("init_image.strength", limit)
+    return replace(asked, strength=strength)
+
+
+def _resolve_deadline(request: ImageRequest, limits: RequestLimits) -> int:
+    deadline_ms = _default(request.deadline_ms, limits.default_deadline_ms)
+    return int(_in_range("deadline_ms", deadline_ms, 1, limits.max_deadline_ms))
+
+
+def _check_cost(cost: float, max_cost: float | None, limits: RequestLimits) -> None:
+    if cost > limits.max_request_cost:
+        limit = f"must be at most {limits.max_request_cost:g} pixel steps, got {cost:g}"
+        raise InvalidArgument.of("width_px x height_px x num_inference_steps", limit)
+    if max_cost is not None and not cost <= _in_range("max_cost", max_cost, 0.0, math.inf):
+        raise InvalidArgument.of(
+            "max_cost", f"must be at least the request's cost, {cost:g} pixel steps, got {max_cost:g}"
+        )
+
+
+def _in_range(field: str, value: float, least: float, most: float) -> float:
+    # NaN fails every comparison, hence this one; infinity is refused even where the limit is open.
+    if not least <= value <= most or math.isinf(value):
+        raise InvalidArgument.of(field, f"must be between {least:g} and {most:g}, got {value:g}")
+    return value
+
+
+def _default(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _present(value: float | None) -> Any:
+    if value is None:
+        raise InvalidArgument.of("request", "must be a request that was accepted, got one with open fields")
+    return value

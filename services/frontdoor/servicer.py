@@ -1,0 +1,136 @@
+"""pentimento.image.v1 and pentimento.frontdoor.v1 over the transport-neutral API."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+
+import grpc.aio
+
+from pentimento.clients.messages.enumerations import REQUEST_STATES
+from pentimento.clients.messages.generation import plan_version_to_proto
+from pentimento.clients.messages.image import (
+    event_to_proto,
+    explanation_to_proto,
+    model_to_proto,
+    request_from_proto,
+    status_to_proto,
+)
+from pentimento.dataplane.state import Pool, Worker
+from pentimento.frontdoor.v1 import frontdoor_service_pb2 as frontdoor_pb
+from pentimento.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServiceServicer
+from pentimento.image.v1 import image_service_pb2 as pb
+from pentimento.image.v1.image_service_pb2_grpc import ImageServiceServicer
+from pentimento.rpc import current_caller
+from services.frontdoor.image_api import ImageApi
+from services.frontdoor.status import FrontdoorStatus
+
+IMAGE_SERVICE = pb.DESCRIPTOR.services_by_name["ImageService"].full_name
+FRONTDOOR_SERVICE = frontdoor_pb.DESCRIPTOR.services_by_name["FrontdoorService"].full_name
+
+
+class ImageServicer(ImageServiceServicer):
+    """`stream_idle_s`: a client that takes no message for so long is cut off."""
+
+    def __init__(self, api: ImageApi, stream_idle_s: float) -> None:
+        self._api = api
+        self._stream_idle_s = stream_idle_s
+
+    async def Generate(
+        self,
+        request: pb.GenerateRequest,
+        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        tenant, asked = current_caller().tenant, request_from_proto(request.request)
+        stream = self._api.generate(tenant, asked, request.idempotency_key, request.preview_interval_steps)
+        async with aclosing(stream) as events:
+            async for event in events:
+                with self._reaping():
+                    yield event_to_proto(event)
+
+    async def Cancel(
+        self, request: pb.CancelRequest, context: grpc.aio.ServicerContext[pb.CancelRequest, pb.CancelResponse]
+    ) -> pb.CancelResponse:
+        state = await self._api.cancel(current_caller().tenant, request.request_id)
+        return pb.CancelResponse(state=REQUEST_STATES.to_proto(state))
+
+    async def GetRequest(
+        self,
+        request: pb.GetRequestRequest,
+        context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
+    ) -> pb.GetRequestResponse:
+        tenant = current_caller().tenant
+        return status_to_proto(await self._api.get_request(tenant, request.request_id, request.omit_image))
+
+    async def Explain(
+        self, request: pb.ExplainRequest, context: grpc.aio.ServicerContext[pb.ExplainRequest, pb.ExplainResponse]
+    ) -> pb.ExplainResponse:
+        asked = request_from_proto(request.request)
+        return explanation_to_proto(await self._api.explain(current_caller().tenant, asked))
+
+    async def ListModels(
+        self,
+        request: pb.ListModelsRequest,
+        context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse],
+    ) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=[model_to_proto(model) for model in self._api.list_models()])
+
+    @contextmanager
+    def _reaping(self) -> Iterator[None]:
+        """Around the handing over of one message: flow control holds it up for as long as the client reads nothing."""
+        task = asyncio.current_task()
+        assert task is not None
+        reaper = asyncio.get_running_loop().call_later(self._stream_idle_s, task.cancel)
+        try:
+            yield
+        finally:
+            reaper.cancel()
+
+
+class FrontdoorServicer(FrontdoorServiceServicer):
+    def __init__(self, status: Callable[[], FrontdoorStatus], address_of: Callable[[str], str]) -> None:
+        self._status = status
+        self._address_of = address_of
+
+    async def GetStatus(
+        self,
+        request: frontdoor_pb.GetStatusRequest,
+        context: grpc.aio.ServicerContext[frontdoor_pb.GetStatusRequest, frontdoor_pb.GetStatusResponse],
+    ) -> frontdoor_pb.GetStatusResponse:
+        status = self._status()
+        return frontdoor_pb.GetStatusResponse(
+            frontdoor_id=status.frontdoor_id,
+            frontdoor_epoch=status.frontdoor_epoch,
+            plan_version=plan_version_to_proto(status.plan_version),
+            pools=[_pool_to_proto(pool, status.queue_limit) for pool in status.pools],
+            workers=[_worker_to_proto(worker, self._address_of(worker.worker_id)) for worker in status.workers],
+            accepted_count=status.accepted,
+            completed_count=status.completed,
+            failed_count=status.failed,
+            cancelled_count=status.cancelled,
+            rejected_count=status.rejected,
+            retried_count=status.rerun,
+            draining=status.draining,
+        )
+
+
+def _pool_to_proto(pool: Pool, queue_limit: int) -> frontdoor_pb.PoolStatus:
+    return frontdoor_pb.PoolStatus(
+        pool=pool.name,
+        queued_count=pool.waiting_count,
+        running_count=pool.running_count,
+        queue_limit_count=queue_limit,
+    )
+
+
+def _worker_to_proto(worker: Worker, address: str) -> frontdoor_pb.WorkerView:
+    return frontdoor_pb.WorkerView(
+        worker_id=worker.worker_id,
+        address=address,
+        model=worker.model,
+        model_digest=worker.model_digest,
+        worker_generation=worker.worker_generation,
+        credit_count=worker.credit_count,
+        in_flight_count=len(worker.in_flight),
+        connected=worker.connected,
+        draining=worker.draining,
+    )

@@ -1,0 +1,49 @@
+"""Settings of the frontdoor: flags, PENTIMENTO_FRONTDOOR_… and the table [frontdoor]."""
+
+from dataclasses import dataclass
+
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.settings import setting
+
+
+@dataclass(frozen=True)
+class FrontdoorSettings:
+    rpc: RpcServerSettings
+    channels: RpcChannelSettings
+    ledger_url: str = setting("sqlite:////var/lib/pentimento/frontdoor.sqlite", help="journal of accepted requests")
+    objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of finished pictures")
+    frontdoor_id: str = setting(
+        "frontdoor", help="name of this dataplane, the same from start to start: workers fence off older epochs of it"
+    )
+    embedder_address: str = setting("", help="embedder; empty for no cache")
+    gateway_address: str = setting("", help="vectordb gateway; empty for no cache")
+    controller_address: str = setting("", help="controller to register with and to take the plan from; empty for none")
+    advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
+    worker_addresses: tuple[str, ...] = setting((), help="workers to use whether the plan names them or not")
+    default_model: str = setting("", help="model of requests that name none; empty for the first by name")
+    queue_limit: int = setting(256, help="requests of a pool that wait for a worker", minimum=0)
+    max_reruns: int = setting(2, help="further attempts at a request whose workers were lost", minimum=0, maximum=10)
+    orphan_wait_s: float = setting(
+        3.0, help="after a restart, wait for the worker of an attempt before it is run anew", minimum=0, maximum=60
+    )
+    worker_silence_s: float = setting(
+        2.5, help="silence after which a worker is lost; it speaks once a second", minimum=1.2, maximum=60
+    )
+    worker_wait_s: float = setting(30.0, help="wait at start for a worker before serving without", minimum=0)
+    default_deadline_s: float = setting(120.0, help="deadline of requests that name none", minimum=0.001)
+    max_deadline_s: float = setting(3600.0, help="longest deadline", minimum=0.001, maximum=1_000_000)
+    max_prompt_bytes: int = setting(8192, help="bytes of a prompt in UTF-8", minimum=1)
+    max_request_cost: float = setting(1e9, help="width x height x steps of a request", minimum=1)
+    max_init_image_bytes: int = setting(8 << 20, help="bytes of an image to start from", minimum=1)
+    max_init_image_px: int = setting(16_777_216, help="pixels of an image to start from", minimum=1)
+    embed_timeout_ms: int = setting(250, help="wait for the embedder before the cache is skipped", minimum=1)
+    lookup_timeout_ms: int = setting(60, help="wait for the lookup before painting from noise", minimum=1)
+    reserve_timeout_ms: int = setting(50, help="wait for a place in the cache before doing without", minimum=1)
+    stream_idle_s: float = setting(60.0, help="cut off clients that read nothing for so long", minimum=0.1)
+    result_retention_h: float = setting(24.0, help="hours that finished requests and pictures are kept", minimum=0)
+
+    def __post_init__(self) -> None:
+        if self.default_deadline_s > self.max_deadline_s:
+            raise ValueError("--default-deadline-s must be at most --max-deadline-s")
+        if not self.frontdoor_id:
+            raise ValueError("--frontdoor-id must not be empty")

@@ -1,0 +1,105 @@
+"""What the dataplane looks like from outside: for operators, for the controller, for /metrics."""
+
+from dataclasses import dataclass
+
+from pentimento.dataplane import Dataplane
+from pentimento.dataplane.state import Pool, Worker
+from pentimento.domain.fleet import PlanAcknowledgement, PoolDemand, ReplicaReport
+from pentimento.domain.generation import PlanVersion
+from services.frontdoor.metrics import QUEUE, RERUNS, RUNNING
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of a pool since the start; their differences are what a report tells."""
+
+    arrived: int = 0
+    completed: int = 0
+    dropped: int = 0
+    late: int = 0
+
+
+class DemandReport:
+    """The heartbeat to the controller. Each call tells what happened since the one before."""
+
+    def __init__(self, dataplane: Dataplane, instance_id: str, generation: int) -> None:
+        self._state = dataplane.state
+        self._instance_id = instance_id
+        self._generation = generation
+        self._told: dict[str, Totals] = {}
+
+    def take(self) -> ReplicaReport:
+        """Changes state."""
+        state = self._state
+        pools = tuple(state.pools.values())
+        return ReplicaReport(
+            instance_id=self._instance_id,
+            generation=self._generation,
+            queue_length=sum(pool.waiting_count for pool in pools),
+            running_count=sum(pool.running_count for pool in pools),
+            completed_count=state.counters.completed,
+            failed_count=state.counters.failed + state.counters.expired,
+            demand=tuple(self._demand(pool) for pool in pools),
+            plan=PlanAcknowledgement(state.plan.version) if state.plan is not None else None,
+            draining=state.draining,
+        )
+
+    def _demand(self, pool: Pool) -> PoolDemand:
+        before = self._told.get(pool.name, Totals())
+        now = Totals(pool.arrived_count, pool.completed_count, pool.dropped_count, pool.late_count)
+        self._told[pool.name] = now
+        return PoolDemand(
+            model=pool.name,
+            arrived_count=now.arrived - before.arrived,
+            completed_count=now.completed - before.completed,
+            dropped_count=now.dropped - before.dropped,
+            late_count=now.late - before.late,
+            queue_length=pool.waiting_count,
+        )
+
+
+@dataclass(frozen=True)
+class FrontdoorStatus:
+    """`workers` are those connected and those lost a short while ago."""
+
+    frontdoor_id: str
+    frontdoor_epoch: int
+    plan_version: PlanVersion
+    pools: tuple[Pool, ...]
+    queue_limit: int
+    workers: tuple[Worker, ...]
+    accepted: int
+    completed: int
+    failed: int
+    cancelled: int
+    rejected: int
+    rerun: int
+    draining: bool
+
+
+def frontdoor_status(dataplane: Dataplane, frontdoor_id: str) -> FrontdoorStatus:
+    state = dataplane.state
+    counters = state.counters
+    return FrontdoorStatus(
+        frontdoor_id=frontdoor_id,
+        frontdoor_epoch=state.epoch,
+        plan_version=state.plan.version if state.plan is not None else PlanVersion(),
+        pools=tuple(state.pools[name] for name in sorted(state.pools)),
+        queue_limit=state.settings.queue_limit,
+        workers=tuple(state.workers[worker_id] for worker_id in sorted(state.workers)),
+        accepted=counters.accepted,
+        completed=counters.completed,
+        failed=counters.failed + counters.expired,
+        cancelled=counters.cancelled,
+        rejected=counters.rejected,
+        rerun=counters.rerun,
+        draining=state.draining,
+    )
+
+
+def publish_levels(dataplane: Dataplane) -> None:
+    """Queue lengths and reruns as they are now, into the gauges of /metrics."""
+    for pool in dataplane.state.pools.values():
+        QUEUE.labels(pool.name).set(pool.waiting_count)
+        RUNNING.labels(pool.name).set(pool.running_count)
+    RERUNS.set(dataplane.state.counters.rerun)

@@ -1,0 +1,234 @@
+"""Puts a frontdoor process together."""
+
+import asyncio
+from collections.abc import Coroutine
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pentimento.clients.controller import ControllerClient
+from pentimento.clients.embedder import EmbedderClient
+from pentimento.clients.gateway import GatewayClient
+from pentimento.clients.registration import Registration, generation_at
+from pentimento.clients.worker import WorkerClient
+from pentimento.dataplane import Dataplane, DataplaneSettings, effects
+from pentimento.dataplane.events import DrainRequested, PlanReceived
+from pentimento.domain.clock import SystemClock
+from pentimento.domain.fleet import Plan, Replica, ReplicaKind
+from pentimento.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
+from pentimento.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
+from pentimento.policies.cache_selection import SelectionRules
+from pentimento.rpc import RpcServer, open_channel
+from pentimento.stores.ledger import Journal, open_journal
+from pentimento.stores.objects import open_objects
+from services.frontdoor.attempt_runner import AttemptRunner
+from services.frontdoor.cache_writes import CacheWrites
+from services.frontdoor.catalogue import Catalogue
+from services.frontdoor.delivery import Delivery
+from services.frontdoor.housekeeping import forget_old_requests_forever, publish_levels_forever
+from services.frontdoor.image_api import ImageApi
+from services.frontdoor.interpreter import Interpreter
+from services.frontdoor.jobs import Jobs
+from services.frontdoor.journalling import Journalling
+from services.frontdoor.plan_watch import PlanWatch
+from services.frontdoor.recovery import recover
+from services.frontdoor.resolution import RequestLimits
+from services.frontdoor.results import Results
+from services.frontdoor.route_performer import RoutePerformer
+from services.frontdoor.routing import Patience, Router
+from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
+from services.frontdoor.settings import FrontdoorSettings
+from services.frontdoor.status import DemandReport, frontdoor_status
+from services.frontdoor.worker_links import WorkerLinks
+
+
+def build_version() -> str:
+    """Of the installed package; "source" for a bare source tree."""
+    try:
+        return version("pentimento")
+    except PackageNotFoundError:
+        return "source"
+
+
+async def run(settings: FrontdoorSettings) -> None:
+    """The life of the process, from the claim of an epoch to the last answer."""
+    journal = await asyncio.to_thread(open_journal, settings.ledger_url)
+    try:
+        epoch = await asyncio.wrap_future(journal.claim_epoch(settings.frontdoor_id))
+        frontdoor = Frontdoor(settings, journal, epoch)
+        await frontdoor.server.run_until_stopped(frontdoor.warm, frontdoor.drain)
+        await frontdoor.close()
+    finally:
+        await asyncio.to_thread(journal.close)
+
+
+class Frontdoor:
+    """The composition root: constructs everything, starts and stops it."""
+
+    def __init__(self, settings: FrontdoorSettings, journal: Journal, epoch: int) -> None:
+        """Call it inside the event loop that the process runs on."""
+        self.settings = settings
+        self.server = RpcServer(settings.rpc, "frontdoor")
+        self._journal = journal
+        self._clock = SystemClock()
+        self._identity = (settings.frontdoor_id, epoch)
+        self._generation = generation_at(self._clock)
+        self._drained = asyncio.Event()
+        self._jobs = Jobs()
+        self._catalogue = Catalogue(settings.default_model)
+        self._dataplane = Dataplane(epoch, dataplane_settings(settings))
+        self._interpreter = Interpreter(self._dataplane, self._clock)
+        self._results = Results(open_objects(settings.objects_url), self._clock, build_version())
+        self._links = WorkerLinks(
+            lambda address: WorkerClient(open_channel(address, settings.channels)),
+            self._catalogue,
+            self._interpreter.submit,
+            self._identity,
+            settings.worker_silence_s,
+        )
+        self._controller = self._open_controller()
+        self._plans = PlanWatch(self._controller, journal, self.server.instance_id)
+        self._registration: Registration | None = None
+        self._forever: list[asyncio.Task[None]] = []
+        self._api = self._connect_parts()
+        self._add_services()
+
+    async def warm(self) -> None:
+        """Take over what an earlier frontdoor left, follow the last plan, and wait a while for a worker."""
+        if (plan := await self._plans.load()) is not None:
+            self._interpreter.submit(PlanReceived(plan))
+        unfinished = await asyncio.wrap_future(self._journal.unfinished())
+        self._interpreter.submit(recover(unfinished, self._jobs, self._clock, self.settings.default_deadline_s))
+        self._follow_workers()
+        self._start_background()
+        try:
+            async with asyncio.timeout(self.settings.worker_wait_s):
+                await self._catalogue.wait_for_any()
+        except TimeoutError:
+            pass
+
+    async def drain(self) -> None:
+        """Until every accepted request has ended; those that have not are in the journal for the next start."""
+        try:
+            self._interpreter.submit(DrainRequested())
+            if self._registration is not None:
+                self._registration.report_soon()
+            await self._drained.wait()
+            await self._jobs.finish_tasks()
+        finally:
+            self._api.stopping = True
+
+    async def close(self) -> None:
+        if self._registration is not None:
+            await self._registration.close()
+        for task in self._forever:
+            task.cancel()
+        self._interpreter.close()
+        await self._links.close()
+        await self._jobs.cancel_tasks()
+
+    def _connect_parts(self) -> ImageApi:
+        """Who performs which effect, and the API over all of them."""
+        submit, jobs, clock = self._interpreter.submit, self._jobs, self._clock
+        patience = patience_of(self.settings)
+        gateway = self._open_gateway()
+        router = Router(self._open_embedder(), gateway, patience)
+        delivery = Delivery(self._journal, self._results, jobs, clock)
+        cache = CacheWrites(gateway, jobs, patience, SelectionRules())
+        journalling = Journalling(self._journal, self._results, cache, delivery, jobs, submit, clock, self._identity)
+        routes = RoutePerformer(router, self._catalogue, jobs, self._dataplane, submit, clock)
+        attempts = AttemptRunner(self._links, jobs, submit, clock, self._identity)
+        self._interpreter.perform_with(
+            {
+                effects.Reject: delivery.reject,
+                effects.PersistAccepted: journalling.persist_accepted,
+                effects.PrepareRoute: routes.prepare,
+                effects.Announce: delivery.announce,
+                effects.ResolveRoute: routes.resolve,
+                effects.PersistAttempt: journalling.persist_attempt,
+                effects.Execute: attempts.execute,
+                effects.Attach: attempts.attach,
+                effects.StopAttempt: attempts.stop,
+                effects.CommitResult: journalling.commit_result,
+                effects.CommitCacheEntries: cache.commit,
+                effects.ReleaseGrant: cache.release,
+                effects.PersistEnd: journalling.persist_end,
+                effects.Deliver: delivery.deliver,
+                effects.DeliverEnd: delivery.deliver_end,
+                effects.DeliverRecorded: delivery.deliver_recorded,
+                effects.Drained: lambda effect: self._drained.set(),
+            }
+        )
+        limits = request_limits(self.settings)
+        return ImageApi(self._interpreter, jobs, self._journal, self._results, router, self._catalogue, limits, clock)
+
+    def _add_services(self) -> None:
+        images = ImageServicer(self._api, self.settings.stream_idle_s)
+        self.server.add(add_ImageServiceServicer_to_server, images, IMAGE_SERVICE)
+        status = FrontdoorServicer(
+            lambda: frontdoor_status(self._dataplane, self.server.instance_id), self._links.address_of
+        )
+        self.server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
+
+    def _start_background(self) -> None:
+        self._keep(publish_levels_forever(self._dataplane))
+        retention_s = self.settings.result_retention_h * 3600
+        self._keep(forget_old_requests_forever(self._journal, self._results, self._clock, retention_s))
+        self._keep(self._plans.run(self._on_plan))
+        if self._controller is not None:
+            report = DemandReport(self._dataplane, self.server.instance_id, self._generation)
+            self._registration = Registration(self._controller, self._replica, report.take)
+            self._registration.start()
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        self._forever.append(asyncio.get_running_loop().create_task(work))
+
+    def _on_plan(self, plan: Plan) -> None:
+        self._interpreter.submit(PlanReceived(plan))
+        self._follow_workers()
+
+    def _follow_workers(self) -> None:
+        plan = self._plans.plan
+        planned = {assignment.address: False for assignment in plan.assignments} if plan is not None else {}
+        self._links.follow(planned | dict.fromkeys(self.settings.worker_addresses, True))
+
+    def _replica(self) -> Replica:
+        address = self.settings.advertise_address or self.server.bound_addresses[0]
+        identity = (self.server.instance_id, ReplicaKind.FRONTDOOR, address, self._generation)
+        return Replica(*identity, build_version=build_version(), device="cpu")
+
+    def _open_controller(self) -> ControllerClient | None:
+        address = self.settings.controller_address
+        return ControllerClient(open_channel(address, self.settings.channels)) if address else None
+
+    def _open_embedder(self) -> EmbedderClient | None:
+        address = self.settings.embedder_address
+        return EmbedderClient(open_channel(address, self.settings.channels)) if address else None
+
+    def _open_gateway(self) -> GatewayClient | None:
+        address = self.settings.gateway_address
+        return GatewayClient(open_channel(address, self.settings.channels)) if address else None
+
+
+def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
+    return DataplaneSettings(
+        queue_limit=settings.queue_limit, max_reruns=settings.max_reruns, orphan_wait_s=settings.orphan_wait_s
+    )
+
+
+def patience_of(settings: FrontdoorSettings) -> Patience:
+    return Patience(
+        embed_s=settings.embed_timeout_ms / 1000,
+        lookup_s=settings.lookup_timeout_ms / 1000,
+        reserve_s=settings.reserve_timeout_ms / 1000,
+    )
+
+
+def request_limits(settings: FrontdoorSettings) -> RequestLimits:
+    return RequestLimits(
+        max_prompt_bytes=settings.max_prompt_bytes,
+        max_request_cost=settings.max_request_cost,
+        max_init_image_bytes=settings.max_init_image_bytes,
+        max_init_image_px=settings.max_init_image_px,
+        default_deadline_ms=round(settings.default_deadline_s * 1000),
+        max_deadline_ms=round(settings.max_deadline_s * 1000),
+    )

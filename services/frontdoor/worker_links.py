@@ -1,0 +1,164 @@
+"""Connections to workers: a stream of credits each, which is their liveness too, and the attempts that run there."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from pentimento.clients.worker import WorkerClient
+from pentimento.dataplane.events import Event, WorkerLost, WorkerReported
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.execution import WorkerCredits
+from services.frontdoor.catalogue import Catalogue
+from services.frontdoor.metrics import WORKERS
+
+logger = logging.getLogger(__name__)
+
+_FIRST_RECONNECT_S = 0.05
+_MAX_RECONNECT_S = 1.0
+
+
+class WorkerLink:
+    """One address. `worker_id` is empty until the first word of the worker there."""
+
+    def __init__(
+        self,
+        address: str,
+        client: WorkerClient,
+        frontdoor: tuple[str, int],
+        silence_s: float,
+        on_credits: Callable[["WorkerLink", WorkerCredits], None],
+        on_loss: Callable[["WorkerLink"], None],
+    ) -> None:
+        """`silence_s`: a worker that says nothing for so long is lost; it speaks at least once a second."""
+        self.address = address
+        self.client = client
+        self.pinned = False
+        self.worker_id = ""
+        self.worker_generation = 0
+        # Streams of attempts, cancelled when the worker is lost: nobody would read on.
+        self.runs: set[asyncio.Task[None]] = set()
+        self._frontdoor = frontdoor
+        self._silence_s = silence_s
+        self._on_credits = on_credits
+        self._on_loss = on_loss
+
+    async def watch(self) -> None:
+        """Keep the stream of credits up until cancelled."""
+        delay = _FIRST_RECONNECT_S
+        try:
+            while True:
+                if await self._listen():
+                    delay = _FIRST_RECONNECT_S
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, _MAX_RECONNECT_S)
+        finally:
+            self._lose()
+
+    async def _listen(self) -> bool:
+        """Whether the worker was heard before its stream broke or fell silent."""
+        heard = False
+        try:
+            async with asyncio.timeout(self._silence_s) as silence:
+                async for credits in self.client.watch_credits(*self._frontdoor):
+                    silence.reschedule(asyncio.get_running_loop().time() + self._silence_s)
+                    heard = True
+                    self._on_credits(self, credits)
+        except (PentimentoError, TimeoutError) as error:
+            logger.log(logging.WARNING if heard else logging.DEBUG, "worker lost", extra=self._describe(error))
+        self._lose()
+        return heard
+
+    def _lose(self) -> None:
+        if not self.worker_id:
+            return
+        self._on_loss(self)
+        for run in self.runs:
+            run.cancel()
+        self.worker_id = ""
+
+    def _describe(self, error: Exception) -> dict[str, str]:
+        reason = error.reason if isinstance(error, PentimentoError) else "SILENT"
+        return {"address": self.address, "worker": self.worker_id, "reason": reason}
+
+
+class WorkerLinks:
+    """The links that are wanted: those of the plan, and those the operator named, which need no plan (`pinned`)."""
+
+    def __init__(
+        self,
+        open_client: Callable[[str], WorkerClient],
+        catalogue: Catalogue,
+        submit: Callable[[Event], None],
+        frontdoor: tuple[str, int],
+        silence_s: float,
+    ) -> None:
+        self._open_client = open_client
+        self._catalogue = catalogue
+        self._submit = submit
+        self._frontdoor = frontdoor
+        self._silence_s = silence_s
+        self._links: dict[str, WorkerLink] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._by_worker: dict[str, WorkerLink] = {}
+
+    def follow(self, wanted: Mapping[str, bool]) -> None:
+        """Changes state: watch these addresses (True: pinned), and leave others as soon as nothing runs there."""
+        for address, pinned in wanted.items():
+            if address not in self._links:
+                self._open(address)
+            self._links[address].pinned = pinned
+        for address, link in tuple(self._links.items()):
+            if address not in wanted and not link.runs:
+                self._leave(address)
+
+    def of_worker(self, worker_id: str) -> WorkerLink | None:
+        return self._by_worker.get(worker_id)
+
+    def address_of(self, worker_id: str) -> str:
+        link = self._by_worker.get(worker_id)
+        return link.address if link is not None else ""
+
+    async def close(self) -> None:
+        watches = tuple(self._watches.values())
+        for address in tuple(self._links):
+            self._leave(address)
+        await asyncio.gather(*watches, return_exceptions=True)
+
+    def _open(self, address: str) -> None:
+        link = WorkerLink(
+            address, self._open_client(address), self._frontdoor, self._silence_s, self._on_credits, self._on_loss
+        )
+        self._links[address] = link
+        self._watches[address] = asyncio.get_running_loop().create_task(link.watch(), name=f"watch {address}")
+
+    def _leave(self, address: str) -> None:
+        del self._links[address]
+        self._watches.pop(address).cancel()
+
+    def _on_credits(self, link: WorkerLink, credits: WorkerCredits) -> None:
+        if link.worker_id != credits.worker_id:
+            logger.info("worker connected", extra={"worker": credits.worker_id, "address": link.address})
+        link.worker_id, link.worker_generation = credits.worker_id, credits.held.worker_generation
+        self._by_worker[link.worker_id] = link
+        self._catalogue.learn(credits.held)
+        self._submit(_reported(credits, link.pinned))
+        WORKERS.set(len(self._by_worker))
+
+    def _on_loss(self, link: WorkerLink) -> None:
+        if self._by_worker.get(link.worker_id) is link:
+            del self._by_worker[link.worker_id]
+            self._submit(WorkerLost(link.worker_id, link.worker_generation))
+        WORKERS.set(len(self._by_worker))
+
+
+def _reported(credits: WorkerCredits, pinned: bool) -> WorkerReported:
+    return WorkerReported(
+        worker_id=credits.worker_id,
+        model=credits.held.model,
+        model_digest=credits.held.model_digest,
+        worker_generation=credits.held.worker_generation,
+        credit_count=credits.credit_count,
+        draining=credits.draining,
+        pinned=pinned,
+        running=frozenset((attempt.request_id, attempt.fencing_token) for attempt in credits.attempts),
+    )
