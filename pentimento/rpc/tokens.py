@@ -17,7 +17,7 @@ import re
 import secrets
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +68,21 @@ def parse_tokens(text: str, origin: str) -> dict[str, Caller]:
     return callers
 
 
-def parse_entry(entry: Mapping[str, Any], where: str) -> tuple[str, Caller]:
-    if set(entry) != ENTRY_KEYS:
-        raise SettingsError(f"{where} must have exactly the keys {', '.join(sorted(ENTRY_KEYS))}")
+def parse_entry(entry: Any, where: str) -> tuple[str, Caller]:
+    if not isinstance(entry, dict) or set(entry) != ENTRY_KEYS:
+        raise SettingsError(f"{where} must be a table with exactly the keys {', '.join(sorted(ENTRY_KEYS))}")
     if not isinstance(entry["sha256"], str) or not DIGEST.fullmatch(entry["sha256"]):
         raise SettingsError(f"{where}: sha256 must be 64 lower-case hex digits")
     if not isinstance(entry["tenant"], str) or not entry["tenant"]:
         raise SettingsError(f"{where}: tenant must be a text of at least 1 character")
-    names = {role.value: role for role in GRANTABLE}
-    if not isinstance(entry["roles"], list) or not entry["roles"] or not set(entry["roles"]) <= set(names):
-        raise SettingsError(f"{where}: roles must be a list of {', '.join(sorted(names))}")
-    return entry["sha256"], Caller(entry["tenant"], frozenset(names[name] for name in entry["roles"]))
+    return entry["sha256"], Caller(entry["tenant"], parse_roles(entry["roles"], where))
+
+
+def parse_roles(names: Any, where: str) -> frozenset[Role]:
+    known = {role.value: role for role in GRANTABLE}
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name in known for name in names):
+        raise SettingsError(f"{where}: roles must be a list of {', '.join(sorted(known))}")
+    return frozenset(known[name] for name in names)
 
 
 def read_tokens(path: Path) -> dict[str, Caller]:

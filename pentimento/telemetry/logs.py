@@ -112,8 +112,11 @@ class JsonFormatter(StructuredFormatter):
 
 
 def one_line(value: object) -> str:
-    """The value as text that cannot start a second log line."""
-    return str(value).replace("\r", "\\r").replace("\n", "\\n")
+    """The value as text that cannot start a second log line, nor move a terminal's cursor."""
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def configure_logging(

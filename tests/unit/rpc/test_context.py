@@ -1,0 +1,34 @@
+"""What a call carries, seen without one."""
+
+import asyncio
+
+import pytest
+
+from pentimento.domain.identity import OPEN_CALLER
+from pentimento.rpc import context
+from pentimento.telemetry.request_id import request_id
+
+
+def test_outside_of_a_call_there_is_no_caller() -> None:
+    with pytest.raises(LookupError):
+        context.current_caller()
+
+
+async def test_a_task_inherits_the_call_and_detached_work_keeps_its_id_alone() -> None:
+    async def seen() -> tuple[object, object, str]:
+        return context.caller.get(), context.deadline.get(), context.current_request_id()
+
+    context.caller.set(OPEN_CALLER)
+    context.deadline.set(1.0)
+    request_id.set("req-1")
+
+    assert await asyncio.create_task(seen()) == (OPEN_CALLER, 1.0, "req-1")
+    assert await context.spawn_detached(seen(), "detached") == (None, None, "req-1")
+
+
+def test_a_passed_deadline_leaves_no_time() -> None:
+    before = context.deadline.set(0.0)
+    try:
+        assert context.remaining_s() == 0.0
+    finally:
+        context.deadline.reset(before)

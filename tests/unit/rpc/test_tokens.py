@@ -1,0 +1,126 @@
+"""Token files: what they may hold, and when they are read again."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.domain.errors import Unauthenticated
+from pentimento.domain.identity import OPEN_CALLER, Caller, Role
+from pentimento.rpc.tokens import (
+    OpenDoor,
+    TokenFile,
+    hash_token,
+    new_token,
+    parse_tokens,
+    token_entry,
+)
+from pentimento.settings import SettingsError
+
+DIGEST = "a" * 64
+
+
+class Monotonic:
+    """A clock that a test turns."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def entry(sha256: str = f'"{DIGEST}"', tenant: str = '"acme"', roles: str = '["user"]', more: str = "") -> str:
+    return f"[[token]]\nsha256 = {sha256}\ntenant = {tenant}\nroles = {roles}\n{more}"
+
+
+@given(st.sets(st.sampled_from([Role.USER, Role.SERVICE, Role.ADMIN]), min_size=1))
+def test_an_entry_made_for_a_token_names_its_caller(roles: set[Role]) -> None:
+    token = new_token()
+
+    callers = parse_tokens(token_entry(token, "acme", frozenset(roles)), "tokens.toml")
+
+    assert callers == {hash_token(token): Caller("acme", frozenset(roles))}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (entry(sha256='"short"'), "sha256 must be 64 lower-case hex digits"),
+        (entry(sha256=f'"{DIGEST.upper()}"'), "sha256 must be 64 lower-case hex digits"),
+        (entry(sha256="7"), "sha256 must be 64 lower-case hex digits"),
+        (entry(tenant='""'), "tenant must be"),
+        (entry(tenant="7"), "tenant must be"),
+        (entry(roles="[]"), "roles must be a list of admin, service, user"),
+        (entry(roles='"user"'), "roles must be a list"),
+        (entry(roles='["root"]'), "roles must be a list"),
+        (entry(roles='["anyone"]'), "roles must be a list"),
+        (entry(roles="[[1]]"), "roles must be a list"),
+        (entry(more='note = "x"\n'), "exactly the keys roles, sha256, tenant"),
+        (entry() + entry(), "repeats the sha256"),
+        ('[token]\nsha256 = "x"\n', "must hold [[token]] entries and nothing else"),
+        ("token = [1]\n", "must be a table"),
+        ('tokens = "x"\n', "must hold [[token]] entries and nothing else"),
+        ("[[token\n", "not valid TOML"),
+    ],
+)
+def test_a_malformed_file_is_refused_in_one_line(text: str, words: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_tokens(text, "tokens.toml")
+
+    told = str(caught.value)
+    assert told.startswith("tokens.toml: ")
+    assert words in told
+    assert "\n" not in told
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read"):
+        TokenFile(tmp_path / "missing.toml")
+
+
+def test_a_changed_file_is_read_again_within_a_second(tmp_path: Path) -> None:
+    first, second, clock = new_token(), new_token(), Monotonic()
+    file = tmp_path / "tokens.toml"
+    file.write_text(token_entry(first, "acme", frozenset({Role.USER})))
+    tokens = TokenFile(file, clock)
+    file.write_text(token_entry(second, "beta", frozenset({Role.ADMIN})) + "# another size\n")
+
+    clock.now_s = 0.9
+    assert tokens.identify(f"Bearer {first}") == Caller("acme", frozenset({Role.USER}))
+    clock.now_s = 1.0
+    assert tokens.identify(f"Bearer {second}") == Caller("beta", frozenset({Role.ADMIN}))
+    with pytest.raises(Unauthenticated):
+        tokens.identify(f"Bearer {first}")
+
+
+def test_a_removed_file_keeps_the_tokens(tmp_path: Path) -> None:
+    token, clock = new_token(), Monotonic()
+    file = tmp_path / "tokens.toml"
+    file.write_text(token_entry(token, "acme", frozenset({Role.USER})))
+    tokens = TokenFile(file, clock)
+    file.unlink()
+    clock.now_s = 5.0
+
+    assert tokens.identify(f"Bearer {token}") == Caller("acme", frozenset({Role.USER}))
+
+
+@pytest.mark.parametrize("value", ["", "Bearer", "bearer x", "Basic x", b"Bearer x"])
+def test_what_is_no_bearer_token_is_unauthenticated(tmp_path: Path, value: str | bytes) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text("")
+
+    with pytest.raises(Unauthenticated):
+        TokenFile(file).identify(value)
+
+
+def test_nobody_is_nobody(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text("")
+
+    assert TokenFile(file).identify(None) is None
+
+
+def test_without_a_file_everybody_has_every_role() -> None:
+    assert OpenDoor().identify(None) == OPEN_CALLER

@@ -1,0 +1,231 @@
+"""Precedence, types, and one clear line for whatever is unknown or wrong."""
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.settings import SettingsError, load_settings, setting
+
+
+class Device(Enum):
+    AUTO = "auto"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Nested:
+    listen: tuple[str, ...] = ("127.0.0.1:0",)
+    timeout_s: float = setting(30.0, help="seconds to wait", minimum=0, maximum=60)
+
+
+@dataclass(frozen=True)
+class Settings:
+    rpc: Nested
+    model: Path = setting(Path("models"), help="where the models are")
+    weights: Path | None = setting(None, help="weights to load", must_exist=True)
+    threads: int = setting(1, help="threads of the engine, 100 % of a core each", minimum=1)
+    device: Device = Device.AUTO
+    compile: bool = False
+    name: str = ""
+    sizes_px: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name == "root":
+            raise ValueError("--name must not be root")
+
+
+@dataclass(frozen=True)
+class Required:
+    address: str = setting(help="where to listen")
+
+
+def load(*argv: str, environ: dict[str, str] | None = None) -> Settings:
+    return load_settings(Settings, "embedder", argv, environ or {})
+
+
+def refusal(*argv: str, environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(*argv, environ=environ)
+    return str(caught.value)
+
+
+def toml(folder: Path, text: str) -> str:
+    file = folder / "pentimento.toml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_defaults_are_those_of_the_dataclasses() -> None:
+    assert load() == Settings(Nested())
+
+
+def test_every_source_wins_over_the_ones_below_it(tmp_path: Path) -> None:
+    layers: list[tuple[list[str], dict[str, str]]] = [([], {})]
+    file = toml(tmp_path, "[common]\nthreads = 2\n")
+    layers.append((["--config", file], {}))
+    own = tmp_path / "own.toml"
+    own.write_text("[common]\nthreads = 2\n[embedder]\nthreads = 3\n")
+    layers.append((["--config", str(own)], {}))
+    layers.append((["--config", str(own)], {"PENTIMENTO_COMMON_THREADS": "4"}))
+    both = {"PENTIMENTO_COMMON_THREADS": "4", "PENTIMENTO_EMBEDDER_THREADS": "5"}
+    layers.append((["--config", str(own)], both))
+    layers.append((["--config", str(own), "--threads", "6"], both))
+
+    assert [load(*argv, environ=environ).threads for argv, environ in layers] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    file = toml(tmp_path, "[embedder]\nthreads = 3\n")
+
+    assert load(environ={"PENTIMENTO_CONFIG": file}).threads == 3
+
+
+def test_each_type_is_read_from_text() -> None:
+    flags = ["--listen", "unix:/a,b:1", "--listen", "c:2", "--timeout-s", "2.5", "--model", "/m", "--threads", "4"]
+    flags += ["--device", "cpu", "--compile", "--name", "x", "--sizes-px", "64,128"]
+
+    assert load(*flags) == Settings(
+        rpc=Nested(("unix:/a", "b:1", "c:2"), 2.5),
+        model=Path("/m"),
+        threads=4,
+        device=Device.CPU,
+        compile=True,
+        name="x",
+        sizes_px=(64, 128),
+    )
+
+
+def test_each_type_is_read_from_toml(tmp_path: Path) -> None:
+    file = toml(
+        tmp_path,
+        """
+        [embedder]
+        listen = ["unix:/a", "b:1"]
+        timeout_s = 2
+        device = "cpu"
+        compile = true
+        sizes_px = [64, 128]
+        """,
+    )
+
+    assert load("--config", file) == Settings(
+        rpc=Nested(("unix:/a", "b:1"), 2.0), device=Device.CPU, compile=True, sizes_px=(64, 128)
+    )
+
+
+def test_a_switch_can_be_turned_off_again() -> None:
+    assert load("--no-compile", environ={"PENTIMENTO_EMBEDDER_COMPILE": "on"}).compile is False
+
+
+def test_an_empty_variable_unsets_an_optional_path() -> None:
+    assert load(environ={"PENTIMENTO_EMBEDDER_WEIGHTS": ""}).weights is None
+
+
+def test_tables_and_variables_of_other_services_are_theirs(tmp_path: Path) -> None:
+    file = toml(tmp_path, "[frontdoor]\nqueue_limit = 7\n[common]\nobjects_url = 'file:///o'\n")
+
+    assert load("--config", file, environ={"PENTIMENTO_FRONTDOOR_QUEUE_LIMIT": "8"}) == Settings(Nested())
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "words"),
+    [
+        (["--treads", "1"], {}, ["--treads"]),
+        (["--thr", "1"], {}, ["--thr"]),
+        (["stray"], {}, ["stray"]),
+        (["--threads"], {}, ["--threads", "expected one argument"]),
+        (["--threads", "0"], {}, ["--threads", "at least 1", "got 0"]),
+        (["--threads", "two"], {}, ["--threads", "whole number", "'two'"]),
+        (["--threads", "1.5"], {}, ["--threads", "whole number"]),
+        (["--timeout-s", "nan"], {}, ["--timeout-s", "finite number", "'nan'"]),
+        (["--timeout-s", "inf"], {}, ["--timeout-s", "finite number"]),
+        (["--timeout-s", "61"], {}, ["--timeout-s", "at most 60", "got 61"]),
+        (["--device", "tpu"], {}, ["--device", "auto, cpu", "'tpu'"]),
+        (["--weights", "/nonexistent/w"], {}, ["--weights", "no such file", "/nonexistent/w"]),
+        (["--model", "a\0b"], {}, ["--model", "NUL"]),
+        (["--name", "root"], {}, ["--name must not be root"]),
+        ([], {"PENTIMENTO_EMBEDDER_TREADS": "1"}, ["PENTIMENTO_EMBEDDER_TREADS", "did you mean threads?"]),
+        ([], {"PENTIMENTO_EMBEDDER_THREADS": "x"}, ["--threads", "PENTIMENTO_EMBEDDER_THREADS"]),
+        ([], {"PENTIMENTO_COMMON_TREADS": "1"}, ["PENTIMENTO_COMMON_TREADS", "did you mean threads?"]),
+        ([], {"PENTIMENTO_EMBEDDER_COMPILE": "perhaps"}, ["--compile", "true or false", "'perhaps'"]),
+        (["--config", "/nonexistent.toml"], {}, ["/nonexistent.toml", "No such file"]),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_names_it(argv: list[str], environ: dict[str, str], words: list[str]) -> None:
+    told = refusal(*argv, environ=environ)
+
+    assert told.startswith("embedder: ")
+    assert "\n" not in told
+    assert [word for word in words if word not in told] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[embedder]\ntreads = 1\n", ["treads", "[embedder]", "did you mean threads?"]),
+        ("[common]\ntreads = 1\n", ["treads", "[common]", "did you mean threads?"]),
+        ("[embeder]\nthreads = 1\n", ["[embeder]", "did you mean embedder?"]),
+        ("threads = 1\n", ["threads"]),
+        ("embedder = 1\n", ["embedder must be a table"]),
+        ("[embedder\n", ["not valid TOML"]),
+        ("[embedder]\nthreads = true\n", ["--threads", "whole number", "threads of [embedder]"]),
+        ("[embedder]\nname = 7\n", ["--name", "text"]),
+        ("[embedder]\nlisten = 7\n", ["--listen", "list"]),
+        ("[embedder]\ncompile = 1\n", ["--compile", "true or false"]),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_one_line_that_names_it(tmp_path: Path, text: str, words: list[str]) -> None:
+    file = toml(tmp_path, text)
+
+    told = refusal("--config", file)
+
+    assert "\n" not in told
+    assert [word for word in words if word not in told] == []
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "binary.toml"
+    file.write_bytes(b"\xff\xfe\x00")
+
+    assert "not valid TOML" in refusal("--config", str(file))
+
+
+def test_what_has_no_default_must_be_given() -> None:
+    with pytest.raises(SettingsError, match="--address is required"):
+        load_settings(Required, "frontdoor", [], {})
+
+
+def test_help_lists_flag_default_limits_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load("--help")
+
+    told = " ".join(capsys.readouterr().out.split())
+    assert caught.value.code == 0
+    assert "threads of the engine, 100 % of a core each (default: 1; PENTIMENTO_EMBEDDER_THREADS)" in told
+    assert "--timeout-s" in told
+
+
+def test_two_nested_fields_of_one_name_are_a_defect() -> None:
+    @dataclass(frozen=True)
+    class Twice:
+        rpc: Nested
+        timeout_s: float = 1.0
+
+    with pytest.raises(TypeError, match="timeout_s"):
+        load_settings(Twice, "embedder", [], {})
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_any_text_is_accepted_or_refused_in_one_line(threads: str, timeout: str) -> None:
+    environ = {"PENTIMENTO_EMBEDDER_THREADS": threads, "PENTIMENTO_EMBEDDER_TIMEOUT_S": timeout}
+    try:
+        loaded = load(environ=environ)
+    except SettingsError as error:
+        assert "\n" not in str(error)
+    else:
+        assert loaded.threads >= 1
+        assert 0 <= loaded.rpc.timeout_s <= 60

@@ -1,0 +1,39 @@
+"""Names and labels that metrics may have, and their listener."""
+
+import urllib.request
+
+import pytest
+
+from pentimento.telemetry import counter, histogram, start_metrics_server
+
+
+@pytest.mark.parametrize(
+    "name", ["requests_total", "pentimento_requests", "pentimento_Requests_total", "pentimento_x_ms"]
+)
+def test_names_outside_the_scheme_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        histogram(name, "…")
+
+
+@pytest.mark.parametrize("label", ["prompt", "user", "tenant", "token", "request_id"])
+def test_labels_that_name_people_or_what_they_said_are_refused(label: str) -> None:
+    with pytest.raises(ValueError, match=label):
+        counter("pentimento_unit_refused_total", "…", ("model", label))
+
+
+def test_a_metric_is_served_over_http() -> None:
+    counter("pentimento_unit_served_total", "counts this test").inc()
+    server = start_metrics_server("127.0.0.1:0")
+    assert server is not None
+    try:
+        with urllib.request.urlopen(f"http://{server.address}/metrics") as answer:
+            text = answer.read().decode()
+    finally:
+        server.close()
+
+    assert "pentimento_unit_served_total 1.0" in text
+    assert "process_resident_memory_bytes" in text
+
+
+def test_nothing_listens_without_an_address() -> None:
+    assert start_metrics_server("") is None
