@@ -7,7 +7,8 @@ a frontdoor (of a newer epoch, if the first one died) can attach to it; so do re
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import TypeVar
 
 from pentimento.domain.errors import (
@@ -82,7 +83,7 @@ class HeldAttempt:
             self.outcome = outcome
             self._news.set()
 
-    async def read(self) -> AsyncIterator[StreamEvent]:
+    async def read(self) -> AsyncGenerator[StreamEvent, None]:
         """Events from here on, then the outcome, or its error raised. A later reader ends this one with Aborted."""
         self._reader_count += 1
         self._reader = me = self._reader_count
@@ -138,16 +139,14 @@ class AttemptBook:
             raise Aborted("STALE_EPOCH", f"epoch {newest} of this frontdoor has taken over, got {epoch}")
         _remember(self._newest_epochs, frontdoor_id, epoch)
 
-    async def execute(self, order: ExecuteOrder) -> AsyncIterator[StreamEvent]:
-        """Starts the attempt and reads it. Raises Aborted, Cancelled, FailedPrecondition, ResourceExhausted or
-        Unavailable when it is not taken, and what the attempt itself ends with."""
-        held = self._admit(order)
-        async for event in self._follow(held):
-            yield event
+    def execute(self, order: ExecuteOrder) -> AsyncGenerator[StreamEvent, None]:
+        """Starts the attempt; the stream ends with what it ends with. Raises Aborted, Cancelled, FailedPrecondition,
+        ResourceExhausted or Unavailable when it is not taken. The caller closes the stream."""
+        return self._follow(self._admit(order))
 
-    async def attach(
+    def attach(
         self, request_id: str, fencing_token: int, frontdoor_id: str, frontdoor_epoch: int
-    ) -> AsyncIterator[StreamEvent]:
+    ) -> AsyncGenerator[StreamEvent, None]:
         """Goes on reading. Raises NotFound when the attempt is gone, Aborted for a frontdoor of an older epoch."""
         self.meet_frontdoor(frontdoor_id, frontdoor_epoch)
         held = self._held.get((request_id, fencing_token))
@@ -156,8 +155,7 @@ class AttemptBook:
         if frontdoor_epoch < held.reader_epoch:
             raise Aborted("STALE_EPOCH", f"epoch {held.reader_epoch} reads this attempt, got {frontdoor_epoch}")
         held.reader_epoch = frontdoor_epoch
-        async for event in self._follow(held):
-            yield event
+        return self._follow(held)
 
     def cancel(self, request_id: str, fencing_token: int) -> bool:
         """True when the attempt was queued or running. Unknown ones are remembered: Execute may come later."""
@@ -201,6 +199,7 @@ class AttemptBook:
             raise ResourceExhausted("NO_CREDIT", f"this worker holds at most {self._capacity} attempts at once")
         self._held[held.key] = held
         held.task = asyncio.create_task(self._run(held, order), name="attempt")
+        self._expire_later(held)
         self._note_change()
         return held
 
@@ -239,13 +238,14 @@ class AttemptBook:
             self.failed_count += not stopped
             metrics.IMAGES.labels("stopped" if stopped else "failed").inc()
 
-    async def _follow(self, held: HeldAttempt) -> AsyncIterator[StreamEvent]:
+    async def _follow(self, held: HeldAttempt) -> AsyncGenerator[StreamEvent, None]:
         if held.expiry is not None:
             held.expiry.cancel()
         self._note_change()
         try:
-            async for event in held.read():
-                yield event
+            async with aclosing(held.read()) as events:
+                async for event in events:
+                    yield event
         finally:
             if held.orphaned:
                 self._expire_later(held)

@@ -1,7 +1,7 @@
 """What the worker can take, told to every frontdoor that watches: on each change, and every second."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from pentimento.domain.execution import WorkerCredits
 
@@ -19,7 +19,7 @@ class CapacityFeed:
         for watcher in self._watchers:
             watcher.set()
 
-    async def watch(self, check: Callable[[], None]) -> AsyncIterator[WorkerCredits]:
+    async def watch(self, check: Callable[[], None]) -> AsyncGenerator[WorkerCredits, None]:
         """The state now, then on every change and at least once a second. `check` runs before each message; what it
         raises ends the stream."""
         news = asyncio.Event()

@@ -1,6 +1,7 @@
 """pentimento.worker.v1 over the worker."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
@@ -36,25 +37,25 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
     async def WatchCredits(
         self, request: pb.WatchCreditsRequest, context: Context
     ) -> AsyncIterator[pb.WatchCreditsResponse]:
-        async for credits in self._worker.watch_credits(request.frontdoor_id, request.frontdoor_epoch):
-            yield credits_to_proto(credits)
+        async with aclosing(self._worker.watch_credits(request.frontdoor_id, request.frontdoor_epoch)) as feed:
+            async for credits in feed:
+                yield credits_to_proto(credits)
 
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> AsyncIterator[pb.ExecuteResponse]:
-        async for event in self._worker.execute(_order(request)):
-            if isinstance(event, Outcome):
-                yield _outcome_to_proto(event)
-            else:
-                yield execute_event_to_proto(event)
+        async with aclosing(self._worker.execute(_order(request))) as events:
+            async for event in events:
+                yield _outcome_to_proto(event) if isinstance(event, Outcome) else execute_event_to_proto(event)
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> AsyncIterator[pb.AttachResponse]:
         events = self._worker.attempts.attach(
             request.request_id, request.fencing_token, request.frontdoor_id, request.frontdoor_epoch
         )
-        async for event in events:
-            if isinstance(event, Outcome):
-                yield pb.AttachResponse(result=_outcome_to_proto(event).result)
-            else:
-                yield attach_event_to_proto(event)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Outcome):
+                    yield pb.AttachResponse(result=_outcome_to_proto(event).result)
+                else:
+                    yield attach_event_to_proto(event)
 
     async def CancelAttempt(self, request: pb.CancelAttemptRequest, context: Context) -> pb.CancelAttemptResponse:
         return pb.CancelAttemptResponse(found=self._worker.attempts.cancel(request.request_id, request.fencing_token))

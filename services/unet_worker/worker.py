@@ -1,6 +1,6 @@
 """The worker as one thing, transport-neutral: nothing until its model is loaded and warm, then attempts."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import torch
@@ -82,12 +82,12 @@ class UnetWorker:
             attempts=tuple(held.describe() for held in running),
         )
 
-    def watch_credits(self, frontdoor_id: str, frontdoor_epoch: int) -> AsyncIterator[WorkerCredits]:
+    def watch_credits(self, frontdoor_id: str, frontdoor_epoch: int) -> AsyncGenerator[WorkerCredits, None]:
         """Raises Unavailable until warm, and Aborted from the moment that a newer epoch of the frontdoor is seen."""
         _ = self.loaded
         return self.capacity.watch(lambda: self.attempts.meet_frontdoor(frontdoor_id, frontdoor_epoch))
 
-    def execute(self, order: ExecuteOrder) -> AsyncIterator[StreamEvent]:
+    def execute(self, order: ExecuteOrder) -> AsyncGenerator[StreamEvent, None]:
         loaded = self.loaded
         check_order(order, loaded.held, loaded.info.noise_form, self._limits)
         return self.attempts.execute(order)

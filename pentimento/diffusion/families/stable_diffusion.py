@@ -125,7 +125,7 @@ def _scheduler_configs(checkpoint: Checkpoint) -> dict[Scheduler, SchedulerConfi
     """The checkpoint's own scheduler first. diffusers' pipelines of this family override two settings; so do we."""
     path = checkpoint.component_directory("scheduler") / "scheduler_config.json"
     try:
-        own, stored = read_scheduler_config(path)
+        own, stored = read_scheduler_config(read_json_object(path))
         stored |= {"steps_offset": 1, "clip_sample": False}
         order = sorted(SUPPORTED_SCHEDULERS, key=lambda scheduler: scheduler is not own)
         return {scheduler: scheduler_config(scheduler, stored) for scheduler in order}

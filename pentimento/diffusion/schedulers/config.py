@@ -1,10 +1,8 @@
 """diffusers' scheduler_config.json, read strictly: what is not supported is refused by its name."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from pentimento.domain.generation import Scheduler
@@ -107,11 +105,11 @@ _KEYS = {
 }  # fmt: skip
 
 
-def read_scheduler_config(path: Path) -> tuple[Scheduler, dict[str, Any]]:
-    """The checkpoint's own scheduler and its configuration as stored, checked for every scheduler that we run."""
-    document = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(document, dict):
-        raise UnsupportedConfig("scheduler_config.json must hold an object")
+def read_scheduler_config(document: Mapping[str, Any]) -> tuple[Scheduler, dict[str, Any]]:
+    """The checkpoint's own scheduler and its configuration as stored, checked for every scheduler that we run.
+
+    Raises UnsupportedConfig naming the class or the key.
+    """
     class_name = document.get("_class_name")
     if class_name not in SCHEDULER_CLASSES:
         raise UnsupportedConfig(f"scheduler class {class_name!r} is not one of {', '.join(SCHEDULER_CLASSES)}")
@@ -138,10 +136,10 @@ def _refuse_unsupported(key: str, value: Any) -> None:
     if key in _KEYS:
         return
     if key not in _INERT:
-        raise UnsupportedConfig(f"scheduler_config.json: key {key!r} is not supported")
+        raise UnsupportedConfig(f"key {key!r} is not supported")
     allowed = _INERT[key]
     if allowed and value not in allowed:
-        raise UnsupportedConfig(f"scheduler_config.json: {key}={value!r} is not supported, only {allowed[0]!r}")
+        raise UnsupportedConfig(f"{key}={value!r} is not supported, only {allowed[0]!r}")
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +155,7 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
         typed["trained_betas"] = tuple(float(beta) for beta in typed["trained_betas"])
     final_sigma = typed.pop("final_sigmas_type", "zero")
     if final_sigma not in ("zero", "sigma_min"):
-        raise UnsupportedConfig(f"scheduler_config.json: final_sigmas_type={final_sigma!r} is not zero or sigma_min")
+        raise UnsupportedConfig(f"final_sigmas_type={final_sigma!r} is not zero or sigma_min")
     return {**typed, "final_sigma_zero": final_sigma == "zero"}
 
 
@@ -166,16 +164,16 @@ def _member(key: str, enumeration: type[Enum], value: Any) -> Enum:
         return enumeration(value)
     except ValueError:
         known = ", ".join(member.value for member in enumeration)
-        raise UnsupportedConfig(f"scheduler_config.json: {key}={value!r} is not one of {known}") from None
+        raise UnsupportedConfig(f"{key}={value!r} is not one of {known}") from None
 
 
 def _check_ranges(config: SchedulerConfig) -> None:
     betas = config.trained_betas or (config.beta_start, config.beta_end)
     if not all(0.0 < beta < 1.0 for beta in betas):
-        raise UnsupportedConfig("scheduler_config.json: betas must lie between 0 and 1")
+        raise UnsupportedConfig("betas must lie between 0 and 1")
     if config.num_train_timesteps < 1:
-        raise UnsupportedConfig(f"scheduler_config.json: num_train_timesteps={config.num_train_timesteps} is below 1")
+        raise UnsupportedConfig(f"num_train_timesteps={config.num_train_timesteps} is below 1")
     if config.trained_betas is not None and len(config.trained_betas) != config.num_train_timesteps:
-        raise UnsupportedConfig("scheduler_config.json: trained_betas must hold num_train_timesteps values")
+        raise UnsupportedConfig("trained_betas must hold num_train_timesteps values")
     if config.steps_offset < 0:
-        raise UnsupportedConfig(f"scheduler_config.json: steps_offset={config.steps_offset} is below 0")
+        raise UnsupportedConfig(f"steps_offset={config.steps_offset} is below 0")

@@ -1,0 +1,222 @@
+"""The engine's promises: steps in order, stops at the next step, one bad picture never takes others along."""
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.engine import FinishedPainting, StepEngine
+from pentimento.diffusion.families import DenoiserInput, DiffusionModel
+from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
+from pentimento.domain.errors import Cancelled, DeadlineExceeded, Internal, PentimentoError, Unavailable
+from tests.unit.diffusion.specs import SPEC, paint, spec_with
+
+
+@dataclass
+class Listener:
+    """Records everything; `at_step` runs on the engine's thread after that step."""
+
+    at_step: dict[int, Any] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    previews: list[int] = field(default_factory=list)
+    latents: dict[int, Tensor] = field(default_factory=dict)
+    start: tuple[int, int] | None = None
+    end: FinishedPainting | PentimentoError | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def started(self, first_step: int, step_count: int) -> None:
+        self.start = (first_step, step_count)
+
+    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
+        self.steps.append(step)
+        if predicted_clean is not None:
+            self.previews.append(step)
+        self.at_step.get(step, lambda: None)()
+
+    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
+        self.latents[step] = latent
+
+    def finished(self, painting: FinishedPainting) -> None:
+        self.end = painting
+        self.over.set()
+
+    def failed(self, error: PentimentoError) -> None:
+        self.end = error
+        self.over.set()
+
+    def result(self) -> FinishedPainting | PentimentoError:
+        assert self.over.wait(60)
+        assert self.end is not None
+        return self.end
+
+
+@pytest.fixture
+def engine(model: DiffusionModel) -> Any:
+    engine = StepEngine(model)
+    engine.start()
+    yield engine
+    engine.close()
+
+
+NOISE = PaintingRequest(SPEC, NoiseStart())
+
+
+def submit(engine: StepEngine, request: PaintingRequest = NOISE, **listener: Any) -> Listener:
+    heard = Listener(**listener)
+    engine.submit(request, heard)
+    return heard
+
+
+def canary_succeeds(engine: StepEngine, model: DiffusionModel) -> bool:
+    result = submit(engine).result()
+    return isinstance(result, FinishedPainting) and torch.equal(result.latent, paint(model, NOISE))
+
+
+def test_a_painting_goes_through_all_its_steps(engine: StepEngine, model: DiffusionModel) -> None:
+    heard = submit(engine)
+
+    result = heard.result()
+
+    assert isinstance(result, FinishedPainting)
+    assert heard.start == (0, 8)
+    assert heard.steps == list(range(1, 9))
+    assert torch.equal(result.latent, paint(model, NOISE))
+
+
+def test_paintings_are_taken_in_the_order_they_came(engine: StepEngine) -> None:
+    order: list[int] = []
+    heard = [submit(engine, at_step={8: lambda seed=seed: order.append(seed)}) for seed in range(4)]
+
+    for one in heard:
+        one.result()
+
+    assert order == [0, 1, 2, 3]
+
+
+def test_previews_come_at_their_interval_but_not_with_the_last_step(engine: StepEngine) -> None:
+    heard = submit(engine, replace(NOISE, preview_interval_steps=4))
+
+    heard.result()
+
+    assert heard.previews == [4]
+
+
+def test_captured_latents_resume_to_the_same_picture(engine: StepEngine) -> None:
+    heard = submit(engine, replace(NOISE, capture_steps=frozenset({2, 5, 8, 99})))
+    whole = heard.result()
+
+    resumed = submit(engine, PaintingRequest(SPEC, LatentStart(heard.latents[5], 5))).result()
+
+    assert set(heard.latents) == {2, 5}
+    assert isinstance(whole, FinishedPainting)
+    assert isinstance(resumed, FinishedPainting)
+    assert torch.equal(resumed.latent, whole.latent)
+
+
+def test_a_stopped_painting_takes_no_further_step(engine: StepEngine, model: DiffusionModel) -> None:
+    gate = threading.Event()
+    heard = Listener(at_step={1: lambda: gate.wait(60)})
+    ticket = engine.submit(NOISE, heard)
+    heard.at_step[3] = lambda: ticket.stop(Cancelled("CANCELLED", "no more"))
+    gate.set()
+
+    assert isinstance(heard.result(), Cancelled)
+    assert heard.steps == [1, 2, 3]
+    assert canary_succeeds(engine, model)
+
+
+def test_a_waiting_painting_is_stopped_without_a_step(engine: StepEngine) -> None:
+    waiting = Listener()
+    first = Listener()
+    gate = threading.Event()
+    first.at_step[1] = lambda: gate.wait(60)
+    engine.submit(NOISE, first)
+    ticket = engine.submit(NOISE, waiting)
+    ticket.stop(Cancelled("CANCELLED", "no more"))
+    gate.set()
+
+    assert isinstance(waiting.result(), Cancelled)
+    assert waiting.start is None
+    assert isinstance(first.result(), FinishedPainting)
+
+
+def test_the_deadline_stops_a_painting_between_steps(model: DiffusionModel) -> None:
+    now = [0.0]
+    engine = StepEngine(model, monotonic=lambda: now[0])
+    engine.start()
+    heard = submit(engine, replace(NOISE, deadline=10.0), at_step={3: lambda: now.__setitem__(0, 11.0)})
+
+    assert isinstance(heard.result(), DeadlineExceeded)
+    assert heard.steps == [1, 2, 3]
+    engine.close()
+
+
+class BrokenAt:
+    """The real model, but one call of `predict` goes wrong."""
+
+    def __init__(self, model: DiffusionModel, failure: Any) -> None:
+        self._model = model
+        self._failure = failure
+        self.armed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def predict(self, inputs: DenoiserInput) -> Tensor:
+        prediction = self._model.predict(inputs)
+        if not self.armed:
+            return prediction
+        self.armed = False
+        return self._failure(prediction)
+
+
+def raise_error(prediction: Tensor) -> Tensor:
+    raise RuntimeError("a prompt might be quoted here")
+
+
+def test_an_exception_in_a_step_ends_that_painting_only(model: DiffusionModel) -> None:
+    broken: Any = BrokenAt(model, raise_error)
+    engine = StepEngine(broken)
+    engine.start()
+    heard = submit(engine, at_step={2: lambda: setattr(broken, "armed", True)})
+
+    result = heard.result()
+
+    assert isinstance(result, Internal)
+    assert "prompt" not in result.message
+    assert canary_succeeds(engine, model)
+    engine.close()
+
+
+def test_a_listener_that_raises_ends_its_own_painting_only(engine: StepEngine, model: DiffusionModel) -> None:
+    heard = submit(engine, at_step={2: lambda: raise_error(torch.zeros(1))})
+
+    assert isinstance(heard.result(), Internal)
+    assert canary_succeeds(engine, model)
+
+
+def test_a_request_that_cannot_be_prepared_ends_alone(engine: StepEngine, model: DiffusionModel) -> None:
+    heard = submit(engine, replace(NOISE, spec=spec_with(num_inference_steps=1000)))
+
+    assert isinstance(heard.result(), PentimentoError)
+    assert canary_succeeds(engine, model)
+
+
+def test_closing_fails_what_is_left_and_takes_nothing_more(model: DiffusionModel) -> None:
+    engine = StepEngine(model)
+    engine.start()
+    gate = threading.Event()
+    running = submit(engine, at_step={1: lambda: gate.wait(60)})
+    waiting = submit(engine)
+    closer = threading.Thread(target=engine.close)
+    closer.start()
+    gate.set()
+    closer.join()
+
+    assert isinstance(running.result(), Unavailable)
+    assert isinstance(waiting.result(), Unavailable)
+    with pytest.raises(Unavailable):
+        submit(engine)

@@ -1,0 +1,119 @@
+"""Starts: a latent resumed, an image re-noised, and what is drawn from the seed when."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.families import ControlResiduals, DenoiserInput, DiffusionModel
+from pentimento.diffusion.latents import latent_from_bytes, latent_to_bytes
+from pentimento.diffusion.painting import (
+    ImageStart,
+    LatentStart,
+    NoiseStart,
+    PaintingRequest,
+    first_img2img_step,
+    prepare,
+    schedule_for,
+)
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.diffusion.schedulers import nearest_step
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import GenerationSpec, Scheduler
+from tests.unit.diffusion.specs import SPEC, paint, run_steps, spec_with
+
+
+def stored_latent(model: DiffusionModel, spec: GenerationSpec, step: int) -> Tensor:
+    """The latent before `step`, through the bytes that a cache keeps."""
+    painting = prepare(model, PromptMemo(model, 8), PaintingRequest(spec, NoiseStart()))
+    run_steps(model, painting, until=step)
+    data = latent_to_bytes(painting.schedule.to_variance_preserving(painting.state))
+    return latent_from_bytes(data, model.latent_shape(spec.width_px, spec.height_px))
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
+def test_a_resumed_ddim_latent_gives_the_bits_of_the_uninterrupted_run(model: DiffusionModel, step: int) -> None:
+    whole = paint(model, PaintingRequest(SPEC, NoiseStart()))
+
+    resumed = paint(model, PaintingRequest(SPEC, LatentStart(stored_latent(model, SPEC, step), step)))
+
+    assert torch.equal(resumed, whole)
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
+def test_a_resumed_euler_latent_stays_within_the_stated_tolerance(model: DiffusionModel, step: int) -> None:
+    spec = spec_with(scheduler=Scheduler.EULER)
+    whole = paint(model, PaintingRequest(spec, NoiseStart()))
+
+    resumed = paint(model, PaintingRequest(spec, LatentStart(stored_latent(model, spec, step), step)))
+
+    assert (resumed - whole).abs().max() <= 1e-4
+
+
+def test_a_resumed_latent_is_finished_under_the_new_prompt(model: DiffusionModel) -> None:
+    latent = stored_latent(model, SPEC, 2)
+
+    other = paint(model, PaintingRequest(spec_with(prompt="a blue square"), LatentStart(latent, 2)))
+
+    assert not torch.equal(other, paint(model, PaintingRequest(SPEC, LatentStart(latent, 2))))
+
+
+def test_a_latent_of_another_step_count_resumes_at_its_own_noise_level(model: DiffusionModel) -> None:
+    donor = schedule_for(model, spec_with(num_inference_steps=50))
+    target = schedule_for(model, spec_with(num_inference_steps=25))
+
+    assert nearest_step(target, donor.sigmas[9]) == 4
+
+
+def test_a_noise_level_between_two_steps_is_no_place_to_resume(model: DiffusionModel) -> None:
+    schedule = schedule_for(model, SPEC)
+    between = (schedule.sigmas[3] * schedule.sigmas[4]) ** 0.5
+
+    assert nearest_step(schedule, between) is None
+
+
+def test_an_image_start_spends_only_the_remaining_steps(model: DiffusionModel) -> None:
+    pixels = torch.zeros(1, 3, 32, 32)
+
+    painting = prepare(model, PromptMemo(model, 8), PaintingRequest(SPEC, ImageStart(pixels, 5)))
+
+    assert painting.state.step_index == 5
+
+
+@pytest.mark.parametrize(("strength", "first"), [(1.0, 0), (0.5, 4), (0.49, 5), (0.125, 7)])
+def test_strength_leaves_the_steps_that_diffusers_leaves(strength: float, first: int) -> None:
+    assert first_img2img_step(8, strength) == first
+
+
+def test_a_seed_fixes_every_draw_of_a_stochastic_sampler(model: DiffusionModel) -> None:
+    request = PaintingRequest(spec_with(eta=0.7), NoiseStart())
+
+    assert torch.equal(paint(model, request), paint(model, request))
+
+
+def test_more_steps_than_the_training_schedule_has_are_refused(model: DiffusionModel) -> None:
+    with pytest.raises(InvalidArgument, match="num_inference_steps"):
+        schedule_for(model, spec_with(num_inference_steps=1000))
+
+
+def test_residuals_of_a_controlnet_reach_the_decoder_of_the_unet(model: DiffusionModel) -> None:
+    latents, text_states = torch.randn(2, 4, 8, 8), torch.randn(2, 16, 16)
+    shapes = [(2, 16, 8, 8), (2, 16, 8, 8), (2, 16, 4, 4), (2, 32, 4, 4)]
+    zero = ControlResiduals(tuple(torch.zeros(shape) for shape in shapes), torch.zeros(2, 32, 4, 4))
+    one = ControlResiduals(tuple(torch.ones(shape) for shape in shapes), torch.ones(2, 32, 4, 4))
+    timestep = torch.tensor(500)
+    with torch.inference_mode():
+        plain, with_zero, with_one = (
+            model.predict(DenoiserInput(latents, timestep, text_states, residuals)) for residuals in (None, zero, one)
+        )
+
+    assert torch.equal(plain, with_zero)
+    assert not torch.equal(plain, with_one)
+
+
+def test_rows_may_be_at_different_timesteps(model: DiffusionModel) -> None:
+    latents, text_states = torch.randn(2, 4, 8, 8), torch.randn(2, 16, 16)
+    with torch.inference_mode():
+        together = model.predict(DenoiserInput(latents, torch.tensor([900, 100]), text_states))
+        alone = model.predict(DenoiserInput(latents[1:], torch.tensor([100]), text_states[1:]))
+
+    torch.testing.assert_close(together[1:], alone, rtol=0, atol=1e-4)

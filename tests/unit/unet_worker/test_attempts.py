@@ -1,0 +1,263 @@
+"""The life of attempts apart from the model: streams that break, cancels that overtake, tokens that fence."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pentimento.domain.errors import (
+    Aborted,
+    Cancelled,
+    FailedPrecondition,
+    Internal,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from pentimento.domain.execution import AttemptResult, ExecuteEvent, Started, StepProgress
+from pentimento.domain.generation import CapturedEntries
+from services.unet_worker.attempts import KEPT_RESULTS, AttemptBook
+from services.unet_worker.order import ExecuteOrder, Outcome
+from tests.unit.unet_worker.orders import ORDER, order_with
+
+
+def outcome_of(order: ExecuteOrder) -> Outcome:
+    attempt = order.attempt
+    return Outcome(AttemptResult(attempt, b"png", 32, 32, "sha256:x", CapturedEntries(""), 8, 0, "sha256:model", 5))
+
+
+class Runner:
+    """Runs until it is told to finish."""
+
+    def __init__(self) -> None:
+        self.finish = asyncio.Event()
+        self.stopped: asyncio.Queue[str] = asyncio.Queue()
+        self.error: Exception | None = None
+        self.emit: Callable[[ExecuteEvent], None] = lambda event: None
+
+    async def __call__(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+        self.emit = emit
+        emit(Started("worker", 0, 8))
+        try:
+            await self.finish.wait()
+        except asyncio.CancelledError:
+            self.stopped.put_nowait(f"{order.attempt.request_id}/{order.attempt.fencing_token}")
+            raise
+        if self.error is not None:
+            raise self.error
+        return outcome_of(order)
+
+
+def make_book(runner: Runner, capacity: int = 2, orphan_s: float = 60.0) -> AttemptBook:
+    return AttemptBook(runner, capacity, orphan_s, changed=lambda: None)
+
+
+async def read_all(events: AsyncGenerator[Any, None]) -> list[Any]:
+    return [event async for event in events]
+
+
+async def started(book: AttemptBook, order: ExecuteOrder = ORDER) -> AsyncGenerator[Any, None]:
+    """The attempt's stream, past its Started."""
+    events = book.execute(order)
+    assert isinstance(await anext(events), Started)
+    return events
+
+
+async def test_a_stream_tells_start_progress_and_outcome() -> None:
+    runner = Runner()
+    events = await started(make_book(runner))
+    runner.emit(StepProgress(4, 8))
+
+    progress = await anext(events)
+    runner.finish.set()
+
+    assert progress == StepProgress(4, 8)
+    assert await read_all(events) == [outcome_of(ORDER)]
+
+
+async def test_a_slow_reader_gets_the_newest_progress_and_no_backlog() -> None:
+    runner = Runner()
+    events = await started(make_book(runner))
+    for step in range(1, 8):
+        runner.emit(StepProgress(step, 8, b"preview" if step == 3 else b""))
+
+    assert await anext(events) == StepProgress(7, 8, b"preview")
+
+
+async def test_a_defect_of_the_runner_is_internal_and_tells_nothing_of_its_message() -> None:
+    runner = Runner()
+    events = await started(make_book(runner))
+    runner.error = RuntimeError("a prompt")
+    runner.finish.set()
+
+    with pytest.raises(Internal) as failed:
+        await read_all(events)
+    assert "prompt" not in failed.value.message
+
+
+async def test_a_broken_stream_leaves_the_attempt_running_for_another_to_attach() -> None:
+    runner = Runner()
+    book = make_book(runner)
+    await (await started(book)).aclose()
+    assert book.running()[0].orphaned
+
+    runner.finish.set()
+    events = await read_all(book.attach("request", 10, "frontdoor", 4))
+
+    assert events == [Started("worker", 0, 8), outcome_of(ORDER)]
+    assert runner.stopped.empty()
+
+
+async def test_a_finished_attempt_can_still_be_fetched() -> None:
+    runner = Runner()
+    book = make_book(runner)
+    runner.finish.set()
+    await read_all(book.execute(ORDER))
+
+    assert (await read_all(book.attach("request", 10, "frontdoor", 3)))[-1] == outcome_of(ORDER)
+
+
+async def test_an_orphan_that_nobody_fetches_is_stopped_and_forgotten() -> None:
+    runner = Runner()
+    book = make_book(runner, orphan_s=0.0)
+    await (await started(book)).aclose()
+
+    assert await runner.stopped.get() == "request/10"
+
+    with pytest.raises(NotFound):
+        await read_all(book.attach("request", 10, "frontdoor", 3))
+
+
+async def test_an_older_epoch_may_not_attach() -> None:
+    book = make_book(Runner())
+    await started(book)
+
+    with pytest.raises(Aborted):
+        await read_all(book.attach("request", 10, "frontdoor", 2))
+
+
+async def test_a_newer_stream_takes_the_attempt_over() -> None:
+    runner = Runner()
+    book = make_book(runner)
+    first = await started(book)
+    waiting = asyncio.create_task(read_all(first))
+    second = book.attach("request", 10, "frontdoor", 4)
+    await anext(second)
+
+    with pytest.raises(Aborted):
+        await waiting
+    runner.finish.set()
+    assert await read_all(second) == [outcome_of(ORDER)]
+
+
+async def test_a_cancel_stops_the_runner_and_the_stream_says_so() -> None:
+    runner = Runner()
+    book = make_book(runner)
+    events = await started(book)
+
+    assert book.cancel("request", 10)
+
+    with pytest.raises(Cancelled):
+        await read_all(events)
+    assert await runner.stopped.get() == "request/10"
+
+
+async def test_a_cancel_that_overtakes_its_execute_wins() -> None:
+    runner = Runner()
+    book = make_book(runner)
+
+    assert not book.cancel("request", 10)
+
+    with pytest.raises(Cancelled):
+        await read_all(book.execute(ORDER))
+    assert book.running() == []
+
+
+async def test_a_newer_attempt_at_the_same_request_stops_the_older() -> None:
+    runner = Runner()
+    book = make_book(runner)
+    older = await started(book)
+    await started(book, order_with(attempt={"fencing_token": 11}))
+
+    with pytest.raises(Aborted):
+        await read_all(older)
+    assert await runner.stopped.get() == "request/10"
+
+
+async def test_an_older_attempt_that_comes_late_is_fenced_off() -> None:
+    book = make_book(Runner())
+    await started(book, order_with(attempt={"fencing_token": 11}))
+
+    with pytest.raises(Aborted):
+        await read_all(book.execute(ORDER))
+
+
+async def test_the_same_attempt_is_not_run_twice() -> None:
+    book = make_book(Runner())
+    await started(book)
+
+    with pytest.raises(FailedPrecondition):
+        await read_all(book.execute(ORDER))
+
+
+async def test_no_more_attempts_are_held_than_credits_were_given() -> None:
+    book = make_book(Runner(), capacity=1)
+    await started(book)
+
+    with pytest.raises(ResourceExhausted):
+        await read_all(book.execute(order_with(attempt={"request_id": "other"})))
+
+
+async def test_an_old_epoch_of_a_frontdoor_gets_nothing_more() -> None:
+    book = make_book(Runner())
+    book.meet_frontdoor("frontdoor", 4)
+
+    with pytest.raises(Aborted):
+        await read_all(book.execute(ORDER))
+
+
+async def test_draining_finishes_what_runs_and_takes_nothing_more() -> None:
+    runner = Runner()
+    book = make_book(runner)
+    reading = asyncio.create_task(read_all(await started(book)))
+    draining = asyncio.create_task(book.drain())
+    await asyncio.sleep(0)
+
+    with pytest.raises(Unavailable):
+        await read_all(book.execute(order_with(attempt={"request_id": "other"})))
+    assert not draining.done()
+    runner.finish.set()
+
+    assert (await reading)[-1] == outcome_of(ORDER)
+    await draining
+
+
+async def test_thousands_of_cancels_leave_nothing_behind() -> None:
+    runner = Runner()
+    book = make_book(runner, orphan_s=0.0)
+    for number in range(1000):
+        order = order_with(attempt={"request_id": f"request {number}"})
+        async with aclosing(await started(book, order)):
+            assert book.cancel(f"request {number}", 10)
+        await runner.stopped.get()
+
+    assert book.running() == []
+    assert len(book._held) <= KEPT_RESULTS + 1
+
+
+async def test_counts_tell_stopped_attempts_from_failed_ones() -> None:
+    runner = Runner()
+    book = make_book(runner)
+    events = await started(book)
+    book.cancel("request", 10)
+    with pytest.raises(Cancelled):
+        await read_all(events)
+    runner.error = Internal("STEP_FAILED", "no")
+    runner.finish.set()
+    with pytest.raises(Internal):
+        await read_all(book.execute(replace(ORDER, attempt=replace(ORDER.attempt, request_id="other"))))
+
+    assert (book.completed_count, book.failed_count) == (0, 1)
