@@ -77,11 +77,6 @@ class Registration:
         self._loop: asyncio.Task[None] | None = None
         self._closed = False
 
-    @property
-    def registered(self) -> bool:
-        """Whether the last call to the controller was answered and it knows this replica."""
-        return self._lease is not None and self._failures == 0
-
     def start(self) -> None:
         """Begin to keep the replica registered, in a task that `close` ends (changes state)."""
         if self._loop is None and not self._closed:

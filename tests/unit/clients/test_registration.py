@@ -185,20 +185,6 @@ async def test_cancelling_the_task_that_runs_it_ends_it():
     assert controller.calls[-1] == "deregister"
 
 
-@pytest.mark.parametrize("answer", [1, NotFound("REPLICA_NOT_REGISTERED", "who?")])
-async def test_registered_says_whether_the_controller_knows_the_replica(answer):
-    controller = ScriptedController([LEASE, asyncio.sleep], [answer])
-    kept = registration(controller)
-    assert not kept.registered
-    kept.start()
-
-    await controller.until(says("register", "report"))
-    await controller.until(lambda calls: len(calls) >= 3)
-
-    assert kept.registered == (answer == 1)
-    await kept.close()
-
-
 numbers = st.one_of(st.integers(), st.floats(allow_nan=True, allow_infinity=True))
 
 
