@@ -13,6 +13,7 @@ from pentimento.domain.generation import ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
 from pentimento.stores.objects.store import broken_references, check_key, refer_to, verify
 
+_PAGE_COUNT = 1000
 _OPTIONS = frozenset({"endpoint", "region", "create_bucket"})
 _MISSING = frozenset({"NoSuchKey", "404"})
 _FULL = frozenset({"QuotaExceeded", "InsufficientStorage", "EntityTooLarge", "XMinioStorageFull", "507"})
@@ -75,7 +76,9 @@ class S3ObjectStore:
     def keys(self, prefix: str = "") -> Iterator[str]:
         pages = self._client.get_paginator("list_objects_v2")
         with _typed_errors(prefix):
-            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
+            for page in pages.paginate(
+                Bucket=self._bucket, Prefix=self._prefix + prefix, PaginationConfig={"PageSize": _PAGE_COUNT}
+            ):
                 for found in page.get("Contents", ()):
                     yield found["Key"].removeprefix(self._prefix)
 

@@ -1,0 +1,95 @@
+"""What only S3 can do wrong."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import pytest
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.stores.errors import StoreFull, StoreUnavailable
+from pentimento.stores.objects import open_objects, s3
+
+FULL = b"<?xml version='1.0'?><Error><Code>QuotaExceeded</Code><Message>full</Message></Error>"
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+
+class FullStore(BaseHTTPRequestHandler):
+    """Answers every write as a store over its quota does."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(FULL)))
+        self.end_headers()
+        self.wfile.write(FULL)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing to stderr."""
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_store_that_is_away_is_unavailable() -> None:
+    store = open_objects("s3://bucket?endpoint=http://127.0.0.1:1")
+    started = time.monotonic()
+
+    with pytest.raises(StoreUnavailable):
+        store.put("a", b"bytes")
+
+    assert time.monotonic() - started < 30
+
+
+def test_a_store_over_its_quota_is_full() -> None:
+    with serving(FullStore) as endpoint:
+        store = open_objects(f"s3://bucket?endpoint={endpoint}")
+
+        with pytest.raises(StoreFull):
+            store.put("a", b"bytes")
+
+
+def test_a_missing_bucket_is_unavailable(s3_endpoint: str) -> None:
+    store = open_objects(f"s3://no-such-bucket?endpoint={s3_endpoint}")
+
+    with pytest.raises(StoreUnavailable):
+        store.put("a", b"bytes")
+
+
+def test_prefixes_do_not_see_each_other(s3_endpoint: str) -> None:
+    one = open_objects(f"s3://shared-bucket/one?endpoint={s3_endpoint}&create_bucket=true")
+    other = open_objects(f"s3://shared-bucket/other?endpoint={s3_endpoint}&create_bucket=true")
+
+    one.put("a", b"bytes")
+
+    assert list(other.keys()) == []
+
+
+def test_listing_goes_on_after_the_first_page(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "_PAGE_COUNT", 10)
+    store = open_objects(f"s3://paged-bucket?endpoint={s3_endpoint}&create_bucket=true")
+    for number in range(25):
+        store.put(f"k/{number}", b"")
+
+    assert len(set(store.keys("k/"))) == 25
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="acl"):
+        open_objects("s3://bucket?acl=public")

@@ -1,0 +1,148 @@
+"""What only a file system can do wrong."""
+
+import errno
+import fcntl
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.stores.errors import ObjectCorrupt, StoreFull, StoreUnavailable
+from pentimento.stores.objects import open_objects
+from pentimento.stores.objects.filesystem import FilesystemObjectStore
+
+
+@contextmanager
+def file_size_limit(size_bytes: int) -> Iterator[None]:
+    """Writing past `size_bytes` of any file fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def files_under(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if not path.is_dir()]
+
+
+def test_a_full_disk_is_typed_and_leaves_nothing(tmp_path: Path) -> None:
+    store = FilesystemObjectStore(tmp_path)
+
+    with file_size_limit(1000), pytest.raises(StoreFull):
+        store.put("a", bytes(100_000))
+
+    assert files_under(tmp_path) == []
+    assert store.get(store.put("a", b"small")) == b"small"
+
+
+def test_a_full_disk_keeps_the_object_that_was_to_be_replaced(tmp_path: Path) -> None:
+    store = FilesystemObjectStore(tmp_path)
+    reference = store.put("a", b"first")
+
+    with file_size_limit(1000), pytest.raises(StoreFull):
+        store.put("a", bytes(100_000))
+
+    assert store.get(reference) == b"first"
+
+
+def test_a_flush_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FilesystemObjectStore(tmp_path)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreFull):
+        store.put("a", b"bytes")
+
+    assert files_under(tmp_path) == []
+
+
+def test_what_a_dead_writer_left_is_swept_at_the_next_start(tmp_path: Path) -> None:
+    FilesystemObjectStore(tmp_path)
+    left = tmp_path / "staging" / "left"
+    left.write_bytes(b"half")
+
+    store = FilesystemObjectStore(tmp_path)
+
+    assert not left.exists()
+    assert store.check_integrity() == []
+
+
+def test_what_a_living_writer_is_writing_stays(tmp_path: Path) -> None:
+    FilesystemObjectStore(tmp_path)
+    staged = tmp_path / "staging" / "under-way"
+    with staged.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        store = FilesystemObjectStore(tmp_path)
+
+        assert staged.exists()
+        assert store.check_integrity() == []
+
+    assert store.check_integrity() == [f"abandoned upload {staged}"]
+
+
+def test_a_torn_object_is_corrupt(tmp_path: Path) -> None:
+    store = FilesystemObjectStore(tmp_path)
+    reference = store.put("a", bytes(1000))
+    (path,) = files_under(tmp_path / "objects")
+    os.truncate(path, 500)
+
+    with pytest.raises(ObjectCorrupt):
+        store.get(reference)
+
+
+def test_a_symbolic_link_is_never_followed(tmp_path: Path) -> None:
+    store = FilesystemObjectStore(tmp_path / "store")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"bytes")
+    reference = store.put("a", b"bytes")
+    (path,) = files_under(tmp_path / "store" / "objects")
+    path.unlink()
+    path.symlink_to(secret)
+
+    with pytest.raises(StoreUnavailable):
+        store.get(reference)
+    assert store.check_integrity() == [f"foreign file {path}"]
+
+
+def test_a_volume_that_went_away_is_unavailable_rather_than_empty(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    store = FilesystemObjectStore(root)
+    reference = store.put("a", b"bytes")
+    root.rename(tmp_path / "elsewhere")
+
+    with pytest.raises(StoreUnavailable):
+        store.get(reference)
+    with pytest.raises(StoreUnavailable):
+        store.put("a", b"bytes")
+    assert not root.exists()
+
+
+def test_objects_are_spread_over_directories(tmp_path: Path) -> None:
+    store = FilesystemObjectStore(tmp_path)
+    for number in range(64):
+        store.put(f"k{number}", b"", durable=False)
+
+    assert len(list((tmp_path / "objects").iterdir())) > 32
+
+
+def test_free_bytes_are_those_of_the_volume(tmp_path: Path) -> None:
+    free = FilesystemObjectStore(tmp_path).free_bytes()
+
+    assert free is not None
+    assert free > 0
+
+
+@pytest.mark.parametrize(
+    "url", ["", "/tmp/x", "http://x/y", "file:", "file://host/x", "file:///x?fsync=off", "s3:///x"]
+)
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(InvalidArgument):
+        open_objects(url)
