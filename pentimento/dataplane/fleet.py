@@ -17,7 +17,10 @@ def on_worker_reported(state: State, now: float, event: WorkerReported) -> list[
         effects = _lose_worker(state, now, worker)
         worker.abandoned = frozenset()
     if worker is None:
-        worker = state.workers[event.worker_id] = Worker(event.worker_id, event.model, "", 0, 0)
+        worker = state.workers[event.worker_id] = Worker(event.worker_id, event.model, "", 0, 0, connected=False)
+    if not worker.connected:
+        # It was only silent: what was taken away from it is of no use any more.
+        effects += [StopAttempt(*key, worker.worker_id) for key in sorted(worker.abandoned & event.running)]
     _update(state, worker, event)
     return effects + attach_orphans(state, now, worker)
 

@@ -1,6 +1,7 @@
 """Runs the dataplane live: events in one by one, effects out to whoever performs them, a timer for the clock."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
@@ -9,6 +10,8 @@ from pentimento.dataplane import Dataplane
 from pentimento.dataplane.effects import Effect
 from pentimento.dataplane.events import Event, TimePassed
 from pentimento.domain.clock import Clock
+
+logger = logging.getLogger(__name__)
 
 Performer = Callable[[Any], None]
 
@@ -51,7 +54,10 @@ class Interpreter:
 
     def _take(self, event: Event) -> None:
         for effect in self.dataplane.on_event(self._clock.monotonic(), event):
-            self._performers[type(effect)](effect)
+            try:
+                self._performers[type(effect)](effect)
+            except Exception:  # one request's defect must not keep the others' effects from being performed
+                logger.exception("an effect was not performed", extra={"effect": type(effect).__name__})
 
     def _set_timer(self) -> None:
         wakeup = self.dataplane.next_wakeup()

@@ -9,7 +9,6 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.registration import Registration, generation_at
-from pentimento.clients.worker import WorkerClient
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.dataplane.events import DrainRequested, PlanReceived
 from pentimento.domain.clock import SystemClock
@@ -55,8 +54,10 @@ async def run(settings: FrontdoorSettings) -> None:
     try:
         epoch = await asyncio.wrap_future(journal.claim_epoch(settings.frontdoor_id))
         frontdoor = Frontdoor(settings, journal, epoch)
-        await frontdoor.server.run_until_stopped(frontdoor.warm, frontdoor.drain)
-        await frontdoor.close()
+        try:
+            await frontdoor.server.run_until_stopped(frontdoor.warm, frontdoor.drain)
+        finally:
+            await frontdoor.close()
     finally:
         await asyncio.to_thread(journal.close)
 
@@ -79,7 +80,7 @@ class Frontdoor:
         self._interpreter = Interpreter(self._dataplane, self._clock)
         self._results = Results(open_objects(settings.objects_url), self._clock, build_version())
         self._links = WorkerLinks(
-            lambda address: WorkerClient(open_channel(address, settings.channels)),
+            lambda address: open_channel(address, settings.channels),
             self._catalogue,
             self._interpreter.submit,
             self._identity,
@@ -115,7 +116,11 @@ class Frontdoor:
             await self._drained.wait()
             await self._jobs.finish_tasks()
         finally:
-            self._api.stopping = True
+            self.stop_listening_to_clients()
+
+    def stop_listening_to_clients(self) -> None:
+        """From here on streams break because the process stops; that cancels no request."""
+        self._api.stopping = True
 
     async def close(self) -> None:
         if self._registration is not None:

@@ -4,6 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+import grpc.aio
+
 from pentimento.clients.worker import WorkerClient
 from pentimento.dataplane.events import Event, WorkerLost, WorkerReported
 from pentimento.domain.errors import PentimentoError
@@ -23,7 +25,7 @@ class WorkerLink:
     def __init__(
         self,
         address: str,
-        client: WorkerClient,
+        channel: grpc.aio.Channel,
         frontdoor: tuple[str, int],
         silence_s: float,
         on_credits: Callable[["WorkerLink", WorkerCredits], None],
@@ -31,12 +33,13 @@ class WorkerLink:
     ) -> None:
         """`silence_s`: a worker that says nothing for so long is lost; it speaks at least once a second."""
         self.address = address
-        self.client = client
+        self.client = WorkerClient(channel)
         self.pinned = False
         self.worker_id = ""
         self.worker_generation = 0
         # Streams of attempts, cancelled when the worker is lost: nobody would read on.
         self.runs: set[asyncio.Task[None]] = set()
+        self._channel = channel
         self._frontdoor = frontdoor
         self._silence_s = silence_s
         self._on_credits = on_credits
@@ -53,6 +56,7 @@ class WorkerLink:
                 delay = min(delay * 2, _MAX_RECONNECT_S)
         finally:
             self._lose()
+            await self._channel.close()
 
     async def _listen(self) -> bool:
         """Whether the worker was heard before its stream broke or fell silent."""
@@ -86,30 +90,31 @@ class WorkerLinks:
 
     def __init__(
         self,
-        open_client: Callable[[str], WorkerClient],
+        open_channel: Callable[[str], grpc.aio.Channel],
         catalogue: Catalogue,
         submit: Callable[[Event], None],
         frontdoor: tuple[str, int],
         silence_s: float,
     ) -> None:
-        self._open_client = open_client
+        self._open_channel = open_channel
         self._catalogue = catalogue
         self._submit = submit
         self._frontdoor = frontdoor
         self._silence_s = silence_s
+        self._wanted: frozenset[str] = frozenset()
         self._links: dict[str, WorkerLink] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._by_worker: dict[str, WorkerLink] = {}
 
     def follow(self, wanted: Mapping[str, bool]) -> None:
         """Changes state: watch these addresses (True: pinned), and leave others as soon as nothing runs there."""
+        self._wanted = frozenset(wanted)
         for address, pinned in wanted.items():
             if address not in self._links:
                 self._open(address)
             self._links[address].pinned = pinned
-        for address, link in tuple(self._links.items()):
-            if address not in wanted and not link.runs:
-                self._leave(address)
+        for link in tuple(self._links.values()):
+            self._leave_if_idle(link)
 
     def of_worker(self, worker_id: str) -> WorkerLink | None:
         return self._by_worker.get(worker_id)
@@ -126,10 +131,14 @@ class WorkerLinks:
 
     def _open(self, address: str) -> None:
         link = WorkerLink(
-            address, self._open_client(address), self._frontdoor, self._silence_s, self._on_credits, self._on_loss
+            address, self._open_channel(address), self._frontdoor, self._silence_s, self._on_credits, self._on_loss
         )
         self._links[address] = link
         self._watches[address] = asyncio.get_running_loop().create_task(link.watch(), name=f"watch {address}")
+
+    def _leave_if_idle(self, link: WorkerLink) -> None:
+        if link.address not in self._wanted and not link.runs:
+            self._leave(link.address)
 
     def _leave(self, address: str) -> None:
         del self._links[address]
@@ -143,11 +152,13 @@ class WorkerLinks:
         self._catalogue.learn(credits.held)
         self._submit(_reported(credits, link.pinned))
         WORKERS.set(len(self._by_worker))
+        self._leave_if_idle(link)
 
     def _on_loss(self, link: WorkerLink) -> None:
         if self._by_worker.get(link.worker_id) is link:
-            del self._by_worker[link.worker_id]
+            # First the news: a worker that is only silent is still told to stop what is taken away from it.
             self._submit(WorkerLost(link.worker_id, link.worker_generation))
+            del self._by_worker[link.worker_id]
         WORKERS.set(len(self._by_worker))
 
 

@@ -227,7 +227,7 @@ def test_what_a_silent_worker_still_runs_takes_its_credit_when_it_is_back(driver
     driver.send(events.WorkerLost("w1", 1))
 
     returned = driver.worker("w1", running=frozenset({("r1", stale.fencing_token)}))
-    assert effects.PersistAttempt not in kinds(returned)
+    assert kinds(returned) == [effects.StopAttempt]
 
     assert only(effects.PersistAttempt, driver.worker("w1")).attempt_number == 2
 

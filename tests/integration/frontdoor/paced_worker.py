@@ -1,0 +1,233 @@
+"""A paced double of the UNet worker for tests of scheduling: the real contract over real sockets, no painting.
+
+What it paints is a function of the request alone, so that reruns can be compared; whether pictures are right is tested
+with the real worker. In a test's own process `hold` stops it before its last step; as a process of its own
+(`python -m tests.integration.frontdoor.paced_worker ADDRESS NAME STEP_SECONDS`) every step takes that long.
+"""
+
+import asyncio
+import hashlib
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+from pentimento.clients.messages.fleet import attach_event_to_proto, credits_to_proto, execute_event_to_proto
+from pentimento.clients.messages.generation import attempt_from_proto, spec_from_proto
+from pentimento.domain.errors import (
+    Cancelled,
+    FailedPrecondition,
+    NotFound,
+    PentimentoError,
+    ResourceExhausted,
+)
+from pentimento.domain.execution import (
+    AttemptResult,
+    ExecuteEvent,
+    RunningAttempt,
+    Started,
+    StepProgress,
+    WorkerCredits,
+)
+from pentimento.domain.fleet import Capability, HeldModel
+from pentimento.domain.generation import Attempt, CapturedEntries, CapturedLatent, GenerationSpec, ObjectReference
+from pentimento.rpc import RpcServer, RpcServerSettings
+from pentimento.stores.objects.store import digest_of
+from pentimento.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.worker.v1.unet_worker_service_pb2_grpc import (
+    UnetWorkerServiceServicer,
+    add_UnetWorkerServiceServicer_to_server,
+)
+from tests.unit.frontdoor.models import HELD
+
+FULL_NAME = pb.DESCRIPTOR.services_by_name["UnetWorkerService"].full_name
+
+
+class Running:
+    """One attempt; it runs on when nobody reads it."""
+
+    def __init__(self, attempt: Attempt, spec: GenerationSpec, grant: pb.ExecuteRequest) -> None:
+        self.attempt = attempt
+        self.spec = spec
+        self.grant = grant
+        self.step = 0
+        self.outcome: AttemptResult | PentimentoError | None = None
+        self.news = asyncio.Event()
+
+    def end(self, outcome: AttemptResult | PentimentoError) -> None:
+        if self.outcome is None:
+            self.outcome = outcome
+            self.news.set()
+
+
+class PacedWorker(UnetWorkerServiceServicer):
+    """`fail_with` is what the next attempt ends with, `held` the model it says it holds."""
+
+    def __init__(self, worker_id: str, credit_count: int = 1, step_s: float = 0.0) -> None:
+        self.worker_id = worker_id
+        self.credit_count = credit_count
+        self.step_s = step_s
+        self.held: HeldModel = HELD
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.fail_with: PentimentoError | None = None
+        self.speaks = True
+        self.running: dict[tuple[str, int], Running] = {}
+        self.finished: dict[tuple[str, int], Running] = {}
+        self.executed: list[GenerationSpec] = []
+        self.orders: list[pb.ExecuteRequest] = []
+        self.most_running = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+
+    def change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_until(self, condition: Any) -> None:
+        while not condition():
+            await self._changed.wait()
+
+    async def WatchCredits(self, request: Any, context: Any) -> AsyncIterator[pb.WatchCreditsResponse]:
+        while True:
+            changed = self._changed
+            if self.speaks:
+                yield credits_to_proto(self._credits())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), 1.0)
+
+    def _credits(self) -> WorkerCredits:
+        attempts = tuple(
+            RunningAttempt(*key, running.step, running.spec.num_inference_steps)
+            for key, running in self.running.items()
+        )
+        return WorkerCredits(
+            self.worker_id,
+            self.held,
+            self.credit_count,
+            len(attempts),
+            capabilities=frozenset(Capability),
+            attempts=attempts,
+        )
+
+    async def Execute(self, request: pb.ExecuteRequest, context: Any) -> AsyncIterator[pb.ExecuteResponse]:
+        self.orders.append(request)
+        self._check(request)
+        running = Running(attempt_from_proto(request.attempt), spec_from_proto(request.spec), request)
+        key = (running.attempt.request_id, running.attempt.fencing_token)
+        self.running[key] = running
+        self.most_running = max(self.most_running, len(self.running))
+        self.executed.append(running.spec)
+        task = asyncio.get_running_loop().create_task(self._paint(running))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self.change()
+        async for event in self._events(running):
+            yield execute_event_to_proto(event)
+
+    def _check(self, request: pb.ExecuteRequest) -> None:
+        if request.worker_generation != self.held.worker_generation:
+            raise FailedPrecondition("WORKER_GENERATION_MISMATCH", "another generation")
+        if request.route.model_digest != self.held.model_digest:
+            raise FailedPrecondition("MODEL_DIGEST_MISMATCH", "another model")
+        if len(self.running) >= self.credit_count:
+            raise ResourceExhausted("NO_CREDIT", "no credit left")
+
+    async def Attach(self, request: pb.AttachRequest, context: Any) -> AsyncIterator[pb.AttachResponse]:
+        key = (request.request_id, request.fencing_token)
+        running = self.running.get(key) or self.finished.get(key)
+        if running is None:
+            raise NotFound("ATTEMPT_GONE", "no such attempt")
+        async for event in self._events(running):
+            yield attach_event_to_proto(event)
+
+    async def CancelAttempt(self, request: pb.CancelAttemptRequest, context: Any) -> pb.CancelAttemptResponse:
+        running = self.running.get((request.request_id, request.fencing_token))
+        if running is not None:
+            running.end(Cancelled("CANCELLED", "the attempt was cancelled"))
+            self._forget(running)
+        return pb.CancelAttemptResponse(found=running is not None)
+
+    async def _events(self, running: Running) -> AsyncIterator[ExecuteEvent]:
+        count = running.spec.num_inference_steps
+        yield Started(self.worker_id, 0, count)
+        told = 0
+        while running.outcome is None:
+            if told < running.step:
+                told = running.step
+                yield StepProgress(told, count)
+            running.news.clear()
+            if running.outcome is None and told == running.step:
+                await running.news.wait()
+        if isinstance(running.outcome, PentimentoError):
+            raise running.outcome
+        yield running.outcome
+
+    async def _paint(self, running: Running) -> None:
+        for step in range(running.spec.num_inference_steps):
+            await asyncio.sleep(self.step_s)
+            if running.outcome is not None:
+                return
+            running.step = step
+            running.news.set()
+            self.change()
+        await self.hold.wait()
+        failure, self.fail_with = self.fail_with, None
+        running.end(failure or self._result(running))
+        self._forget(running)
+
+    def _forget(self, running: Running) -> None:
+        key = (running.attempt.request_id, running.attempt.fencing_token)
+        self.finished[key] = self.running.pop(key)
+        self.change()
+
+    def _result(self, running: Running) -> AttemptResult:
+        picture = picture_of(running.spec)
+        return AttemptResult(
+            attempt=running.attempt,
+            image=picture,
+            width_px=running.spec.width_px,
+            height_px=running.spec.height_px,
+            image_digest=digest_of(picture),
+            captured=self._captured(running),
+            steps_run=running.spec.num_inference_steps,
+            steps_saved=0,
+            model_digest=self.held.model_digest,
+            worker_generation=self.held.worker_generation,
+        )
+
+    def _captured(self, running: Running) -> CapturedEntries:
+        if not running.grant.HasField("cache_grant"):
+            return CapturedEntries("")
+        grant = running.grant.cache_grant
+        latents = tuple(
+            CapturedLatent(slot.resume_step, 1.0, ObjectReference(slot.key, "sha256:0", 1), True)
+            for slot in grant.latents
+        )
+        return CapturedEntries(grant.grant_id, latents)
+
+
+def picture_of(spec: GenerationSpec) -> bytes:
+    """What this double paints: the same for the same request."""
+    return hashlib.sha256(repr((spec.prompt, spec.seed, spec.num_inference_steps)).encode()).digest() * 8
+
+
+async def serve(worker: PacedWorker, address: str) -> RpcServer:
+    server = RpcServer(RpcServerSettings(listen=(address,)), "paced_worker")
+    server.add(add_UnetWorkerServiceServicer_to_server, worker, FULL_NAME)
+    await server.start()
+    server.set_serving()
+    return server
+
+
+async def main(address: str, worker_id: str, step_s: float) -> None:
+    worker = PacedWorker(worker_id, step_s=step_s)
+    # As with the real worker, generations grow from start to start.
+    worker.held = HeldModel(**{**vars(HELD), "worker_generation": int(time.time() * 1000)})
+    await serve(worker, address)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3])))

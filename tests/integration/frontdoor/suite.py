@@ -1,0 +1,72 @@
+"""A frontdoor in this process, with real sockets, a real SQLite journal and a real object store on disk."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from pentimento.clients.frontdoor import FrontdoorClient
+from pentimento.clients.image import ImageClient
+from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageRequest
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
+from pentimento.stores.ledger import open_journal
+from services.frontdoor.settings import FrontdoorSettings
+from services.frontdoor.wiring import Frontdoor
+
+REQUEST = ImageRequest(prompt="a red circle", num_inference_steps=3, seed=1)
+
+
+class Suite:
+    """What a test needs of a running frontdoor."""
+
+    def __init__(self, folder: Path, frontdoor: Frontdoor, client: ImageClient, operator: FrontdoorClient) -> None:
+        self.folder = folder
+        self.frontdoor = frontdoor
+        self.client = client
+        self.operator = operator
+
+    async def paint(self, request: ImageRequest = REQUEST, **options: Any) -> Completed:
+        *_, last = [event async for event in self.client.generate(request, **options)]
+        assert isinstance(last, Completed)
+        return last
+
+    async def events(self, request: ImageRequest = REQUEST, **options: Any) -> list[GenerateEvent]:
+        return [event async for event in self.client.generate(request, **options)]
+
+    async def accepted(self, stream: AsyncIterator[GenerateEvent]) -> str:
+        event = await anext(stream)
+        assert isinstance(event, Accepted)
+        return event.request_id
+
+
+def settings_of(folder: Path, **changes: Any) -> FrontdoorSettings:
+    values: dict[str, Any] = {
+        "ledger_url": f"sqlite:///{folder / 'journal.sqlite'}",
+        "objects_url": f"file://{folder / 'objects'}",
+        "worker_addresses": (f"unix:{folder / 'w1'}",),
+        "worker_wait_s": 5.0,
+        "orphan_wait_s": 1.0,
+        **changes,
+    }
+    rpc = RpcServerSettings(listen=(f"unix:{folder / 'f'}",), drain_timeout_s=5.0)
+    return FrontdoorSettings(rpc, RpcChannelSettings(), **values)
+
+
+@asynccontextmanager
+async def running_suite(folder: Path, **changes: Any) -> AsyncIterator[Suite]:
+    """Left as a killed process would leave it: without a drain."""
+    settings = settings_of(folder, **changes)
+    journal = open_journal(settings.ledger_url)
+    frontdoor = Frontdoor(settings, journal, await asyncio.wrap_future(journal.claim_epoch(settings.frontdoor_id)))
+    await frontdoor.server.start()
+    await frontdoor.warm()
+    frontdoor.server.set_serving()
+    try:
+        async with open_channel(settings.rpc.listen[0], settings.channels) as channel:
+            yield Suite(folder, frontdoor, ImageClient(channel), FrontdoorClient(channel))
+    finally:
+        frontdoor.stop_listening_to_clients()
+        await frontdoor.server.stop()
+        await frontdoor.close()
+        journal.close()

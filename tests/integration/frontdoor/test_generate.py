@@ -1,0 +1,247 @@
+import asyncio
+
+import pytest
+
+from pentimento.domain.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+)
+from pentimento.domain.image_request import Accepted, Completed, ImageRequest, Progress, Routed
+from pentimento.domain.requests import RequestState
+from tests.integration.frontdoor.paced_worker import PacedWorker, picture_of
+from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
+
+
+async def test_the_stream_is_accepted_routed_progress_completed(suite: Suite) -> None:
+    accepted, routed, *progress, completed = await suite.events()
+
+    assert isinstance(accepted, Accepted) and isinstance(routed, Routed) and isinstance(completed, Completed)
+    assert all(isinstance(event, Progress) for event in progress)
+    assert completed.image == picture_of(completed.provenance.spec)
+
+
+async def test_the_provenance_tells_how_the_picture_came_to_be(suite: Suite) -> None:
+    completed = await suite.paint()
+
+    provenance = completed.provenance
+    assert (provenance.request_id, provenance.worker_id) == (completed.request_id, "w1")
+    assert (provenance.steps_run, provenance.attempt_number) == (3, 1)
+    assert {"accept", "route", "queue", "execute"} <= {timing.stage for timing in provenance.timings}
+
+
+async def test_a_seed_that_nobody_named_is_drawn_and_recorded(suite: Suite) -> None:
+    request = ImageRequest(prompt="a red circle", num_inference_steps=1)
+
+    first, second = await suite.paint(request), await suite.paint(request)
+
+    assert first.provenance.spec.seed != second.provenance.spec.seed
+
+
+async def test_the_request_can_be_asked_for_afterwards(suite: Suite) -> None:
+    completed = await suite.paint()
+
+    status = await suite.client.get_request(completed.request_id)
+
+    assert status.state is RequestState.COMPLETED
+    assert status.completed == completed
+
+
+async def test_the_picture_can_be_left_out(suite: Suite) -> None:
+    completed = await suite.paint()
+
+    status = await suite.client.get_request(completed.request_id, omit_image=True)
+
+    assert status.completed is not None
+    assert status.completed.image == b""
+
+
+@pytest.mark.parametrize("request_id", ["", "r-unknown", "x" * 5000, "a\0b"])
+async def test_an_unknown_id_is_not_found(suite: Suite, request_id: str) -> None:
+    for call in (suite.client.get_request(request_id), suite.client.cancel(request_id)):
+        with pytest.raises(NotFound):
+            await call
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (ImageRequest(prompt=""), InvalidArgument),
+        (ImageRequest(prompt="x", width_px=2**31), InvalidArgument),
+        (ImageRequest(prompt="x", guidance_scale=float("nan")), InvalidArgument),
+        (ImageRequest(prompt="x", model="no such"), NotFound),
+    ],
+)
+async def test_bad_input_is_refused_before_anything_is_journalled(
+    suite: Suite, request_: ImageRequest, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await suite.paint(request_)
+
+    status = await suite.operator.status()
+    assert (status.accepted_count, status.rejected_count) == (0, 0)
+    assert (await suite.paint()).image
+
+
+async def test_the_same_key_and_body_finds_the_finished_picture(suite: Suite, worker: PacedWorker) -> None:
+    first = await suite.paint(idempotency_key="key")
+
+    accepted, *_, second = await suite.events(idempotency_key="key")
+
+    assert accepted == Accepted(first.request_id, replayed=True)
+    assert second == first
+    assert len(worker.executed) == 1
+
+
+async def test_the_same_key_and_body_joins_the_running_request(suite: Suite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    first = suite.client.generate(REQUEST, "key")
+    request_id = await suite.accepted(first)
+    second = suite.client.generate(REQUEST, "key")
+    assert await anext(second) == Accepted(request_id, replayed=True)
+
+    worker.hold.set()
+
+    assert [event async for event in first][-1] == [event async for event in second][-1]
+    assert len(worker.executed) == 1
+
+
+async def test_the_same_key_with_another_body_is_refused(suite: Suite) -> None:
+    await suite.paint(idempotency_key="key")
+
+    with pytest.raises(FailedPrecondition) as caught:
+        await suite.paint(ImageRequest(prompt="another"), idempotency_key="key")
+
+    assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
+
+
+async def test_twenty_clients_with_one_key_get_one_picture(suite: Suite, worker: PacedWorker) -> None:
+    pictures = await asyncio.gather(*(suite.paint(idempotency_key="key") for _ in range(20)))
+
+    assert len({picture.request_id for picture in pictures}) == 1
+    assert len(worker.executed) == 1
+
+
+async def test_a_client_that_goes_away_stops_the_work(suite: Suite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    stream = suite.client.generate(REQUEST)
+    request_id = await suite.accepted(stream)
+    await worker.wait_until(lambda: worker.running)
+
+    await stream.aclose()
+
+    await worker.wait_until(lambda: not worker.running)
+    assert await suite.client.cancel(request_id) is RequestState.CANCELLED
+
+
+async def test_a_request_goes_on_while_somebody_listens(suite: Suite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    first, second = suite.client.generate(REQUEST, "key"), suite.client.generate(REQUEST, "key")
+    await suite.accepted(first)
+    await suite.accepted(second)
+    await first.aclose()
+
+    worker.hold.set()
+
+    assert isinstance([event async for event in second][-1], Completed)
+
+
+async def test_cancel_stops_the_work_and_ends_the_stream(suite: Suite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    stream = suite.client.generate(REQUEST)
+    request_id = await suite.accepted(stream)
+    await worker.wait_until(lambda: worker.running)
+
+    assert await suite.client.cancel(request_id) is RequestState.CANCELLED
+
+    with pytest.raises(Cancelled):
+        async for _ in stream:
+            pass
+    await worker.wait_until(lambda: not worker.running)
+
+
+async def test_a_cancel_that_comes_too_late_tells_so(suite: Suite) -> None:
+    completed = await suite.paint()
+
+    assert await suite.client.cancel(completed.request_id) is RequestState.COMPLETED
+
+
+async def test_a_request_past_its_deadline_expires_and_its_work_stops(suite: Suite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+
+    with pytest.raises(DeadlineExceeded):
+        await suite.paint(ImageRequest(prompt="x", num_inference_steps=1, deadline_ms=200))
+
+    await worker.wait_until(lambda: not worker.running)
+
+
+async def test_a_failed_attempt_tells_the_workers_reason(suite: Suite, worker: PacedWorker) -> None:
+    worker.fail_with = Internal("NAN_IN_LATENT", "step 2 gave NaN")
+    stream = suite.client.generate(REQUEST)
+    request_id = await suite.accepted(stream)
+
+    with pytest.raises(Internal) as caught:
+        async for _ in stream:
+            pass
+
+    status = await suite.client.get_request(request_id)
+    assert (caught.value.reason, status.state, status.error_reason) == (
+        "NAN_IN_LATENT",
+        RequestState.FAILED,
+        "NAN_IN_LATENT",
+    )
+
+
+async def test_credits_bound_what_a_worker_gets(suite: Suite, worker: PacedWorker) -> None:
+    pictures = await asyncio.gather(*(suite.paint() for _ in range(12)))
+
+    assert len(pictures) == 12
+    assert worker.most_running == 1
+
+
+async def test_a_full_queue_answers_at_once_with_a_time_to_come_back(folder_suite: Suite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    running = folder_suite.client.generate(REQUEST)
+    await folder_suite.accepted(running)
+    await worker.wait_until(lambda: worker.running)
+    queued = folder_suite.client.generate(REQUEST)
+    await folder_suite.accepted(queued)
+
+    with pytest.raises(ResourceExhausted) as caught:
+        await folder_suite.paint()
+
+    assert caught.value.reason == "QUEUE_FULL"
+    assert (caught.value.retry_after_ms or 0) > 0
+
+
+@pytest.fixture
+async def folder_suite(folder, worker):  # type: ignore[no-untyped-def]
+    async with running_suite(folder, queue_limit=1) as running:
+        yield running
+
+
+async def test_the_models_of_the_workers_are_listed(suite: Suite) -> None:
+    (model,) = await suite.client.list_models()
+
+    assert (model.name, model.ready_worker_count, model.max_size_px) == ("tiny", 1, 64)
+
+
+async def test_explain_tells_the_route_and_accepts_nothing(suite: Suite) -> None:
+    explanation = await suite.client.explain(REQUEST)
+
+    assert (explanation.pool, explanation.route.model, explanation.predicted_wait_ms) == ("tiny", "tiny", 0.0)
+    assert (await suite.operator.status()).accepted_count == 0
+
+
+async def test_the_status_shows_pools_and_workers(suite: Suite) -> None:
+    await suite.paint()
+
+    status = await suite.operator.status()
+
+    assert (status.completed_count, status.accepted_count, status.frontdoor_epoch) == (1, 1, 1)
+    assert [(worker.worker_id, worker.connected) for worker in status.workers] == [("w1", True)]
+    assert [(pool.pool, pool.queued_count) for pool in status.pools] == [("tiny", 0)]

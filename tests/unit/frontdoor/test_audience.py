@@ -1,0 +1,61 @@
+import pytest
+
+from pentimento.domain.errors import Unavailable
+from pentimento.domain.generation import FromNoise, Route
+from pentimento.domain.image_request import Accepted, GenerateEvent, Progress, Routed
+from services.frontdoor.audience import MAX_PENDING_PROGRESS, Audience, Listener
+
+ROUTE = Route("route", FromNoise(), "tiny", "sha256:model")
+
+
+async def heard(listener: Listener) -> list[GenerateEvent]:
+    return [event async for event in listener.events()]
+
+
+async def test_everybody_hears_what_is_told() -> None:
+    audience = Audience("r1")
+    listeners = [audience.join(), audience.join()]
+
+    audience.accepted()
+    audience.routed(ROUTE)
+    audience.end()
+
+    assert [await heard(listener) for listener in listeners] == [[Accepted("r1"), Routed(ROUTE)]] * 2
+
+
+async def test_a_slow_reader_misses_old_progress_and_nothing_else() -> None:
+    audience = Audience("r1")
+    listener = audience.join()
+    audience.accepted()
+
+    for step in range(100):
+        audience.tell(Progress(step, 100))
+    audience.end()
+
+    accepted, *progress = await heard(listener)
+    assert accepted == Accepted("r1")
+    assert progress == [Progress(step, 100) for step in range(100 - MAX_PENDING_PROGRESS, 100)]
+
+
+async def test_an_error_is_raised_after_what_came_before_it() -> None:
+    audience = Audience("r1")
+    listener = audience.join()
+    audience.accepted()
+    audience.end(Unavailable("WORKER_LOST", "gone"))
+
+    stream = listener.events()
+    assert await anext(stream) == Accepted("r1")
+    with pytest.raises(Unavailable):
+        await anext(stream)
+
+
+async def test_a_listener_that_is_handed_over_hears_of_the_earlier_request() -> None:
+    earlier, later = Audience("r1"), Audience("r2")
+    earlier.routed(ROUTE)
+    listener = later.join()
+
+    earlier.move_here(listener)
+    earlier.end()
+
+    assert await heard(listener) == [Accepted("r1", replayed=True), Routed(ROUTE)]
+    assert not later.listeners

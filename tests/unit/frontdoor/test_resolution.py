@@ -1,0 +1,201 @@
+import io
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
+from pentimento.domain.generation import ControlNetSelection, InitImage, LoraSelection, Scheduler
+from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
+from services.frontdoor.resolution import (
+    RequestLimits,
+    ResolvedRequest,
+    as_request,
+    check_idempotency_key,
+    resolve,
+    restore,
+)
+from tests.unit.frontdoor.models import HELD
+
+LIMITS = RequestLimits(max_request_cost=64 * 64 * 100)
+
+
+def resolved(**fields: Any) -> ResolvedRequest:
+    return resolve(ImageRequest(**{"prompt": "a red circle", **fields}), HELD, LIMITS, drawn_seed=7)
+
+
+def png(width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def test_what_is_left_open_comes_from_the_model_and_the_deployment() -> None:
+    request = resolved()
+
+    spec = request.spec
+    assert (spec.width_px, spec.height_px, spec.num_inference_steps, spec.guidance_scale) == (32, 32, 50, 3.0)
+    assert (spec.scheduler, spec.eta, spec.seed, spec.model) == (Scheduler.DDIM, 0.0, 7, "tiny")
+    assert (request.cache, request.format, request.quality) == (CacheMode.READ_WRITE, ImageFormat.PNG, None)
+
+
+def test_zero_is_not_the_same_as_not_said() -> None:
+    assert resolved(seed=0).spec.seed == 0
+    assert resolved(guidance_scale=0.0).spec.guidance_scale == 0.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt", ""),
+        ("prompt", " \n\t"),
+        ("prompt", "x" * 10_000_000),
+        ("prompt", "é" * 4097),
+        ("prompt", "a\0b"),
+        ("negative_prompt", "x" * 8193),
+        ("negative_prompt", "\0"),
+        *[(side, size) for side in ("width_px", "height_px") for size in (0, -1, 2**31, 2**62, 33, 4, 72)],
+        *[("num_inference_steps", steps) for steps in (0, -1, 1001, 10**9)],
+        *[("guidance_scale", scale) for scale in (math.nan, math.inf, -math.inf, -0.1, 100.5)],
+        *[("eta", eta) for eta in (math.nan, -0.5, 1.5)],
+        ("seed", -1),
+        ("seed", 2**64),
+        ("scheduler", "no such"),
+        ("scheduler", "dpmpp_2m"),
+        *[("quality", quality) for quality in (math.nan, -0.1, 1.1)],
+        *[("deadline_ms", deadline) for deadline in (0, -1, 3_600_001, 2**62)],
+        *[("max_cost", cost) for cost in (math.nan, -1.0, 0.0, 1.0, math.inf)],
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        resolved(**{field: value})
+
+    assert [violation.field for violation in caught.value.violations] == [field]
+    assert len(caught.value.message) < 300
+
+
+def test_the_error_states_the_limit() -> None:
+    with pytest.raises(InvalidArgument, match="width_px: must be a multiple of 8 from 8 to 64, got 33"):
+        resolved(width_px=33)
+
+
+def test_a_prompt_never_appears_in_its_error() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        resolved(prompt="canary" * 5000)
+
+    assert "canary" not in caught.value.message
+
+
+def test_eta_belongs_to_ddim() -> None:
+    assert resolved(eta=0.5).spec.eta == 0.5
+    with pytest.raises(InvalidArgument, match="eta: must be 0 with scheduler euler"):
+        resolved(eta=0.5, scheduler="euler")
+
+
+def test_a_request_above_the_cost_cap_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="must be at most 409600 pixel steps"):
+        resolved(width_px=64, height_px=64, num_inference_steps=101)
+
+
+def test_a_request_above_its_own_max_cost_is_refused() -> None:
+    cost = resolved().cost
+
+    assert resolved(max_cost=cost).cost == cost
+    with pytest.raises(InvalidArgument, match="max_cost"):
+        resolved(max_cost=cost - 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "selection", "reason"),
+    [
+        ("loras", (LoraSelection("../../etc/passwd"),), "UNKNOWN_LORA"),
+        ("controlnets", (ControlNetSelection("canny", b""),), "UNKNOWN_CONTROLNET"),
+    ],
+)
+def test_adapters_that_nobody_serves_are_not_found(field: str, selection: object, reason: str) -> None:
+    with pytest.raises(NotFound) as caught:
+        resolved(**{field: selection})
+
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("image", "strength", "field"),
+    [
+        (b"", 0.5, "init_image.image"),
+        (b"GIF89a", 0.5, "init_image.image"),
+        (b"\x89PNG\r\n\x1a\n", 0.5, "init_image.image"),
+        (b"x" * (LIMITS.max_init_image_bytes + 1), 0.5, "init_image.image"),
+        (png(8, 8), math.nan, "init_image.strength"),
+        (png(8, 8), -0.1, "init_image.strength"),
+        (png(8, 8), 1.1, "init_image.strength"),
+        (png(8, 8), 0.01, "init_image.strength"),
+    ],
+)
+def test_a_bad_start_image_is_refused(image: bytes, strength: float, field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        resolved(init_image=InitImage(image, strength))
+
+    assert [violation.field for violation in caught.value.violations] == [field]
+
+
+def test_a_decompression_bomb_is_refused_by_its_header() -> None:
+    """8 MB of pixels promised by 70 bytes of file; the promise alone is judged."""
+    bomb = bytearray(png(8, 8))
+    bomb[16:24] = (60_000).to_bytes(4, "big") * 2
+
+    with pytest.raises(InvalidArgument, match="must have at most 16777216 pixels, got 60000x60000"):
+        resolved(init_image=InitImage(bytes(bomb), 0.5))
+
+
+def test_a_picture_from_the_clients_own_image_stays_out_of_the_cache() -> None:
+    assert resolved().cacheable
+    assert not resolved(init_image=InitImage(png(8, 8), 0.5)).cacheable
+    assert not resolved(cache=CacheMode.OFF).cacheable
+
+
+@pytest.mark.parametrize("key", ["x" * 129, "a\0b", "line\nbreak"])
+def test_a_bad_idempotency_key_is_refused(key: str) -> None:
+    with pytest.raises(InvalidArgument, match="idempotency_key"):
+        check_idempotency_key(key, LIMITS)
+
+
+def test_a_resolved_request_survives_the_journal() -> None:
+    request = resolved(seed=2**64 - 1, eta=0.25, quality=0.9, init_image=InitImage(png(8, 8), 0.5), deadline_ms=5)
+
+    assert restore(as_request(request)) == request
+
+
+numbers = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))
+floats = st.one_of(st.none(), st.floats())
+
+
+@given(
+    st.builds(
+        ImageRequest,
+        prompt=st.text(max_size=20),
+        width_px=numbers,
+        height_px=numbers,
+        num_inference_steps=numbers,
+        guidance_scale=floats,
+        scheduler=st.sampled_from(["", "ddim", "euler", "?"]),
+        eta=floats,
+        seed=st.one_of(st.none(), st.integers(0, 2**64 - 1)),
+        quality=floats,
+        deadline_ms=numbers,
+        max_cost=floats,
+    )
+)
+def test_any_request_is_resolved_within_its_limits_or_refused(request: ImageRequest) -> None:
+    try:
+        accepted = resolve(request, HELD, LIMITS, drawn_seed=1)
+    except PentimentoError as error:
+        assert isinstance(error, InvalidArgument)
+        return
+    assert accepted.cost <= LIMITS.max_request_cost
+    assert restore(as_request(accepted)) == replace(accepted, preview_interval_steps=0)
