@@ -12,20 +12,27 @@ from pentimento.embedder.v1.embedder_service_pb2_grpc import EmbedderServiceStub
 
 
 class EmbedderClient:
-    """Text and image embeddings; `timeout_s` None means the channel's default deadline."""
+    """Text and image embeddings. `timeout_s` None means the channel's default deadline; the embedder remembers what it
+    computed for callers of the same `memo_partition` (the tenant) only."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = EmbedderServiceStub(channel)
 
-    async def embed_text(self, texts: Sequence[str], timeout_s: float | None = None) -> tuple[Embedding, ...]:
+    async def embed_text(
+        self, texts: Sequence[str], timeout_s: float | None = None, *, memo_partition: str = ""
+    ) -> tuple[Embedding, ...]:
         with domain_errors():
-            answer = await self._stub.EmbedText(pb.EmbedTextRequest(texts=texts), timeout=timeout_s)
+            request = pb.EmbedTextRequest(texts=texts, memo_partition=memo_partition)
+            answer = await self._stub.EmbedText(request, timeout=timeout_s)
         return tuple(embedding_from_proto(vector, answer.encoder_digest) for vector in answer.embeddings)
 
-    async def embed_image(self, images: Sequence[bytes], timeout_s: float | None = None) -> tuple[Embedding, ...]:
+    async def embed_image(
+        self, images: Sequence[bytes], timeout_s: float | None = None, *, memo_partition: str = ""
+    ) -> tuple[Embedding, ...]:
         """`images` are PNG, JPEG or WebP."""
         with domain_errors():
-            answer = await self._stub.EmbedImage(pb.EmbedImageRequest(images=images), timeout=timeout_s)
+            request = pb.EmbedImageRequest(images=images, memo_partition=memo_partition)
+            answer = await self._stub.EmbedImage(request, timeout=timeout_s)
         return tuple(embedding_from_proto(vector, answer.encoder_digest) for vector in answer.embeddings)
 
     async def info(self, timeout_s: float | None = None) -> pb.GetInfoResponse:

@@ -18,7 +18,14 @@ from torch import Tensor
 from pentimento.diffusion.families.model import DiffusionModel
 from pentimento.diffusion.painting import Painting, PaintingRequest, denoise_step, prepare
 from pentimento.diffusion.prompts import PromptMemo
-from pentimento.domain.errors import DeadlineExceeded, Internal, PentimentoError, ResourceExhausted, Unavailable
+from pentimento.domain.errors import (
+    DEVICE_OUT_OF_MEMORY,
+    DeadlineExceeded,
+    Internal,
+    PentimentoError,
+    ResourceExhausted,
+    Unavailable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +249,7 @@ def _as_typed(error: Exception) -> PentimentoError:
     if isinstance(error, PentimentoError):
         return error
     if isinstance(error, torch.OutOfMemoryError):
-        return ResourceExhausted("DEVICE_OUT_OF_MEMORY", "the picture does not fit the device's memory")
+        return ResourceExhausted(DEVICE_OUT_OF_MEMORY, "the picture does not fit the device's memory")
     # The class only: messages of libraries may quote their input, and prompts never reach a log.
     logger.error("a denoising step raised %s", type(error).__name__)
     return Internal("STEP_FAILED", f"a denoising step raised {type(error).__name__}")

@@ -18,6 +18,9 @@
 
 from dataclasses import dataclass
 
+# Reasons that one process gives and another acts on.
+DEVICE_OUT_OF_MEMORY = "DEVICE_OUT_OF_MEMORY"
+
 
 @dataclass(frozen=True)
 class FieldViolation:

@@ -64,19 +64,19 @@ class Embedder:
         thread = ModelThread(lanes, self._batch_limits, torch.inference_mode)
         self._ready = _Ready(model, thread, EmbeddingMemo(self._memo_entries, model.digest))
 
-    async def embed_texts(self, texts: Sequence[str]) -> tuple[Embedding, ...]:
-        """A unit vector a text, in order. Texts beyond the encoder's context are cut, as CLIP does."""
+    async def embed_texts(self, texts: Sequence[str], partition: str = "") -> tuple[Embedding, ...]:
+        """A unit vector a text, in order, remembered for `partition`. Longer texts are cut, as CLIP does."""
         self._check_texts(texts)
         ready = self._require_ready()
-        keys = [ready.memo.key(TEXT, text.encode()) for text in texts]
+        keys = [ready.memo.key(partition, TEXT, text.encode()) for text in texts]
 
         async def prepare(indices: Sequence[int]) -> Sequence[Any]:
             return [texts[index] for index in indices]
 
         return await _embed(ready, TEXT, keys, prepare)
 
-    async def embed_images(self, images: Sequence[bytes]) -> tuple[Embedding, ...]:
-        """A unit vector an encoded image, in order."""
+    async def embed_images(self, images: Sequence[bytes], partition: str = "") -> tuple[Embedding, ...]:
+        """A unit vector an encoded image, in order; remembered for callers of `partition`."""
         self._check_images(images)
         ready = self._require_ready()
         run = partial(asyncio.get_running_loop().run_in_executor, self._decoding)
@@ -84,7 +84,7 @@ class Embedder:
         async def prepare(indices: Sequence[int]) -> Sequence[Any]:
             return await run(lambda: [self._pixels(ready.model, images[index], index) for index in indices])
 
-        keys = await run(lambda: [ready.memo.key(IMAGE, image) for image in images])
+        keys = await run(lambda: [ready.memo.key(partition, IMAGE, image) for image in images])
         return await _embed(ready, IMAGE, keys, prepare)
 
     def info(self) -> EmbedderInfo:

@@ -7,7 +7,8 @@ from collections import OrderedDict
 class EmbeddingMemo:
     """The `capacity` entries used last; 0 keeps none. Belongs to one thread.
 
-    A key is a digest over encoder, kind and content, so neither prompts nor images are kept.
+    A key is a digest over encoder, partition, kind and content, so neither prompts nor images are kept, and how quickly
+    an answer comes tells a tenant nothing of the prompts of another.
     """
 
     def __init__(self, capacity: int, encoder_digest: str) -> None:
@@ -17,9 +18,10 @@ class EmbeddingMemo:
         self.hit_count = 0
         self.miss_count = 0
 
-    def key(self, kind: str, content: bytes) -> bytes:
+    def key(self, partition: str, kind: str, content: bytes) -> bytes:
         digest = hashlib.sha256(self._encoder)
-        digest.update(b"\0" + kind.encode() + b"\0")
+        for part in (partition.encode(), kind.encode()):
+            digest.update(len(part).to_bytes(8, "little") + part)
         digest.update(content)
         return digest.digest()
 

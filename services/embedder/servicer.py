@@ -17,7 +17,7 @@ class EmbedderServicer(EmbedderServiceServicer):
     async def EmbedText(
         self, request: pb.EmbedTextRequest, context: grpc.aio.ServicerContext[pb.EmbedTextRequest, pb.EmbedTextResponse]
     ) -> pb.EmbedTextResponse:
-        embeddings = await self._embedder.embed_texts(request.texts)
+        embeddings = await self._embedder.embed_texts(request.texts, request.memo_partition)
         vectors = [embedding_to_proto(embedding) for embedding in embeddings]
         return pb.EmbedTextResponse(embeddings=vectors, encoder_digest=embeddings[0].encoder_digest)
 
@@ -26,7 +26,7 @@ class EmbedderServicer(EmbedderServiceServicer):
         request: pb.EmbedImageRequest,
         context: grpc.aio.ServicerContext[pb.EmbedImageRequest, pb.EmbedImageResponse],
     ) -> pb.EmbedImageResponse:
-        embeddings = await self._embedder.embed_images(request.images)
+        embeddings = await self._embedder.embed_images(request.images, request.memo_partition)
         vectors = [embedding_to_proto(embedding) for embedding in embeddings]
         return pb.EmbedImageResponse(embeddings=vectors, encoder_digest=embeddings[0].encoder_digest)
 

@@ -8,6 +8,7 @@ from pentimento.dataplane.effects import Attach, Execute, StopAttempt
 from pentimento.dataplane.events import AttemptFailed, AttemptFinished, AttemptStarted, Event, FailureKind
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import (
+    DEVICE_OUT_OF_MEMORY,
     Aborted,
     Cancelled,
     DeadlineExceeded,
@@ -29,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 2.0
 # Reasons of the worker's that say more than the class of their error.
-OUT_OF_MEMORY = "OUT_OF_MEMORY"
 ATTEMPT_GONE = "ATTEMPT_GONE"
 ON_ITS_WAY_OUT = frozenset({"DRAINING", "WORKER_STOPPED"})
 
@@ -148,7 +148,7 @@ def failure_kind(error: PentimentoError) -> FailureKind:
         case Unavailable():
             return FailureKind.NO_CREDIT if error.reason in ON_ITS_WAY_OUT else FailureKind.WORKER_LOST
         case ResourceExhausted():
-            return FailureKind.WORKER_LOST if error.reason == OUT_OF_MEMORY else FailureKind.NO_CREDIT
+            return FailureKind.WORKER_LOST if error.reason == DEVICE_OUT_OF_MEMORY else FailureKind.NO_CREDIT
         case FailedPrecondition():
             return FailureKind.NOT_HELD
         case Aborted():

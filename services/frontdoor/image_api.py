@@ -106,7 +106,7 @@ class ImageApi:
         held = self._catalogue.find(request.model)
         resolved = resolve(request, held, self._limits, 0)
         notes: list[str] = []
-        embedding = await self._router.embed(resolved, notes.append)
+        embedding = await self._router.embed(tenant, resolved, notes.append)
         dataplane = self._interpreter.dataplane
         version = dataplane.state.plan.version if dataplane.state.plan is not None else PlanVersion()
         route = await self._router.decide(tenant, resolved, held, embedding, version, notes.append)

@@ -37,7 +37,7 @@ class RoutePerformer:
 
     def prepare(self, effect: PrepareRoute) -> None:
         job = self._jobs.get(effect.request_id)
-        job.embedding = self._jobs.spawn(job, self._router.embed(job.resolved, job.note), "embed")
+        job.embedding = self._jobs.spawn(job, self._router.embed(job.tenant, job.resolved, job.note), "embed")
 
     def resolve(self, effect: ResolveRoute) -> None:
         job = self._jobs.get(effect.request_id)

@@ -43,12 +43,13 @@ class Router:
         self._gateway = gateway
         self._patience = patience
 
-    async def embed(self, resolved: ResolvedRequest, note: Note) -> Embedding | None:
+    async def embed(self, tenant: str, resolved: ResolvedRequest, note: Note) -> Embedding | None:
         """The prompt's retrieval embedding, or None with a note where the cache has to do without this request."""
         if self._embedder is None or self._gateway is None or not resolved.cacheable:
             return None
         prompts, timeout_s = [resolved.spec.prompt], self._patience.embed_s
-        answer = await bounded("embedder", timeout_s, self._embedder.embed_text(prompts, timeout_s), note)
+        embedding = self._embedder.embed_text(prompts, timeout_s, memo_partition=tenant)
+        answer = await bounded("embedder", timeout_s, embedding, note)
         return answer[0] if answer else None
 
     async def decide(

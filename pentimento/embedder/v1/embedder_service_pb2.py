@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pentimento.auth.v1 import auth_pb2 as pentimento_dot_auth_dot_v1_dot_auth__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-pentimento/embedder/v1/embedder_service.proto\x12\x16pentimento.embedder.v1\x1a\x1dpentimento/auth/v1/auth.proto\"4\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x17\n\x0f\x64imension_count\x18\x02 \x01(\r\"!\n\x10\x45mbedTextRequest\x12\r\n\x05texts\x18\x01 \x03(\t\"b\n\x11\x45mbedTextResponse\x12\x35\n\nembeddings\x18\x01 \x03(\x0b\x32!.pentimento.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\"#\n\x11\x45mbedImageRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\"c\n\x12\x45mbedImageResponse\x12\x35\n\nembeddings\x18\x01 \x03(\x0b\x32!.pentimento.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\"\x10\n\x0eGetInfoRequest\"\xa2\x01\n\x0fGetInfoResponse\x12\x14\n\x0c\x65ncoder_name\x18\x01 \x01(\t\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\x12\x17\n\x0f\x64imension_count\x18\x03 \x01(\r\x12\x16\n\x0ememo_hit_count\x18\x04 \x01(\x04\x12\x17\n\x0fmemo_miss_count\x18\x05 \x01(\x04\x12\x17\n\x0fmean_batch_size\x18\x06 \x01(\x01\x32\xca\x02\n\x0f\x45mbedderService\x12g\n\tEmbedText\x12(.pentimento.embedder.v1.EmbedTextRequest\x1a).pentimento.embedder.v1.EmbedTextResponse\"\x05\xaa\xd4\x18\x01\x03\x12j\n\nEmbedImage\x12).pentimento.embedder.v1.EmbedImageRequest\x1a*.pentimento.embedder.v1.EmbedImageResponse\"\x05\xaa\xd4\x18\x01\x03\x12\x62\n\x07GetInfo\x12&.pentimento.embedder.v1.GetInfoRequest\x1a\'.pentimento.embedder.v1.GetInfoResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-pentimento/embedder/v1/embedder_service.proto\x12\x16pentimento.embedder.v1\x1a\x1dpentimento/auth/v1/auth.proto\"4\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x17\n\x0f\x64imension_count\x18\x02 \x01(\r\"9\n\x10\x45mbedTextRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x16\n\x0ememo_partition\x18\x02 \x01(\t\"b\n\x11\x45mbedTextResponse\x12\x35\n\nembeddings\x18\x01 \x03(\x0b\x32!.pentimento.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\";\n\x11\x45mbedImageRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\x12\x16\n\x0ememo_partition\x18\x02 \x01(\t\"c\n\x12\x45mbedImageResponse\x12\x35\n\nembeddings\x18\x01 \x03(\x0b\x32!.pentimento.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\"\x10\n\x0eGetInfoRequest\"\xa2\x01\n\x0fGetInfoResponse\x12\x14\n\x0c\x65ncoder_name\x18\x01 \x01(\t\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\x12\x17\n\x0f\x64imension_count\x18\x03 \x01(\r\x12\x16\n\x0ememo_hit_count\x18\x04 \x01(\x04\x12\x17\n\x0fmemo_miss_count\x18\x05 \x01(\x04\x12\x17\n\x0fmean_batch_size\x18\x06 \x01(\x01\x32\xca\x02\n\x0f\x45mbedderService\x12g\n\tEmbedText\x12(.pentimento.embedder.v1.EmbedTextRequest\x1a).pentimento.embedder.v1.EmbedTextResponse\"\x05\xaa\xd4\x18\x01\x03\x12j\n\nEmbedImage\x12).pentimento.embedder.v1.EmbedImageRequest\x1a*.pentimento.embedder.v1.EmbedImageResponse\"\x05\xaa\xd4\x18\x01\x03\x12\x62\n\x07GetInfo\x12&.pentimento.embedder.v1.GetInfoRequest\x1a\'.pentimento.embedder.v1.GetInfoResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,17 +41,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EMBEDDING']._serialized_start=104
   _globals['_EMBEDDING']._serialized_end=156
   _globals['_EMBEDTEXTREQUEST']._serialized_start=158
-  _globals['_EMBEDTEXTREQUEST']._serialized_end=191
-  _globals['_EMBEDTEXTRESPONSE']._serialized_start=193
-  _globals['_EMBEDTEXTRESPONSE']._serialized_end=291
-  _globals['_EMBEDIMAGEREQUEST']._serialized_start=293
-  _globals['_EMBEDIMAGEREQUEST']._serialized_end=328
-  _globals['_EMBEDIMAGERESPONSE']._serialized_start=330
-  _globals['_EMBEDIMAGERESPONSE']._serialized_end=429
-  _globals['_GETINFOREQUEST']._serialized_start=431
-  _globals['_GETINFOREQUEST']._serialized_end=447
-  _globals['_GETINFORESPONSE']._serialized_start=450
-  _globals['_GETINFORESPONSE']._serialized_end=612
-  _globals['_EMBEDDERSERVICE']._serialized_start=615
-  _globals['_EMBEDDERSERVICE']._serialized_end=945
+  _globals['_EMBEDTEXTREQUEST']._serialized_end=215
+  _globals['_EMBEDTEXTRESPONSE']._serialized_start=217
+  _globals['_EMBEDTEXTRESPONSE']._serialized_end=315
+  _globals['_EMBEDIMAGEREQUEST']._serialized_start=317
+  _globals['_EMBEDIMAGEREQUEST']._serialized_end=376
+  _globals['_EMBEDIMAGERESPONSE']._serialized_start=378
+  _globals['_EMBEDIMAGERESPONSE']._serialized_end=477
+  _globals['_GETINFOREQUEST']._serialized_start=479
+  _globals['_GETINFOREQUEST']._serialized_end=495
+  _globals['_GETINFORESPONSE']._serialized_start=498
+  _globals['_GETINFORESPONSE']._serialized_end=660
+  _globals['_EMBEDDERSERVICE']._serialized_start=663
+  _globals['_EMBEDDERSERVICE']._serialized_end=993
 # @@protoc_insertion_point(module_scope)

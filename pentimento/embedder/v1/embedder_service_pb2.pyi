@@ -47,16 +47,20 @@ class EmbedTextRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXTS_FIELD_NUMBER: _builtins.int
+    MEMO_PARTITION_FIELD_NUMBER: _builtins.int
+    memo_partition: _builtins.str
+    """Answers are remembered within a partition only, the tenant's: their timing tells nobody of another's prompts."""
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         texts: _abc.Iterable[_builtins.str] | None = ...,
+        memo_partition: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memo_partition", b"memo_partition", "texts", b"texts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -90,6 +94,9 @@ class EmbedImageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IMAGES_FIELD_NUMBER: _builtins.int
+    MEMO_PARTITION_FIELD_NUMBER: _builtins.int
+    memo_partition: _builtins.str
+    """As for texts."""
     @_builtins.property
     def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """PNG, JPEG or WebP."""
@@ -98,10 +105,11 @@ class EmbedImageRequest(_message.Message):
         self,
         *,
         images: _abc.Iterable[_builtins.bytes] | None = ...,
+        memo_partition: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "memo_partition", b"memo_partition"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -46,6 +46,14 @@ async def test_calls_at_the_same_time_share_batches_and_keep_their_own_vectors(c
     assert (await client.info()).mean_batch_size > 1
 
 
+async def test_what_one_partition_asked_for_is_not_remembered_for_another(client):
+    await client.embed_text(["a red circle"], memo_partition="tenant-a")
+
+    await client.embed_text(["a red circle"], memo_partition="tenant-b")
+
+    assert (await client.info()).memo_hit_count == 0
+
+
 async def test_info_names_the_encoder_and_counts_the_memo(client, encoder_directory):
     await client.embed_text(["a red circle"])
     await client.embed_text(["a red circle"])

@@ -6,19 +6,20 @@ from hypothesis import strategies as st
 from services.embedder.memo import EmbeddingMemo
 
 
-def test_a_key_depends_on_encoder_kind_and_content():
+def test_a_key_depends_on_encoder_partition_kind_and_content():
     one, other = EmbeddingMemo(4, "sha256:a"), EmbeddingMemo(4, "sha256:b")
 
     keys = {
-        one.key("text", b"x"),
-        one.key("text", b"y"),
-        one.key("image", b"x"),
-        other.key("text", b"x"),
-        EmbeddingMemo(4, "sha256:a\0text").key("", b"x"),
+        one.key("tenant", "text", b"x"),
+        one.key("tenant", "text", b"y"),
+        one.key("tenant", "image", b"x"),
+        one.key("tenanttext", "", b"x"),
+        one.key("other", "text", b"x"),
+        other.key("tenant", "text", b"x"),
     }
 
-    assert len(keys) == 5
-    assert one.key("text", b"x") in keys
+    assert len(keys) == 6
+    assert one.key("tenant", "text", b"x") in keys
 
 
 def test_the_entry_used_longest_ago_goes_first():
