@@ -19,6 +19,7 @@ connection's) come back as the error of their code, with a sentence of this cata
 internals.
 """
 
+import logging
 import secrets
 from collections.abc import Iterable
 
@@ -29,6 +30,8 @@ from google.rpc import error_details_pb2, status_pb2
 from pentimento.domain import errors
 from pentimento.domain.errors import FieldViolation, PentimentoError
 from pentimento.rpc.metadata import STATUS_DETAILS
+
+logger = logging.getLogger(__name__)
 
 ERROR_DOMAIN = "pentimento"
 # A status travels in headers, of which HTTP/2 peers accept 8 KiB: percent-encoded and in base64 all this stays below.
@@ -144,6 +147,8 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> PentimentoError:
 
 def foreign(code: grpc.StatusCode, details: str) -> PentimentoError:
     """The error of a status that no kit wrote."""
+    if code is grpc.StatusCode.UNAVAILABLE:
+        logger.debug("unreachable", extra={"details": details})
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return message_too_large(details)
     message = FOREIGN_MESSAGE.get(code, f"the call failed with {code.name}")

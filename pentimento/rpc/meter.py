@@ -1,34 +1,76 @@
-"""Counts of the calls a process serves: `pentimento_rpc_*`, by method and status code."""
+"""Counts of the calls a process serves, by method and status code.
 
-from dataclasses import dataclass, field
+    pentimento_rpc_requests_total{method, code}   calls answered
+    pentimento_rpc_latency_seconds{method}        from a call's arrival to its last answer
+    pentimento_rpc_in_flight_count{method}        calls being served
 
-from prometheus_client import Counter
+Every call writes them, from the event loop alone, hence plain numbers: prometheus_client's own metrics take a lock for
+each change, which cost more than everything else the kit does to a call. They become metrics when somebody reads them.
+"""
 
-from pentimento.telemetry import counter, gauge, histogram
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import accumulate
 
-CALLS = counter("pentimento_rpc_requests_total", "calls answered", ("method", "code"))
-LATENCY = histogram("pentimento_rpc_latency_seconds", "from the call's arrival to its last answer", ("method",))
-IN_FLIGHT = gauge("pentimento_rpc_in_flight_count", "calls being served", ("method",))
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pentimento.telemetry.metrics import LATENCY_BUCKETS_S
 
 
-@dataclass
 class MethodMeter:
-    """The metrics of one method, looked up once."""
+    """The numbers of one method."""
 
-    method: str
-    by_code: dict[str, Counter] = field(default_factory=dict)
+    __slots__ = ("by_bucket", "by_code", "in_flight_count", "method", "seconds")
 
-    def __post_init__(self) -> None:
-        self._latency = LATENCY.labels(self.method)
-        self._in_flight = IN_FLIGHT.labels(self.method)
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.in_flight_count = 0
+        self.seconds = 0.0
+        self.by_code: dict[str, int] = defaultdict(int)
+        self.by_bucket = [0] * (len(LATENCY_BUCKETS_S) + 1)
 
     def begin(self) -> None:
-        self._in_flight.inc()
+        self.in_flight_count += 1
 
     def end(self, code: str, seconds: float) -> None:
-        self._in_flight.dec()
-        self._latency.observe(seconds)
-        known = self.by_code.get(code)
-        if known is None:
-            known = self.by_code[code] = CALLS.labels(self.method, code)
-        known.inc()
+        self.in_flight_count -= 1
+        self.by_code[code] += 1
+        self.seconds += seconds
+        self.by_bucket[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+
+
+class CallCollector(Collector):
+    """Turns the meters into metrics when they are asked for, from whatever thread."""
+
+    def __init__(self) -> None:
+        self._meters: dict[str, MethodMeter] = {}
+
+    def meter(self, method: str) -> MethodMeter:
+        """The meter of a method; all servers of a process share it."""
+        return self._meters.setdefault(method, MethodMeter(method))
+
+    def collect(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("pentimento_rpc_requests", "calls answered", labels=("method", "code"))
+        latency = HistogramMetricFamily(
+            "pentimento_rpc_latency_seconds", "from arrival to last answer", labels=("method",)
+        )
+        in_flight = GaugeMetricFamily("pentimento_rpc_in_flight_count", "calls being served", labels=("method",))
+        for meter in tuple(self._meters.values()):
+            for code, count in tuple(meter.by_code.items()):
+                requests.add_metric((meter.method, code), count)
+            latency.add_metric((meter.method,), cumulative(meter.by_bucket), meter.seconds)
+            in_flight.add_metric((meter.method,), meter.in_flight_count)
+        yield from (requests, latency, in_flight)
+
+
+def cumulative(by_bucket: list[int]) -> list[tuple[str, float]]:
+    """Prometheus counts each bucket with all below it."""
+    bounds = (*(str(bound) for bound in LATENCY_BUCKETS_S), "+Inf")
+    return list(zip(bounds, accumulate(by_bucket), strict=True))
+
+
+CALLS = CallCollector()
+REGISTRY.register(CALLS)

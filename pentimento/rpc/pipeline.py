@@ -9,7 +9,6 @@ cancelled (asyncio.CancelledError) when the caller cancels, disconnects or its d
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -19,42 +18,22 @@ from typing import Any, NoReturn, TypeVar, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from pentimento.domain.errors import (
-    DeadlineExceeded,
-    Internal,
-    InvalidArgument,
-    PentimentoError,
-    ResourceExhausted,
-    Unavailable,
-)
+from pentimento.domain.errors import DeadlineExceeded, InvalidArgument
 from pentimento.domain.identity import Role
 from pentimento.rpc import context as call_context
 from pentimento.rpc.access import authorise
-from pentimento.rpc.errors import code_of, to_status, unexpected
-from pentimento.rpc.metadata import AUTHORIZATION, REQUEST_ID, STATUS_DETAILS
-from pentimento.rpc.meter import MethodMeter
+from pentimento.rpc.errors import code_of
+from pentimento.rpc.failures import abort, explain, shutting_down, too_many_calls
+from pentimento.rpc.metadata import AUTHORIZATION, REQUEST_ID
+from pentimento.rpc.meter import CALLS, MethodMeter
 from pentimento.rpc.tokens import Identities
 from pentimento.telemetry.request_id import accept_request_id, request_id
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
+Tasks = set[asyncio.Task[Any]]
 Context = grpc.aio.ServicerContext[Any, Any]
 # A grpc.RpcMethodHandler; its stub makes every attribute optional, where the two flags say which one is set.
 Handler = Any
-
-RETRY_AFTER_MS = 250
-
-
-@dataclass(frozen=True)
-class Method:
-    """One RPC: "/package.Service/Method", who may call it, and whether it counts against the limit of calls."""
-
-    path: str
-    allowed: frozenset[Role]
-    limited: bool
-    handler: Handler
-    meter: MethodMeter
 
 
 @dataclass(frozen=True)
@@ -63,15 +42,48 @@ class Limits:
     unary_deadline_s: float
 
 
+@dataclass(frozen=True)
+class Method:
+    """One RPC: "/package.Service/Method", who may call it, whether it is spared the limit of calls, and where its
+    running calls are kept."""
+
+    path: str
+    allowed: frozenset[Role]
+    needs_caller: bool
+    limited: bool
+    running: Tasks
+    meter: MethodMeter
+    decode: Callable[[Any], Any]
+    encode: Callable[[Any], bytes]
+
+
+class Call:
+    """One call being served."""
+
+    __slots__ = ("code", "method", "started_s", "task")
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.code = "OK"
+        self.started_s = time.perf_counter()
+        self.task = cast("asyncio.Task[Any]", asyncio.current_task())
+        method.running.add(self.task)
+        method.meter.begin()
+
+    def end(self) -> None:
+        self.method.running.discard(self.task)
+        self.method.meter.end(self.code, time.perf_counter() - self.started_s)
+
+
 class Pipeline:
-    """Wraps handlers; counts the calls they are serving."""
+    """Wraps handlers; knows the calls they are serving."""
 
     def __init__(self, identities: Identities, limits: Limits) -> None:
         self._identities = identities
         self._limits = limits
-        self._unary_tasks: set[asyncio.Task[Any]] = set()
-        self._stream_tasks: set[asyncio.Task[Any]] = set()
-        self._exempt_tasks: set[asyncio.Task[Any]] = set()
+        self._unary: Tasks = set()
+        self._streams: Tasks = set()
+        self._exempt: Tasks = set()
         self._closed = False
 
     async def close(self, grace_s: float, stream_grace_s: float) -> None:
@@ -79,14 +91,24 @@ class Pipeline:
         what still runs is cancelled and answered UNAVAILABLE."""
         self._closed = True
         end = time.monotonic() + grace_s
-        await finished(self._unary_tasks, grace_s)
-        await finished(self._stream_tasks, min(stream_grace_s, end - time.monotonic()))
-        for task in (*self._unary_tasks, *self._stream_tasks, *self._exempt_tasks):
+        await finished(self._unary, grace_s)
+        await finished(self._streams, min(stream_grace_s, end - time.monotonic()))
+        for task in (*self._unary, *self._streams, *self._exempt):
             task.cancel()
 
     def wrap(self, path: str, handler: Handler, allowed: frozenset[Role], *, limited: bool = True) -> Handler:
         """The same RPC with everything around it. gRPC handles bytes: decoding is ours, after authentication."""
-        method = Method(path, allowed, limited, handler, MethodMeter(path))
+        counted = self._streams if handler.response_streaming else self._unary
+        method = Method(
+            path,
+            allowed,
+            needs_caller=Role.ANYONE not in allowed,
+            limited=limited,
+            running=counted if limited else self._exempt,
+            meter=CALLS.meter(path),
+            decode=decoder(path, handler),
+            encode=handler.response_serializer,
+        )
         if handler.request_streaming:
             if handler.response_streaming:
                 return grpc.stream_stream_rpc_method_handler(self._streaming(method, handler.stream_stream))
@@ -96,61 +118,36 @@ class Pipeline:
         return grpc.unary_unary_rpc_method_handler(self._answering(method, handler.unary_unary))
 
     def _answering(self, method: Method, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[bytes]]:
-        decode, encode = decoder(method), method.handler.response_serializer
-        running = self._unary_tasks if method.limited else self._exempt_tasks
-
         async def answer(request: Any, context: Context) -> bytes:
-            async def work() -> bytes:
-                answered: bytes = encode(await behaviour(decode(request), context))
-                return answered
-
-            return await self._serve(method, context, running, lambda: self._within_deadline(work))
+            call = Call(method)
+            try:
+                self._admit(method, context)
+                answering = behaviour(method.decode(request), context)
+                if call_context.deadline.get() is None:
+                    answering = self._within_our_deadline(answering)
+                return method.encode(await answering)
+            except BaseException as error:
+                await self._fail(call, context, error)
+            finally:
+                call.end()
 
         return answer
 
     def _streaming(self, method: Method, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[None]]:
-        decode, encode = decoder(method), method.handler.response_serializer
-        running = self._stream_tasks if method.limited else self._exempt_tasks
-
         async def answer(request: Any, context: Context) -> None:
-            async def work() -> None:
+            call = Call(method)
+            try:
+                self._admit(method, context)
                 # Closed here and not by the garbage collector: a cancel must run the handler's `finally` now.
-                async with aclosing(behaviour(decode(request), context)) as answers:
+                async with aclosing(behaviour(method.decode(request), context)) as answers:
                     async for one in answers:
-                        await context.write(encode(one))
-
-            await self._serve(method, context, running, work)
+                        await context.write(method.encode(one))
+            except BaseException as error:
+                await self._fail(call, context, error)
+            finally:
+                call.end()
 
         return answer
-
-    async def _serve(
-        self, method: Method, context: Context, running: set[asyncio.Task[Any]], work: Callable[[], Awaitable[T]]
-    ) -> T:
-        """Error mapping and metrics around admission and handler."""
-        started = time.perf_counter()
-        code = grpc.StatusCode.OK
-        method.meter.begin()
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        running.add(task)
-        try:
-            self._admit(method, context)
-            return await work()
-        except asyncio.CancelledError:
-            if self._closed and not context.cancelled():
-                code = grpc.StatusCode.UNAVAILABLE
-                await abort(context, shutting_down())
-            code = grpc.StatusCode.DEADLINE_EXCEEDED if call_context.remaining_s() == 0 else grpc.StatusCode.CANCELLED
-            raise
-        except NotImplementedError:
-            code = grpc.StatusCode.UNIMPLEMENTED
-            await context.abort(code, f"{method.path} is not implemented here")
-        except Exception as error:
-            known = explain(error, method)
-            code = code_of(known)
-            await abort(context, known)
-        finally:
-            running.discard(task)
-            method.meter.end(code.name, time.perf_counter() - started)
 
     def _admit(self, method: Method, context: Context) -> None:
         """Request id, authentication, deadline, limits: raises what refuses the call, else fills the call's context."""
@@ -161,99 +158,75 @@ class Pipeline:
             elif key == REQUEST_ID:
                 offered_id = value
         request_id.set(accept_request_id(offered_id))
-        self._authenticate(method, authorization)
-        remaining = context.time_remaining()
-        call_context.deadline.set(None if remaining is None else time.monotonic() + remaining)
+        if method.needs_caller:
+            caller = self._identities.identify(authorization)
+            authorise(caller, method.allowed, method.path)
+            call_context.caller.set(caller)
+        remaining_s = context.time_remaining()
+        if remaining_s is not None:
+            call_context.deadline.set(time.monotonic() + remaining_s)
         if method.limited:
             self._check_limits()
 
     def _check_limits(self) -> None:
         if self._closed:
             raise shutting_down()
-        if len(self._unary_tasks) + len(self._stream_tasks) > self._limits.max_concurrent_calls:
+        if len(self._unary) + len(self._streams) > self._limits.max_concurrent_calls:
             raise too_many_calls(self._limits.max_concurrent_calls)
 
-    def _authenticate(self, method: Method, authorization: str | bytes | None) -> None:
-        if Role.ANYONE in method.allowed:
-            return
-        caller = self._identities.identify(authorization)
-        authorise(caller, method.allowed, method.path)
-        call_context.caller.set(caller)
-
-    async def _within_deadline(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def _within_our_deadline(self, answering: Awaitable[T]) -> T:
         """gRPC itself cancels a call at the caller's deadline; a unary call without one gets ours."""
-        if call_context.deadline.get() is not None:
-            return await work()
         call_context.deadline.set(time.monotonic() + self._limits.unary_deadline_s)
         try:
             async with asyncio.timeout(self._limits.unary_deadline_s) as timeout:
-                return await work()
+                return await answering
         except TimeoutError:
             if timeout.expired():
                 raise DeadlineExceeded("DEADLINE_EXCEEDED", "the call took longer than this server allows") from None
             raise
 
+    async def _fail(self, call: Call, context: Context, error: BaseException) -> NoReturn:
+        """Answers with the error's status; what is no answer (a cancel, an exit) is raised again."""
+        if isinstance(error, asyncio.CancelledError):
+            if self._closed and not context.cancelled():
+                call.code = grpc.StatusCode.UNAVAILABLE.name
+                await abort(context, shutting_down())
+            call.code = cancellation_code()
+            raise error
+        if isinstance(error, NotImplementedError):
+            call.code = grpc.StatusCode.UNIMPLEMENTED.name
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{call.method.path} is not implemented here")
+        if not isinstance(error, Exception):
+            raise error
+        known = explain(error, call.method.path)
+        call.code = code_of(known).name
+        await abort(context, known)
 
-async def finished(tasks: set[asyncio.Task[Any]], timeout_s: float) -> None:
+
+def cancellation_code() -> str:
+    """Why the call being served was cancelled: its deadline, or its caller."""
+    passed = call_context.remaining_s() == 0
+    return (grpc.StatusCode.DEADLINE_EXCEEDED if passed else grpc.StatusCode.CANCELLED).name
+
+
+async def finished(tasks: Tasks, timeout_s: float) -> None:
     """Returns when none of the tasks runs any more, or after `timeout_s`."""
     if tasks and timeout_s > 0:
         await asyncio.wait(tuple(tasks), timeout=timeout_s)
 
 
-def decoder(method: Method) -> Callable[[Any], Any]:
+def decoder(path: str, handler: Handler) -> Callable[[Any], Any]:
     """Bytes to the request message, or a stream of the one to a stream of the other."""
-    parse = method.handler.request_deserializer
+    parse = handler.request_deserializer
 
     def decode(data: bytes) -> Any:
         try:
             return parse(data)
         except DecodeError:
-            raise InvalidArgument("MALFORMED_MESSAGE", f"the request of {method.path} is not a valid message") from None
+            raise InvalidArgument("MALFORMED_MESSAGE", f"the request of {path} is not a valid message") from None
 
     async def decode_stream(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for data in requests:
             yield decode(data)
 
-    return decode_stream if method.handler.request_streaming else decode
-
-
-def explain(error: Exception, method: Method) -> PentimentoError:
-    """The error to answer with. Defects are logged with their traceback, and their text goes no further."""
-    if isinstance(error, ExceptionGroup):
-        error = first_of(error)
-    known = error if isinstance(error, PentimentoError) else unexpected()
-    if isinstance(known, Internal):
-        fields = {"method": method.path, **known.metadata}
-        logger.error("call failed", exc_info=error, extra=fields)
-    elif logger.isEnabledFor(logging.DEBUG):
-        logger.debug("call refused", extra={"method": method.path, "code": code_of(known).name, "reason": known.reason})
-    return known
-
-
-def first_of(group: ExceptionGroup[Exception]) -> Exception:
-    """What a task group failed with, when all of it is domain errors: the first. Otherwise the group."""
-    ours, others = group.split(PentimentoError)
-    while isinstance(ours, ExceptionGroup) and others is None:
-        first = ours.exceptions[0]
-        if not isinstance(first, ExceptionGroup):
-            return first
-        ours = first
-    return group
-
-
-async def abort(context: Context, error: PentimentoError) -> NoReturn:
-    status = to_status(error)
-    trailing = ((STATUS_DETAILS, status.SerializeToString()), (REQUEST_ID, request_id.get()))
-    await context.abort(code_of(error), status.message, trailing)
-
-
-def shutting_down() -> Unavailable:
-    return Unavailable("SHUTTING_DOWN", "this server is stopping", retry_after_ms=RETRY_AFTER_MS)
-
-
-def too_many_calls(limit: int) -> ResourceExhausted:
-    return ResourceExhausted(
-        "TOO_MANY_CALLS",
-        f"this server already serves max_concurrent_calls = {limit} calls",
-        retry_after_ms=RETRY_AFTER_MS,
-    )
+    return decode_stream if handler.request_streaming else decode

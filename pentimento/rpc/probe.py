@@ -1,4 +1,4 @@
-"""Tells by its exit code whether a process serves: `python -m pentimento.rpc.probe unix:/run/service.sock`.
+"""Tells by its exit code whether a process serves: `python probe.py unix:/run/service.sock`.
 
 0 when grpc.health.v1 answers SERVING, 1 with one line on stderr otherwise. Health checks of containers run it through a
 unix socket of the service, where neither TLS nor a token is asked for; an address of host:port is called without TLS.

@@ -11,7 +11,6 @@ is malformed changes nothing and is reported in the log. Calls that already run 
 """
 
 import hashlib
-import hmac
 import logging
 import re
 import secrets
@@ -29,6 +28,7 @@ from pentimento.settings import SettingsError
 
 logger = logging.getLogger(__name__)
 
+BLINDING_KEY = secrets.token_bytes(32)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 GRANTABLE = frozenset({Role.USER, Role.SERVICE, Role.ADMIN})
 ENTRY_KEYS = frozenset({"sha256", "tenant", "roles"})
@@ -42,6 +42,12 @@ def new_token() -> str:
 def hash_token(token: str) -> str:
     """What a token file holds of a token: its SHA-256, 64 hex digits."""
     return hashlib.sha256(token.strip().encode()).hexdigest()
+
+
+def blinded(digest: str) -> bytes:
+    """The digest under a key of this process: how long a look-up takes tells nothing to who does not know the key,
+    which makes it as good as a comparison in constant time, for any number of tokens."""
+    return hashlib.blake2b(digest.encode(), key=BLINDING_KEY, digest_size=32).digest()
 
 
 def token_entry(token: str, tenant: str, roles: frozenset[Role]) -> str:
@@ -85,13 +91,13 @@ def parse_roles(names: Any, where: str) -> frozenset[Role]:
     return frozenset(known[name] for name in names)
 
 
-def read_tokens(path: Path) -> dict[str, Caller]:
-    """Callers by digest. SettingsError when the file cannot be read or is malformed."""
+def read_tokens(path: Path) -> dict[bytes, Caller]:
+    """Callers by blinded digest. SettingsError when the file cannot be read or is malformed."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from error
-    return parse_tokens(text, str(path))
+    return {blinded(digest): caller for digest, caller in parse_tokens(text, str(path)).items()}
 
 
 class TokenFile:
@@ -109,7 +115,7 @@ class TokenFile:
             return None
         if not isinstance(authorization, str) or not authorization.startswith(BEARER):
             raise Unauthenticated("MALFORMED_TOKEN", 'metadata "authorization" must be "Bearer <token>"')
-        caller = self._find(hash_token(authorization.removeprefix(BEARER)))
+        caller = self._callers.get(blinded(hash_token(authorization.removeprefix(BEARER))))
         if caller is None:
             raise Unauthenticated("UNKNOWN_TOKEN", "the token is not known")
         return caller
@@ -122,14 +128,6 @@ class TokenFile:
             logger.error("token file not reloaded, the tokens before stay valid", extra={"problem": str(error)})
         else:
             logger.info("token file reloaded", extra={"token_count": len(self._callers)})
-
-    def _find(self, digest: str) -> Caller | None:
-        """Constant in time over all tokens: every entry is compared, and none is left early."""
-        found = None
-        for known, caller in self._callers.items():
-            if hmac.compare_digest(known, digest):
-                found = caller
-        return found
 
 
 class OpenDoor:

@@ -1,0 +1,72 @@
+"""What a failed call is answered with, and what the log learns of it."""
+
+import logging
+from typing import Any, NoReturn
+
+import grpc
+
+from pentimento.domain.errors import (
+    Internal,
+    PentimentoError,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+from pentimento.rpc.errors import code_of, to_status, unexpected
+from pentimento.rpc.metadata import REQUEST_ID, STATUS_DETAILS
+from pentimento.telemetry.request_id import request_id
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_MS = 250
+
+
+def explain(error: Exception, path: str) -> PentimentoError:
+    """The error to answer with. Defects are logged with their traceback, and their text goes no further."""
+    if isinstance(error, ExceptionGroup):
+        error = first_of(error)
+    known = error if isinstance(error, PentimentoError) and not is_refusal_of_ourselves(error) else unexpected()
+    if isinstance(known, Internal):
+        told = {"method": path, "reason": known.reason, "error_id": known.metadata.get("error_id", "")}
+        logger.error("call failed", exc_info=error, extra=told)
+    elif logger.isEnabledFor(logging.DEBUG):
+        logger.debug("call refused", extra={"method": path, "code": code_of(known).name, "reason": known.reason})
+    return known
+
+
+def is_refusal_of_ourselves(error: PentimentoError) -> bool:
+    """Another process refused our token: the caller, whose own was fine, would take it for theirs."""
+    return isinstance(error, Unauthenticated | PermissionDenied) and isinstance(
+        error.__cause__ or error.__context__, grpc.RpcError
+    )
+
+
+def first_of(group: ExceptionGroup[Exception]) -> Exception:
+    """What a task group failed with, when all of it is domain errors: the first. Otherwise the group."""
+    ours, others = group.split(PentimentoError)
+    while isinstance(ours, ExceptionGroup) and others is None:
+        first = ours.exceptions[0]
+        if not isinstance(first, ExceptionGroup):
+            return first
+        ours = first
+    return group
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PentimentoError) -> NoReturn:
+    """Ends the call with the error's status, its details, and the id to ask for in the logs."""
+    status = to_status(error)
+    trailing = ((STATUS_DETAILS, status.SerializeToString()), (REQUEST_ID, request_id.get()))
+    await context.abort(code_of(error), status.message, trailing)
+
+
+def shutting_down() -> Unavailable:
+    return Unavailable("SHUTTING_DOWN", "this server is stopping", retry_after_ms=RETRY_AFTER_MS)
+
+
+def too_many_calls(limit: int) -> ResourceExhausted:
+    return ResourceExhausted(
+        "TOO_MANY_CALLS",
+        f"this server already serves max_concurrent_calls = {limit} calls",
+        retry_after_ms=RETRY_AFTER_MS,
+    )
