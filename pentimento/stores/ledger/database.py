@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.stores.errors import SchemaMismatch, StoreFull, StoreUnavailable
 
-# Seconds; a statement of a ledger takes milliseconds, so whoever waits longer waits for something broken.
+# A statement of a ledger takes milliseconds: whoever waits longer waits for something broken. A url may say otherwise.
 _BUSY_TIMEOUT_S = 5
 _POSTGRESQL_ARGUMENTS = {"connect_timeout": 5, "tcp_user_timeout": 10_000, "options": "-c statement_timeout=10000"}
 # SQLSTATE classes: disk full and its kin; the server goes away or refuses.
@@ -38,7 +38,8 @@ def open_engine(url: str) -> Engine:
     if parsed.drivername == "sqlite" and parsed.database and Path(parsed.database).is_absolute():
         return _open_sqlite(parsed)
     if parsed.drivername == "postgresql+psycopg":
-        return create_engine(parsed, connect_args=_POSTGRESQL_ARGUMENTS, pool_pre_ping=True, pool_size=4)
+        arguments = {name: value for name, value in _POSTGRESQL_ARGUMENTS.items() if name not in parsed.query}
+        return create_engine(parsed, connect_args=arguments, pool_pre_ping=True, pool_size=4)
     raise InvalidArgument.of(
         "ledger_url", f"must be sqlite:////absolute/path or postgresql+psycopg://…, got {parsed.drivername!r}"
     )
@@ -65,8 +66,8 @@ def typed_errors(store: str = "ledger") -> Iterator[None]:
 
 def insert_unless_present(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
     """Insert a row; False, and nothing changed, when it collides with another on any unique key."""
-    statement = _INSERTS[connection.dialect.name](table).on_conflict_do_nothing()
-    return connection.execute(statement, dict(row)).rowcount == 1
+    statement = _INSERTS[connection.dialect.name](table).on_conflict_do_nothing().returning(*table.primary_key)
+    return connection.execute(statement, dict(row)).first() is not None
 
 
 def _open_sqlite(url: URL) -> Engine:

@@ -1,0 +1,288 @@
+"""The cache ledger's promises, on SQLite and on PostgreSQL."""
+
+import struct
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache_records import (
+    EncoderBinding,
+    EntryCommit,
+    GrantedKey,
+    GrantRecord,
+)
+from pentimento.stores.objects.store import refer_to
+
+VECTOR = struct.pack("<2f", 1.0, 0.0)
+
+
+class Clock:
+    """Wall time in the test's hands."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def wall(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(ledger_url: str, clock: Clock) -> Iterator[CacheLedger]:
+    ledger = open_cache_ledger(ledger_url, clock)
+    yield ledger
+    assert ledger.check_integrity() == []
+    ledger.close()
+
+
+def grant(name: str = "g1", steps: tuple[int | None, ...] = (5, 10), expires_at: float = 2000.0) -> GrantRecord:
+    keys = tuple(GrantedKey(f"cache/{name}/{step or 'image'}", step) for step in steps)
+    return GrantRecord(name, "pool", "tenant", "compatible", "r1", 7, expires_at, keys)
+
+
+def reference(key: str, size: int = 10) -> ObjectReference:
+    return refer_to(key, bytes(size))
+
+
+def commit(name: str = "g1", steps: tuple[int, ...] = (5, 10), image: bool = False, size: int = 10) -> EntryCommit:
+    latents = tuple(CapturedLatent(step, step / 10, reference(f"cache/{name}/{step}", size), True) for step in steps)
+    captured = CapturedEntries(name, latents, reference(f"cache/{name}/image", size) if image else None)
+    return EntryCommit(
+        entry_id=str(uuid.uuid4()),
+        captured=captured,
+        tenant="tenant",
+        pool="pool",
+        compatibility_key="compatible",
+        request_id="r1",
+        fencing_token=7,
+        text_vector=VECTOR,
+        image_vector=None,
+        ancestor_depth=2,
+        created_at=1000.0,
+    )
+
+
+def add(ledger: CacheLedger, name: str, steps: tuple[int, ...] = (5, 10), size: int = 10) -> str:
+    ledger.reserve(grant(name, steps)).result()
+    return ledger.commit(commit(name, steps, size=size)).result()
+
+
+def test_a_committed_entry_is_live_with_what_was_captured(ledger: CacheLedger) -> None:
+    ledger.reserve(grant(steps=(5, 10, None))).result()
+
+    entry_id = ledger.commit(commit(steps=(5, 10), image=True)).result()
+
+    entry = ledger.live_entries([entry_id])[entry_id]
+    assert (entry.pool, entry.compatibility_key, entry.ancestor_depth) == ("pool", "compatible", 2)
+    assert [(latent.resume_step, latent.sigma) for latent in entry.latents] == [(5, 0.5), (10, 1.0)]
+    assert entry.latents[0].object == reference("cache/g1/5")
+    assert entry.image == reference("cache/g1/image")
+    assert ledger.totals().entry_count == 1
+    assert ledger.totals().object_count == 3
+    assert ledger.totals().size_bytes == 30
+
+
+def test_granted_keys_are_known_before_anything_is_uploaded(ledger: CacheLedger) -> None:
+    ledger.reserve(grant()).result()
+
+    assert ledger.known_keys(["cache/g1/5", "cache/other"]) == {"cache/g1/5"}
+    assert ledger.totals().open_grant_count == 1
+
+
+def test_commit_is_idempotent_by_grant(ledger: CacheLedger) -> None:
+    ledger.reserve(grant()).result()
+    first = ledger.commit(commit()).result()
+
+    assert ledger.commit(commit()).result() == first
+    assert ledger.totals().entry_count == 1
+
+
+def test_one_of_many_concurrent_commits_makes_the_entry(ledger: CacheLedger) -> None:
+    ledger.reserve(grant()).result()
+
+    with ThreadPoolExecutor(8) as threads:
+        futures = list(threads.map(lambda _: ledger.commit(commit()), range(16)))
+
+    assert len({future.result() for future in futures}) == 1
+    assert ledger.totals().entry_count == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tenant", "other"),
+        ("pool", "other"),
+        ("compatibility_key", "other"),
+        ("request_id", "r2"),
+        ("fencing_token", 6),
+    ],
+)
+def test_only_the_attempt_that_reserved_may_commit(ledger: CacheLedger, field: str, value: object) -> None:
+    ledger.reserve(grant()).result()
+
+    with pytest.raises(FailedPrecondition, match=field):
+        ledger.commit(replace(commit(), **{field: value})).result()  # type: ignore[arg-type]
+
+    assert ledger.totals().entry_count == 0
+    assert ledger.commit(commit()).result()
+
+
+@pytest.mark.parametrize("steps", [(5, 15), (10, 10), ()])
+def test_only_granted_keys_can_be_committed_each_once(ledger: CacheLedger, steps: tuple[int, ...]) -> None:
+    ledger.reserve(grant()).result()
+
+    with pytest.raises(InvalidArgument):
+        ledger.commit(commit(steps=steps)).result()
+
+    assert ledger.totals().entry_count == 0
+
+
+def test_a_key_cannot_be_committed_as_another_step(ledger: CacheLedger) -> None:
+    ledger.reserve(grant()).result()
+    latent = CapturedLatent(10, 1.0, reference("cache/g1/5"), True)
+
+    with pytest.raises(InvalidArgument):
+        ledger.commit(replace(commit(), captured=CapturedEntries("g1", (latent,)))).result()
+
+
+def test_a_grant_that_never_was_is_not_found(ledger: CacheLedger) -> None:
+    with pytest.raises(NotFound):
+        ledger.commit(commit("unknown")).result()
+
+
+def test_a_released_grant_is_gone_and_its_keys_are_to_be_deleted(ledger: CacheLedger) -> None:
+    ledger.reserve(grant()).result()
+
+    assert ledger.release("g1").result()
+    assert not ledger.release("g1").result()
+
+    assert sorted(ledger.deletable_keys(10)) == ["cache/g1/10", "cache/g1/5"]
+    with pytest.raises(NotFound):
+        ledger.commit(commit()).result()
+
+
+def test_a_committed_grant_cannot_be_released(ledger: CacheLedger) -> None:
+    entry_id = add(ledger, "g1")
+
+    assert not ledger.release("g1").result()
+    assert entry_id in ledger.live_entries([entry_id])
+
+
+def test_grants_expire(ledger: CacheLedger, clock: Clock) -> None:
+    ledger.reserve(grant("g1", expires_at=2000.0)).result()
+    ledger.reserve(grant("g2", expires_at=3000.0)).result()
+    clock.now = 2500.0
+
+    assert ledger.expire_grants().result() == 1
+
+    assert sorted(ledger.deletable_keys(10)) == ["cache/g1/10", "cache/g1/5"]
+    assert ledger.totals().open_grant_count == 1
+
+
+def test_an_entry_outlives_its_grant(ledger: CacheLedger, clock: Clock) -> None:
+    entry_id = add(ledger, "g1")
+    clock.now = 5000.0
+
+    assert ledger.expire_grants().result() == 0
+    assert entry_id in ledger.live_entries([entry_id])
+    assert ledger.deletable_keys(10) == []
+
+
+def test_keys_that_were_not_used_are_deleted(ledger: CacheLedger) -> None:
+    ledger.reserve(grant(steps=(5, 10, 15))).result()
+    ledger.commit(commit(steps=(10,))).result()
+
+    assert sorted(ledger.deletable_keys(10)) == ["cache/g1/15", "cache/g1/5"]
+
+
+def test_an_entry_leaves_service_at_once_and_its_objects_after_the_grace(ledger: CacheLedger, clock: Clock) -> None:
+    entry_id = add(ledger, "g1")
+
+    assert ledger.doom([entry_id], grace_s=60).result() == 1
+    assert ledger.doom([entry_id], grace_s=60).result() == 0
+
+    assert ledger.live_entries([entry_id]) == {}
+    assert ledger.totals().size_bytes == 0
+    clock.now += 61
+    assert ledger.deletable_keys(10) == [], "the index may still hold the entry"
+    assert ledger.doomed_ids(10) == [entry_id]
+    ledger.forget_entries([entry_id]).result()
+    clock.now -= 61
+    assert ledger.deletable_keys(10) == [], "who looked it up may still be reading"
+    clock.now += 61
+    keys = ledger.deletable_keys(10)
+    assert sorted(keys) == ["cache/g1/10", "cache/g1/5"]
+    ledger.forget_objects(keys).result()
+    assert ledger.known_keys(keys) == set()
+
+
+def test_the_oldest_go_first(ledger: CacheLedger) -> None:
+    ids = [add(ledger, f"g{number}") for number in range(5)]
+
+    assert ledger.evict_oldest(3, 10**9, grace_s=0).result() == 2
+
+    assert set(ledger.live_entries(ids)) == set(ids[2:])
+
+
+def test_bytes_are_a_limit_too(ledger: CacheLedger) -> None:
+    ids = [add(ledger, f"g{number}", size=100) for number in range(5)]
+
+    assert ledger.evict_oldest(10, 500, grace_s=0).result() == 3
+
+    assert set(ledger.live_entries(ids)) == set(ids[3:])
+    assert ledger.totals().size_bytes == 400
+
+
+def test_many_more_than_a_batch_are_evicted(ledger: CacheLedger) -> None:
+    names = [f"g{number}" for number in range(70)]
+    for future in [ledger.reserve(grant(name, (5,))) for name in names]:
+        future.result()
+    ids = [future.result() for future in [ledger.commit(commit(name, (5,))) for name in names]]
+
+    assert ledger.evict_oldest(1, 10**9, grace_s=0).result() == 69
+    assert set(ledger.live_entries(ids)) == {ids[-1]}
+
+
+def test_new_entries_wait_for_the_index(ledger: CacheLedger) -> None:
+    first, second = add(ledger, "g1"), add(ledger, "g2")
+
+    assert [vectors.entry_id for vectors in ledger.unindexed(10)] == [first, second]
+    ledger.mark_indexed([first]).result()
+
+    (left,) = ledger.unindexed(10)
+    assert (left.entry_id, left.pool, left.text) == (second, "pool", VECTOR)
+    assert ledger.indexed_ids() == {first}
+
+
+def test_the_first_encoder_is_bound(ledger: CacheLedger) -> None:
+    assert ledger.binding() is None
+
+    first = ledger.bind_encoder(EncoderBinding("one", 2)).result()
+    second = ledger.bind_encoder(EncoderBinding("two", 3)).result()
+
+    assert first == second == ledger.binding() == EncoderBinding("one", 2)
+
+
+def test_caches_keep_their_id_and_two_have_different_ones(
+    ledger_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def cache_id(url: str) -> str:
+        ledger = open_cache_ledger(url)
+        ledger.close()
+        return ledger.cache_id
+
+    other = f"sqlite:///{tmp_path_factory.mktemp('other')}/ledger.sqlite"
+    assert cache_id(ledger_url) == cache_id(ledger_url) != cache_id(other)

@@ -1,0 +1,282 @@
+"""The journal's promises, on SQLite and on PostgreSQL."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import Attempt, ObjectReference
+from pentimento.domain.requests import RequestState
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.ledger import Journal, open_journal
+from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, ResultRecord
+
+
+@pytest.fixture
+def journal(ledger_url: str) -> Iterator[Journal]:
+    journal = open_journal(ledger_url)
+    yield journal
+    journal.close()
+
+
+def request(request_id: str = "r1", **changes: object) -> AcceptedRequest:
+    record = AcceptedRequest(request_id, "tenant", b"\x00body", "hash", accepted_at=100.5, deadline_at=160.25)
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def attempt(token: int, request_id: str = "r1", epoch: int = 1, number: int = 1) -> Attempt:
+    return Attempt(request_id, number, token, "frontdoor-1", epoch, "tenant")
+
+
+def result(content: str = "a") -> ResultRecord:
+    image = ObjectReference(f"results/{content}", f"sha256:{content}", 3)
+    return ResultRecord(image, "png", 64, 48, b"\x00provenance", completed_at=105.0)
+
+
+def test_epochs_grow_for_everybody(journal: Journal) -> None:
+    epochs = [journal.claim_epoch(name).result() for name in ("a", "b", "a")]
+
+    assert epochs == [1, 2, 3]
+
+
+def test_epochs_grow_over_restarts(ledger_url: str) -> None:
+    epochs = []
+    for _ in range(2):
+        journal = open_journal(ledger_url)
+        epochs.append(journal.claim_epoch("a").result())
+        journal.close()
+
+    assert epochs == [1, 2]
+
+
+def test_an_accepted_request_survives_its_process(ledger_url: str) -> None:
+    journal = open_journal(ledger_url)
+    journal.accept(request(idempotency_key="k", frontdoor_id="f", frontdoor_epoch=7)).result()
+    journal.close()
+
+    journal = open_journal(ledger_url)
+    found = journal.get("r1", "tenant").result()
+    journal.close()
+
+    assert found is not None
+    assert found.request == request(idempotency_key="k", frontdoor_id="f", frontdoor_epoch=7)
+    assert found.state is RequestState.ACCEPTED
+
+
+def test_an_idempotency_key_finds_the_first_request(journal: Journal) -> None:
+    first = journal.accept(request("r1", idempotency_key="k")).result()
+    second = journal.accept(request("r2", idempotency_key="k")).result()
+
+    assert (first.kind, first.request_id) == (AcceptKind.NEW, "r1")
+    assert (second.kind, second.request_id) == (AcceptKind.EXISTING, "r1")
+    assert journal.get("r2", "tenant").result() is None
+
+
+def test_an_idempotency_key_with_another_body_is_told_apart(journal: Journal) -> None:
+    journal.accept(request("r1", idempotency_key="k")).result()
+
+    second = journal.accept(request("r2", idempotency_key="k", body_hash="other")).result()
+
+    assert second.kind is AcceptKind.BODY_DIFFERS
+
+
+def test_idempotency_keys_belong_to_a_tenant(journal: Journal) -> None:
+    journal.accept(request("r1", idempotency_key="k")).result()
+
+    second = journal.accept(request("r2", tenant="other", idempotency_key="k")).result()
+
+    assert second.kind is AcceptKind.NEW
+
+
+def test_requests_without_a_key_are_all_new(journal: Journal) -> None:
+    kinds = [journal.accept(request(f"r{number}")).result().kind for number in range(3)]
+
+    assert kinds == [AcceptKind.NEW] * 3
+
+
+def test_a_repeated_accept_without_a_key_finds_itself(journal: Journal) -> None:
+    journal.accept(request("r1")).result()
+
+    assert journal.accept(request("r1")).result().kind is AcceptKind.EXISTING
+
+
+def test_one_of_many_concurrent_accepts_of_a_key_is_new(journal: Journal) -> None:
+    with ThreadPoolExecutor(16) as threads:
+        futures = list(threads.map(lambda n: journal.accept(request(f"r{n}", idempotency_key="k")), range(64)))
+    outcomes = [future.result() for future in futures]
+
+    assert sum(outcome.kind is AcceptKind.NEW for outcome in outcomes) == 1
+    assert len({outcome.request_id for outcome in outcomes}) == 1
+
+
+def test_two_frontdoors_on_one_ledger_accept_a_key_once(ledger_url: str) -> None:
+    journals = [open_journal(ledger_url) for _ in range(2)]
+    futures = [journals[number % 2].accept(request(f"r{number}", idempotency_key="k")) for number in range(40)]
+    outcomes = [future.result() for future in futures]
+    for journal in journals:
+        journal.close()
+
+    assert sum(outcome.kind is AcceptKind.NEW for outcome in outcomes) == 1
+
+
+def test_the_first_route_stays(journal: Journal) -> None:
+    journal.accept(request()).result()
+
+    routes = [journal.record_route("r1", route).result() for route in (b"first\x00", b"second")]
+
+    assert routes == [b"first\x00", b"first\x00"]
+
+
+def test_a_route_of_an_unknown_request_is_refused(journal: Journal) -> None:
+    with pytest.raises(InvalidArgument):
+        journal.record_route("unknown", b"route").result()
+
+
+def test_an_attempt_starts_once_and_only_under_a_newer_token(journal: Journal) -> None:
+    journal.accept(request()).result()
+
+    assert journal.start_attempt(attempt(5), "w1").result()
+    assert journal.start_attempt(attempt(5), "w1").result(), "the caller may not have heard the answer"
+    assert not journal.start_attempt(attempt(5), "w2").result()
+    assert not journal.start_attempt(attempt(4), "w1").result()
+    assert journal.start_attempt(attempt(6, number=2), "w2").result()
+
+    found = journal.get("r1", "tenant").result()
+    assert found is not None
+    assert found.state is RequestState.RUNNING
+    assert found.attempt_count == 2
+    assert found.newest_attempt is not None
+    assert found.newest_attempt.attempt == attempt(6, number=2)
+    assert found.newest_attempt.worker_id == "w2"
+
+
+def test_an_older_epoch_is_fenced_off(journal: Journal) -> None:
+    journal.accept(request()).result()
+    journal.start_attempt(attempt(5, epoch=2), "w1").result()
+
+    assert not journal.start_attempt(attempt(6, epoch=1), "w1").result()
+
+
+def test_attempts_of_unknown_requests_do_not_start(journal: Journal) -> None:
+    assert not journal.start_attempt(attempt(1, "unknown"), "w1").result()
+
+
+def test_only_the_newest_token_commits(journal: Journal) -> None:
+    journal.accept(request()).result()
+    journal.start_attempt(attempt(1), "w1").result()
+    journal.start_attempt(attempt(2, number=2), "w2").result()
+
+    assert not journal.commit_result(attempt(1), result("old")).result()
+    assert journal.commit_result(attempt(2, number=2), result("new")).result()
+
+    found = journal.get("r1", "tenant").result()
+    assert found is not None
+    assert found.state is RequestState.COMPLETED
+    assert found.result == result("new")
+    assert found.finished_at == 105.0
+
+
+def test_a_result_is_committed_once(journal: Journal) -> None:
+    journal.accept(request()).result()
+    journal.start_attempt(attempt(1), "w1").result()
+
+    assert journal.commit_result(attempt(1), result("a")).result()
+    assert journal.commit_result(attempt(1), result("a")).result(), "the caller may not have heard the answer"
+    assert not journal.commit_result(attempt(1), result("b")).result()
+    assert not journal.start_attempt(attempt(2), "w1").result()
+    assert not journal.finish("r1", RequestState.FAILED, "X", "late").result()
+
+
+@pytest.mark.parametrize("state", [RequestState.FAILED, RequestState.CANCELLED, RequestState.EXPIRED])
+def test_an_end_is_reached_once(journal: Journal, state: RequestState) -> None:
+    journal.accept(request()).result()
+    journal.start_attempt(attempt(1), "w1").result()
+
+    assert journal.finish("r1", state, "REASON", "words").result()
+    assert not journal.finish("r1", RequestState.FAILED, "OTHER", "late").result()
+    assert not journal.commit_result(attempt(1), result()).result()
+
+    found = journal.get("r1", "tenant").result()
+    assert found is not None
+    assert (found.state, found.error_reason, found.error_message) == (state, "REASON", "words")
+    assert found.result is None
+
+
+@pytest.mark.parametrize("state", [RequestState.RUNNING, RequestState.COMPLETED])
+def test_finish_takes_ends_without_a_result_only(journal: Journal, state: RequestState) -> None:
+    with pytest.raises(InvalidArgument):
+        journal.finish("r1", state, "", "")
+
+
+def test_finishing_an_unknown_request_does_nothing(journal: Journal) -> None:
+    assert not journal.finish("unknown", RequestState.FAILED, "X", "").result()
+
+
+def test_another_tenant_finds_nothing(journal: Journal) -> None:
+    journal.accept(request()).result()
+
+    assert journal.get("r1", "other").result() is None
+
+
+def test_unfinished_requests_come_oldest_first_with_their_attempt_and_route(journal: Journal) -> None:
+    for number, accepted_at in ((1, 30.0), (2, 10.0), (3, 20.0), (4, 40.0)):
+        journal.accept(request(f"r{number}", accepted_at=accepted_at)).result()
+    journal.record_route("r2", b"route").result()
+    journal.start_attempt(attempt(9, "r2"), "w1").result()
+    journal.finish("r3", RequestState.CANCELLED, "", "").result()
+
+    found = journal.unfinished().result()
+
+    assert [record.request.request_id for record in found] == ["r2", "r1", "r4"]
+    assert found[0].route == b"route"
+    assert found[0].newest_attempt is not None
+    assert found[0].newest_attempt.attempt.fencing_token == 9
+    assert found[1].newest_attempt is None
+
+
+def test_finished_requests_are_forgotten_with_their_keys(journal: Journal) -> None:
+    journal.accept(request("r1", idempotency_key="k")).result()
+    journal.start_attempt(attempt(1), "w1").result()
+    journal.commit_result(attempt(1), result()).result()
+    journal.accept(request("r2")).result()
+
+    assert journal.forget_finished(finished_before=105.0, limit_count=10).result() == []
+    forgotten = journal.forget_finished(finished_before=105.1, limit_count=10).result()
+
+    assert [record.result for record in forgotten] == [result()]
+    assert journal.get("r1", "tenant").result() is None
+    assert journal.get("r2", "tenant").result() is not None
+    assert journal.accept(request("r3", idempotency_key="k")).result().kind is AcceptKind.NEW
+
+
+def test_the_last_plan_is_kept(journal: Journal) -> None:
+    assert journal.load_plan().result() is None
+
+    journal.save_plan(b"\x00first").result()
+    journal.save_plan(b"\x00second").result()
+
+    assert journal.load_plan().result() == b"\x00second"
+
+
+def test_a_value_that_cannot_be_stored_is_refused_and_harms_no_neighbour(journal: Journal) -> None:
+    bad = journal.accept(request("surrogate-\ud800"))
+    good = journal.accept(request("r1"))
+    too_large = journal.start_attempt(attempt(2**70), "w1")
+
+    assert good.result().kind is AcceptKind.NEW
+    for refused in (bad, too_large):
+        with pytest.raises(InvalidArgument):
+            refused.result()
+    assert journal.get("r1", "tenant").result() is not None
+
+
+def test_what_was_queued_is_committed_on_close(ledger_url: str) -> None:
+    journal = open_journal(ledger_url)
+    futures = [journal.accept(request(f"r{number}")) for number in range(100)]
+    journal.close()
+
+    assert all(future.result().kind is AcceptKind.NEW for future in futures)
+    with pytest.raises(StoreUnavailable):
+        journal.accept(request())

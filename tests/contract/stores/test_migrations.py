@@ -1,0 +1,59 @@
+"""Schema versions, on SQLite and on PostgreSQL."""
+
+import pytest
+from sqlalchemy import Table, inspect, text
+
+from pentimento.stores.errors import SchemaMismatch
+from pentimento.stores.ledger import cache_tables, journal_tables
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.migrations import Migration, migrate
+
+FIRST = Migration(1, ("CREATE TABLE things (id TEXT PRIMARY KEY)", "INSERT INTO things (id) VALUES ('kept')"))
+SECOND = Migration(2, ("ALTER TABLE things ADD COLUMN data {blob}",))
+BROKEN = Migration(2, ("ALTER TABLE things ADD COLUMN data {blob}", "ALTER TABLE nothing ADD COLUMN x TEXT"))
+
+
+def test_migrations_run_once_each(ledger_url: str) -> None:
+    engine = open_engine(ledger_url)
+
+    assert migrate(engine, "things", (FIRST,)) == 1
+    assert migrate(engine, "things", (FIRST, SECOND)) == 2
+    assert migrate(engine, "things", (FIRST, SECOND)) == 2
+
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT id, data FROM things")).all() == [("kept", None)]
+    engine.dispose()
+
+
+def test_a_migration_that_fails_changes_nothing(ledger_url: str) -> None:
+    engine = open_engine(ledger_url)
+    migrate(engine, "things", (FIRST,))
+
+    with pytest.raises(Exception, match="ledger"):
+        migrate(engine, "things", (FIRST, BROKEN))
+
+    assert migrate(engine, "things", (FIRST, SECOND)) == 2
+    engine.dispose()
+
+
+def test_a_newer_schema_is_refused(ledger_url: str) -> None:
+    engine = open_engine(ledger_url)
+    migrate(engine, "things", (FIRST, SECOND))
+
+    with pytest.raises(SchemaMismatch, match="version 2, this build knows 1"):
+        migrate(engine, "things", (FIRST,))
+    engine.dispose()
+
+
+def test_components_have_versions_of_their_own(ledger_url: str) -> None:
+    engine = open_engine(ledger_url)
+    migrate(engine, "journal", journal_tables.MIGRATIONS)
+    migrate(engine, "cache", cache_tables.MIGRATIONS)
+
+    for module in (journal_tables, cache_tables):
+        for table in (value for value in vars(module).values() if isinstance(value, Table)):
+            found = {column["name"]: column["nullable"] for column in inspect(engine).get_columns(table.name)}
+            expected = {column.name: bool(column.nullable) for column in table.columns if not column.primary_key}
+            assert {name: found[name] for name in expected} == expected, table.name
+            assert set(found) == {column.name for column in table.columns}, table.name
+    engine.dispose()
