@@ -26,7 +26,7 @@ def server_options(max_message_bytes: int) -> Options:
     return (
         *KEEPALIVE,
         *message_limits(max_message_bytes),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
         # Without this a second process binds the same port and takes half of the calls.
         ("grpc.so_reuseport", 0),
