@@ -18,7 +18,7 @@ from pentimento.rpc.access import ANY_TOKEN, allowed_roles
 from pentimento.rpc.credentials import server_credentials
 from pentimento.rpc.lifecycle import StopSignals, completes
 from pentimento.rpc.pipeline import Handler, Limits, Pipeline
-from pentimento.rpc.settings import RpcServerSettings, is_unix
+from pentimento.rpc.settings import RpcServerSettings, is_local, is_unix
 from pentimento.rpc.tokens import open_identities
 from pentimento.rpc.transport import server_options
 from pentimento.rpc.unix_sockets import claimed_socket
@@ -115,6 +115,11 @@ class RpcServer:
             await self.stop()
             raise
         logger.info("listening", extra={"addresses": ",".join(self.bound_addresses)})
+        reachable = [address for address in self.bound_addresses if not is_local(address)]
+        if reachable and self.settings.token_file is None:
+            logger.warning(
+                "no token file: whoever reaches these may call all", extra={"addresses": ",".join(reachable)}
+            )
 
     def _bind(self, address: str) -> str:
         """The address it really has: port 0 is replaced by the one that was free."""

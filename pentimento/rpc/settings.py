@@ -7,6 +7,7 @@ from pentimento.settings import setting
 from pentimento.telemetry import LogFormat, LogLevel
 
 MEBIBYTE = 1 << 20
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,11 @@ class RpcChannelSettings:
 
 def is_unix(address: str) -> bool:
     return address.startswith("unix:")
+
+
+def is_local(address: str) -> bool:
+    """Whether only processes of this machine can reach the address."""
+    return is_unix(address) or address.rpartition(":")[0] in LOOPBACK_HOSTS
 
 
 def check_address(flag: str, address: str) -> None:

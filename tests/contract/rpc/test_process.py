@@ -14,7 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pentimento.domain import errors
-from pentimento.rpc import RpcChannelSettings, error_from_rpc, open_channel
+from pentimento.domain.identity import Role
+from pentimento.rpc import RpcChannelSettings, error_from_rpc, new_token, open_channel, token_entry
 from pentimento.worker.v1 import unet_worker_service_pb2 as worker
 from tests.contract.rpc.scripted import worker_stub
 
@@ -144,6 +145,29 @@ async def test_a_stopped_peer_is_noticed_by_those_who_wait_for_it(address: str) 
             await call.read()
 
     assert type(error_from_rpc(caught.value)) is errors.Unavailable
+
+
+async def test_sighup_reads_the_token_file_again(address: str, tmp_path: Path) -> None:
+    token, file = new_token(), tmp_path / "tokens.toml"
+    file.write_text("")
+    async with program("--listen", address, "--token-file", str(file)) as process:
+        await serving(address)
+        file.write_text(token_entry(token, "acme", frozenset({Role.SERVICE})))
+        process.send_signal(signal.SIGHUP)
+        assert process.stderr is not None
+        async for line in process.stderr:
+            if b"token file reloaded" in line:
+                break
+        async with open_channel(address, RpcChannelSettings(), token) as channel:
+            first = await worker_stub(channel).WatchCredits(worker.WatchCreditsRequest()).read()
+
+    assert first.worker_id == "open"
+
+
+async def test_an_open_door_to_the_network_is_warned_of() -> None:
+    async with program("--listen", "0.0.0.0:0", "--warm", "fails") as process:
+        assert await process.wait() == 1
+        assert "no token file: whoever reaches these may call all" in await stderr_of(process)
 
 
 async def test_a_wrong_setting_is_one_line_and_exit_2(address: str) -> None:

@@ -1,0 +1,81 @@
+"""Peers that do not speak gRPC, or speak it badly: nothing they send changes anything for the others."""
+
+import asyncio
+import pickle
+import socket
+from pathlib import Path
+
+import pytest
+
+from pentimento.rpc import RpcServerSettings
+from tests.contract.rpc.scripted import EMBED_TEXT, Scripted, channel_to, embed, serving
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+EMPTY_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+PING = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + bytes(8)
+
+
+class Canary:
+    """Unpickled, it would leave a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self._path,)
+
+
+async def send(target: Scripted, data: bytes) -> bytes:
+    """What a plain connection gets in answer to `data` until the server closes it or falls silent."""
+    host, _, port = target.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(data)
+        writer.write_eof()
+        return await reader.read()
+    except OSError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        bytes(65536),
+        b"\xff" * 65536,
+        PREFACE,
+        PREFACE + b"\xff" * 65536,
+        PREFACE + EMPTY_SETTINGS + PING * 10_000,
+    ],
+    ids=["http/1.1", "zeros", "ones", "preface", "preface and ones", "ping flood"],
+)
+async def test_bytes_that_are_no_grpc_leave_the_server_serving(data: bytes) -> None:
+    async with serving(RpcServerSettings()) as target, channel_to(target) as channel:
+        await send(target, data)
+
+        assert await embed(channel, "next") == "next"
+
+
+async def test_pickled_bytes_are_never_loaded(tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    payload = pickle.dumps(Canary(touched))
+
+    async with serving(RpcServerSettings()) as target, channel_to(target) as channel:
+        await send(target, payload)
+        call = channel.unary_unary(EMBED_TEXT)
+        for metadata in ((), (("payload-bin", payload),)):
+            await asyncio.gather(call(payload, metadata=metadata), return_exceptions=True)
+        after = await embed(channel, "next")
+
+    assert after == "next"
+    assert not touched.exists()
+
+
+async def test_a_half_open_connection_does_not_keep_the_server_from_stopping() -> None:
+    with socket.socket() as idle:
+        async with serving(RpcServerSettings()) as target:
+            host, _, port = target.address.rpartition(":")
+            idle.connect((host, int(port)))
+            idle.send(PREFACE)
