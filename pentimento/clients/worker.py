@@ -1,6 +1,6 @@
 """Client of the UNet worker."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import grpc.aio
 
@@ -19,16 +19,23 @@ from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceS
 
 
 class WorkerClient:
-    """Streams have no deadline of their own: `cancel`, or the deadline that travels in the request, stops the work."""
+    """Streams have no deadline of their own: `cancel`, or the deadline that travels in the request, stops the work.
+
+    Closing a stream ends its call at once, but only the listening: an attempt runs on as an orphan for a while.
+    """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = UnetWorkerServiceStub(channel)
 
-    async def watch_credits(self, frontdoor_id: str, frontdoor_epoch: int) -> AsyncIterator[WorkerCredits]:
+    async def watch_credits(self, frontdoor_id: str, frontdoor_epoch: int) -> AsyncGenerator[WorkerCredits, None]:
         request = pb.WatchCreditsRequest(frontdoor_id=frontdoor_id, frontdoor_epoch=frontdoor_epoch)
-        with domain_errors():
-            async for message in self._stub.WatchCredits(request):
-                yield credits_from_proto(message)
+        call = self._stub.WatchCredits(request)
+        try:
+            with domain_errors():
+                async for message in call:
+                    yield credits_from_proto(message)
+        finally:
+            call.cancel()
 
     async def execute(
         self,
@@ -41,7 +48,7 @@ class WorkerClient:
         preview_interval_steps: int = 0,
         cache_grant: CacheGrant | None = None,
         image_format: str = "png",
-    ) -> AsyncIterator[ExecuteEvent]:
+    ) -> AsyncGenerator[ExecuteEvent, None]:
         """Started, progress, result; `deadline_remaining_ms` 0 means none."""
         request = pb.ExecuteRequest(
             attempt=attempt_to_proto(attempt),
@@ -53,13 +60,17 @@ class WorkerClient:
             cache_grant=grant_to_proto(cache_grant) if cache_grant else None,
             image_format=image_format,
         )
-        with domain_errors():
-            async for message in self._stub.Execute(request):
-                yield execute_event_from_proto(message)
+        call = self._stub.Execute(request)
+        try:
+            with domain_errors():
+                async for message in call:
+                    yield execute_event_from_proto(message)
+        finally:
+            call.cancel()
 
     async def attach(
         self, request_id: str, fencing_token: int, frontdoor_id: str, frontdoor_epoch: int
-    ) -> AsyncIterator[ExecuteEvent]:
+    ) -> AsyncGenerator[ExecuteEvent, None]:
         """Goes on with a running or just finished attempt; NotFound when the worker has it no more."""
         request = pb.AttachRequest(
             request_id=request_id,
@@ -67,9 +78,13 @@ class WorkerClient:
             frontdoor_id=frontdoor_id,
             frontdoor_epoch=frontdoor_epoch,
         )
-        with domain_errors():
-            async for message in self._stub.Attach(request):
-                yield execute_event_from_proto(message)
+        call = self._stub.Attach(request)
+        try:
+            with domain_errors():
+                async for message in call:
+                    yield execute_event_from_proto(message)
+        finally:
+            call.cancel()
 
     async def cancel(self, request_id: str, fencing_token: int, timeout_s: float | None = None) -> bool:
         """True when the attempt was queued or running there."""

@@ -23,6 +23,7 @@ from pentimento.domain.errors import (
 )
 from pentimento.domain.execution import ExecuteEvent, RunningAttempt, Started, StepProgress
 from pentimento.domain.generation import Attempt
+from pentimento.rpc import spawn_detached
 from services.unet_worker import metrics
 from services.unet_worker.order import ExecuteOrder, Outcome
 
@@ -198,7 +199,7 @@ class AttemptBook:
         if len(self.running()) >= self._capacity:
             raise ResourceExhausted("NO_CREDIT", f"this worker holds at most {self._capacity} attempts at once")
         self._held[held.key] = held
-        held.task = asyncio.create_task(self._run(held, order), name="attempt")
+        held.task = spawn_detached(self._run(held, order), "attempt")
         self._expire_later(held)
         self._note_change()
         return held

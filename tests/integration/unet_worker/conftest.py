@@ -1,0 +1,73 @@
+"""A worker with a tiny checkpoint on a Unix socket, in this process: the real server, channel, store and client."""
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from pentimento.clients.worker import WorkerClient
+from pentimento.domain.fleet import HeldModel
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
+from pentimento.stores.objects import ObjectStore, open_objects
+from services.unet_worker.settings import UnetWorkerSettings
+from services.unet_worker.wiring import UnetWorkerProcess, wire
+from tests.checkpoints import write_checkpoint
+
+
+@dataclass(frozen=True)
+class Served:
+    """A worker that serves, and what a test needs of it."""
+
+    process: UnetWorkerProcess
+    channel: grpc.aio.Channel
+    client: WorkerClient
+    objects: ObjectStore
+    objects_directory: Path
+
+    @property
+    def held(self) -> HeldModel:
+        return self.process.worker.loaded.held
+
+
+@asynccontextmanager
+async def serve(checkpoint: Path, directory: Path, **settings: Any) -> AsyncIterator[Served]:
+    address, objects_url = f"unix:{directory / 'w'}", f"file://{directory / 'objects'}"
+    rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
+    process = wire(
+        UnetWorkerSettings(
+            rpc, channels, checkpoint, model_name="tiny", objects_url=objects_url, progress_interval_ms=0, **settings
+        )
+    )
+    await process.server.start()
+    try:
+        await process.warm()
+        process.server.set_serving()
+        async with open_channel(address, channels) as channel:
+            yield Served(process, channel, WorkerClient(channel), open_objects(objects_url), directory / "objects")
+    finally:
+        process.worker.close()
+        await process.server.stop()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    return write_checkpoint(directory, prediction_type="v_prediction", timestep_spacing="trailing")
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Short enough for a socket, which pytest's own tmp_path may not be."""
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+async def worker(checkpoint: Path, directory: Path) -> AsyncIterator[Served]:
+    async with serve(checkpoint, directory) as served:
+        yield served

@@ -1,0 +1,72 @@
+"""Requests to a served worker, and what it answers."""
+
+import io
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from PIL import Image
+
+from pentimento.domain.execution import AttemptResult, ExecuteEvent
+from pentimento.domain.generation import (
+    Attempt,
+    CacheGrant,
+    Donor,
+    FromLatent,
+    FromNoise,
+    GenerationSpec,
+    LatentSlot,
+    Route,
+    Scheduler,
+    Start,
+)
+from tests.integration.unet_worker.conftest import Served
+
+SPEC = GenerationSpec("a red circle", "blurred", "tiny", 32, 32, 8, 3.0, Scheduler.DDIM, seed=7)
+DONOR = Donor("entry", "sha256:donor", 0.9)
+GRANT = CacheGrant("grant", (LatentSlot(2, "latents/k2"), LatentSlot(5, "latents/k5")), "images/one", 60_000)
+
+
+def attempt(number: int = 1, request_id: str = "request", epoch: int = 1) -> Attempt:
+    return Attempt(request_id, number, number, "frontdoor", epoch, "tenant")
+
+
+def route(worker: Served, start: Start | None = None) -> Route:
+    return Route("route", start or FromNoise(), "tiny", worker.held.model_digest)
+
+
+def execute(
+    worker: Served,
+    *,
+    start: Start | None = None,
+    attempt: Attempt = attempt(),  # noqa: B008 (frozen)
+    spec: GenerationSpec = SPEC,
+    **options: Any,
+) -> AsyncIterator[ExecuteEvent]:
+    return worker.client.execute(attempt, spec, route(worker, start), worker.held.worker_generation, **options)
+
+
+async def result_of(events: AsyncIterator[ExecuteEvent]) -> AttemptResult:
+    last = [event async for event in events][-1]
+    assert isinstance(last, AttemptResult)
+    return last
+
+
+def from_latent(result: AttemptResult, step: int) -> FromLatent:
+    """The start that resumes what `result` captured before `step`."""
+    captured = next(latent for latent in result.captured.latents if latent.resume_step == step)
+    return FromLatent(captured.object, step, SPEC.num_inference_steps, captured.sigma, DONOR)
+
+
+def size_of(image: bytes) -> tuple[int, int]:
+    return Image.open(io.BytesIO(image)).size
+
+
+def png(width_px: int = 32, height_px: int = 32) -> bytes:
+    buffer = io.BytesIO()
+    Image.effect_noise((width_px, height_px), 50).convert("RGB").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def spec_with(**changes: Any) -> GenerationSpec:
+    return replace(SPEC, **changes)

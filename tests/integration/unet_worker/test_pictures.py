@@ -1,0 +1,188 @@
+"""Pictures through the real service: from noise, from the cache, from an image; and when the cache lets it down."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.errors import DeadlineExceeded, InvalidArgument
+from pentimento.domain.execution import Started, StepProgress
+from pentimento.domain.generation import FromImage, InitImage, NoiseForm, ObjectReference, Scheduler
+from tests.integration.unet_worker.conftest import Served
+from tests.integration.unet_worker.requests import (
+    DONOR,
+    GRANT,
+    attempt,
+    execute,
+    from_latent,
+    png,
+    result_of,
+    size_of,
+    spec_with,
+)
+
+
+async def test_a_prompt_becomes_a_picture_with_its_account(worker: Served) -> None:
+    events = [event async for event in execute(worker)]
+
+    assert isinstance(events[0], Started)
+    assert any(isinstance(event, StepProgress) for event in events)
+    result = await result_of(execute(worker, attempt=attempt(2)))
+    assert size_of(result.image) == (32, 32)
+    assert (result.steps_run, result.steps_saved, result.notes) == (8, 0, ())
+    assert result.model_digest == worker.held.model_digest
+    assert [timing.stage for timing in result.timings][:2] == ["start", "queue"]
+    assert result.device_seconds > 0
+
+
+@pytest.mark.parametrize("image_format", ["png", "jpeg", "webp"])
+async def test_the_picture_comes_in_the_format_asked_for(worker: Served, image_format: str) -> None:
+    result = await result_of(execute(worker, image_format=image_format))
+
+    assert size_of(result.image) == (32, 32)
+
+
+async def test_sides_may_differ(worker: Served) -> None:
+    result = await result_of(execute(worker, spec=spec_with(width_px=64, height_px=40)))
+
+    assert size_of(result.image) == (64, 40)
+
+
+async def test_the_same_request_gives_the_same_bytes(worker: Served) -> None:
+    first = await result_of(execute(worker))
+    second = await result_of(execute(worker, attempt=attempt(2)))
+
+    assert first.image == second.image
+
+
+async def test_what_is_captured_lies_in_the_store_under_the_grant(worker: Served) -> None:
+    result = await result_of(execute(worker, cache_grant=GRANT))
+
+    assert result.captured.grant_id == "grant"
+    assert [(latent.resume_step, latent.object.key) for latent in result.captured.latents] == [
+        (2, "latents/k2"),
+        (5, "latents/k5"),
+    ]
+    assert result.captured.latents[0].sigma > result.captured.latents[1].sigma > 0
+    assert result.captured.image is not None
+    assert worker.objects.get(result.captured.image) == result.image
+    for latent in result.captured.latents:
+        worker.objects.get(latent.object)
+
+
+async def test_the_cache_keeps_a_png_whatever_the_format_asked_for(worker: Served) -> None:
+    result = await result_of(execute(worker, cache_grant=GRANT, image_format="jpeg"))
+
+    assert result.captured.image is not None
+    assert worker.objects.get(result.captured.image).startswith(b"\x89PNG")
+
+
+async def test_a_resumed_latent_gives_the_same_picture_in_fewer_steps(worker: Served) -> None:
+    whole = await result_of(execute(worker, cache_grant=GRANT))
+
+    resumed = await result_of(execute(worker, attempt=attempt(2), start=from_latent(whole, 5)))
+
+    assert resumed.image == whole.image
+    assert (resumed.steps_run, resumed.steps_saved) == (3, 5)
+
+
+async def test_a_cached_image_is_refined_from_its_step(worker: Served) -> None:
+    whole = await result_of(execute(worker, cache_grant=GRANT))
+    assert whole.captured.image is not None
+    start = FromImage(whole.captured.image, 5, NoiseForm.VARIANCE_PRESERVING, DONOR)
+
+    refined = await result_of(execute(worker, attempt=attempt(2), start=start))
+
+    assert (refined.steps_run, refined.steps_saved) == (3, 5)
+
+
+async def test_an_image_of_the_request_is_changed_by_its_strength(worker: Served) -> None:
+    spec = spec_with(init_image=InitImage(png(48, 48), 0.5), scheduler=Scheduler.EULER)
+
+    result = await result_of(execute(worker, spec=spec))
+
+    assert (result.steps_run, result.steps_saved) == (4, 0)
+
+
+@pytest.mark.parametrize("image", [b"not an image", png()[:-40], b"\x89PNG\r\n\x1a\n", b"GIF89a" + bytes(100)])
+async def test_an_image_of_the_request_that_cannot_be_read_is_refused(worker: Served, image: bytes) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        await result_of(execute(worker, spec=spec_with(init_image=InitImage(image, 0.5))))
+    assert refused.value.violations[0].field == "spec.init_image.image"
+
+
+async def test_a_missing_donor_costs_the_saving_and_not_the_picture(worker: Served) -> None:
+    plain = await result_of(execute(worker, cache_grant=GRANT))
+    start = from_latent(plain, 5)
+    worker.objects.delete(start.latent.key)
+
+    result = await result_of(execute(worker, attempt=attempt(2), start=start))
+
+    assert result.image == plain.image
+    assert (result.steps_run, result.steps_saved) == (8, 0)
+    assert result.notes[0].startswith("cache skipped: OBJECT_MISSING")
+
+
+async def test_a_corrupt_donor_is_told_apart_and_never_used(worker: Served) -> None:
+    plain = await result_of(execute(worker, cache_grant=GRANT))
+    start = from_latent(plain, 5)
+    for path in worker.objects_directory.rglob("*k5*"):
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+    result = await result_of(execute(worker, attempt=attempt(2), start=start))
+
+    assert result.image == plain.image
+    assert result.notes[0].startswith("cache skipped: OBJECT_CORRUPT")
+
+
+@pytest.mark.parametrize("width_px", [32, 64])
+async def test_a_donor_that_is_no_latent_of_this_picture_is_passed_over(worker: Served, width_px: int) -> None:
+    plain = await result_of(execute(worker, cache_grant=GRANT))
+    start = from_latent(plain, 5)
+    if width_px == 32:
+        start = replace(start, latent=worker.objects.put("latents/other", b"not safetensors"))
+
+    result = await result_of(execute(worker, attempt=attempt(2), start=start, spec=spec_with(width_px=width_px)))
+
+    assert result.notes[0].startswith("cache skipped: BAD_DONOR")
+
+
+async def test_a_noise_level_that_the_schedule_does_not_have_is_passed_over(worker: Served) -> None:
+    start = from_latent(await result_of(execute(worker, cache_grant=GRANT)), 5)
+
+    result = await result_of(execute(worker, attempt=attempt(2), start=replace(start, sigma=start.sigma * 1.2)))
+
+    assert result.notes[0].startswith("cache skipped: NO_SUCH_LEVEL")
+
+
+async def test_a_store_that_went_away_costs_the_cache_and_not_the_picture(worker: Served) -> None:
+    shutil.rmtree(worker.objects_directory)
+    start = FromImage(ObjectReference("images/one", "sha256:" + "0" * 64, 10), 5, NoiseForm.VARIANCE_PRESERVING, DONOR)
+
+    result = await result_of(execute(worker, start=start, cache_grant=GRANT))
+
+    assert size_of(result.image) == (32, 32)
+    assert result.captured.latents == ()
+    assert result.captured.image is None
+    assert [note.partition(":")[0] for note in result.notes] == ["cache skipped", "cache"]
+
+
+async def test_previews_show_the_picture_on_its_way(worker: Served) -> None:
+    events = execute(worker, spec=spec_with(num_inference_steps=60), preview_interval_steps=2)
+
+    previews = [event.preview async for event in events if isinstance(event, StepProgress) and event.preview]
+
+    assert previews
+    assert size_of(previews[0]) == (32, 32)
+
+
+async def test_a_prompt_that_is_cut_off_is_noted(worker: Served) -> None:
+    result = await result_of(execute(worker, spec=spec_with(prompt="a very long prompt " * 20)))
+
+    assert "prompt longer" in result.notes[0]
+
+
+async def test_a_deadline_stops_the_work(worker: Served) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await result_of(execute(worker, spec=spec_with(num_inference_steps=900), deadline_remaining_ms=100))
+    assert worker.process.worker.loaded.engine.waiting_count == 0

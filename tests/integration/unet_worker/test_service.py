@@ -1,0 +1,214 @@
+"""The worker's contract over the wire: credits, streams that break, cancels, bad messages."""
+
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from pentimento.domain.errors import (
+    Aborted,
+    Cancelled,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PentimentoError,
+    Unavailable,
+)
+from pentimento.domain.execution import AttemptResult, Started
+from pentimento.domain.fleet import Capability
+from pentimento.rpc import error_from_rpc
+from pentimento.tensors.device import tensor_from_wire
+from pentimento.tensors.wire import tensor_from_proto
+from pentimento.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from tests.integration.unet_worker.conftest import Served, serve
+from tests.integration.unet_worker.requests import SPEC, attempt, execute, result_of, route, spec_with
+
+LONG = spec_with(num_inference_steps=900)
+
+
+async def started(worker: Served, **options: Any) -> AsyncIterator[Any]:
+    events = execute(worker, **options)
+    assert isinstance(await anext(events), Started)
+    return events
+
+
+async def test_the_first_credits_come_at_once_and_tell_what_is_held(worker: Served) -> None:
+    credits = await anext(worker.client.watch_credits("frontdoor", 1))
+
+    assert credits.credit_count == 2
+    assert (credits.running_count, credits.queued_count, credits.draining) == (0, 0, False)
+    assert credits.held == worker.held
+    assert {Capability.LATENT_START, Capability.IMAGE_START, Capability.PREVIEW} == credits.capabilities
+
+
+async def test_credits_follow_attempts_as_they_come_and_go(worker: Served) -> None:
+    feed = worker.client.watch_credits("frontdoor", 1)
+    await anext(feed)
+    events = await started(worker, spec=LONG)
+
+    busy = await next_where(feed, lambda credits: credits.attempts)
+    await worker.client.cancel("request", 1)
+    idle = await next_where(feed, lambda credits: not credits.attempts)
+
+    assert (busy.attempts[0].request_id, busy.attempts[0].fencing_token) == ("request", 1)
+    assert idle.credit_count == 2
+    with pytest.raises(Cancelled):
+        await result_of(events)
+
+
+async def next_where(feed: AsyncIterator[Any], wanted: Any) -> Any:
+    async for message in feed:
+        if wanted(message):
+            return message
+    raise AssertionError("the stream ended")
+
+
+async def test_credits_of_an_old_epoch_end_when_a_newer_one_comes(worker: Served) -> None:
+    old = worker.client.watch_credits("frontdoor", 1)
+    await anext(old)
+    await anext(worker.client.watch_credits("frontdoor", 2))
+
+    with pytest.raises(Aborted):
+        await next_where(old, lambda credits: False)
+
+
+async def test_a_draining_worker_says_so_and_takes_nothing_more(worker: Served) -> None:
+    feed = worker.client.watch_credits("frontdoor", 1)
+    await anext(feed)
+    await worker.process.drain()
+
+    credits = await next_where(feed, lambda credits: credits.draining)
+
+    assert credits.credit_count == 0
+    with pytest.raises(Unavailable):
+        await result_of(execute(worker))
+
+
+async def test_cancel_stops_the_steps_and_the_next_request_succeeds(worker: Served) -> None:
+    events = await started(worker, spec=LONG)
+
+    assert await worker.client.cancel("request", 1)
+
+    with pytest.raises(Cancelled):
+        await result_of(events)
+    assert isinstance(await result_of(execute(worker, attempt=attempt(2))), AttemptResult)
+    assert (await worker.client.status()).completed_count == 1
+
+
+async def test_a_cancel_that_overtakes_its_execute_wins(worker: Served) -> None:
+    assert not await worker.client.cancel("request", 1)
+
+    with pytest.raises(Cancelled):
+        await result_of(execute(worker))
+
+
+async def test_a_frontdoor_of_a_newer_epoch_fetches_what_the_old_one_lost(worker: Served) -> None:
+    whole = await result_of(execute(worker, attempt=attempt(1, "reference")))
+    events: Any = await started(worker)
+    await events.aclose()
+
+    fetched = await result_of(worker.client.attach("request", 1, "frontdoor", 2))
+
+    assert fetched.image == whole.image
+
+
+async def test_an_attempt_that_is_gone_is_not_found(worker: Served) -> None:
+    with pytest.raises(NotFound):
+        await result_of(worker.client.attach("nobody", 1, "frontdoor", 1))
+
+
+async def test_an_orphan_is_stopped_after_its_time(checkpoint: Path, directory: Path) -> None:
+    async with serve(checkpoint, directory, orphan_s=0.0) as worker:
+        feed = worker.client.watch_credits("frontdoor", 1)
+        events: Any = await started(worker, spec=LONG)
+        await events.aclose()
+
+        await next_where(feed, lambda credits: not credits.attempts)
+
+        with pytest.raises(NotFound):
+            await result_of(worker.client.attach("request", 1, "frontdoor", 1))
+
+
+async def test_a_mismatched_generation_is_a_failed_precondition(worker: Served) -> None:
+    events = worker.client.execute(attempt(), SPEC, route(worker), worker.held.worker_generation + 1)
+
+    with pytest.raises(FailedPrecondition):
+        await result_of(events)
+
+
+def request_of(worker: Served, spec: dict[str, Any] | None = None, **changes: Any) -> pb.ExecuteRequest:
+    request = pb.ExecuteRequest(worker_generation=worker.held.worker_generation)
+    request.attempt.request_id = "request"
+    request.route.start.noise.SetInParent()
+    request.route.model, request.route.model_digest = "tiny", worker.held.model_digest
+    values = {"model": "tiny", "width_px": 32, "height_px": 32, "num_inference_steps": 4, "scheduler": 1}
+    for name, value in {**values, **(spec or {})}.items():
+        setattr(request.spec, name, value)
+    for name, value in changes.items():
+        setattr(request, name, value)
+    return request
+
+
+async def answers(worker: Served, request: pb.ExecuteRequest) -> list[pb.ExecuteResponse]:
+    try:
+        return [answer async for answer in UnetWorkerServiceStub(worker.channel).Execute(request)]
+    except grpc.aio.AioRpcError as error:
+        raise error_from_rpc(error) from None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"width_px": 0},
+        {"width_px": 2**31},
+        {"height_px": 33},
+        {"num_inference_steps": 0},
+        {"num_inference_steps": 10**9},
+        {"guidance_scale": math.nan},
+        {"guidance_scale": math.inf},
+        {"scheduler": 0},
+        {"scheduler": 77},
+        {"eta": -math.inf},
+        {"prompt": "a\0b"},
+        {"prompt": "x" * 10_001},
+    ],
+)
+async def test_bad_fields_are_refused_and_the_next_good_request_succeeds(worker: Served, spec: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        await answers(worker, request_of(worker, spec))
+
+    assert (await answers(worker, request_of(worker)))[-1].result.image
+
+
+async def test_an_empty_message_is_refused(worker: Served) -> None:
+    with pytest.raises(PentimentoError):
+        await answers(worker, pb.ExecuteRequest())
+
+
+async def test_final_latents_come_back_where_they_are_asked_for(worker: Served) -> None:
+    result = (await answers(worker, request_of(worker, return_latents=True)))[-1].result
+
+    latents = tensor_from_wire(tensor_from_proto(result.final_latents, dims=(1, 4, 8, 8)))
+
+    assert latents.abs().max() > 0
+    assert result.final_latents.binding.request_id == "request"
+
+
+async def test_what_is_not_built_is_unimplemented(worker: Served) -> None:
+    async def nothing() -> AsyncIterator[pb.PredictHalfRequest]:
+        yield pb.PredictHalfRequest()
+
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        async for _ in UnetWorkerServiceStub(worker.channel).PredictHalf(nothing()):
+            pass
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_prefetch_answers_with_what_is_resident(worker: Served) -> None:
+    answer = await UnetWorkerServiceStub(worker.channel).Prefetch(pb.PrefetchRequest(components=["other"]))
+
+    assert list(answer.resident_components) == ["tiny"]
