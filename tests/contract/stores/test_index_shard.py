@@ -1,0 +1,189 @@
+"""The embedded index's child process: it dies, hangs, is shared and is broken, and the index goes on."""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
+from pentimento.stores.vectors import Space, VectorPoint, VectorQuery
+from pentimento.stores.vectors.edge import EdgeVectorIndex
+from pentimento.stores.vectors.shard_process import ShardTiming
+
+ONE = struct.pack("<2f", 1, 0)
+QUERY = VectorQuery(Space.TEXT, ONE, ("t",), "k", 5)
+PATIENCE_S = 20.0
+TIMING = ShardTiming(first_restart_s=0.05, max_restart_s=0.2, hang_s=0.5, send_s=0.2)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[EdgeVectorIndex]:
+    index = EdgeVectorIndex(tmp_path / "index", TIMING)
+    index.prepare(2)
+    yield index
+    index.close()
+
+
+def point() -> VectorPoint:
+    return VectorPoint(str(uuid.uuid4()), "t", "k", 1000.0, ONE)
+
+
+def child_of(index: EdgeVectorIndex) -> psutil.Process:
+    assert index.process is not None
+    assert index.process.pid is not None
+    return psutil.Process(index.process.pid)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
+
+
+def test_a_killed_child_is_replaced_and_nothing_acknowledged_is_lost(index: EdgeVectorIndex) -> None:
+    points = [point() for _ in range(100)]
+    index.upsert(points)
+
+    child = child_of(index)
+    child.kill()
+    child.wait(PATIENCE_S)
+    wait_until(lambda: index.process is not None and index.process.start_count == 2)
+    index.prepare(2)
+
+    assert set(index.entry_ids()) == {each.entry_id for each in points}
+
+
+def test_searches_fail_at_once_while_the_child_is_away(index: EdgeVectorIndex) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        child_of(index).suspend()
+        waiting = threads.submit(index.search, QUERY, PATIENCE_S)
+        wait_until(lambda: not waiting.done())
+        child_of(index).kill()
+
+        with pytest.raises(StoreUnavailable):
+            waiting.result(PATIENCE_S)
+
+
+def test_a_search_is_abandoned_when_its_time_is_over(index: EdgeVectorIndex) -> None:
+    child = child_of(index)
+    child.suspend()
+
+    with pytest.raises(StoreUnavailable, match="no answer within 20 ms"):
+        index.search(QUERY, 0.02)
+
+    child.resume()
+    assert index.search(QUERY, PATIENCE_S) == []
+
+
+def test_a_stuck_child_is_not_flooded(index: EdgeVectorIndex) -> None:
+    child = child_of(index)
+    child.suspend()
+    failures = []
+    for _ in range(80):
+        with pytest.raises(StoreUnavailable) as failure:
+            index.search(QUERY, 0.001)
+        failures.append(failure.value.message)
+
+    assert "calls are waiting already" in failures[-1]
+    child.kill()
+
+
+def test_a_child_that_hangs_is_killed_and_replaced(index: EdgeVectorIndex) -> None:
+    kept = point()
+    index.upsert([kept])
+    child = child_of(index)
+    child.suspend()
+
+    with pytest.raises(StoreUnavailable):
+        index.search(QUERY, 0.02)
+    child.wait(PATIENCE_S)
+    wait_until(lambda: index.process is not None and index.process.start_count == 2)
+    index.prepare(2)
+
+    assert list(index.entry_ids()) == [kept.entry_id]
+
+
+def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from pentimento.stores.vectors.edge import EdgeVectorIndex\n"
+        "index = EdgeVectorIndex(Path(sys.argv[1]))\n"
+        "index.prepare(2)\n"
+        "print(index.process.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = (sys.executable, "-c", script, str(tmp_path / "index"))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+
+    # Nobody here may wait for a grandchild: it is gone or a zombie that its new parent has not collected.
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_signals_to_the_whole_group_leave_the_stop_to_the_parent(index: EdgeVectorIndex) -> None:
+    child = child_of(index)
+    os.kill(child.pid, signal.SIGINT)
+    os.kill(child.pid, signal.SIGTERM)
+
+    index.upsert([point()])
+
+    assert index.process is not None
+    assert index.process.start_count == 1
+
+
+def test_an_unreadable_shard_is_put_aside_and_an_empty_one_serves(tmp_path: Path) -> None:
+    first = EdgeVectorIndex(tmp_path, TIMING)
+    first.prepare(2)
+    first.upsert([point()])
+    first.close()
+    for path in (tmp_path / "v1-d2").rglob("*.json"):
+        path.write_bytes(b"not JSON")
+
+    second = EdgeVectorIndex(tmp_path, TIMING)
+    second.prepare(2)
+
+    assert list(second.entry_ids()) == []
+    second.upsert([point()])
+    second.close()
+    assert len(list(tmp_path.glob("v1-d2.unreadable-*"))) == 1
+
+
+def test_a_start_that_was_cut_off_leaves_no_shard(tmp_path: Path) -> None:
+    (tmp_path / "v1-d2.unfinished-1").mkdir(parents=True)
+    index = EdgeVectorIndex(tmp_path, TIMING)
+    index.prepare(2)
+
+    assert list(index.entry_ids()) == []
+    index.close()
+
+
+def test_a_directory_of_other_vectors_is_refused(tmp_path: Path) -> None:
+    first = EdgeVectorIndex(tmp_path, TIMING)
+    first.prepare(2)
+    first.close()
+
+    with pytest.raises(SchemaMismatch):
+        EdgeVectorIndex(tmp_path, TIMING).prepare(3)
+
+
+def test_a_closed_index_leaves_no_process(tmp_path: Path) -> None:
+    index = EdgeVectorIndex(tmp_path, TIMING)
+    index.prepare(2)
+    child = child_of(index)
+
+    index.close()
+
+    assert not child.is_running()

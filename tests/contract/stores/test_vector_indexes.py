@@ -1,0 +1,184 @@
+"""What every vector index must do, run on each of them. QDRANT_URL (qdrant://host:port) adds a real server."""
+
+import math
+import os
+import random
+import secrets
+import struct
+import uuid
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.stores.errors import SchemaMismatch
+from pentimento.stores.vectors import Space, VectorIndex, VectorPoint, VectorQuery, open_vectors
+
+QDRANT_URL = os.environ.get("QDRANT_URL", "")
+DIMENSION_COUNT = 8
+# A search of these tests is abandoned only by a hang.
+PATIENCE_S = 20.0
+
+
+def make_index(backend: str, directory: Path) -> VectorIndex:
+    if backend == "edge":
+        return open_vectors(f"edge://{directory}/index")
+    if backend == "server":
+        return open_vectors(f"{QDRANT_URL}?collection=test-{secrets.token_hex(4)}")
+    from qdrant_client import QdrantClient
+
+    from pentimento.stores.vectors.qdrant import QdrantVectorIndex
+
+    return QdrantVectorIndex(QdrantClient(":memory:"), "test")
+
+
+@pytest.fixture(params=["edge", "local", *(["server"] if QDRANT_URL else [])])
+def unprepared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VectorIndex]:
+    index = make_index(request.param, tmp_path)
+    yield index
+    index.close()
+
+
+@pytest.fixture
+def index(unprepared: VectorIndex) -> VectorIndex:
+    with warnings.catch_warnings():
+        # The local mode says that payload indexes do nothing there.
+        warnings.simplefilter("ignore", UserWarning)
+        unprepared.prepare(DIMENSION_COUNT)
+    return unprepared
+
+
+def unit(*values: float) -> bytes:
+    """A unit vector in the direction of `values`, padded with zeros."""
+    padded = [*values, *([0.0] * (DIMENSION_COUNT - len(values)))]
+    length = math.sqrt(sum(value * value for value in padded))
+    return struct.pack(f"<{DIMENSION_COUNT}f", *(value / length for value in padded))
+
+
+def point(text: bytes, tenant: str = "t", key: str = "k", image: bytes | None = None) -> VectorPoint:
+    return VectorPoint(str(uuid.uuid4()), tenant, key, 1000.0, text, image)
+
+
+def query(vector: bytes, *tenants: str, space: Space = Space.TEXT, key: str = "k", limit: int = 1) -> VectorQuery:
+    return VectorQuery(space, vector, tenants or ("t",), key, limit)
+
+
+def test_nothing_is_found_before_there_is_an_index(unprepared: VectorIndex) -> None:
+    assert unprepared.search(query(unit(1)), PATIENCE_S) == []
+    assert list(unprepared.entry_ids()) == []
+
+
+def test_the_nearest_comes_first_with_its_cosine(index: VectorIndex) -> None:
+    near, far = point(unit(1, 0.1)), point(unit(0, 1))
+    index.upsert([far, near])
+
+    first, second = index.search(query(unit(1), limit=5), PATIENCE_S)
+
+    assert (first.entry_id, second.entry_id) == (near.entry_id, far.entry_id)
+    assert first.similarity == pytest.approx(1 / math.sqrt(1.01), abs=1e-5)
+    assert second.similarity == pytest.approx(0, abs=1e-5)
+
+
+def test_tenants_never_see_each_other(index: VectorIndex) -> None:
+    index.upsert([point(unit(1), tenant="other")])
+
+    assert index.search(query(unit(1), "t"), PATIENCE_S) == []
+    assert index.search(query(unit(1), "t", "other"), PATIENCE_S) != []
+
+
+def test_incompatible_entries_are_not_found(index: VectorIndex) -> None:
+    index.upsert([point(unit(1), key="other")])
+
+    assert index.search(query(unit(1)), PATIENCE_S) == []
+
+
+def test_spaces_are_apart(index: VectorIndex) -> None:
+    with_image = point(unit(1), image=unit(0, 1))
+    index.upsert([with_image, point(unit(0, 1))])
+
+    (found,) = index.search(query(unit(0, 1), space=Space.IMAGE, limit=5), PATIENCE_S)
+
+    assert found.entry_id == with_image.entry_id
+    assert found.similarity == pytest.approx(1, abs=1e-5)
+
+
+def test_upsert_replaces(index: VectorIndex) -> None:
+    first = point(unit(1))
+    index.upsert([first])
+    index.upsert([VectorPoint(first.entry_id, "t", "k", 1000.0, unit(0, 1))])
+
+    (found,) = index.search(query(unit(1), limit=5), PATIENCE_S)
+
+    assert found.similarity == pytest.approx(0, abs=1e-5)
+    assert list(index.entry_ids()) == [first.entry_id]
+
+
+def test_delete_is_repeatable(index: VectorIndex) -> None:
+    kept, deleted = point(unit(1)), point(unit(1))
+    index.upsert([kept, deleted])
+
+    index.delete([deleted.entry_id])
+    index.delete([deleted.entry_id])
+
+    assert list(index.entry_ids()) == [kept.entry_id]
+
+
+def test_batches_of_any_size(index: VectorIndex) -> None:
+    points = [point(unit(1, number / 1000)) for number in range(1500)]
+    index.upsert(points)
+    index.upsert([])
+
+    assert set(index.entry_ids()) == {each.entry_id for each in points}
+    index.delete([each.entry_id for each in points[1:]])
+    assert list(index.entry_ids()) == [points[0].entry_id]
+
+
+def test_another_dimension_is_refused(index: VectorIndex) -> None:
+    with pytest.raises(InvalidArgument):
+        index.upsert([point(struct.pack("<2f", 1, 0))])
+    with pytest.raises(InvalidArgument):
+        index.search(query(struct.pack("<2f", 1, 0)), PATIENCE_S)
+    with pytest.raises(SchemaMismatch):
+        index.prepare(DIMENSION_COUNT + 1)
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, -math.inf, 1e-30, 3e38])
+def test_vectors_without_a_direction_are_neither_stored_nor_searched(index: VectorIndex, value: float) -> None:
+    bad = struct.pack(f"<{DIMENSION_COUNT}f", value, *([0.0] * (DIMENSION_COUNT - 1)))
+
+    with pytest.raises(InvalidArgument):
+        index.upsert([point(bad)])
+    with pytest.raises(InvalidArgument):
+        index.upsert([point(unit(1), image=bad)])
+    with pytest.raises(InvalidArgument):
+        index.search(query(bad), PATIENCE_S)
+    assert list(index.entry_ids()) == []
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), limit=st.integers(1, 10))
+def test_searches_agree_with_brute_force(index: VectorIndex, seed: int, limit: int) -> None:
+    chance = random.Random(seed)
+    key = str(seed)
+    points = [point(unit(*directions(chance)), chance.choice("ab"), key) for _ in range(chance.randint(1, 40))]
+    index.upsert(points)
+    wanted = unit(*directions(chance))
+
+    found = index.search(query(wanted, "a", key=key, limit=limit), PATIENCE_S)
+
+    mine = sorted((cosine(each.text, wanted) for each in points if each.tenant == "a"), reverse=True)
+    assert [match.similarity for match in found] == pytest.approx(mine[:limit], abs=1e-5)
+    index.delete([each.entry_id for each in points])
+
+
+def directions(chance: random.Random) -> list[float]:
+    return [chance.gauss(0, 1) for _ in range(DIMENSION_COUNT)]
+
+
+def cosine(one: bytes, other: bytes) -> float:
+    pairs = zip(struct.unpack(f"<{DIMENSION_COUNT}f", one), struct.unpack(f"<{DIMENSION_COUNT}f", other), strict=True)
+    return sum(a * b for a, b in pairs)

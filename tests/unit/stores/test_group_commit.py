@@ -1,0 +1,142 @@
+"""The writer thread: one commit for many, and nobody harmed by a neighbour."""
+
+import resource
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.stores.errors import StoreFull, StoreUnavailable
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.writer import GroupCommitWriter
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    engine = open_engine(f"sqlite:///{tmp_path}/ledger.sqlite")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE t (x INTEGER PRIMARY KEY, data BLOB)"))
+    return engine
+
+
+@pytest.fixture
+def writer(engine: Engine) -> Iterator[GroupCommitWriter]:
+    writer = GroupCommitWriter(engine, "test")
+    yield writer
+    writer.close()
+
+
+def insert(connection: Connection, x: int, data: bytes = b"") -> int:
+    connection.execute(text("INSERT INTO t (x, data) VALUES (:x, :data)"), {"x": x, "data": data})
+    return x
+
+
+def rows(connection: Connection) -> list[int]:
+    return list(connection.scalars(text("SELECT x FROM t ORDER BY x")))
+
+
+def test_what_waits_for_a_commit_shares_the_next(writer: GroupCommitWriter, engine: Engine) -> None:
+    commits = []
+    event.listen(engine, "commit", commits.append)
+    running, go_on = threading.Event(), threading.Event()
+
+    def slow(connection: Connection) -> None:
+        running.set()
+        go_on.wait(10)
+
+    first = writer.submit(slow)
+    running.wait(10)
+    others = [writer.submit(lambda connection, x=x: insert(connection, x)) for x in range(50)]
+    go_on.set()
+
+    assert first.result() is None
+    assert [other.result() for other in others] == list(range(50))
+    assert len(commits) == 2
+
+
+def test_a_job_that_fails_undoes_only_itself(writer: GroupCommitWriter) -> None:
+    running, go_on = threading.Event(), threading.Event()
+
+    def fails(connection: Connection) -> None:
+        insert(connection, 2)
+        raise InvalidArgument.of("x", "is wrong")
+
+    def holds(connection: Connection) -> None:
+        running.set()
+        go_on.wait(10)
+
+    writer.submit(holds)
+    running.wait(10)
+    jobs = [writer.submit(lambda c: insert(c, 1)), writer.submit(fails), writer.submit(lambda c: insert(c, 3))]
+    go_on.set()
+
+    with pytest.raises(InvalidArgument):
+        jobs[1].result()
+    assert writer.submit(rows).result() == [1, 3]
+
+
+def test_a_job_that_fails_alone_undoes_itself(writer: GroupCommitWriter) -> None:
+    def fails(connection: Connection) -> None:
+        insert(connection, 1)
+        raise RuntimeError("a defect")
+
+    with pytest.raises(RuntimeError):
+        writer.submit(fails).result()
+
+    assert writer.submit(rows).result() == []
+
+
+def test_a_full_disk_is_typed_and_the_writer_goes_on(writer: GroupCommitWriter) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(StoreFull):
+            writer.submit(lambda connection: insert(connection, 1, bytes(1_000_000))).result()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert writer.submit(lambda connection: insert(connection, 2)).result() == 2
+    assert writer.submit(rows).result() == [2]
+
+
+def test_a_job_that_was_cancelled_while_it_waited_is_not_run(writer: GroupCommitWriter) -> None:
+    running, go_on = threading.Event(), threading.Event()
+
+    def holds(connection: Connection) -> None:
+        running.set()
+        go_on.wait(10)
+
+    writer.submit(holds)
+    running.wait(10)
+    cancelled = writer.submit(lambda connection: insert(connection, 1))
+    assert cancelled.cancel()
+    go_on.set()
+
+    assert writer.submit(rows).result() == []
+
+
+def test_values_stay_out_of_messages(writer: GroupCommitWriter) -> None:
+    writer.submit(lambda connection: insert(connection, 1)).result()
+
+    with pytest.raises(StoreUnavailable) as failure:
+        writer.submit(lambda connection: insert(connection, 1, b"secret prompt")).result()
+
+    assert "secret" not in str(failure.value)
+
+
+def test_nothing_is_taken_after_close(engine: Engine) -> None:
+    writer = GroupCommitWriter(engine, "test")
+    writer.close()
+    writer.close()
+
+    with pytest.raises(StoreUnavailable):
+        writer.submit(rows)
+
+
+@pytest.mark.parametrize("url", ["", "sqlite://", "sqlite:///relative", "mysql://x", "postgresql://x/y", "nonsense"])
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(InvalidArgument):
+        open_engine(url)
