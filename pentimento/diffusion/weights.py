@@ -21,6 +21,16 @@ _MODULES = {
 _TOKENIZERS = {"CLIPTokenizer", "CLIPTokenizerFast"}
 
 
+def quiet_loaders() -> None:
+    """Progress bars and advice of the libraries do not belong in a service's log (changes their global settings)."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
 def load_component(checkpoint: Checkpoint, component: str, device: torch.device, dtype: torch.dtype) -> Any:
     """The component in evaluation mode on `device`; stored half precision becomes `dtype`. Raises BadCheckpoint."""
     class_name = checkpoint.components[component].name

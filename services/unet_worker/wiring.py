@@ -11,6 +11,7 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import Registration, generation_at
 from pentimento.diffusion.engine import StepEngine
 from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import HeldModel, Replica, ReplicaKind, ReplicaReport
 from pentimento.rpc import RpcServer, open_channel
@@ -69,6 +70,7 @@ class UnetWorkerProcess:
 
     def _load(self, objects: ObjectStore) -> LoadedWorker:
         torch.set_num_threads(self.settings.threads)
+        quiet_loaders()
         device = choose_device(self.settings.device)
         model = load_model(self.settings.model, device, choose_dtype(self.settings.dtype, device))
         return self._assemble(model, objects)
