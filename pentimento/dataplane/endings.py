@@ -12,6 +12,8 @@ def on_cancel_requested(state: State, now: float, event: CancelRequested) -> lis
     request = state.requests.get(event.request_id)
     if request is None:
         return []
+    if event.client_left:
+        return stop_request(state, request, End.CANCELLED, "CLIENT_LEFT", "cancelled because its client went away")
     return stop_request(state, request, End.CANCELLED, "CANCELLED", "cancelled by the client")
 
 

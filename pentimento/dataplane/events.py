@@ -126,7 +126,10 @@ class EndPersisted:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
+    """`client_left`: nobody asked, the stream broke. A client that comes back may tell the two apart by the reason."""
+
     request_id: str
+    client_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)

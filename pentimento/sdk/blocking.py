@@ -44,7 +44,7 @@ class Client:
     def close(self) -> None:
         if self._loop.is_closed():
             return
-        self._call(self._client.close())
+        self._call(self._finish())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -82,6 +82,15 @@ class Client:
     ) -> AsyncClient:
         # On the loop's own thread: a channel belongs to the loop it was made on.
         return AsyncClient(address, token=token, tls_ca_file=tls_ca_file, retries=retries)
+
+    async def _finish(self) -> None:
+        """Closes the channel and waits for the tasks of its calls, which must not find the loop closed."""
+        await self._client.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)

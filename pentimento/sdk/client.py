@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pentimento.clients.image import ImageClient
-from pentimento.domain.errors import Internal, Unavailable
+from pentimento.domain.errors import Cancelled, Internal, Unavailable
 from pentimento.domain.image_request import (
     Accepted,
     Completed,
@@ -25,6 +25,10 @@ from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.sdk.picture import Picture
 from pentimento.sdk.retries import RetryPolicy
+
+# The reason of a cancel when the connection of the client broke. A retry that finds it under a key of our own begins
+# anew; under the caller's key it is the caller's to know.
+CLIENT_LEFT = "CLIENT_LEFT"
 
 
 class AsyncClient:
@@ -81,9 +85,12 @@ class AsyncClient:
                         if told.is_new(event):
                             yield event
                 return
-            except Unavailable as error:
-                if attempt == self._retries.tries:
+            except (Unavailable, Cancelled) as error:
+                taken_for_gone = error.reason == CLIENT_LEFT and not idempotency_key
+                if attempt == self._retries.tries or (isinstance(error, Cancelled) and not taken_for_gone):
                     raise
+                if taken_for_gone:
+                    key = uuid.uuid4().hex
                 await asyncio.sleep(self._retries.pause_s(attempt, error.retry_after_ms))
 
     async def cancel(self, request_id: str) -> RequestState:

@@ -140,7 +140,7 @@ class ImageApi:
     def _leave(self, listener: Listener) -> None:
         listener.leave()
         if not listener.ended and not listener.audience.listeners and not self.stopping:
-            self._interpreter.submit(CancelRequested(listener.audience.request_id))
+            self._interpreter.submit(CancelRequested(listener.audience.request_id, client_left=True))
 
     def _find_job(self, tenant: str, request_id: str) -> Job | None:
         job = self._jobs.find(request_id)

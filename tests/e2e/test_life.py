@@ -14,15 +14,15 @@ from pentimento.sdk.supervisor.leftovers import marked_processes
 from pentimento.sdk.supervisor.models import find_model
 
 
-def shared_memory() -> set[Path]:
-    folder = Path("/dev/shm")
-    return set(folder.iterdir()) if folder.is_dir() else set()
+def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
+    mapped = {Path(mapping.path) for process in processes for mapping in process.memory_maps()}
+    return {path for path in mapped if path.is_relative_to("/dev/shm")}
 
 
 def test_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
-    before = shared_memory()
     with local_suite(state_dir=tmp_path / "state") as suite:
         processes = marked_processes(suite.state.path)
+        shared = shared_memory_of(processes)
 
         suite.supervisor.send_signal(signal.SIGINT)
 
@@ -32,7 +32,7 @@ def test_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
         assert not suite.state.sockets.exists()
         assert suite.state.endpoint() is None
         assert not list(suite.state.path.rglob("*.sock"))
-    assert shared_memory() <= before
+        assert not [path for path in shared if path.exists()]
 
 
 def test_second_suite_on_the_same_state_is_refused_with_one_line(suite: LocalSuite) -> None:

@@ -117,10 +117,10 @@ def deadline_ms(seconds: float | None) -> int | None:
 
 
 def watch(events: Generator[GenerateEvent, None, None], output: Path, *, quiet: bool) -> Picture:
-    """Shows the progress on stderr until the picture is there."""
+    """Shows the progress on stderr, where that is a terminal, until the picture is there."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    console = Console(stderr=True, quiet=quiet)
-    with Progress(*columns, console=console, transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("waiting", total=None)
         for event in events:
             match event:

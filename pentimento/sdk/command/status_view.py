@@ -75,8 +75,10 @@ def render(status: SuiteStatus) -> Iterator[RenderableType]:
 
 def fleet_table(fleet: Fleet) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("process", "kind", "state", "models", "queue", "running", "done", "failed", "device", "address"):
-        table.add_column(heading, justify="right" if heading in ("queue", "running", "done", "failed") else "left")
+    for heading in ("process", "kind", "state", "models"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("queue", "running", "done", "failed"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for replica in sorted(fleet.replicas, key=lambda status: (status.replica.kind.value, status.replica.instance_id)):
         table.add_row(*fleet_row(replica))
     return table
@@ -91,8 +93,6 @@ def fleet_row(status: ReplicaStatus) -> list[RenderableType]:
         state(status),
         ", ".join(replica.resident_models),
         *(str(count) for count in counts),
-        replica.device,
-        replica.address,
     ]
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,8 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
 
 def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool) -> int:
     """Holds the state directory while the suite runs; the exit code."""
+    # Until the event loop has its own handlers: asked to stop this early, leave by way of `finally`.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     state.acquire()
     try:
         leftovers = clean_leftovers(state.path, state.sockets)

@@ -49,6 +49,8 @@ class StateDirectory:
                 "SUITE_RUNNING",
                 f"a suite already runs on {self.path} (pid {owner}): stop it, or name another --state-dir",
             )
+        # What a crashed supervisor published is not ours.
+        self.withdraw()
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock
@@ -83,12 +85,11 @@ class StateDirectory:
 
     def endpoint(self) -> Endpoint | None:
         """Of the suite that runs here; None when there is none, also after a crash left the file behind."""
-        if self.owner() is None:
-            return None
         try:
-            return Endpoint(**json.loads(self.endpoint_file.read_text()))
+            found = Endpoint(**json.loads(self.endpoint_file.read_text()))
         except FileNotFoundError:
             return None
+        return found if found.supervisor_pid == self.owner() else None
 
     @property
     def endpoint_file(self) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.clients.messages.image import event_to_proto
-from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
+from pentimento.domain.errors import Cancelled, InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import Accepted, Completed, ImageFormat, ImageRequest, Progress
 from pentimento.image.v1 import image_service_pb2 as pb
@@ -107,6 +107,30 @@ async def test_stream_that_breaks_goes_on_without_saying_accepted_twice(tmp_path
         events = [type(event).__name__ async for event in client.stream(ImageRequest("a circle"))]
 
     assert events == ["Accepted", "Completed"]
+
+
+async def test_broken_connection_taken_for_a_cancel_begins_anew(tmp_path: Path) -> None:
+    cancelled = Cancelled("CLIENT_LEFT", "cancelled by the client")
+    scripts = [plays(ACCEPTED, then=Unavailable("DOWN", "down")), plays(then=cancelled), plays(ACCEPTED, COMPLETED)]
+    service = ScriptedImageService(scripts)
+
+    async with serving(service, tmp_path) as address:
+        image = await picture_from(address)
+
+    assert image == b"image"
+    assert service.keys[0] == service.keys[1] != service.keys[2]
+
+
+@pytest.mark.parametrize(("key", "reason"), [("order-7", "CLIENT_LEFT"), ("", "CANCELLED")])
+async def test_cancel_is_told_when_somebody_asked_or_the_key_is_the_callers(
+    tmp_path: Path, key: str, reason: str
+) -> None:
+    cancelled = Cancelled(reason, "cancelled")
+    service = ScriptedImageService([plays(ACCEPTED, then=Unavailable("DOWN", "down")), plays(then=cancelled)])
+
+    async with serving(service, tmp_path) as address:
+        with pytest.raises(Cancelled):
+            await picture_from(address, key=key)
 
 
 async def test_callers_own_key_is_used(tmp_path: Path) -> None:
