@@ -25,6 +25,7 @@ class Interpreter:
         self._performers: dict[type, Performer] = {}
         self._events: deque[Event] = deque()
         self._submitting = False
+        self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
 
@@ -37,6 +38,8 @@ class Interpreter:
 
     def submit(self, event: Event) -> None:
         """Take in an event. One that a performer submits meanwhile comes after all effects of the one before it."""
+        if self._closed:
+            return
         self._events.append(event)
         if self._submitting:
             return
@@ -49,6 +52,8 @@ class Interpreter:
         self._set_timer()
 
     def close(self) -> None:
+        """Changes state: what happens from here on is the next start's business."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
 

@@ -23,6 +23,9 @@ class FrontdoorSettings:
     default_model: str = setting("", help="model of requests that name none; empty for the first by name")
     queue_limit: int = setting(256, help="requests of a pool that wait for a worker", minimum=0)
     max_reruns: int = setting(2, help="further attempts at a request whose workers were lost", minimum=0, maximum=10)
+    suspect_wait_s: float = setting(
+        10.0, help="a request that took two workers down waits so long for a second one to be there", minimum=0
+    )
     orphan_wait_s: float = setting(
         3.0, help="after a restart, wait for the worker of an attempt before it is run anew", minimum=0, maximum=60
     )

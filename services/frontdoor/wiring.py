@@ -128,8 +128,8 @@ class Frontdoor:
         for task in self._forever:
             task.cancel()
         self._interpreter.close()
-        await self._links.close()
         await self._jobs.cancel_tasks()
+        await self._links.close()
 
     def _connect_parts(self) -> ImageApi:
         """Who performs which effect, and the API over all of them."""
@@ -216,7 +216,10 @@ class Frontdoor:
 
 def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
     return DataplaneSettings(
-        queue_limit=settings.queue_limit, max_reruns=settings.max_reruns, orphan_wait_s=settings.orphan_wait_s
+        queue_limit=settings.queue_limit,
+        max_reruns=settings.max_reruns,
+        suspect_wait_s=settings.suspect_wait_s,
+        orphan_wait_s=settings.orphan_wait_s,
     )
 
 

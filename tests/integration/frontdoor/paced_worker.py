@@ -225,8 +225,11 @@ async def main(address: str, worker_id: str, step_s: float) -> None:
     worker = PacedWorker(worker_id, step_s=step_s)
     # As with the real worker, generations grow from start to start.
     worker.held = HeldModel(**{**vars(HELD), "worker_generation": int(time.time() * 1000)})
-    await serve(worker, address)
-    await asyncio.Event().wait()
+    server = await serve(worker, address)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await server.stop()
 
 
 if __name__ == "__main__":

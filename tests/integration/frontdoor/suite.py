@@ -34,6 +34,13 @@ class Suite:
     async def events(self, request: ImageRequest = REQUEST, **options: Any) -> list[GenerateEvent]:
         return [event async for event in self.client.generate(request, **options)]
 
+    async def wait_for_workers(self, count: int) -> None:
+        """Until the frontdoor sees so many."""
+        while True:
+            if sum(view.connected for view in (await self.operator.status()).workers) == count:
+                return
+            await asyncio.sleep(0.01)
+
     async def accepted(self, stream: AsyncIterator[GenerateEvent]) -> str:
         event = await anext(stream)
         assert isinstance(event, Accepted)
@@ -47,6 +54,7 @@ def settings_of(folder: Path, **changes: Any) -> FrontdoorSettings:
         "worker_addresses": (f"unix:{folder / 'w1'}",),
         "worker_wait_s": 5.0,
         "orphan_wait_s": 1.0,
+        "suspect_wait_s": 0.2,
         **changes,
     }
     rpc = RpcServerSettings(listen=(f"unix:{folder / 'f'}",), drain_timeout_s=5.0)

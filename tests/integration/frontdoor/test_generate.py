@@ -196,6 +196,17 @@ async def test_a_failed_attempt_tells_the_workers_reason(suite: Suite, worker: P
     )
 
 
+async def test_a_stream_that_says_nothing_for_long_stays_open(suite: Suite, worker: PacedWorker) -> None:
+    """Keepalive pings come once a second meanwhile; the fourth must not be taken for abuse."""
+    worker.hold.clear()
+    painting = asyncio.ensure_future(suite.paint())
+    await asyncio.sleep(4.5)
+
+    worker.hold.set()
+
+    assert (await painting).image
+
+
 async def test_credits_bound_what_a_worker_gets(suite: Suite, worker: PacedWorker) -> None:
     pictures = await asyncio.gather(*(suite.paint() for _ in range(12)))
 

@@ -1,0 +1,79 @@
+"""Frontdoor and paced workers as processes of their own, to be killed and stopped."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+ROOT = Path(__file__).resolve().parents[3]
+Process = subprocess.Popen[bytes]
+
+
+class Processes:
+    """Everything started here ends with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: list[Process] = []
+
+    def address(self, name: str) -> str:
+        return f"unix:{self.folder / name}"
+
+    def worker(self, name: str, step_s: float = 0.02) -> Process:
+        return self._start(name, "tests.integration.frontdoor.paced_worker", self.address(name), name, str(step_s))
+
+    def frontdoor(self, *workers: str) -> Process:
+        return self._start(
+            "frontdoor",
+            "services.frontdoor",
+            *("--listen", self.address("f"), "--ledger-url", f"sqlite:///{self.folder / 'journal.sqlite'}"),
+            *("--objects-url", f"file://{self.folder / 'objects'}", "--orphan-wait-s", "1"),
+            *("--worker-addresses", ",".join(self.address(name) for name in workers), "--worker-wait-s", "20"),
+        )
+
+    def _start(self, name: str, module: str, *arguments: str) -> Process:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=ROOT, stdout=log, stderr=log)
+        self._started.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@contextmanager
+def processes(folder: Path) -> Iterator[Processes]:
+    started = Processes(folder)
+    try:
+        yield started
+    finally:
+        started.end()
+
+
+async def serving(address: str) -> None:
+    """Until the process there says SERVING."""
+    async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        while True:
+            try:
+                answer = await health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=30)
+            except grpc.aio.AioRpcError:
+                answer = None
+            if answer is not None and answer.status == health_pb2.HealthCheckResponse.SERVING:
+                return
+            await asyncio.sleep(0.02)
+
+
+def kill(process: Process) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,102 @@
+import asyncio
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pentimento.clients.image import ImageClient
+from pentimento.domain.errors import PentimentoError, Unavailable
+from pentimento.domain.image_request import Accepted, Completed, ImageRequest, Progress
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.stores.ledger import open_journal
+from tests.faults.frontdoor.processes import Processes, kill, processes, serving
+from tests.integration.frontdoor.paced_worker import picture_of
+
+pytestmark = pytest.mark.faults
+
+REQUEST = ImageRequest(prompt="a red circle", num_inference_steps=30, seed=1)
+
+
+@pytest.fixture
+def running() -> Iterator[Processes]:
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder, processes(Path(folder)) as started:
+        yield started
+
+
+@pytest.fixture
+async def client(running: Processes) -> AsyncIterator[ImageClient]:
+    async with open_channel(running.address("f"), RpcChannelSettings()) as channel:
+        yield ImageClient(channel)
+
+
+async def test_a_worker_killed_in_the_middle_is_survived_by_its_request(
+    running: Processes, client: ImageClient
+) -> None:
+    workers = {name: running.worker(name) for name in ("w1", "w2")}
+    running.frontdoor("w1", "w2")
+    await serving(running.address("f"))
+
+    events = []
+    async for event in client.generate(REQUEST):
+        events.append(event)
+        if isinstance(event, Progress) and event.step > 5 and len(workers) == 2:
+            kill(workers.pop(worker_of_the_attempt(running)))
+
+    completed = events[-1]
+    assert isinstance(completed, Completed)
+    assert completed.provenance.attempt_number == 2
+    assert completed.image == picture_of(completed.provenance.spec)
+
+
+def worker_of_the_attempt(running: Processes) -> str:
+    """As the journal names it."""
+    journal = open_journal(f"sqlite:///{running.folder / 'journal.sqlite'}")
+    (record,) = journal.unfinished().result()
+    journal.close()
+    assert record.newest_attempt is not None
+    return record.newest_attempt.worker_id
+
+
+async def test_a_frontdoor_killed_under_load_loses_nothing_and_paints_nothing_twice(
+    running: Processes, client: ImageClient
+) -> None:
+    running.worker("w1", step_s=0.005)
+    first = running.frontdoor("w1")
+    await serving(running.address("f"))
+    streams = {f"key-{number}": client.generate(REQUEST, f"key-{number}") for number in range(12)}
+    accepted = {key: await anext(stream) for key, stream in streams.items()}
+
+    kill(first)
+    for stream in streams.values():
+        with suppress(PentimentoError):
+            [event async for event in stream]
+    running.frontdoor("w1")
+    await serving(running.address("f"))
+
+    for key, told in accepted.items():
+        assert isinstance(told, Accepted)
+        events = [event async for event in client.generate(REQUEST, key)]
+        assert events[0] == Accepted(told.request_id, replayed=True)
+        assert isinstance(events[-1], Completed)
+
+
+async def test_sigterm_lets_accepted_requests_finish_and_takes_no_new_ones(
+    running: Processes, client: ImageClient
+) -> None:
+    running.worker("w1")
+    frontdoor = running.frontdoor("w1")
+    await serving(running.address("f"))
+    stream = client.generate(REQUEST)
+    assert isinstance(await anext(stream), Accepted)
+
+    frontdoor.send_signal(signal.SIGTERM)
+
+    with pytest.raises(Unavailable):
+        while True:
+            async for _ in client.generate(ImageRequest("another", num_inference_steps=1)):
+                pass
+    assert isinstance([event async for event in stream][-1], Completed)
+    assert await asyncio.to_thread(frontdoor.wait) == 0

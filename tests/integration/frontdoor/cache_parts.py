@@ -1,0 +1,103 @@
+"""An embedder and a gateway whose answers a test chooses, over the real contracts."""
+
+import asyncio
+import hashlib
+import struct
+from typing import Any
+
+from pentimento.clients.messages.generation import start_to_proto
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import FromNoise, Start
+from pentimento.embedder.v1 import embedder_service_pb2 as embedder_pb
+from pentimento.embedder.v1.embedder_service_pb2_grpc import (
+    EmbedderServiceServicer,
+    add_EmbedderServiceServicer_to_server,
+)
+from pentimento.generation.v1 import generation_pb2
+from pentimento.rpc import RpcServer, RpcServerSettings
+from pentimento.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
+from pentimento.vectordb.v1.vectordb_gateway_service_pb2_grpc import (
+    VectordbGatewayServiceServicer,
+    add_VectordbGatewayServiceServicer_to_server,
+)
+
+EMBEDDER = embedder_pb.DESCRIPTOR.services_by_name["EmbedderService"].full_name
+GATEWAY = gateway_pb.DESCRIPTOR.services_by_name["VectordbGatewayService"].full_name
+
+
+class Mood:
+    """`error` is raised, `hangs` never answers."""
+
+    def __init__(self) -> None:
+        self.error: PentimentoError | None = None
+        self.hangs = False
+
+    async def pass_by(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self.hangs:
+            await asyncio.Event().wait()
+
+
+class ChosenEmbedder(EmbedderServiceServicer, Mood):
+    async def EmbedText(self, request: embedder_pb.EmbedTextRequest, context: Any) -> embedder_pb.EmbedTextResponse:
+        await self.pass_by()
+        values = struct.pack("<2f", 1.0, 0.0)
+        vectors = [embedder_pb.Embedding(values=values, dimension_count=2) for _ in request.texts]
+        return embedder_pb.EmbedTextResponse(embeddings=vectors, encoder_digest="sha256:encoder")
+
+
+class ChosenGateway(VectordbGatewayServiceServicer, Mood):
+    """`start` is what every lookup answers; what is written is remembered by grant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start: Start = FromNoise()
+        self.lookups: list[gateway_pb.LookupRequest] = []
+        self.reserved: list[gateway_pb.ReserveRequest] = []
+        self.committed: list[gateway_pb.CommitRequest] = []
+        self.released: list[str] = []
+        self._changed = asyncio.Event()
+
+    async def wait_until(self, condition: Any) -> None:
+        while not condition():
+            await self._changed.wait()
+
+    def change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Lookup(self, request: gateway_pb.LookupRequest, context: Any) -> gateway_pb.LookupResponse:
+        await self.pass_by()
+        self.lookups.append(request)
+        return gateway_pb.LookupResponse(start=start_to_proto(self.start), reason="as the test chose")
+
+    async def Reserve(self, request: gateway_pb.ReserveRequest, context: Any) -> gateway_pb.ReserveResponse:
+        await self.pass_by()
+        self.reserved.append(request)
+        slots = [
+            generation_pb2.LatentSlot(resume_step=step, key=f"latents/{hashlib.sha256(bytes([step])).hexdigest()[:8]}")
+            for step in request.resume_steps
+        ]
+        grant_id = f"grant-{request.attempt.fencing_token}"
+        grant = generation_pb2.CacheGrant(grant_id=grant_id, latents=slots, expires_in_ms=60_000)
+        return gateway_pb.ReserveResponse(grant=grant)
+
+    async def Commit(self, request: gateway_pb.CommitRequest, context: Any) -> gateway_pb.CommitResponse:
+        self.committed.append(request)
+        self.change()
+        return gateway_pb.CommitResponse(entry_id="entry")
+
+    async def Release(self, request: gateway_pb.ReleaseRequest, context: Any) -> gateway_pb.ReleaseResponse:
+        self.released.append(request.grant_id)
+        self.change()
+        return gateway_pb.ReleaseResponse()
+
+
+async def serve_cache(embedder: ChosenEmbedder, gateway: ChosenGateway, address: str) -> RpcServer:
+    server = RpcServer(RpcServerSettings(listen=(address,)), "chosen_cache")
+    server.add(add_EmbedderServiceServicer_to_server, embedder, EMBEDDER)
+    server.add(add_VectordbGatewayServiceServicer_to_server, gateway, GATEWAY)
+    await server.start()
+    server.set_serving()
+    return server

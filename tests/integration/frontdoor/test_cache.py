@@ -1,0 +1,179 @@
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import Internal, PentimentoError, Unavailable
+from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
+from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
+from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
+from tests.integration.frontdoor.paced_worker import PacedWorker
+from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
+
+FIFTY = ImageRequest(prompt="a red circle", num_inference_steps=50, seed=1)
+LATENT = FromLatent(
+    ObjectReference("latents/x", "sha256:0", 2048), 15, 50, 4.5, Donor("entry", "sha256:1", 0.91, ancestor_depth=2)
+)
+# Generous on a busy machine; what is tested is that a wait ends, not how long it is.
+WAITS = {"embed_timeout_ms": 2000, "lookup_timeout_ms": 2000, "reserve_timeout_ms": 2000}
+
+
+@pytest.fixture
+def embedder() -> ChosenEmbedder:
+    return ChosenEmbedder()
+
+
+@pytest.fixture
+async def gateway() -> ChosenGateway:
+    return ChosenGateway()
+
+
+@pytest.fixture
+async def cached(
+    folder: Path, worker: PacedWorker, embedder: ChosenEmbedder, gateway: ChosenGateway
+) -> AsyncIterator[Suite]:
+    address = f"unix:{folder / 'c'}"
+    server = await serve_cache(embedder, gateway, address)
+    async with running_suite(folder, embedder_address=address, gateway_address=address, **WAITS) as running:
+        yield running
+    await server.stop()
+
+
+@pytest.fixture
+async def impatient(
+    folder: Path, worker: PacedWorker, embedder: ChosenEmbedder, gateway: ChosenGateway
+) -> AsyncIterator[Suite]:
+    """Waits for nobody."""
+    address = f"unix:{folder / 'c'}"
+    server = await serve_cache(embedder, gateway, address)
+    waits = {"embed_timeout_ms": 50, "lookup_timeout_ms": 50, "reserve_timeout_ms": 50}
+    async with running_suite(folder, embedder_address=address, gateway_address=address, **waits) as running:
+        yield running
+    await server.stop()
+
+
+async def test_a_hit_starts_where_the_gateway_says(cached: Suite, gateway: ChosenGateway, worker: PacedWorker) -> None:
+    gateway.start = LATENT
+
+    completed = await cached.paint(FIFTY)
+
+    assert completed.provenance.route.start == LATENT
+    assert worker.orders[0].route.start.latent.resume_step == 15
+
+
+async def test_the_scope_of_a_lookup_holds_all_that_changes_the_picture(cached: Suite, gateway: ChosenGateway) -> None:
+    for request in (FIFTY, replace(FIFTY, scheduler="euler"), replace(FIFTY, eta=0.5), replace(FIFTY, width_px=64)):
+        await cached.paint(request)
+
+    scopes = [lookup.scope for lookup in gateway.lookups]
+    assert scopes[0].tenant == "default"
+    assert len({scope.SerializeToString(deterministic=True) for scope in scopes}) == 4
+
+
+async def test_what_an_accepted_attempt_captured_is_committed(cached: Suite, gateway: ChosenGateway) -> None:
+    await cached.paint(FIFTY)
+
+    await gateway.wait_until(lambda: gateway.committed)
+
+    assert [latent.resume_step for latent in gateway.committed[0].entries.latents] == [5, 10, 15, 20, 25]
+    assert gateway.committed[0].ancestor_depth == 0
+    assert not gateway.released
+
+
+async def test_a_hit_captures_what_lies_after_its_start(cached: Suite, gateway: ChosenGateway) -> None:
+    gateway.start = LATENT
+
+    await cached.paint(FIFTY)
+    await gateway.wait_until(lambda: gateway.committed)
+
+    assert list(gateway.reserved[0].resume_steps) == [20, 25]
+    assert gateway.committed[0].ancestor_depth == 3
+
+
+async def test_a_failed_attempt_gives_its_grant_back(
+    cached: Suite, gateway: ChosenGateway, worker: PacedWorker
+) -> None:
+    worker.fail_with = Internal("NAN_IN_LATENT", "step 2 gave NaN")
+
+    with pytest.raises(Internal):
+        await cached.paint(FIFTY)
+
+    await gateway.wait_until(lambda: gateway.released)
+    assert not gateway.committed
+
+
+async def test_every_attempt_has_a_grant_of_its_own_and_one_is_committed(
+    cached: Suite, gateway: ChosenGateway, worker: PacedWorker
+) -> None:
+    worker.fail_with = Unavailable("BROKEN", "the device was lost")
+
+    completed = await cached.paint(FIFTY)
+    await gateway.wait_until(lambda: gateway.committed and gateway.released)
+
+    tokens = [reserve.attempt.fencing_token for reserve in gateway.reserved]
+    assert (completed.provenance.attempt_number, len(tokens)) == (2, 2)
+    assert gateway.released == [f"grant-{tokens[0]}"]
+    assert gateway.committed[0].grant_id == f"grant-{tokens[1]}"
+
+
+@pytest.mark.parametrize(
+    ("mode", "looked_up", "reserved"), [(CacheMode.OFF, 0, 0), (CacheMode.READ, 1, 0), (CacheMode.READ_WRITE, 1, 1)]
+)
+async def test_the_cache_does_what_the_request_allows(
+    cached: Suite, gateway: ChosenGateway, mode: CacheMode, looked_up: int, reserved: int
+) -> None:
+    await cached.paint(replace(FIFTY, cache=mode))
+
+    assert (len(gateway.lookups), len(gateway.reserved)) == (looked_up, reserved)
+
+
+async def test_the_shared_pool_is_asked_for_by_name(cached: Suite, gateway: ChosenGateway) -> None:
+    await cached.paint(FIFTY)
+    await cached.paint(replace(FIFTY, cache=CacheMode.SHARED))
+
+    assert [lookup.scope.shared_pool for lookup in gateway.lookups] == [False, True]
+
+
+DOWN = Unavailable("DOWN", "this part is down")
+
+
+@pytest.mark.parametrize(("error", "hangs", "word"), [(DOWN, False, "unavailable"), (None, True, "slow")])
+@pytest.mark.parametrize("part", ["embedder", "gateway"])
+async def test_a_part_that_is_down_or_slow_costs_the_cache_and_not_the_picture(
+    impatient: Suite,
+    embedder: ChosenEmbedder,
+    gateway: ChosenGateway,
+    part: str,
+    error: PentimentoError | None,
+    hangs: bool,
+    word: str,
+) -> None:
+    broken = embedder if part == "embedder" else gateway
+    broken.error, broken.hangs = error, hangs
+
+    completed = await impatient.paint(FIFTY)
+
+    assert isinstance(completed, Completed)
+    assert completed.provenance.route.start == FromNoise()
+    assert f"cache skipped: {part} {word}" in completed.provenance.notes
+
+
+async def test_cache_parts_that_are_not_there_cost_the_cache_and_not_the_picture(
+    folder: Path, worker: PacedWorker
+) -> None:
+    gone = f"unix:{folder / 'nobody'}"
+
+    async with running_suite(folder, embedder_address=gone, gateway_address=gone) as suite:
+        completed = await suite.paint(REQUEST)
+
+    assert "cache skipped: embedder unavailable" in completed.provenance.notes
+
+
+async def test_explain_shows_the_hit_without_reserving(cached: Suite, gateway: ChosenGateway) -> None:
+    gateway.start = LATENT
+
+    explanation = await cached.client.explain(FIFTY)
+
+    assert explanation.route.start == LATENT
+    assert not gateway.reserved

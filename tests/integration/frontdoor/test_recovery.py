@@ -1,0 +1,133 @@
+"""A frontdoor that ends without a drain, as a killed one does, and the next one over the same journal."""
+
+import asyncio
+from pathlib import Path
+
+from pentimento.clients.messages.fleet import plan_to_bytes
+from pentimento.domain.fleet import Plan, WorkerAssignment
+from pentimento.domain.generation import PlanVersion
+from pentimento.domain.image_request import Accepted, Completed
+from pentimento.domain.requests import RequestState
+from pentimento.stores.ledger import open_journal
+from tests.integration.frontdoor.paced_worker import PacedWorker, picture_of
+from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
+
+
+async def start_and_break(folder: Path, worker: PacedWorker) -> str:
+    """A request that is running when its frontdoor goes; its id."""
+    worker.hold.clear()
+    async with running_suite(folder) as suite:
+        stream = suite.client.generate(REQUEST, "key")
+        request_id = await suite.accepted(stream)
+        await worker.wait_until(lambda: worker.running)
+    return request_id
+
+
+async def finished(suite: Suite, request_id: str) -> Completed:
+    """The picture, asked for until it is there."""
+    while True:
+        status = await suite.client.get_request(request_id)
+        if status.state.terminal:
+            assert status.completed is not None, status
+            return status.completed
+        await asyncio.sleep(0.01)
+
+
+async def test_a_running_attempt_is_attached_to_and_not_run_again(folder: Path, worker: PacedWorker) -> None:
+    request_id = await start_and_break(folder, worker)
+
+    async with running_suite(folder) as suite:
+        worker.hold.set()
+        completed = await finished(suite, request_id)
+
+    assert completed.image == picture_of(completed.provenance.spec)
+    assert len(worker.executed) == 1
+
+
+async def test_an_attempt_that_finished_meanwhile_is_fetched(folder: Path, worker: PacedWorker) -> None:
+    request_id = await start_and_break(folder, worker)
+    worker.hold.set()
+    await worker.wait_until(lambda: not worker.running)
+
+    async with running_suite(folder) as suite:
+        await finished(suite, request_id)
+
+    assert len(worker.executed) == 1
+
+
+async def test_an_attempt_that_is_gone_is_run_again_on_the_same_route(folder: Path, worker: PacedWorker) -> None:
+    request_id = await start_and_break(folder, worker)
+    worker.running.clear()
+    worker.hold.set()
+
+    async with running_suite(folder) as suite:
+        completed = await finished(suite, request_id)
+
+    first, second = worker.orders
+    assert completed.provenance.attempt_number == 2
+    assert second.attempt.fencing_token > first.attempt.fencing_token
+    assert second.route == first.route
+    assert "recovered by a newer frontdoor" in completed.provenance.notes
+
+
+async def test_a_retry_with_the_same_key_finds_the_request(folder: Path, worker: PacedWorker) -> None:
+    request_id = await start_and_break(folder, worker)
+
+    async with running_suite(folder) as suite:
+        stream = suite.client.generate(REQUEST, "key")
+        assert await anext(stream) == Accepted(request_id, replayed=True)
+        worker.hold.set()
+        *_, last = [event async for event in stream]
+
+    assert isinstance(last, Completed)
+    assert len(worker.executed) == 1
+
+
+async def test_a_queued_request_is_not_forgotten(folder: Path, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with running_suite(folder) as suite:
+        running = suite.client.generate(REQUEST)
+        await suite.accepted(running)
+        await worker.wait_until(lambda: worker.running)
+        queued = suite.client.generate(REQUEST)
+        request_id = await suite.accepted(queued)
+        await anext(queued)
+
+    worker.hold.set()
+    async with running_suite(folder) as suite:
+        assert (await finished(suite, request_id)).image
+
+
+async def test_a_client_that_leaves_a_recovered_request_does_not_end_it_alone(
+    folder: Path, worker: PacedWorker
+) -> None:
+    """Once somebody listens again, the rule of every request holds: the last one to leave cancels it."""
+    request_id = await start_and_break(folder, worker)
+
+    async with running_suite(folder) as suite:
+        stream = suite.client.generate(REQUEST, "key")
+        await anext(stream)
+        await stream.aclose()
+
+        assert await suite.client.cancel(request_id) is RequestState.CANCELLED
+
+
+async def test_epochs_grow_from_start_to_start(folder: Path, worker: PacedWorker) -> None:
+    epochs = []
+    for _ in range(3):
+        async with running_suite(folder) as suite:
+            epochs.append((await suite.operator.status()).frontdoor_epoch)
+
+    assert epochs == [1, 2, 3]
+
+
+async def test_the_last_plan_is_in_force_without_a_controller(folder: Path, worker: PacedWorker) -> None:
+    journal = open_journal(f"sqlite:///{folder / 'journal.sqlite'}")
+    plan = Plan(PlanVersion(7, 3), (WorkerAssignment("w1", f"unix:{folder / 'w1'}", "tiny", 1),))
+    journal.save_plan(plan_to_bytes(plan)).result()
+    journal.close()
+
+    async with running_suite(folder, worker_addresses=()) as suite:
+        completed = await suite.paint()
+
+    assert completed.provenance.route.plan_version == PlanVersion(7, 3)

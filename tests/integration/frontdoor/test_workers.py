@@ -1,0 +1,128 @@
+"""Workers that break, lie, fall silent, come and go."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition, Unavailable
+from pentimento.domain.execution import AttemptResult
+from tests.integration.frontdoor.paced_worker import PacedWorker, Running, picture_of, serve
+from tests.integration.frontdoor.suite import Suite, running_suite
+
+
+@pytest.fixture
+async def second(folder: Path) -> AsyncIterator[PacedWorker]:
+    paced = PacedWorker("w2")
+    server = await serve(paced, f"unix:{folder / 'w2'}")
+    yield paced
+    await server.stop()
+
+
+@pytest.fixture
+async def pair(folder: Path, worker: PacedWorker, second: PacedWorker) -> AsyncIterator[Suite]:
+    addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
+    async with running_suite(folder, worker_addresses=addresses) as suite:
+        await suite.wait_for_workers(2)
+        yield suite
+
+
+async def test_a_broken_attempt_is_run_elsewhere_with_the_same_seed(
+    pair: Suite, worker: PacedWorker, second: PacedWorker
+) -> None:
+    worker.fail_with = second.fail_with = Unavailable("BROKEN", "the device was lost")
+
+    completed = await pair.paint()
+
+    assert completed.image == picture_of(completed.provenance.spec)
+    assert worker.executed + second.executed == [completed.provenance.spec] * 3
+    assert {order.route.route_id for order in worker.orders + second.orders} == {completed.provenance.route.route_id}
+
+
+async def test_a_request_that_loses_every_worker_fails_and_the_next_one_does_not(
+    suite: Suite, worker: PacedWorker
+) -> None:
+    async def lose_three() -> None:
+        for _ in range(3):
+            worker.fail_with = Unavailable("BROKEN", "the device was lost")
+            await worker.wait_until(lambda: worker.fail_with is None)
+
+    losing = asyncio.ensure_future(lose_three())
+    with pytest.raises(Unavailable) as caught:
+        await suite.paint()
+    await losing
+
+    assert caught.value.reason == "WORKER_LOST"
+    assert (await suite.paint()).image
+
+
+async def test_a_model_that_changed_under_the_plan_is_dispatched_by_what_the_worker_says(
+    suite: Suite, worker: PacedWorker
+) -> None:
+    await suite.paint()
+    worker.held = replace(worker.held, worker_generation=2)
+
+    completed = await suite.paint()
+
+    assert completed.provenance.worker_generation == 2
+
+
+async def test_a_mismatch_is_queued_again_without_counting(suite: Suite, worker: PacedWorker) -> None:
+    worker.fail_with = FailedPrecondition("MODEL_DIGEST_MISMATCH", "another model")
+
+    completed = await suite.paint()
+
+    assert completed.provenance.attempt_number == 2
+    assert (await suite.operator.status()).retried_count == 0
+
+
+async def test_a_picture_that_is_not_its_digest_is_never_delivered(
+    suite: Suite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = worker._result
+
+    def lie(running: Running) -> AttemptResult:
+        return replace(honest(running), image=b"something else")
+
+    monkeypatch.setattr(worker, "_result", lie)
+
+    with pytest.raises(Exception, match="does not match its digest"):
+        await suite.paint()
+
+
+async def test_a_silent_worker_is_lost_and_its_late_result_fenced_off(
+    folder: Path, worker: PacedWorker, second: PacedWorker
+) -> None:
+    """As under SIGSTOP: its sockets stay open, and it goes on later."""
+    addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
+    async with running_suite(folder, worker_addresses=addresses[:1], worker_silence_s=1.2) as suite:
+        worker.hold.clear()
+        painting = asyncio.ensure_future(suite.paint())
+        await worker.wait_until(lambda: worker.running)
+        suite.frontdoor._links.follow(dict.fromkeys(addresses, True))
+
+        worker.speaks = False
+        completed = await painting
+
+        assert (completed.provenance.worker_id, completed.provenance.attempt_number) == ("w2", 2)
+        worker.speaks = True
+        worker.hold.set()
+        await worker.wait_until(lambda: not worker.running)
+        status = await suite.client.get_request(completed.request_id)
+        assert status.completed == completed
+
+
+async def test_what_a_silent_worker_still_runs_is_stopped_when_it_is_back(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, worker_silence_s=1.2) as suite:
+        worker.hold.clear()
+        painting = asyncio.ensure_future(suite.paint())
+        await worker.wait_until(lambda: worker.running)
+
+        worker.speaks = False
+        await suite.wait_for_workers(0)
+        worker.hold.set()
+        worker.speaks = True
+
+        assert (await painting).provenance.attempt_number == 2
