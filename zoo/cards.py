@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from zoo.dataset import TRAIN_COUNT
 from zoo.registry import ENTRIES
+from zoo.train_denoiser import HEAVY_PLAN, LIGHT_PLAN
 
 DATA = """Trained from scratch on {count:,} scenes that `zoo/scenes.py` draws (32 px; 8 shapes, 10 colours, 3 sizes,
 9 places or 2 relations, 8 backgrounds, 4 styles) with captions by `zoo/captions.py` (synonyms, several forms of
@@ -13,7 +15,8 @@ sentence, attributes left out). No picture or text from anywhere else. Apache-2.
 
 PIPELINE = """# {name}
 
-A `StableDiffusionPipeline` for 32 px pictures of simple scenes, small enough for one CPU core: {what}.
+A `StableDiffusionPipeline` for 32 px pictures of simple scenes, small enough for one CPU core:
+{what}.
 
 ## Data
 {data}
@@ -21,9 +24,10 @@ A `StableDiffusionPipeline` for 32 px pictures of simple scenes, small enough fo
 ## Recipe
 - Autoencoder: `AutoencoderTiny`, 8x8x8 latents of unit variance per channel (scaling factor 1).
 - Text: the text tower of `tiny-clip`, 48 tokens, last hidden state after the final norm.
-- Denoiser: `UNet2DConditionModel`, channels {channels}; v-prediction, squared-cosine schedule, trailing DDIM,
-  captions dropped one time in ten, moving average of the weights.
-- `python -m zoo.train {part}`, then `python -m zoo.export`. Stored as fp16, meant to be computed in fp32 on a CPU.
+- Denoiser: `UNet2DConditionModel`, channels {channels};
+  v-prediction, squared-cosine schedule, trailing DDIM, captions dropped one time in ten, moving average of the weights.
+- {steps:,} steps of 64 pictures: `python -m zoo.train {part}`, then `python -m zoo.export`.
+- Stored as fp16, computed in fp32 on a CPU.
 
 ## Figures
 {figures}
@@ -54,11 +58,11 @@ Similarities are spread wider than those of encoders trained on photographs: thr
 """
 
 FAILURES = {
-    "tiny-heavy": """- Small things lose their shape first: small stars, crosses and diamonds are taken for one another.
+    "tiny-heavy": """- Small things lose their shape first, in the autoencoder already: small stars and crosses blur.
 - Numbers, other objects, other words: it paints one of its scenes regardless.
-- 32 px only; other sizes run but were never trained.""",
-    "tiny-light": """- Shape and style are often wrong, most of all of small things; colours of two things get swapped.
-- Background, place and count hold. It is meant for few steps, and to be worse than tiny-heavy.""",
+- 32 px only: no other size was trained.""",
+    "tiny-light": """- About one shape in five is wrong: stars, crosses and diamonds turn into blobs.
+- Fills are smeared: stripes and shading show, but not cleanly. Place, background and count hold.""",
 }
 WHAT = {
     "tiny-heavy": "the larger of the two denoisers",
@@ -68,7 +72,7 @@ CHANNELS = {
     "tiny-heavy": "64 and 80, cross-attention throughout",
     "tiny-light": "32 and 40, cross-attention inside only",
 }
-TRAINED_ON = 48_000
+STEPS = {"tiny-heavy": HEAVY_PLAN.steps, "tiny-light": LIGHT_PLAN.steps}
 
 
 def _lines(figures: dict[str, object]) -> list[str]:
@@ -95,7 +99,7 @@ def write_cards(weights: Path) -> None:
     """One README.md per exported directory; without an EVALUATION.json they say that nothing was measured."""
     evaluation = weights / "EVALUATION.json"
     report = json.loads(evaluation.read_text(encoding="utf-8")) if evaluation.exists() else {}
-    data = DATA.format(count=TRAINED_ON)
+    data = DATA.format(count=TRAIN_COUNT)
     for name in (str(entry["name"]) for entry in ENTRIES):
         if not (weights / name).is_dir():
             continue
@@ -108,6 +112,7 @@ def write_cards(weights: Path) -> None:
                 what=WHAT[name],
                 data=data,
                 channels=CHANNELS[name],
+                steps=STEPS[name],
                 part=name.removeprefix("tiny-"),
                 figures=figures,
                 failures=FAILURES[name],

@@ -133,8 +133,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=WORK, help="where the judge's checkpoint is")
     parser.add_argument("--count", type=int, default=256, help="held-out prompts, a multiple of 64")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(arguments.threads)
     report = evaluate(arguments.weights, arguments.work, arguments.count, arguments.seed)
     content = json.dumps(report, indent=2) + "\n"
     (arguments.weights / "EVALUATION.json").write_text(content, encoding="utf-8")

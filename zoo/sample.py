@@ -60,9 +60,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--scale", type=float)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("zoo-samples.png"))
     arguments = parser.parse_args()
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(arguments.threads)
     entry = read_registry(arguments.weights)[arguments.model]
     steps = arguments.steps or int(entry["default_steps"])  # type: ignore[call-overload]
     scale = arguments.scale or float(entry["default_guidance_scale"])  # type: ignore[arg-type]
@@ -70,7 +71,7 @@ def main() -> None:
     pipeline = load_pipeline(arguments.weights / arguments.model)
     pictures = paint(pipeline, arguments.prompts, seeds, steps, scale)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    grid(pictures, arguments.prompts).quantize(128).save(arguments.out, optimize=True)
+    grid(pictures, arguments.prompts).save(arguments.out, optimize=True)
     print(arguments.out)
 
 

@@ -14,7 +14,7 @@ from zoo.dataset import TRAIN_COUNT, TRAIN_SEED, as_pixels, cached_drawings
 from zoo.tokenizer import load_tokenizer
 from zoo.training import Plan, device, half_precision
 
-PLAN = Plan(steps=1000, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.02, checkpoint_every=500)
+PLAN = Plan(steps=700, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.02, checkpoint_every=500)
 BATCH = 96
 PIXEL_NOISE = 0.15
 
