@@ -64,10 +64,8 @@ class GatewayProcess:
         try:
             await self.server.run_until_stopped(self.warm, self.drain)
         finally:
-            # Calls were still answered while the server drained.
-            self.lookup.close()
-            self.indexing.close()
-            self.stores.close()
+            # Not in the drain: calls are still answered then.
+            self.close()
 
     async def warm(self) -> None:
         """Open the index and put right what a crash left. Without its index the gateway serves misses meanwhile."""
@@ -85,6 +83,12 @@ class GatewayProcess:
             await self.registration.close()
         if self._rounds is not None:
             await stop(self._rounds)
+
+    def close(self) -> None:
+        """Let go of the stores, after the last call was answered."""
+        self.lookup.close()
+        self.indexing.close()
+        self.stores.close()
 
 
 def wire(settings: GatewaySettings) -> GatewayProcess:

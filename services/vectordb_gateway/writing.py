@@ -136,7 +136,7 @@ class EntryWriting:
             await self._indexing.make_findable()
         except (PentimentoError, TimeoutError) as error:
             metrics.INDEX_FAILURES.inc()
-            logger.warning("the entry will be indexed later: %s", error or "the index is slow")
+            logger.warning("the entry will be indexed later: %s", str(error) or "the index is slow")
 
     def _new_key(self, resume_step: int | None) -> GrantedKey:
         return GrantedKey(f"cache/{self._ledger.cache_id}/{secrets.token_hex(16)}", resume_step)

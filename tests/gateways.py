@@ -1,0 +1,148 @@
+"""A gateway on real stores in this process, its client, and entries to put into it."""
+
+import asyncio
+import math
+import random
+import struct
+import warnings
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from pentimento.clients.gateway import GatewayClient
+from pentimento.domain.cache import CacheScope
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, CapturedLatent
+from pentimento.domain.retrieval import LookupAnswer
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.settings import load_settings
+from services.vectordb_gateway.integrity import check_integrity
+from services.vectordb_gateway.settings import GatewaySettings
+from services.vectordb_gateway.wiring import GatewayProcess, wire
+
+DIMENSION_COUNT = 8
+ENCODER = "sha256:encoder"
+ALL_STEPS = (5, 10, 15, 20, 25)
+_random = random.Random(0)
+_numbers = count(1)
+
+
+def scope(tenant: str = "tenant", **changes: object) -> CacheScope:
+    fields: dict[str, object] = {
+        "tenant": tenant,
+        "model_digest": "sha256:model",
+        "vae_digest": "sha256:vae",
+        "scheduler_digest": "sha256:scheduler",
+        "prediction_type": "epsilon",
+        "width_px": 64,
+        "height_px": 64,
+        "guidance_scale": 7.5,
+        "negative_prompt": "",
+        "num_inference_steps": 50,
+    }
+    return CacheScope(**(fields | changes))  # type: ignore[arg-type]
+
+
+def embedding(*values: float, encoder: str = ENCODER) -> Embedding:
+    """In the direction of `values`; in any direction without them."""
+    given = values or tuple(_random.gauss(0, 1) for _ in range(DIMENSION_COUNT))
+    padded = [*given, *([0.0] * (DIMENSION_COUNT - len(given)))]
+    length = math.sqrt(sum(value * value for value in padded))
+    packed = struct.pack(f"<{DIMENSION_COUNT}f", *(value / length for value in padded))
+    return Embedding(packed, DIMENSION_COUNT, encoder)
+
+
+def at_similarity(similarity: float) -> Embedding:
+    """Of that cosine to `embedding(1)`."""
+    return embedding(similarity, math.sqrt(1 - similarity * similarity))
+
+
+def attempt(tenant: str = "tenant", token: int = 1, request_id: str = "") -> Attempt:
+    return Attempt(request_id or f"request-{next(_numbers)}", 1, token, "frontdoor", 1, tenant)
+
+
+@dataclass
+class RunningGateway:
+    """`upload` stands in for a worker: it stores bytes under the grant's keys."""
+
+    process: GatewayProcess
+    client: GatewayClient
+    directory: Path
+    uploaded: dict[str, bytes] = field(default_factory=dict)
+
+    def upload(self, grant: CacheGrant, size: int = 100) -> CapturedEntries:
+        put = self.process.stores.objects.put
+        latents = []
+        for slot in grant.latents:
+            self.uploaded[slot.key] = _random.randbytes(size)
+            reference = put(slot.key, self.uploaded[slot.key], durable=False)
+            latents.append(CapturedLatent(slot.resume_step, slot.resume_step / 50, reference, True))
+        image = put(grant.image_key, _random.randbytes(size), durable=False) if grant.image_key else None
+        return CapturedEntries(grant.grant_id, tuple(latents), image)
+
+    async def store(
+        self,
+        text: Embedding,
+        of: CacheScope | None = None,
+        steps: Sequence[int] = ALL_STEPS,
+        image: Embedding | None = None,
+        ancestor_depth: int = 0,
+    ) -> str:
+        """Reserve, upload and commit an entry, and wait until it can be found; its id."""
+        of = of or scope()
+        by = attempt(of.tenant)
+        grant = await self.client.reserve(of, by, steps, image is not None)
+        assert grant is not None
+        entry_id = await self.client.commit(of, by, self.upload(grant), text, image, ancestor_depth)
+        # On a busy machine the first start of the index outlasts what a commit waits for it.
+        await asyncio.to_thread(self.process.indexing.index_new)
+        return entry_id
+
+    async def lookup(self, text: Embedding, of: CacheScope | None = None, quality: float | None = None) -> LookupAnswer:
+        return await self.client.lookup(of or scope(), text, quality)
+
+    def maintain(self) -> None:
+        """A round of the background work, comparisons included."""
+        self.process.maintenance.request_reconciliation()
+        self.process.maintenance.run_round()
+
+    def problems(self) -> list[str]:
+        stores = self.process.stores
+        return check_integrity(stores.ledger, stores.index, stores.objects)
+
+
+def gateway_settings(directory: Path, *flags: str) -> GatewaySettings:
+    """Embedded stores below the directory; rounds of maintenance only when a test asks for them."""
+    given = {
+        "--index-url": f"edge://{directory}/index",
+        "--objects-url": f"file://{directory}/objects",
+        "--ledger-url": f"sqlite:///{directory}/ledger.sqlite",
+        "--maintenance-interval-s": "3600",
+        "--object-grace-s": "0",
+        "--search-timeout-ms": "5000",
+        "--min-free-bytes": "0",
+        "--log-level": "warning",
+    }
+    given |= dict(zip(flags[::2], flags[1::2], strict=True))
+    argv = [word for pair in given.items() for word in pair]
+    return load_settings(GatewaySettings, "vectordb_gateway", argv, {})
+
+
+@asynccontextmanager
+async def running_gateway(directory: Path, *flags: str) -> AsyncIterator[RunningGateway]:
+    """A warm gateway on a socket of its own; `flags` are pairs of flag and value."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        process = wire(gateway_settings(directory, *flags))
+        await process.server.start()
+        try:
+            await process.warm()
+            channel = open_channel(process.server.bound_addresses[0], RpcChannelSettings())
+            yield RunningGateway(process, GatewayClient(channel), directory)
+            await channel.close()
+        finally:
+            await process.drain()
+            await process.server.stop()
+            process.close()

@@ -1,0 +1,132 @@
+"""Bad input is named, touches nothing, and the next good call succeeds."""
+
+import math
+import struct
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import Attempt, CapturedEntries, FromLatent
+from tests.gateways import DIMENSION_COUNT, ENCODER, RunningGateway, attempt, embedding, scope
+
+BAD_SCOPES: list[tuple[str, object]] = [
+    ("tenant", ""),
+    ("tenant", "a\0b"),
+    ("tenant", "t" * 257),
+    ("tenant", "*shared*"),
+    ("model_digest", ""),
+    ("vae_digest", ""),
+    ("scheduler_digest", ""),
+    ("prediction_type", ""),
+    ("width_px", 0),
+    ("width_px", 2**31),
+    ("height_px", 0),
+    ("num_inference_steps", 0),
+    ("num_inference_steps", 10**9),
+    ("guidance_scale", math.nan),
+    ("guidance_scale", math.inf),
+]
+
+
+def vector(*values: float) -> bytes:
+    return struct.pack(f"<{DIMENSION_COUNT}f", *values, *([0.0] * (DIMENSION_COUNT - len(values))))
+
+
+BAD_EMBEDDINGS: list[tuple[str, Embedding]] = [
+    ("encoder_digest", replace(embedding(1), encoder_digest="")),
+    ("encoder_digest", replace(embedding(1), encoder_digest="sha256:other")),
+    ("dimension_count", Embedding(struct.pack("<2f", 1, 0), 2, ENCODER)),
+    ("values", Embedding(b"", 0, ENCODER)),
+    ("values", Embedding(vector(1)[:-1], DIMENSION_COUNT, ENCODER)),
+    ("values", Embedding(vector(0), DIMENSION_COUNT, ENCODER)),
+    ("values", Embedding(vector(math.nan), DIMENSION_COUNT, ENCODER)),
+    ("values", Embedding(vector(math.inf), DIMENSION_COUNT, ENCODER)),
+    ("values", Embedding(vector(0.5), DIMENSION_COUNT, ENCODER)),
+]
+
+
+async def still_serves(gateway: RunningGateway) -> None:
+    assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
+    assert (await gateway.client.statistics()).entry_count == 1
+
+
+async def test_incomplete_scopes_are_refused(gateway: RunningGateway) -> None:
+    await gateway.store(embedding(1))
+
+    for name, value in BAD_SCOPES:
+        bad = replace(scope(), **{name: value})  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=name):
+            await gateway.lookup(embedding(1), bad)
+        with pytest.raises(InvalidArgument, match=name):
+            await gateway.client.reserve(bad, attempt(bad.tenant), (5,), image=False)
+    await still_serves(gateway)
+
+
+async def test_embeddings_that_are_none_are_neither_searched_nor_stored(gateway: RunningGateway) -> None:
+    await gateway.store(embedding(1))
+    by = attempt()
+    grant = await gateway.client.reserve(scope(), by, (5,), image=False)
+    assert grant is not None
+    captured = gateway.upload(grant)
+
+    for name, bad in BAD_EMBEDDINGS:
+        with pytest.raises(InvalidArgument, match=name):
+            await gateway.lookup(bad)
+        with pytest.raises(InvalidArgument, match=name):
+            await gateway.client.commit(scope(), by, captured, bad)
+    await still_serves(gateway)
+
+
+@pytest.mark.parametrize("quality", [-0.1, 1.1, math.nan, math.inf])
+async def test_qualities_outside_of_0_to_1_are_refused(gateway: RunningGateway, quality: float) -> None:
+    with pytest.raises(InvalidArgument, match="quality"):
+        await gateway.lookup(embedding(1), quality=quality)
+
+
+@pytest.mark.parametrize("steps", [(0,), (50,), (5, 2**31)])
+async def test_steps_outside_of_the_schedule_are_refused(gateway: RunningGateway, steps: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgument, match="resume_steps"):
+        await gateway.client.reserve(scope(), attempt(), steps, image=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("request_id", replace(attempt(), request_id="")),
+        ("tenant", replace(attempt(), tenant="other")),
+        ("fencing_token", replace(attempt(), fencing_token=2**63)),
+    ],
+)
+async def test_attempts_that_cannot_own_a_grant_are_refused(gateway: RunningGateway, name: str, bad: Attempt) -> None:
+    with pytest.raises(InvalidArgument, match=name):
+        await gateway.client.reserve(scope(), bad, (5,), image=False)
+
+
+async def test_captures_that_could_not_be_resumed_are_refused(gateway: RunningGateway) -> None:
+    by = attempt()
+    grant = await gateway.client.reserve(scope(), by, (5, 10), image=False)
+    assert grant is not None
+    captured = gateway.upload(grant)
+    latent = captured.latents[0]
+    for bad in (
+        replace(latent, sigma=math.nan),
+        replace(latent, sigma=-1.0),
+        replace(latent, resume_step=0),
+        replace(latent, resume_step=10),
+        replace(latent, object=replace(latent.object, digest="md5:0")),
+        replace(latent, object=replace(latent.object, size_bytes=0)),
+        replace(latent, object=replace(latent.object, key="../../etc/passwd")),
+    ):
+        with pytest.raises(InvalidArgument):
+            await gateway.client.commit(scope(), by, CapturedEntries(grant.grant_id, (bad,)), embedding(1))
+
+    assert await gateway.client.commit(scope(), by, captured, embedding(1))
+
+
+async def test_empty_ids_are_refused(gateway: RunningGateway) -> None:
+    with pytest.raises(InvalidArgument, match="grant_id"):
+        await gateway.client.release("")
+    with pytest.raises(InvalidArgument, match="entry_id"):
+        await gateway.client.report_bad_object("", "key", "")

@@ -1,0 +1,71 @@
+"""Limits: the oldest goes, or nothing new comes in."""
+
+from pathlib import Path
+
+from pentimento.domain.generation import FromLatent, FromNoise
+from tests.gateways import attempt, embedding, running_gateway, scope
+
+FAR_APART = [embedding(*([0] * number), 1) for number in range(4)]
+
+
+async def test_the_oldest_entries_make_room(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--max-entries", "2") as gateway:
+        for text in FAR_APART:
+            await gateway.store(text)
+        gateway.maintain()
+
+        found = [isinstance((await gateway.lookup(text)).start, FromLatent) for text in FAR_APART]
+
+        assert found == [False, False, True, True]
+        assert len(list(gateway.process.stores.objects.keys())) == 10
+        assert gateway.problems() == []
+
+
+async def test_bytes_are_limited_too(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--max-size-bytes", "1200") as gateway:
+        for text in FAR_APART:
+            await gateway.store(text)
+        gateway.maintain()
+
+        assert (await gateway.client.statistics()).size_bytes == 1000
+
+
+async def test_who_just_looked_up_an_evicted_entry_can_still_read_it(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--max-entries", "1", "--object-grace-s", "3600") as gateway:
+        await gateway.store(FAR_APART[0])
+        answer = await gateway.lookup(FAR_APART[0])
+        await gateway.store(FAR_APART[1])
+        gateway.maintain()
+
+        assert (await gateway.lookup(FAR_APART[0])).start == FromNoise()
+        assert isinstance(answer.start, FromLatent)
+        assert gateway.process.stores.objects.get(answer.start.latent)
+        assert gateway.problems() == []
+
+
+async def test_without_eviction_a_full_cache_is_read_only(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--max-entries", "1", "--eviction", "none") as gateway:
+        await gateway.store(FAR_APART[0])
+
+        assert await gateway.client.reserve(scope(), attempt(), (5,), image=False) is None
+        assert (await gateway.client.statistics()).read_only
+        assert isinstance((await gateway.lookup(FAR_APART[0])).start, FromLatent)
+
+
+async def test_a_store_without_room_makes_the_cache_read_only_until_there_is_some(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--min-free-bytes", str(2**62)) as gateway:
+        assert await gateway.client.reserve(scope(), attempt(), (5,), image=False) is None
+        assert (await gateway.client.statistics()).read_only
+
+    async with running_gateway(tmp_path) as gateway:
+        assert await gateway.client.reserve(scope(), attempt(), (5,), image=False) is not None
+
+
+async def test_open_grants_are_limited(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--max-open-grants", "2") as gateway:
+        grants = [await gateway.client.reserve(scope(), attempt(), (5,), image=False) for _ in range(3)]
+        assert [grant is not None for grant in grants] == [True, True, False]
+
+        assert grants[0] is not None
+        await gateway.client.release(grants[0].grant_id)
+        assert await gateway.client.reserve(scope(), attempt(), (5,), image=False) is not None

@@ -1,0 +1,163 @@
+"""Reserve, upload, commit: only what an accepted attempt brought becomes findable."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.generation import CapturedEntries, FromLatent, FromNoise
+from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
+
+
+async def test_a_grant_names_an_opaque_key_for_each_step(gateway: RunningGateway) -> None:
+    grant = await gateway.client.reserve(scope(), attempt(), (10, 5, 5, 25), image=False)
+
+    assert grant is not None
+    assert [slot.resume_step for slot in grant.latents] == [5, 10, 25]
+    assert len({slot.key for slot in grant.latents}) == 3
+    assert grant.image_key == ""
+    assert grant.expires_in_ms == 900_000
+
+
+async def test_steps_that_no_rule_could_ever_reuse_are_not_granted(gateway: RunningGateway) -> None:
+    grant = await gateway.client.reserve(scope(), attempt(), (20, 30, 40), image=False)
+
+    assert grant is not None
+    assert [slot.resume_step for slot in grant.latents] == [20]
+
+
+async def test_what_was_uploaded_but_not_committed_is_not_found(gateway: RunningGateway) -> None:
+    await gateway.store(embedding(0, 1))
+    grant = await gateway.client.reserve(scope(), attempt(), (5, 10), image=False)
+    assert grant is not None
+    gateway.upload(grant)
+
+    assert (await gateway.lookup(embedding(1))).start == FromNoise()
+
+
+async def test_what_was_released_is_not_found_and_its_objects_go(gateway: RunningGateway) -> None:
+    by = attempt()
+    grant = await gateway.client.reserve(scope(), by, (5, 10), image=False)
+    assert grant is not None
+    captured = gateway.upload(grant)
+
+    await gateway.client.release(grant.grant_id)
+    await gateway.client.release(grant.grant_id)
+    gateway.maintain()
+
+    with pytest.raises(NotFound):
+        await gateway.client.commit(scope(), by, captured, embedding(1))
+    assert list(gateway.process.stores.objects.keys()) == []
+    assert gateway.problems() == []
+
+
+async def test_another_attempt_cannot_commit_a_grant(gateway: RunningGateway) -> None:
+    first = attempt(token=1, request_id="r")
+    grant = await gateway.client.reserve(scope(), first, (5, 10), image=False)
+    assert grant is not None
+    captured = gateway.upload(grant)
+
+    with pytest.raises(FailedPrecondition):
+        await gateway.client.commit(scope(), replace(first, fencing_token=2), captured, embedding(1))
+    with pytest.raises(FailedPrecondition):
+        await gateway.client.commit(scope(width_px=128), first, captured, embedding(1))
+
+    assert (await gateway.client.statistics()).entry_count == 0
+
+
+async def test_a_tenant_cannot_commit_another_tenants_grant(gateway: RunningGateway) -> None:
+    grant = await gateway.client.reserve(scope("one"), attempt("one", request_id="r"), (5, 10), image=False)
+    assert grant is not None
+    captured = gateway.upload(grant)
+
+    with pytest.raises(FailedPrecondition):
+        await gateway.client.commit(scope("two"), attempt("two", request_id="r"), captured, embedding(1))
+
+
+async def test_a_repeated_commit_answers_with_the_same_entry(gateway: RunningGateway) -> None:
+    by = attempt()
+    grant = await gateway.client.reserve(scope(), by, (5, 10), image=False)
+    assert grant is not None
+    captured = gateway.upload(grant)
+
+    calls = [gateway.client.commit(scope(), by, captured, embedding(1)) for _ in range(5)]
+    entry_ids = set(await asyncio.gather(*calls))
+
+    assert len(entry_ids) == 1
+    assert (await gateway.client.statistics()).entry_count == 1
+
+
+async def test_only_what_was_captured_is_kept(gateway: RunningGateway) -> None:
+    by = attempt()
+    grant = await gateway.client.reserve(scope(), by, (5, 10, 15), image=False)
+    assert grant is not None
+    captured = gateway.upload(grant)
+
+    await gateway.client.commit(scope(), by, CapturedEntries(grant.grant_id, captured.latents[:1]), embedding(1))
+    gateway.maintain()
+
+    assert list(gateway.process.stores.objects.keys()) == [captured.latents[0].object.key]
+    assert gateway.problems() == []
+
+
+async def test_objects_of_other_grants_cannot_be_committed(gateway: RunningGateway) -> None:
+    by = attempt()
+    mine = await gateway.client.reserve(scope(), by, (5,), image=False)
+    other = await gateway.client.reserve(scope("other"), attempt("other"), (5,), image=False)
+    assert mine is not None
+    assert other is not None
+    stolen = CapturedEntries(mine.grant_id, gateway.upload(other).latents)
+
+    with pytest.raises(InvalidArgument):
+        await gateway.client.commit(scope(), by, stolen, embedding(1))
+
+
+async def test_a_grant_that_ran_out_takes_its_objects_along(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--grant-ttl-s", "0.1") as gateway:
+        by = attempt()
+        grant = await gateway.client.reserve(scope(), by, (5, 10), image=False)
+        assert grant is not None
+        captured = gateway.upload(grant)
+        await asyncio.sleep(0.11)
+        gateway.maintain()
+
+        with pytest.raises(NotFound):
+            await gateway.client.commit(scope(), by, captured, embedding(1))
+        assert list(gateway.process.stores.objects.keys()) == []
+
+
+async def test_an_upload_that_came_too_late_is_swept(gateway: RunningGateway) -> None:
+    grant = await gateway.client.reserve(scope(), attempt(), (5, 10), image=False)
+    assert grant is not None
+    await gateway.client.release(grant.grant_id)
+    gateway.maintain()
+    gateway.upload(grant)
+    assert len(gateway.problems()) == 2
+
+    gateway.maintain()
+
+    assert gateway.problems() == []
+    assert list(gateway.process.stores.objects.keys()) == []
+
+
+async def test_objects_of_others_in_the_same_store_are_left_alone(gateway: RunningGateway) -> None:
+    for key in ("results/1", "cache/another-cache/1"):
+        gateway.process.stores.objects.put(key, b"picture")
+
+    gateway.maintain()
+
+    assert sorted(gateway.process.stores.objects.keys()) == ["cache/another-cache/1", "results/1"]
+
+
+async def test_entries_that_missed_the_index_are_indexed_later(gateway: RunningGateway) -> None:
+    entry_id = await gateway.store(embedding(1))
+    stores = gateway.process.stores
+    stores.index.delete([entry_id])
+    assert gateway.problems() == [f"entry {entry_id} is not in the index"]
+
+    gateway.maintain()
+
+    assert gateway.problems() == []
+    assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
