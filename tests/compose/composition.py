@@ -56,7 +56,7 @@ class Composition:
         self.start()
 
     def start(self) -> None:
-        self.run("up", "--detach", "--no-build", limit_s=240)
+        self.run("up", "--detach", "--no-build", limit_s=400)
         self._wait_until_healthy("frontdoor")
 
     def down(self) -> None:
@@ -79,7 +79,7 @@ class Composition:
         succeed([*command, "--address", self.address, "--output", str(picture)], self._environment, 120)
 
     def _wait_until_healthy(self, service: str) -> None:
-        """Follows the engine's events since the container's last start; an unhealthy one is reported with the logs."""
+        """Follows the engine's events since the container's last start."""
         container = self.container(service)
         events = ["docker", "events", "--since", container["State"]["StartedAt"], "--format", "{{.Status}}"]
         filters = ["--filter", f"container={container['Id']}", "--filter", "event=health_status"]
@@ -89,7 +89,7 @@ class Composition:
                 status = next(line.strip() for line in following.stdout)
             finally:
                 following.kill()
-        assert status == "health_status: healthy", self.run("logs", "--no-color")
+        assert status == "health_status: healthy"
 
 
 def succeed(command: Sequence[str], environment: Mapping[str, str], limit_s: float = 60) -> str:
@@ -118,5 +118,8 @@ def running(*files: str, **surroundings: str) -> Iterator[Composition]:
     try:
         composition.up()
         yield composition
+    except AssertionError:
+        print(composition.run("logs", "--no-color", "--tail", "40"))
+        raise
     finally:
         composition.down()

@@ -42,7 +42,7 @@ def declared_settings(name: str) -> dict[str, Any]:
 def settings_given(service: Service, section: str) -> set[str]:
     """Names of the settings that the environment gives to a service's own section."""
     prefix = f"PENTIMENTO_{section}_".upper()
-    return {key.removeprefix(prefix).lower() for key in service["environment"] if key.startswith(prefix)}
+    return {key.removeprefix(prefix).lower() for key in service.get("environment", {}) if key.startswith(prefix)}
 
 
 @pytest.mark.parametrize(("file", "name"), OWN_SERVICES)
