@@ -42,7 +42,8 @@ class ScriptedImageService:
         try:
             async for event in self.scripts.pop(0)():
                 yield event
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
+            # The one while it waits for the script, the other while an event is being sent.
             self.cancelled.set()
             raise
 
