@@ -1,0 +1,164 @@
+"""A crash before or after any change to any store leaves something that one round of maintenance puts right."""
+
+import asyncio
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from qdrant_client import QdrantClient
+
+from pentimento.domain.clock import SystemClock
+from pentimento.domain.generation import CapturedEntries, CapturedLatent
+from pentimento.policies.cache_selection import SelectionRules
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.stores.vectors import VectorIndex
+from pentimento.stores.vectors.qdrant import QdrantVectorIndex
+from services.vectordb_gateway.capacity import Capacity
+from services.vectordb_gateway.encoder_guard import EncoderGuard
+from services.vectordb_gateway.indexing import Indexing
+from services.vectordb_gateway.integrity import check_integrity
+from services.vectordb_gateway.maintenance import Maintenance
+from services.vectordb_gateway.settings import CapacitySettings, MaintenanceSettings
+from services.vectordb_gateway.writing import EntryWriting
+from tests.gateways import attempt, embedding, scope
+
+pytestmark = pytest.mark.faults
+
+CHANGES = {
+    "put", "delete", "upsert", "prepare", "bind_encoder", "reserve", "commit", "release",
+    "expire_grants", "mark_indexed", "doom", "evict_oldest", "forget_entries", "forget_objects",
+}  # fmt: skip
+
+
+class Crash(BaseException):
+    """The process ends here: no handler may catch it."""
+
+
+class CrashPoint:
+    """Wraps stores so that the `number`-th change to any of them crashes, half the time after it was made."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.crashed = False
+
+    def around(self, store: Any) -> Any:
+        return _Wrapped(store, self)
+
+    def pass_by(self) -> None:
+        if self.crashed:
+            raise Crash
+        self.left -= 1
+        if self.left == 0:
+            self.crashed = True
+            raise Crash
+
+
+class _Wrapped:
+    def __init__(self, store: Any, point: CrashPoint) -> None:
+        self._store = store
+        self._point = point
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name not in CHANGES:
+            return found
+
+        def change(*arguments: Any, **options: Any) -> Any:
+            self._point.pass_by()
+            answer = found(*arguments, **options)
+            if hasattr(answer, "result"):
+                answer.result()
+            self._point.pass_by()
+            return answer
+
+        return change
+
+
+class Cache:
+    """The gateway's working parts over given stores, without its threads and sockets."""
+
+    def __init__(self, ledger: CacheLedger, index: VectorIndex, objects: ObjectStore) -> None:
+        self.objects = objects
+        guard = EncoderGuard(ledger, index)
+        guard.open()
+        self.indexing = Indexing(ledger, index, guard)
+        capacity = Capacity(ledger, objects, CapacitySettings(max_entries=1, object_grace_s=0, min_free_bytes=0), 10)
+        rules = SelectionRules()
+        self.writing = EntryWriting(ledger, guard, self.indexing, capacity, rules, 900, SystemClock())
+        self.maintenance = Maintenance(ledger, objects, self.indexing, capacity, MaintenanceSettings())
+
+    async def live(self) -> None:
+        """Two entries in, which is one too many; a grant given back; a round of maintenance."""
+        for number in range(2):
+            by = attempt()
+            captured = await self.upload(by)
+            await self.writing.commit(scope(), by, captured, embedding(*([0] * number), 1), None, 0)
+        await self.writing.release((await self.upload(attempt())).grant_id)
+        self.maintenance.run_round()
+
+    async def upload(self, by: Any) -> CapturedEntries:
+        grant = (await self.writing.reserve(scope(), by, (5, 10), image=False)).grant
+        assert grant is not None
+        latents = [
+            CapturedLatent(slot.resume_step, 1.0, self.objects.put(slot.key, b"latent", durable=False), True)
+            for slot in grant.latents
+        ]
+        return CapturedEntries(grant.grant_id, tuple(latents))
+
+
+@pytest.fixture
+def open_stores(tmp_path: Path) -> Iterator[Callable[[int], tuple[CacheLedger, VectorIndex, ObjectStore]]]:
+    opened: list[CacheLedger] = []
+    indexes: dict[int, QdrantVectorIndex] = {}
+
+    def open_(number: int) -> tuple[CacheLedger, VectorIndex, ObjectStore]:
+        if number not in indexes:
+            indexes[number] = QdrantVectorIndex(QdrantClient(":memory:"), "test")
+        ledger = open_cache_ledger(f"sqlite:///{tmp_path}/{number}.sqlite")
+        opened.append(ledger)
+        return ledger, indexes[number], open_objects(f"file://{tmp_path}/{number}")
+
+    yield open_
+    for ledger in opened:
+        ledger.close()
+
+
+@pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
+def test_every_crash_point_is_recovered_from(
+    open_stores: Callable[[int], tuple[CacheLedger, VectorIndex, ObjectStore]],
+) -> None:
+    for number in count(1):
+        point = CrashPoint(number)
+        stores = open_stores(number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            crashed = not live_until_crash(point, stores)
+            problems, entry_count = recover(open_stores(number))
+
+        assert problems == [], f"crash at change {number}"
+        assert entry_count <= 1
+        if not crashed:
+            assert number > 30, "the life of an entry has more changes than that"
+            return
+
+
+def live_until_crash(point: CrashPoint, stores: tuple[CacheLedger, VectorIndex, ObjectStore]) -> bool:
+    """Whether it lived to the end."""
+    try:
+        cache = Cache(*(point.around(store) for store in stores))
+        asyncio.run(cache.live())
+    except Crash:
+        return False
+    return True
+
+
+def recover(stores: tuple[CacheLedger, VectorIndex, ObjectStore]) -> tuple[list[str], int]:
+    """A new process on the same stores: its first round, then what is still wrong."""
+    ledger, index, objects = stores
+    Cache(ledger, index, objects).maintenance.run_round()
+    Cache(ledger, index, objects).maintenance.run_round()
+    return check_integrity(ledger, index, objects), ledger.totals().entry_count

@@ -1,0 +1,119 @@
+"""Stores that are away cost cache hits, never requests."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from pentimento.domain.generation import FromLatent, FromNoise
+from pentimento.stores.vectors.edge import EdgeVectorIndex
+from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
+
+PATIENCE_S = 20.0
+
+
+def index_process(gateway: RunningGateway) -> psutil.Process:
+    index = gateway.process.stores.index
+    assert isinstance(index, EdgeVectorIndex)
+    assert index.process is not None
+    assert index.process.pid is not None
+    return psutil.Process(index.process.pid)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        await asyncio.sleep(0.01)
+
+
+async def test_a_slow_index_is_given_up_on(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--search-timeout-ms", "50") as gateway:
+        await gateway.store(embedding(1))
+        child = index_process(gateway)
+        child.suspend()
+
+        answer = await gateway.lookup(embedding(1))
+
+        child.resume()
+        assert answer.start == FromNoise()
+        assert answer.search_skipped
+        assert "50 ms" in answer.reason
+
+
+async def test_many_lookups_beside_a_stopped_index_all_give_up(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--search-timeout-ms", "50") as gateway:
+        await gateway.store(embedding(1))
+        child = index_process(gateway)
+        child.suspend()
+
+        answers = await asyncio.gather(*(gateway.lookup(embedding(1)) for _ in range(100)))
+
+        child.resume()
+        assert all(answer.start == FromNoise() and answer.search_skipped for answer in answers)
+
+
+async def test_a_killed_index_misses_until_it_is_back(gateway: RunningGateway) -> None:
+    await gateway.store(embedding(1))
+    child = index_process(gateway)
+    child.kill()
+    child.wait(PATIENCE_S)
+
+    assert (await gateway.lookup(embedding(1))).start == FromNoise()
+
+    index = gateway.process.stores.index
+    await asyncio.to_thread(index.prepare, 8)
+    assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
+
+
+async def test_a_commit_without_an_index_is_durable_and_found_later(gateway: RunningGateway) -> None:
+    await gateway.store(embedding(0, 1))
+    by = attempt()
+    grant = await gateway.client.reserve(scope(), by, (5, 10), image=False)
+    assert grant is not None
+    child = index_process(gateway)
+    child.kill()
+    child.wait(PATIENCE_S)
+
+    await gateway.client.commit(scope(), by, gateway.upload(grant), embedding(1))
+
+    await asyncio.to_thread(gateway.process.stores.index.prepare, 8)
+    gateway.maintain()
+    assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
+    assert gateway.problems() == []
+
+
+async def test_a_lost_index_is_filled_again_from_the_ledger(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.store(embedding(1))
+    (tmp_path / "index").rename(tmp_path / "lost")
+
+    async with running_gateway(tmp_path) as gateway:
+        assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
+        assert gateway.problems() == []
+
+
+async def test_points_that_no_entry_knows_leave_the_index(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.store(embedding(1))
+    for path in tmp_path.glob("ledger.sqlite*"):
+        path.unlink()
+
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.store(embedding(0, 1))
+        gateway.maintain()
+
+        assert (await gateway.lookup(embedding(1))).start == FromNoise()
+        assert gateway.problems() == []
+
+
+async def test_an_object_store_that_is_away_stops_no_lookup(gateway: RunningGateway, tmp_path: Path) -> None:
+    await gateway.store(embedding(1))
+    (tmp_path / "objects").rename(tmp_path / "elsewhere")
+
+    gateway.maintain()
+
+    assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
+    assert (await gateway.client.statistics()).entry_count == 1

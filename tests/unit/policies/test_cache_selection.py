@@ -1,0 +1,141 @@
+"""Which start is chosen, and which never."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.policies.cache_selection import (
+    NIRVANA_LATENT_THRESHOLDS,
+    Miss,
+    NearestEntry,
+    SelectionContext,
+    SelectionRules,
+    Threshold,
+    UseImage,
+    UseLatent,
+    allowed_steps,
+    capture_steps,
+    select_start,
+)
+
+RULES = SelectionRules()
+WITH_IMAGES = SelectionRules(images=(Threshold(0.25, 0.1), Threshold(0.3, 0.6)))
+ALL = (5, 10, 15, 20, 25)
+
+similarities = st.floats(-1, 1)
+step_sets = st.lists(st.integers(1, 99), max_size=6).map(tuple)
+
+
+def by_text(similarity: float, steps: tuple[int, ...] = ALL, step_count: int = 50) -> SelectionContext:
+    return SelectionContext(step_count, NearestEntry(similarity, steps))
+
+
+@pytest.mark.parametrize(
+    ("similarity", "step"),
+    [(0.65, 5), (0.7499, 5), (0.75, 10), (0.85, 15), (0.9, 20), (0.95, 25), (1.0, 25)],
+)
+def test_nirvanas_table(similarity: float, step: int) -> None:
+    selection = select_start(by_text(similarity), RULES)
+
+    assert isinstance(selection, UseLatent)
+    assert selection.resume_step == step
+
+
+@pytest.mark.parametrize("similarity", [0.6499, 0.0, -1.0])
+def test_below_the_lowest_threshold_nothing_is_reused(similarity: float) -> None:
+    assert isinstance(select_start(by_text(similarity), RULES), Miss)
+
+
+@pytest.mark.parametrize(
+    ("step_count", "steps"), [(50, ALL), (30, (3, 6, 9, 12, 15)), (20, (2, 4, 6, 8, 10)), (2, (1,))]
+)
+def test_steps_scale_with_the_schedule(step_count: int, steps: tuple[int, ...]) -> None:
+    assert capture_steps(step_count, RULES) == steps
+
+
+def test_a_schedule_of_one_step_leaves_nothing_to_reuse() -> None:
+    assert capture_steps(1, RULES) == ()
+    assert isinstance(select_start(by_text(1.0, step_count=1), RULES), Miss)
+
+
+@pytest.mark.parametrize(("stored", "step"), [((5, 25), 5), ((5, 10), 10), ((7,), 7), ((20,), 20)])
+def test_holes_are_served_from_below(stored: tuple[int, ...], step: int) -> None:
+    selection = select_start(by_text(0.91, stored), RULES)
+
+    assert isinstance(selection, UseLatent)
+    assert selection.resume_step == step
+
+
+@pytest.mark.parametrize("stored", [(), (25,)])
+def test_holes_are_never_served_from_above(stored: tuple[int, ...]) -> None:
+    selection = select_start(by_text(0.91, stored), RULES)
+
+    assert selection == Miss("miss: similarity 0.910 allows step 20, but no latent up to it is stored")
+
+
+def test_nothing_near_is_a_miss() -> None:
+    assert select_start(SelectionContext(50, None), RULES) == Miss("miss: no compatible entry")
+
+
+def test_an_empty_table_switches_latents_off() -> None:
+    assert isinstance(select_start(by_text(1.0), SelectionRules(latents=())), Miss)
+
+
+def test_images_are_off_until_profiled() -> None:
+    context = SelectionContext(50, None, NearestEntry(0.99, has_image=True))
+
+    assert isinstance(select_start(context, RULES), Miss)
+    assert isinstance(select_start(context, WITH_IMAGES), UseImage)
+
+
+def test_an_entry_without_an_image_gives_none() -> None:
+    context = SelectionContext(50, None, NearestEntry(0.99, latent_steps=ALL))
+
+    assert isinstance(select_start(context, WITH_IMAGES), Miss)
+
+
+@pytest.mark.parametrize(
+    ("text", "image", "kind"), [(0.96, 0.26, UseLatent), (0.66, 0.31, UseImage), (0.66, 0.26, UseLatent)]
+)
+def test_whichever_saves_more_is_taken_and_the_latent_on_a_tie(text: float, image: float, kind: type) -> None:
+    context = SelectionContext(50, NearestEntry(text, ALL), NearestEntry(image, has_image=True))
+
+    assert isinstance(select_start(context, WITH_IMAGES), kind)
+
+
+@pytest.mark.parametrize(("quality", "is_miss"), [(None, False), (0.5, False), (0.9, False), (0.91, True), (1.0, True)])
+def test_quality_beyond_the_profile_is_not_promised(quality: float | None, is_miss: bool) -> None:
+    context = SelectionContext(50, NearestEntry(1.0, ALL), quality=quality)
+
+    assert isinstance(select_start(context, RULES), Miss) == is_miss
+
+
+@given(similarity=similarities, stored=step_sets, step_count=st.integers(1, 100))
+def test_a_latent_is_a_stored_one_within_what_the_similarity_allows(
+    similarity: float, stored: tuple[int, ...], step_count: int
+) -> None:
+    selection = select_start(by_text(similarity, stored, step_count), RULES)
+
+    allowed = allowed_steps(similarity, step_count, NIRVANA_LATENT_THRESHOLDS)
+    if isinstance(selection, UseLatent):
+        assert selection.resume_step in stored
+        assert 0 < selection.resume_step <= allowed < step_count
+    else:
+        assert not any(step <= allowed for step in stored)
+
+
+@given(st.lists(similarities, min_size=2, max_size=10).map(sorted), st.integers(1, 200))
+def test_a_nearer_entry_never_saves_less(ordered: list[float], step_count: int) -> None:
+    steps = [allowed_steps(similarity, step_count, NIRVANA_LATENT_THRESHOLDS) for similarity in ordered]
+
+    assert all(one <= other for one, other in pairwise(steps))
+
+
+@pytest.mark.parametrize(
+    ("similarity", "share"), [(1.1, 0.5), (-1.1, 0.5), (0.5, 0.0), (0.5, 1.0), (float("nan"), 0.5)]
+)
+def test_thresholds_that_make_no_sense_are_refused(similarity: float, share: float) -> None:
+    with pytest.raises(ValueError):
+        Threshold(similarity, share)
