@@ -73,6 +73,7 @@ class PacedWorker(UnetWorkerServiceServicer):
         self.hold.set()
         self.fail_with: PentimentoError | None = None
         self.speaks = True
+        self.picture_bytes = 0
         self.running: dict[tuple[str, int], Running] = {}
         self.finished: dict[tuple[str, int], Running] = {}
         self.executed: list[GenerationSpec] = []
@@ -183,7 +184,7 @@ class PacedWorker(UnetWorkerServiceServicer):
         self.change()
 
     def _result(self, running: Running) -> AttemptResult:
-        picture = picture_of(running.spec)
+        picture = picture_of(running.spec).ljust(self.picture_bytes, b"\0")
         return AttemptResult(
             attempt=running.attempt,
             image=picture,

@@ -47,7 +47,7 @@ class Suite:
         return event.request_id
 
 
-def settings_of(folder: Path, **changes: Any) -> FrontdoorSettings:
+def settings_of(folder: Path, token_file: Path | None = None, **changes: Any) -> FrontdoorSettings:
     values: dict[str, Any] = {
         "ledger_url": f"sqlite:///{folder / 'journal.sqlite'}",
         "objects_url": f"file://{folder / 'objects'}",
@@ -57,7 +57,7 @@ def settings_of(folder: Path, **changes: Any) -> FrontdoorSettings:
         "suspect_wait_s": 0.2,
         **changes,
     }
-    rpc = RpcServerSettings(listen=(f"unix:{folder / 'f'}",), drain_timeout_s=5.0)
+    rpc = RpcServerSettings(listen=(f"unix:{folder / 'f'}",), token_file=token_file, drain_timeout_s=5.0)
     return FrontdoorSettings(rpc, RpcChannelSettings(), **values)
 
 
