@@ -1,0 +1,62 @@
+"""A disk that really is full: typed refusals, nothing half, and on it goes when there is room again."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pentimento.stores.errors import StoreFull
+from pentimento.stores.ledger import open_journal
+from pentimento.stores.ledger.records import AcceptedRequest
+from pentimento.stores.objects import open_objects
+
+pytestmark = pytest.mark.faults
+
+SIZE_BYTES = 4 * 1024 * 1024
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of four mebibytes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    if libc.mount(b"tmpfs", bytes(mount), b"tmpfs", 0, f"size={SIZE_BYTES}".encode()) != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {os.strerror(ctypes.get_errno())}")
+    yield mount
+    libc.umount(bytes(mount))
+
+
+def test_objects_are_whole_or_absent_on_a_full_disk(small_disk: Path) -> None:
+    store = open_objects(f"file://{small_disk}/objects")
+    references = []
+    with pytest.raises(StoreFull):
+        for number in range(1000):
+            references.append(store.put(f"k/{number}", bytes([number % 256]) * 100_000))
+
+    assert len(references) > 20
+    assert sorted(store.keys()) == sorted(reference.key for reference in references)
+    assert store.check_integrity(references) == []
+    store.delete(references[0].key)
+    assert store.get(store.put("k/again", bytes(50_000))) == bytes(50_000)
+
+
+def test_a_journal_on_a_full_disk_refuses_and_keeps_what_it_accepted(small_disk: Path) -> None:
+    url = f"sqlite:///{small_disk}/journal.sqlite"
+    journal = open_journal(url)
+    accepted = []
+    with pytest.raises(StoreFull):
+        for number in range(1000):
+            journal.accept(AcceptedRequest(f"r{number}", "t", bytes(100_000), "hash", 1.0)).result()
+            accepted.append(f"r{number}")
+    journal.close()
+
+    (small_disk / "journal.sqlite-shm").unlink(missing_ok=True)
+    journal = open_journal(url)
+    unfinished = [record.request.request_id for record in journal.unfinished().result()]
+    journal.close()
+
+    assert len(accepted) > 5
+    assert sorted(unfinished) == sorted(accepted)

@@ -1,0 +1,124 @@
+"""kill -9 at random moments of reserve, upload and commit: nothing acknowledged is lost, nothing dangles."""
+
+import asyncio
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from pentimento.clients.gateway import GatewayClient
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import CapturedEntries, CapturedLatent, FromLatent
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.stores.objects import ObjectStore, open_objects
+from tests.gateways import attempt, embedding, running_gateway, scope
+
+pytestmark = pytest.mark.faults
+
+KILL_COUNT = 20
+WRITER_COUNT = 3
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Record:
+    """Entries whose commit was answered, by id; each is announced in `answers`."""
+
+    committed: dict[str, Embedding] = field(default_factory=dict)
+    answers: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+    def add(self, entry_id: str, text: Embedding) -> None:
+        self.committed[entry_id] = text
+        self.answers.put_nowait(entry_id)
+
+
+@asynccontextmanager
+async def gateway_process(directory: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A real gateway on embedded stores in the directory; killed at the end."""
+    flags = {
+        "--listen": f"unix:{directory}/gateway.sock",
+        "--index-url": f"edge://{directory}/index",
+        "--objects-url": f"file://{directory}/objects",
+        "--ledger-url": f"sqlite:///{directory}/ledger.sqlite",
+        "--maintenance-interval-s": "0.02",
+        "--reconcile-interval-s": "0.05",
+        "--object-grace-s": "0",
+        "--min-free-bytes": "0",
+        "--log-level": "error",
+    }
+    words = [word for pair in flags.items() for word in pair]
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "services.vectordb_gateway", *words)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def write_entries(client: GatewayClient, objects: ObjectStore, record: Record) -> None:
+    """Write one entry after another until the gateway is gone."""
+    with suppress(PentimentoError):
+        while True:
+            by, text = attempt(), embedding()
+            grant = await client.reserve(scope(), by, (5, 10), image=False)
+            assert grant is not None
+            latents = []
+            for slot in grant.latents:
+                await asyncio.sleep(0)
+                reference = objects.put(slot.key, slot.key.encode(), durable=False)
+                latents.append(CapturedLatent(slot.resume_step, 1.0, reference, True))
+            captured = CapturedEntries(grant.grant_id, tuple(latents))
+            record.add(await client.commit(scope(), by, captured, text), text)
+
+
+async def run_and_kill(directory: Path, record: Record, after_entry_count: int, delay_s: float) -> None:
+    """Writers against a new process, which is killed some time after so many more entries are in."""
+    async with gateway_process(directory) as process:
+        channel = open_channel(f"unix:{directory}/gateway.sock", RpcChannelSettings())
+        await wait_until_answering(channel)
+        objects = open_objects(f"file://{directory}/objects")
+        writers = [
+            asyncio.create_task(write_entries(GatewayClient(channel), objects, record)) for _ in range(WRITER_COUNT)
+        ]
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(after_entry_count):
+                await record.answers.get()
+        await asyncio.sleep(delay_s)
+        process.kill()
+        await asyncio.gather(*writers)
+        await channel.close()
+
+
+async def wait_until_answering(channel: grpc.aio.Channel) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await GatewayClient(channel).statistics()
+                return
+            except PentimentoError:
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.timeout(400)
+async def test_nothing_acknowledged_is_lost_and_nothing_dangles(short_directory: Path) -> None:
+    chance, record = random.Random(7), Record()
+    for _ in range(KILL_COUNT):
+        await run_and_kill(short_directory, record, chance.randint(1, 4), chance.uniform(0, 0.02))
+
+    async with running_gateway(short_directory) as gateway:
+        gateway.maintain()
+
+        assert gateway.problems() == []
+        assert len(record.committed) >= KILL_COUNT
+        for entry_id, text in record.committed.items():
+            start = (await gateway.lookup(text)).start
+            assert isinstance(start, FromLatent)
+            assert start.donor.entry_id == entry_id
+            assert gateway.process.stores.objects.get(start.latent) == start.latent.key.encode()
