@@ -1,0 +1,43 @@
+"""What the README tells a reader to type does what it says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pentimento.sdk.local import LocalSuite
+
+README = Path(__file__).parents[2] / "README.md"
+DEFAULT_ADDRESS = "127.0.0.1:50400"
+
+
+def snippets(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("snippet", snippets("python"))
+def test_python_of_the_readme_runs(suite: LocalSuite, snippet: str, tmp_path: Path):
+    # The shared suite listens elsewhere; nothing else of the text is touched.
+    program = snippet.replace(DEFAULT_ADDRESS, suite.endpoint.public)
+
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120)
+
+    assert list(tmp_path.glob("*.png"))
+
+
+def test_targets_of_the_readme_exist():
+    makefile = (README.parent / "Makefile").read_text()
+
+    named = {target for block in snippets("sh") for target in re.findall(r"^make ([a-z-]+)", block, re.MULTILINE)}
+
+    assert named
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)
+
+
+def test_files_that_the_readme_points_to_exist():
+    links = re.findall(r"\]\(([^)#:]+)\)", README.read_text())
+
+    assert links
+    assert [link for link in links if not (README.parent / link).exists()] == []
