@@ -30,7 +30,7 @@ class Healing:
         logger.warning("object reported bad is %s", finding, extra={"entry_id": entry_id, "detail": detail[:200]})
 
     def _examine(self, entry_id: str, key: str) -> str:
-        entry = self._ledger.live_entries([entry_id]).get(entry_id)
+        entry = self._ledger.live_entry(entry_id)
         reference = _held(entry, key) if entry else None
         if reference is None:
             return "unknown"

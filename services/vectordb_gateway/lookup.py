@@ -112,10 +112,9 @@ class Lookup:
     def _nearest_in(self, space: Space, scope: CacheScope, vector: bytes) -> Match | None:
         pools = (scope.tenant, SHARED_POOL) if scope.shared_pool else (scope.tenant,)
         key = compatibility_key(scope)
-        found = self._index.search(VectorQuery(space, vector, pools, key, _CANDIDATE_COUNT), self._timeout_s)
-        live = self._ledger.live_entries([match.entry_id for match in found]) if found else {}
-        for match in found:
-            entry = live.get(match.entry_id)
+        query = VectorQuery(space, vector, pools, key, _CANDIDATE_COUNT)
+        for match in self._index.search(query, self._timeout_s):
+            entry = self._ledger.live_entry(match.entry_id)
             # The ledger is the truth: whatever the index says, nobody gets another pool's entry.
             if entry is not None and entry.pool in pools and entry.compatibility_key == key:
                 return Match(entry, match.similarity)

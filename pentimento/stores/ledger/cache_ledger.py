@@ -4,12 +4,12 @@ Changes go through one writer with group commit and answer with futures; reads a
 """
 
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, delete, func, select, update
+from sqlalchemy import Connection, Engine, Row, bindparam, delete, func, select, update
 
 from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.generation import ObjectReference
@@ -34,6 +34,24 @@ _entries = tables.entries
 _objects = tables.objects
 _state = tables.state
 _IS_LIVE = _entries.c.doomed_at.is_(None)
+# Every lookup runs it: made once, since building a statement costs more than running it.
+_LIVE_ENTRY = (
+    select(
+        _entries.c.entry_id,
+        _entries.c.pool,
+        _entries.c.compatibility_key,
+        _entries.c.created_at,
+        _entries.c.ancestor_depth,
+        _objects.c.key,
+        _objects.c.digest,
+        _objects.c.size_bytes,
+        _objects.c.resume_step,
+        _objects.c.sigma,
+    )
+    .join(_objects, _objects.c.entry_id == _entries.c.entry_id)
+    .where(_entries.c.entry_id == bindparam("entry_id"), _IS_LIVE)
+    .order_by(_objects.c.resume_step)
+)
 
 
 def open_cache_ledger(url: str, clock: Clock | None = None) -> "CacheLedger":
@@ -117,15 +135,11 @@ class CacheLedger:
             row = connection.execute(select(_state.c.encoder_digest, _state.c.dimension_count)).one()
         return EncoderBinding(row.encoder_digest, row.dimension_count) if row.encoder_digest else None
 
-    def live_entries(self, entry_ids: Collection[str]) -> dict[str, CachedEntry]:
-        """Those of the ids that are live, with the objects they hold."""
+    def live_entry(self, entry_id: str) -> CachedEntry | None:
+        """The entry with the objects it holds, if it is live."""
         with self._reading() as connection:
-            statement = select(_entries).where(_entries.c.entry_id.in_(entry_ids), _IS_LIVE)
-            rows = connection.execute(statement).all()
-            held = connection.execute(
-                select(_objects).where(_objects.c.entry_id.in_([row.entry_id for row in rows])).order_by(_objects.c.key)
-            ).all()
-        return {row.entry_id: _entry(row, [each for each in held if each.entry_id == row.entry_id]) for row in rows}
+            rows = connection.execute(_LIVE_ENTRY, {"entry_id": entry_id}).all()
+        return _entry(rows) if rows else None
 
     def unindexed(self, limit_count: int) -> list[EntryVectors]:
         """Live entries that the index does not hold yet, oldest first."""
@@ -201,17 +215,20 @@ def _run(connection: Connection, statement: Any) -> None:
     connection.execute(statement)
 
 
-def _entry(row: Row[Any], held: Iterable[Row[Any]]) -> CachedEntry:
-    latents = [HeldLatent(each.resume_step, each.sigma, _reference(each)) for each in held if each.resume_step]
-    images = [_reference(each) for each in held if each.resume_step is None]
+def _entry(rows: Sequence[Any]) -> CachedEntry:
+    """From one row an object; an entry holds at least one."""
+    first = rows[0]
+    latents = tuple(
+        HeldLatent(row.resume_step, row.sigma, _reference(row)) for row in rows if row.resume_step is not None
+    )
     return CachedEntry(
-        entry_id=row.entry_id,
-        pool=row.pool,
-        compatibility_key=row.compatibility_key,
-        created_at=row.created_at,
-        ancestor_depth=row.ancestor_depth,
-        latents=tuple(sorted(latents, key=lambda latent: latent.resume_step)),
-        image=images[0] if images else None,
+        entry_id=first.entry_id,
+        pool=first.pool,
+        compatibility_key=first.compatibility_key,
+        created_at=first.created_at,
+        ancestor_depth=first.ancestor_depth,
+        latents=latents,
+        image=next((_reference(row) for row in rows if row.resume_step is None), None),
     )
 
 
