@@ -34,7 +34,7 @@ from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceS
 
 WEIGHTS = Path(__file__).parent.parent / "zoo" / "weights"
 TARGET = at_most(1e-4)
-START_S = 60.0
+START_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -193,10 +193,11 @@ async def compare(model: Path, cases: Sequence[Case]) -> list[tuple[Case, float]
 
 async def await_serving(channel: grpc.aio.Channel) -> pb.GetStatusResponse:
     """The worker answers its status once its model is warm."""
+    stub = UnetWorkerServiceStub(channel)
     async with asyncio.timeout(START_S):
         while True:
             try:
-                return await UnetWorkerServiceStub(channel).GetStatus(pb.GetStatusRequest(), wait_for_ready=True)
+                return await stub.GetStatus(pb.GetStatusRequest(), wait_for_ready=True, timeout=START_S)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise

@@ -43,16 +43,23 @@ class ComponentRules:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A directory that passed: its pipeline class, the components to load, and digests over the files that are read."""
+    """A directory that passed: its pipeline class, the components to load, and the files that are read for them."""
 
     directory: Path
     pipeline_class: str
     components: dict[str, ComponentClass]
-    digest: str
-    component_digests: dict[str, str]
+    files: tuple[Path, ...]
 
     def component_directory(self, component: str) -> Path:
         return self.directory / component
+
+
+@dataclass(frozen=True)
+class CheckpointDigests:
+    """sha256 over all files that are read, and over each component's own."""
+
+    model: str
+    components: dict[str, str]
 
 
 def open_checkpoint(directory: Path, rules: dict[str, ComponentRules]) -> Checkpoint:
@@ -67,8 +74,7 @@ def open_checkpoint(directory: Path, rules: dict[str, ComponentRules]) -> Checkp
         known = ", ".join(sorted(rules))
         raise BadCheckpoint(f"{path}: pipeline class {pipeline_class!r} is not one of {known}")
     components = _allowed_components(path, index, rules[pipeline_class])
-    files = _component_files(directory, components)
-    return Checkpoint(directory, pipeline_class, components, *_digests(directory, files))
+    return Checkpoint(directory, pipeline_class, components, tuple(_component_files(directory, components)))
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -142,16 +148,17 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _digests(directory: Path, files: list[Path]) -> tuple[str, dict[str, str]]:
-    """sha256 over `<relative path>\\0<sha256 of the file>\\n` in path order: of all, and of each component's own."""
-    names = sorted(path.relative_to(directory).as_posix() for path in files)
+def digest_checkpoint(checkpoint: Checkpoint) -> CheckpointDigests:
+    """sha256 over the lines `<relative path>\\0<sha256 of the file>\\n` in path order."""
+    directory = checkpoint.directory
+    names = sorted(path.relative_to(directory).as_posix() for path in checkpoint.files)
     with ThreadPoolExecutor(4, thread_name_prefix="digest") as pool:
         sums = dict(zip(names, pool.map(lambda name: _file_sum(directory / name), names), strict=True))
     parts: dict[str, dict[str, str]] = {}
     for name, value in sums.items():
         component, _, rest = name.rpartition("/")
         parts.setdefault(component, {})[rest] = value
-    return _digest_of(sums), {name: _digest_of(part) for name, part in parts.items() if name}
+    return CheckpointDigests(_digest_of(sums), {name: _digest_of(part) for name, part in parts.items() if name})
 
 
 def _digest_of(sums: dict[str, str]) -> str:

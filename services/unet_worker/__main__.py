@@ -1,5 +1,6 @@
 """`python -m services.unet_worker --model DIR`"""
 
+from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from services.unet_worker.settings import UnetWorkerSettings
@@ -7,7 +8,8 @@ from services.unet_worker.settings import UnetWorkerSettings
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(UnetWorkerSettings, "unet_worker", argv)
-    # Imported after the settings hold: a wrong flag is answered before torch is loaded.
+    check_checkpoint(settings.model)
+    # Imported after that: a wrong flag or a bad checkpoint is answered before torch is loaded.
     from services.unet_worker.wiring import wire
 
     await wire(settings).run()

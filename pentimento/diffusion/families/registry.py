@@ -1,66 +1,24 @@
-"""Which family serves a checkpoint, by the pipeline class that model_index.json names."""
+"""From a directory to a loaded model of its family."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
 import torch
 
-from pentimento.diffusion.checkpoint import Checkpoint, ComponentClass, ComponentRules, open_checkpoint
+from pentimento.diffusion.allow_list import check_checkpoint, family_of
+from pentimento.diffusion.checkpoint import Checkpoint, CheckpointDigests, digest_checkpoint
 from pentimento.diffusion.families.model import DiffusionModel
 
-FamilyLoader = Callable[[Checkpoint, torch.device, torch.dtype], DiffusionModel]
-
-
-@dataclass(frozen=True)
-class Family:
-    """A family's allow-list and the module with its `load`, imported when a checkpoint asks for it."""
-
-    name: str
-    pipeline_classes: frozenset[str]
-    rules: ComponentRules
-    module: str
-
-
-def _classes(library: str, *names: str) -> frozenset[ComponentClass]:
-    return frozenset(ComponentClass(library, name) for name in names)
-
-
-STABLE_DIFFUSION = Family(
-    name="stable_diffusion",
-    pipeline_classes=frozenset({"StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline"}),
-    rules=ComponentRules(
-        required={
-            "unet": _classes("diffusers", "UNet2DConditionModel"),
-            "vae": _classes("diffusers", "AutoencoderKL", "AutoencoderTiny"),
-            "text_encoder": _classes("transformers", "CLIPTextModel"),
-            "tokenizer": _classes("transformers", "CLIPTokenizer", "CLIPTokenizerFast"),
-            "scheduler": _classes(
-                "diffusers",
-                "DDIMScheduler",
-                "EulerDiscreteScheduler",
-                "PNDMScheduler",
-                "DDPMScheduler",
-                "DPMSolverMultistepScheduler",
-                "EulerAncestralDiscreteScheduler",
-                "LMSDiscreteScheduler",
-            ),
-        },
-        unused={
-            "safety_checker": _classes("stable_diffusion", "StableDiffusionSafetyChecker"),
-            "feature_extractor": _classes("transformers", "CLIPFeatureExtractor", "CLIPImageProcessor"),
-        },
-    ),
-    module="pentimento.diffusion.families.stable_diffusion",
-)
-
-FAMILIES = (STABLE_DIFFUSION,)
+FamilyLoader = Callable[[Checkpoint, Callable[[], CheckpointDigests], torch.device, torch.dtype], DiffusionModel]
 
 
 def load_model(directory: Path, device: torch.device, dtype: torch.dtype) -> DiffusionModel:
     """Checks the directory, then loads it. Raises BadCheckpoint with one line naming what is wrong."""
-    by_class = {name: family for family in FAMILIES for name in family.pipeline_classes}
-    checkpoint = open_checkpoint(directory, {name: family.rules for name, family in by_class.items()})
-    load: FamilyLoader = import_module(by_class[checkpoint.pipeline_class].module).load
-    return load(checkpoint, device, dtype)
+    checkpoint = check_checkpoint(directory)
+    with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
+        # Hashing gigabytes and importing libraries take seconds each, and get along on two cores.
+        digests = pool.submit(digest_checkpoint, checkpoint)
+        load: FamilyLoader = import_module(family_of(checkpoint).module).load
+        return load(checkpoint, digests.result, device, dtype)

@@ -1,12 +1,13 @@
 """Stable Diffusion 1.x and 2.x: a CLIP text encoder, a UNet of epsilon, v or sample prediction, and an autoencoder."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object
+from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, CheckpointDigests, read_json_object
 from pentimento.diffusion.families.model import DenoiserInput, ModelInfo, PromptStates
 from pentimento.diffusion.schedulers import (
     SUPPORTED_SCHEDULERS,
@@ -31,10 +32,12 @@ _UNSET_UNET_KEYS = (
 )
 
 
-def load(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> "StableDiffusion":
+def load(
+    checkpoint: Checkpoint, digests: Callable[[], CheckpointDigests], device: torch.device, dtype: torch.dtype
+) -> "StableDiffusion":
     """Raises BadCheckpoint when a configuration or weight file is not what this family serves."""
     _check_unet_config(checkpoint.component_directory("unet") / "config.json")
-    return StableDiffusion(checkpoint, device, dtype)
+    return StableDiffusion(checkpoint, digests, device, dtype)
 
 
 def _check_unet_config(path: Path) -> None:
@@ -47,7 +50,9 @@ def _check_unet_config(path: Path) -> None:
 class StableDiffusion:
     """The family's adapter around diffusers' modules."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, digests: Callable[[], CheckpointDigests], device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.device = device
         self.dtype = dtype
         self._tokenizer = load_component(checkpoint, "tokenizer", device, dtype)
@@ -56,9 +61,9 @@ class StableDiffusion:
         self._vae = load_component(checkpoint, "vae", device, dtype)
         self._vae_scale_factor = 2 ** (len(self._vae.config.block_out_channels) - 1)
         self._scheduler_configs = _scheduler_configs(checkpoint)
-        self.info = self._describe(checkpoint)
+        self.info = self._describe(checkpoint, digests())
 
-    def _describe(self, checkpoint: Checkpoint) -> ModelInfo:
+    def _describe(self, checkpoint: Checkpoint, digests: CheckpointDigests) -> ModelInfo:
         config = self._unet.config
         if config.in_channels != self._vae.config.latent_channels:
             raise BadCheckpoint(
@@ -70,9 +75,9 @@ class StableDiffusion:
         own = self._scheduler_configs[schedulers[0]]
         return ModelInfo(
             family="stable_diffusion",
-            model_digest=checkpoint.digest,
-            vae_digest=checkpoint.component_digests["vae"],
-            scheduler_digest=checkpoint.component_digests["scheduler"],
+            model_digest=digests.model,
+            vae_digest=digests.components["vae"],
+            scheduler_digest=digests.components["scheduler"],
             prediction_type=own.prediction_type.value,
             noise_form=NoiseForm.VARIANCE_PRESERVING,
             default_width_px=sides[1] * self._vae_scale_factor,

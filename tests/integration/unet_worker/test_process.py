@@ -1,0 +1,74 @@
+"""The worker as a process of its own: what stops its start, and what stopping it means for a picture under way."""
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.golden_diffusers import await_serving
+from pentimento.clients.worker import WorkerClient
+from pentimento.domain.execution import AttemptResult, Started
+from pentimento.domain.generation import Attempt, FromNoise, Route
+from pentimento.rpc import RpcChannelSettings, open_channel
+from tests.integration.unet_worker.requests import spec_with
+
+
+def command(checkpoint: Path, directory: Path) -> list[str]:
+    flags = ["--model", str(checkpoint), "--model-name", "tiny", "--objects-url", f"file://{directory}/objects"]
+    return [sys.executable, "-m", "services.unet_worker", *flags, "--listen", f"unix:{directory}/w", "--device", "cpu"]
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("file", ["unet/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"])
+def test_a_renamed_pickle_stops_the_start_with_one_line(checkpoint: Path, directory: Path, file: str) -> None:
+    copy = shutil.copytree(checkpoint, directory / "model")
+    (copy / file).write_bytes(pickle.dumps({"weights": 1}))
+
+    ended = subprocess.run(
+        [*command(copy, directory), "--log-level", "error"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert ended.returncode == 1
+    assert len(ended.stderr.strip().splitlines()) == 1
+    assert file in ended.stderr
+
+
+@pytest.fixture
+def process(checkpoint: Path, directory: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(command(checkpoint, directory), env=ENVIRONMENT) as process:
+        yield process
+        process.kill()
+
+
+async def test_a_worker_told_to_stop_finishes_its_picture_first(
+    process: "subprocess.Popen[bytes]", directory: Path
+) -> None:
+    async with open_channel(f"unix:{directory}/w", RpcChannelSettings()) as channel:
+        held = (await await_serving(channel)).held
+        route = Route("route", FromNoise(), "tiny", held.model_digest)
+        events = WorkerClient(channel).execute(
+            Attempt("request", 1, 1, "frontdoor", 1, "tenant"),
+            spec_with(num_inference_steps=60),
+            route,
+            held.worker_generation,
+        )
+        assert isinstance(await anext(events), Started)
+        process.send_signal(signal.SIGTERM)
+
+        rest = [event async for event in events]
+
+        assert isinstance(rest[-1], AttemptResult)
+    assert process.wait(60) == 0

@@ -1,0 +1,83 @@
+"""The credit feed and the busy share."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from pentimento.domain.errors import Aborted
+from pentimento.domain.execution import WorkerCredits
+from services.unet_worker import capacity
+from services.unet_worker.busy import BusyMeter
+from services.unet_worker.capacity import CapacityFeed
+from tests.unit.unet_worker.orders import HELD
+
+
+class Feed:
+    def __init__(self) -> None:
+        self.credit_count = 2
+        self.feed = CapacityFeed(lambda: WorkerCredits("worker", HELD, self.credit_count))
+
+    def watch(self) -> AsyncGenerator[WorkerCredits, None]:
+        return self.feed.watch(check=lambda: None)
+
+
+async def test_a_change_reaches_every_watcher() -> None:
+    made = Feed()
+    watchers = [made.watch(), made.watch()]
+    for watcher in watchers:
+        assert (await anext(watcher)).credit_count == 2
+
+    made.credit_count = 0
+    made.feed.changed()
+
+    assert [(await anext(watcher)).credit_count for watcher in watchers] == [0, 0]
+
+
+async def test_without_a_change_the_state_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "HEARTBEAT_S", 0.0)
+    watcher = Feed().watch()
+
+    assert await anext(watcher) == await anext(watcher)
+
+
+async def test_what_the_check_raises_ends_the_stream() -> None:
+    stale = False
+
+    def check() -> None:
+        if stale:
+            raise Aborted("STALE_EPOCH", "a newer epoch")
+
+    made = Feed()
+    watcher = made.feed.watch(check)
+    await anext(watcher)
+    stale = True
+    made.feed.changed()
+
+    with pytest.raises(Aborted):
+        await anext(watcher)
+
+
+async def test_a_watcher_that_leaves_is_forgotten() -> None:
+    made = Feed()
+    watcher = made.watch()
+    await anext(watcher)
+    waiting = asyncio.ensure_future(anext(watcher))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+    assert made.feed._watchers == set()
+
+
+def test_the_busy_share_is_that_since_the_last_question() -> None:
+    now = [0.0]
+    meter = BusyMeter(lambda: now[0])
+    meter.add(1.0)
+    now[0] = 4.0
+
+    assert meter.share() == 0.25
+    now[0] = 8.0
+    assert meter.share() == 0.0
+    assert meter.share() == 0.0

@@ -1,0 +1,164 @@
+"""One attempt on the real engine: what is not finite fails alone, and is neither stored nor answered."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.engine import StepEngine
+from pentimento.diffusion.families import DenoiserInput, DiffusionModel, load_model
+from pentimento.diffusion.painting import schedule_for
+from pentimento.domain.errors import DeadlineExceeded, Internal, Unavailable
+from pentimento.domain.execution import ExecuteEvent, Started
+from pentimento.domain.generation import CacheGrant, LatentSlot, ObjectReference
+from pentimento.stores.objects import ObjectStore, open_objects
+from services.unet_worker.execution import AttemptRunner, ExecutionLimits
+from services.unet_worker.finishing import Finisher
+from services.unet_worker.starts import StartResolver
+from services.unet_worker.uploads import Uploads
+from tests.checkpoints import write_checkpoint
+from tests.unit.unet_worker.orders import FROM_LATENT, HELD, ORDER, order_with
+
+GRANT = CacheGrant("grant", (LatentSlot(2, "latents/k2"), LatentSlot(6, "latents/k6")), "images/one", 60_000)
+
+
+class NotANumberAt:
+    """The real model, whose prediction is NaN in one call."""
+
+    def __init__(self, model: DiffusionModel) -> None:
+        self._model = model
+        self.calls_until_nan = -1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def predict(self, inputs: DenoiserInput) -> Tensor:
+        self.calls_until_nan -= 1
+        prediction = self._model.predict(inputs)
+        return prediction * float("nan") if self.calls_until_nan == 0 else prediction
+
+
+class Parts:
+    """A runner on a real engine and a real store."""
+
+    def __init__(self, model: DiffusionModel, objects: ObjectStore) -> None:
+        self.model = NotANumberAt(model)
+        served: Any = self.model
+        self.threads = ThreadPoolExecutor(4)
+        self.engine = StepEngine(served)
+        self.finisher = Finisher(served, 16)
+        self.engine.start()
+        self.runner = AttemptRunner(
+            "worker",
+            HELD,
+            self.engine,
+            self.finisher,
+            StartResolver(served, objects, self.threads, timeout_s=0.2),
+            lambda order: Uploads(order.cache_grant, objects, self.threads) if order.cache_grant else None,
+            ExecutionLimits(progress_interval_s=0.0, upload_timeout_s=0.2),
+        )
+
+    def close(self) -> None:
+        self.engine.close()
+        self.finisher.close()
+        self.threads.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
+    checkpoint = write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", prediction_type="v_prediction")
+    return load_model(checkpoint, torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture
+def parts(model: DiffusionModel, tmp_path: Path) -> Iterator[Parts]:
+    made = Parts(model, open_objects(f"file://{tmp_path}/objects"))
+    yield made
+    made.close()
+
+
+def ignore(event: ExecuteEvent) -> None:
+    pass
+
+
+async def test_a_latent_that_is_not_finite_fails_its_request_alone(parts: Parts) -> None:
+    parts.model.calls_until_nan = 3
+
+    with pytest.raises(Internal) as failed:
+        await parts.runner.run(ORDER, ignore)
+
+    assert failed.value.reason == "NON_FINITE_LATENT"
+    assert (await parts.runner.run(ORDER, ignore)).result.image
+
+
+async def test_a_latent_that_is_not_finite_is_never_stored(parts: Parts, tmp_path: Path) -> None:
+    parts.model.calls_until_nan = 3
+
+    with pytest.raises(Internal):
+        await parts.runner.run(replace(ORDER, cache_grant=GRANT), ignore)
+    parts.threads.shutdown()
+
+    # The latent before the third step was sound; the one before the seventh was not.
+    assert list(open_objects(f"file://{tmp_path}/objects").keys("")) == ["latents/k2"]
+
+
+async def test_cancelling_the_run_stops_the_engine(parts: Parts) -> None:
+    begun = asyncio.Event()
+
+    def hear(event: ExecuteEvent) -> None:
+        if isinstance(event, Started):
+            begun.set()
+
+    running = asyncio.create_task(parts.runner.run(order_with(num_inference_steps=90), hear))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert (await parts.runner.run(ORDER, ignore)).result.image
+    assert (parts.engine.running_count, parts.engine.waiting_count) == (0, 0)
+
+
+async def test_a_deadline_in_the_past_is_exceeded_before_a_step(parts: Parts) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await parts.runner.run(replace(order_with(num_inference_steps=90), deadline_remaining_ms=1), ignore)
+
+
+async def test_a_closed_engine_is_unavailable(parts: Parts) -> None:
+    parts.engine.close()
+
+    with pytest.raises(Unavailable):
+        await parts.runner.run(ORDER, ignore)
+
+
+class HungStore:
+    """Answers nobody until `released`."""
+
+    backend = "hung"
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def get(self, reference: ObjectReference) -> bytes:
+        self.released.wait(60)
+        return b""
+
+
+async def test_a_store_that_does_not_answer_costs_the_saving_and_not_the_picture(model: DiffusionModel) -> None:
+    hung: Any = HungStore()
+    parts = Parts(model, hung)
+    start = replace(FROM_LATENT, sigma=schedule_for(model, ORDER.spec).sigmas[3])
+
+    result = (await parts.runner.run(order_with(start=start), ignore)).result
+
+    assert result.steps_saved == 0
+    assert result.notes[0].startswith("cache skipped: STORE_SLOW")
+    hung.released.set()
+    parts.close()

@@ -1,0 +1,80 @@
+"""What the worker says of its model: checkpoint, then registry, then settings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.families import ModelInfo
+from pentimento.domain.generation import NoiseForm, Scheduler
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from services.unet_worker.model_card import held_model
+from services.unet_worker.settings import UnetWorkerSettings
+
+INFO = ModelInfo(
+    family="stable_diffusion",
+    model_digest="sha256:model",
+    vae_digest="sha256:vae",
+    scheduler_digest="sha256:scheduler",
+    prediction_type="epsilon",
+    noise_form=NoiseForm.VARIANCE_PRESERVING,
+    default_width_px=512,
+    default_height_px=256,
+    size_multiple_px=8,
+    schedulers=(Scheduler.EULER, Scheduler.DDIM),
+    train_step_count=500,
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "sd").mkdir()
+    return tmp_path / "sd"
+
+
+def settings(directory: Path, **given: Any) -> UnetWorkerSettings:
+    return UnetWorkerSettings(RpcServerSettings(), RpcChannelSettings(), directory, **given)
+
+
+def write_registry(directory: Path, content: object) -> None:
+    (directory.parent / "registry.json").write_text(json.dumps(content))
+
+
+def test_a_checkpoint_alone_gets_the_usual_defaults(directory: Path) -> None:
+    held = held_model(INFO, settings(directory), generation=9)
+
+    assert (held.model, held.worker_generation) == ("sd", 9)
+    assert (held.default_steps, held.default_guidance_scale, held.licence) == (50, 7.5, "")
+    assert (held.max_size_px, held.max_steps) == (1024, 500)
+    assert held.schedulers == ("euler", "ddim")
+
+
+def test_a_registry_beside_it_knows_better(directory: Path) -> None:
+    entry = {"path": "sd", "default_steps": 12, "default_guidance_scale": 3.0, "licence": "Apache-2.0"}
+    write_registry(directory, {"models": [{"path": "other"}, entry]})
+
+    held = held_model(INFO, settings(directory), generation=9)
+
+    assert (held.default_steps, held.default_guidance_scale, held.licence) == (12, 3.0, "Apache-2.0")
+
+
+def test_settings_know_best(directory: Path) -> None:
+    write_registry(directory, {"models": [{"path": "sd", "default_steps": 12}]})
+    given = settings(
+        directory, model_name="mine", default_steps=7, default_guidance_scale=1.0, max_steps=60, max_size_px=640
+    )
+
+    held = held_model(INFO, given, generation=9)
+
+    assert (held.model, held.default_steps, held.default_guidance_scale) == ("mine", 7, 1.0)
+    assert (held.max_steps, held.max_size_px) == (60, 640)
+
+
+@pytest.mark.parametrize("content", [[], {"models": 3}, {"models": ["sd"]}])
+def test_a_registry_that_is_none_is_named(directory: Path, content: object) -> None:
+    write_registry(directory, content)
+
+    with pytest.raises(BadCheckpoint, match=r"registry\.json"):
+        held_model(INFO, settings(directory), generation=9)
