@@ -117,3 +117,15 @@ async def test_an_object_store_that_is_away_stops_no_lookup(gateway: RunningGate
 
     assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
     assert (await gateway.client.statistics()).entry_count == 1
+
+
+async def test_a_gateway_starts_and_misses_while_its_qdrant_server_is_away(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.store(embedding(1))
+
+    async with running_gateway(tmp_path, "--index-url", "qdrant://127.0.0.1:1") as gateway:
+        answer = await gateway.lookup(embedding(1))
+
+        assert answer.start == FromNoise()
+        assert answer.reason == "miss: the index is not ready"
+        assert await gateway.client.reserve(scope(), attempt(), (5,), image=False) is not None
