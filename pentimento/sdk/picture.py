@@ -93,6 +93,8 @@ def as_json(value: Any) -> Any:
         return value.value
     if isinstance(value, tuple | list):
         return [as_json(item) for item in value]
+    if isinstance(value, frozenset):
+        return sorted(as_json(item) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"kind": type(value).__name__, **fields} if type(value).__name__.startswith("From") else fields

@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,20 +20,40 @@ def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
     return {path for path in mapped if path.is_relative_to("/dev/shm")}
 
 
-def test_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
-    with local_suite(state_dir=tmp_path / "state") as suite:
-        processes = marked_processes(suite.state.path)
-        shared = shared_memory_of(processes)
+@pytest.fixture(scope="module")
+def after_crash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalSuite, list[psutil.Process]]]:
+    """A suite on the state directory of one whose supervisor was killed (-9) while its processes started, and those."""
+    state = tmp_path_factory.mktemp("life") / "state"
+    supervisor = subprocess.Popen([*COMMAND, "--listen", "127.0.0.1:0", "--state-dir", str(state)])
+    while len(left := marked_processes(state)) < 5:
+        assert supervisor.poll() is None
+    supervisor.kill()
+    supervisor.wait()
+    with local_suite(state_dir=state) as suite:
+        yield suite, left
 
-        suite.supervisor.send_signal(signal.SIGINT)
 
-        assert suite.supervisor.wait(60) == 0
-        assert len(processes) >= 5
-        assert not [process for process in processes if process.is_running()]
-        assert not suite.state.sockets.exists()
-        assert suite.state.endpoint() is None
-        assert not list(suite.state.path.rglob("*.sock"))
-        assert not [path for path in shared if path.exists()]
+def test_killed_supervisor_leaves_nothing_that_the_next_start_minds(
+    after_crash: tuple[LocalSuite, list[psutil.Process]],
+) -> None:
+    _, left = after_crash
+
+    assert not [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_interrupt_leaves_nothing_behind(after_crash: tuple[LocalSuite, list[psutil.Process]]) -> None:
+    suite, _ = after_crash
+    processes = marked_processes(suite.state.path)
+    shared = shared_memory_of(processes)
+
+    suite.supervisor.send_signal(signal.SIGINT)
+
+    assert suite.supervisor.wait(60) == 0
+    assert len(processes) >= 5
+    assert not [process for process in processes if process.is_running()]
+    assert not suite.state.sockets.exists()
+    assert suite.state.endpoint() is None
+    assert not [path for path in shared if path.exists()]
 
 
 def test_second_suite_on_the_same_state_is_refused_with_one_line(suite: LocalSuite) -> None:
@@ -68,21 +89,6 @@ def test_spoiled_weights_stop_the_start_with_one_clear_line(tmp_path: Path, spoi
     assert len(done.stderr.splitlines()) <= 10
     assert not (tmp_path / "canary").exists()
     assert marked_processes(tmp_path / "state") == []
-
-
-def test_killed_supervisor_leaves_nothing_that_the_next_start_minds(tmp_path: Path) -> None:
-    with local_suite(state_dir=tmp_path / "state") as suite:
-        left = marked_processes(suite.state.path)
-        suite.supervisor.kill()
-        suite.supervisor.wait()
-
-        with local_suite(state_dir=tmp_path / "state") as again:
-            assert again.endpoint.supervisor_pid != suite.endpoint.supervisor_pid
-            assert not [process for process in left if process.is_running() and alive(process)]
-
-
-def alive(process: psutil.Process) -> bool:
-    return process.status() != psutil.STATUS_ZOMBIE
 
 
 def test_control_plane_runs_without_torch(suite: LocalSuite) -> None:

@@ -60,7 +60,7 @@ async def test_another_seed_paints_another_picture(client: AsyncClient) -> None:
     assert first.data != second.data
 
 
-async def test_progress_counts_every_step_and_previews_are_pictures(client: AsyncClient) -> None:
+async def test_progress_counts_up_and_previews_are_pictures(client: AsyncClient) -> None:
     steps, previews = [], []
     async with aclosing(client.stream(request(num_inference_steps=60), preview_interval_steps=1)) as events:
         async for event in events:
@@ -68,8 +68,8 @@ async def test_progress_counts_every_step_and_previews_are_pictures(client: Asyn
                 steps.append((event.step, event.step_count))
                 previews.append(event.preview)
 
-    assert steps == sorted(set(steps))
-    assert steps[-1][1] == 60
+    assert steps == sorted(steps)
+    assert {count for _, count in steps} == {60}
     assert any(preview.startswith(b"\x89PNG") for preview in previews)
 
 
