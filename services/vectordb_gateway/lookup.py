@@ -62,6 +62,7 @@ class Lookup:
         self._rules = rules
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(_SEARCH_THREAD_COUNT, "search")
+        self._in_outage = False
         self.lookup_count = 0
         self.hit_count = 0
 
@@ -92,9 +93,16 @@ class Lookup:
         except InvalidArgument:
             raise
         except PentimentoError as error:
-            logger.warning("lookup without the cache: %s", error.message)
+            self._note_outage(error.message)
             return _skipped(error.message)
+        self._in_outage = False
         return _decide(scope, matches, quality, self._rules)
+
+    def _note_outage(self, why: str) -> None:
+        """One line an outage, not one a lookup."""
+        if not self._in_outage:
+            logger.warning("lookups go on without the cache: %s", why)
+        self._in_outage = True
 
     async def _search(self, scope: CacheScope, embedding: Embedding) -> Matches:
         started = time.perf_counter()

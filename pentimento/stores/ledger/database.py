@@ -10,19 +10,24 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from pentimento.domain.errors import Internal, InvalidArgument
+from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
 from pentimento.stores.errors import SchemaMismatch, StoreFull, StoreUnavailable
 
 # A statement of a ledger takes milliseconds: whoever waits longer waits for something broken. A url may say otherwise.
 _BUSY_TIMEOUT_S = 5
 _POSTGRESQL_ARGUMENTS = {"connect_timeout": 5, "tcp_user_timeout": 10_000, "options": "-c statement_timeout=10000"}
-# SQLSTATE classes: disk full and its kin; the server goes away or refuses.
+# SQLSTATEs: disk full and out of memory; serialisation failure and deadlock.
 _POSTGRESQL_FULL = frozenset({"53100", "53200"})
+_POSTGRESQL_CONTENTION = frozenset({"40001", "40P01"})
 _INSERTS: dict[str, Any] = {"sqlite": sqlite_insert, "postgresql": postgresql_insert}
 _SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
+
+
+class LedgerContention(StoreUnavailable):
+    """Another process's transaction was in the way and won: the same work succeeds when it is run again."""
 
 
 def open_engine(url: str) -> Engine:
@@ -54,10 +59,10 @@ def typed_errors(store: str = "ledger") -> Iterator[None]:
         raise InvalidArgument.of(store, f"a value cannot be stored: {_words(error)}") from error
     except (OverflowError, UnicodeEncodeError) as error:
         raise InvalidArgument.of(store, f"a value cannot be stored: {type(error).__name__}") from error
+    except (IntegrityError, ProgrammingError) as error:
+        raise Internal("LEDGER_DEFECT", f"{store}: {_words(error)}") from error
     except DBAPIError as error:
-        if _is_full(error.orig):
-            raise StoreFull(store, _words(error)) from error
-        raise StoreUnavailable(store, _words(error)) from error
+        raise _typed(store, error) from error
     except PoolTimeoutError as error:
         raise StoreUnavailable(store, "no connection is free") from error
     except SQLAlchemyError as error:
@@ -91,6 +96,14 @@ def _begin_sqlite(connection: Connection) -> None:
     reads_only = connection.get_execution_options().get("reads_only", False)
     # A writer takes its lock at once: upgrading a read lock later could fail beside another process.
     connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+
+
+def _typed(store: str, error: DBAPIError) -> PentimentoError:
+    if _is_full(error.orig):
+        return StoreFull(store, _words(error))
+    if getattr(error.orig, "sqlstate", None) in _POSTGRESQL_CONTENTION:
+        return LedgerContention(store, _words(error))
+    return StoreUnavailable(store, _words(error))
 
 
 def _is_full(error: BaseException | None) -> bool:

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 
 from pentimento.stores.errors import StoreFull, StoreUnavailable
-from pentimento.stores.ledger.database import typed_errors
+from pentimento.stores.ledger.database import LedgerContention, typed_errors
 
 T = TypeVar("T")
 
 _MAX_GROUP_COUNT = 256
+_CONTENTION_RETRY_COUNT = 3
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,10 @@ class _Job:
 
 
 class GroupCommitWriter:
-    """Owns the only connection that writes. Jobs run in the order of `submit`, each on its own savepoint."""
+    """Owns the only connection that writes. Jobs run in the order of `submit`, each on its own savepoint.
+
+    A job may be run more than once before its commit, and does nothing but use its connection.
+    """
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
@@ -69,8 +73,7 @@ class GroupCommitWriter:
         if not group:
             return
         try:
-            with typed_errors(), self._engine.begin() as connection:
-                outcomes = _run_all(connection, group)
+            outcomes = self._run_in_transaction(group)
         except Exception as error:  # nothing of the group is in; everybody who waits hears why
             for job in group:
                 job.future.set_exception(error)
@@ -80,6 +83,19 @@ class GroupCommitWriter:
                 job.future.set_result(value)
             else:
                 job.future.set_exception(failure)
+
+    def _run_in_transaction(self, group: list[_Job]) -> list[tuple[Any, Exception | None]]:
+        for _ in range(_CONTENTION_RETRY_COUNT):
+            try:
+                return self._run_once(group)
+            except LedgerContention:
+                # Nothing of it is in, and jobs touch nothing but the database: run them again.
+                continue
+        return self._run_once(group)
+
+    def _run_once(self, group: list[_Job]) -> list[tuple[Any, Exception | None]]:
+        with typed_errors(), self._engine.begin() as connection:
+            return _run_all(connection, group)
 
 
 def _run_all(connection: Connection, group: list[_Job]) -> list[tuple[Any, Exception | None]]:

@@ -1,12 +1,17 @@
 """What only a server can do wrong."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
+from sqlalchemy import Connection, text
 
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import open_journal
+from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.records import AcceptedRequest
+from pentimento.stores.ledger.writer import GroupCommitWriter
 from tests.postgresql import PostgresqlServer
 
 
@@ -39,3 +44,34 @@ def test_two_services_migrate_one_database_at_once(postgresql: PostgresqlServer)
     assert sorted(journal.claim_epoch("a").result() for journal in journals) == [1, 2, 3, 4]
     for journal in journals:
         journal.close()
+
+
+def test_a_deadlock_of_two_services_is_run_again(postgresql: PostgresqlServer) -> None:
+    url = postgresql.new_database()
+    engine = open_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE counters (name TEXT PRIMARY KEY, value BIGINT NOT NULL)"))
+        connection.execute(text("INSERT INTO counters (name, value) VALUES ('a', 0), ('b', 0)"))
+    engine.dispose()
+    both_hold_one = Barrier(2)
+
+    def add_to(names: str) -> Callable[[Connection], None]:
+        waited: list[str] = []
+
+        def work(connection: Connection) -> None:
+            for name in names:
+                connection.execute(text("UPDATE counters SET value = value + 1 WHERE name = :name"), {"name": name})
+                if not waited:
+                    waited.append(name)
+                    both_hold_one.wait(20)
+
+        return work
+
+    writers = [GroupCommitWriter(open_engine(url), "test") for _ in range(2)]
+    for future in [writers[0].submit(add_to("ab")), writers[1].submit(add_to("ba"))]:
+        future.result()
+
+    counted = writers[0].submit(lambda connection: list(connection.scalars(text("SELECT value FROM counters"))))
+    assert counted.result() == [2, 2]
+    for writer in writers:
+        writer.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.writer import GroupCommitWriter
@@ -121,7 +121,7 @@ def test_a_job_that_was_cancelled_while_it_waited_is_not_run(writer: GroupCommit
 def test_values_stay_out_of_messages(writer: GroupCommitWriter) -> None:
     writer.submit(lambda connection: insert(connection, 1)).result()
 
-    with pytest.raises(StoreUnavailable) as failure:
+    with pytest.raises(Internal) as failure:
         writer.submit(lambda connection: insert(connection, 1, b"secret prompt")).result()
 
     assert "secret" not in str(failure.value)

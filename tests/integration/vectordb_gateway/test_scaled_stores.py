@@ -1,0 +1,48 @@
+"""The gateway on PostgreSQL and an S3-compatible store."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.generation import FromLatent, FromNoise
+from tests.gateways import attempt, embedding, running_gateway, scope
+from tests.postgresql import PostgresqlServer, running_server, why_not
+from tests.s3_server import running_s3_server
+
+
+@pytest.fixture
+def postgresql() -> Iterator[PostgresqlServer]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    with running_s3_server() as endpoint:
+        yield endpoint
+
+
+async def test_an_entrys_whole_life(tmp_path: Path, postgresql: PostgresqlServer, s3_endpoint: str) -> None:
+    objects_url = f"s3://pentimento/objects?endpoint={s3_endpoint}&create_bucket=true"
+    flags = ("--ledger-url", postgresql.new_database(), "--objects-url", objects_url, "--max-entries", "1")
+    async with running_gateway(tmp_path, *flags) as gateway:
+        await gateway.store(embedding(1))
+        await gateway.store(embedding(0, 1))
+        grant = await gateway.client.reserve(scope(), attempt(), (5,), image=False)
+        assert grant is not None
+        gateway.upload(grant)
+        await gateway.client.release(grant.grant_id)
+        gateway.maintain()
+
+        start = (await gateway.lookup(embedding(0, 1))).start
+        assert isinstance(start, FromLatent)
+        assert gateway.process.stores.objects.get(start.latent) == gateway.uploaded[start.latent.key]
+        assert (await gateway.lookup(embedding(1))).start == FromNoise()
+        assert len(list(gateway.process.stores.objects.keys())) == 5
+        assert gateway.problems() == []
+        assert (await gateway.client.statistics()).object_backend == "s3"
