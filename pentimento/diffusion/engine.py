@@ -87,18 +87,20 @@ class _Running:
 
 
 class StepEngine:
-    """`observe_step` hears the seconds of every denoising step."""
+    """`threads` are torch's; `observe_step` hears the seconds of every denoising step."""
 
     def __init__(
         self,
         model: DiffusionModel,
         *,
+        threads: int = 1,
         prompt_memo_entries: int = 256,
         max_running: int = 1,
         observe_step: Callable[[float], None] = lambda seconds: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
+        self._threads = threads
         self._prompts = PromptMemo(model, prompt_memo_entries)
         self._max_running = max_running
         self._observe_step = observe_step
@@ -139,11 +141,12 @@ class StepEngine:
             self._thread.join()
 
     def _run(self) -> None:
+        torch.set_num_threads(self._threads)  # OpenMP keeps the number per thread
         with torch.inference_mode():
             while self._wait_for_work():
                 self._step()
         for ticket in [*(running.ticket for running in self._running), *self._waiting]:
-            ticket.listener.failed(Unavailable("ENGINE_CLOSED", "the worker stopped before the picture was done"))
+            _report_failure(ticket, Unavailable("ENGINE_CLOSED", "the worker stopped before the picture was done"))
 
     def _wait_for_work(self) -> bool:
         with self._work:
@@ -162,11 +165,11 @@ class StepEngine:
         for running in list(self._running):
             if (error := _stop_error(running.ticket, now)) is not None:
                 self._retire(running)
-                running.ticket.listener.failed(error)
+                _report_failure(running.ticket, error)
         for ticket in list(self._waiting):
             if (error := _stop_error(ticket, now)) is not None:
                 self._waiting.remove(ticket)
-                ticket.listener.failed(error)
+                _report_failure(ticket, error)
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_running:
@@ -175,7 +178,7 @@ class StepEngine:
             try:
                 painting = prepare(self._model, self._prompts, ticket.request)
             except Exception as error:
-                ticket.listener.failed(_as_typed(error))
+                _report_failure(ticket, _as_typed(error))
                 continue
             running = _Running(ticket, painting, started_at, self._monotonic())
             self._running.append(running)
@@ -230,7 +233,15 @@ class StepEngine:
         except Exception as error:
             if running in self._running:
                 self._retire(running)
-                running.ticket.listener.failed(_as_typed(error))
+                _report_failure(running.ticket, _as_typed(error))
+
+
+def _report_failure(ticket: PaintingTicket, error: PentimentoError) -> None:
+    """A listener that raises (its event loop may be gone) does not take the engine's thread along."""
+    try:
+        ticket.listener.failed(error)
+    except Exception as raised:
+        logger.error("a listener raised %s", type(raised).__name__)
 
 
 def _stop_error(ticket: PaintingTicket, now: float) -> PentimentoError | None:

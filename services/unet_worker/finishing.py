@@ -27,10 +27,12 @@ class Picture:
 
 
 class Finisher:
-    def __init__(self, model: DiffusionModel, preview_side_px: int) -> None:
+    def __init__(self, model: DiffusionModel, preview_side_px: int, threads: int = 1) -> None:
         self._model = model
         self._preview_side_px = preview_side_px
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="finisher")
+        self._executor = ThreadPoolExecutor(
+            1, thread_name_prefix="finisher", initializer=torch.set_num_threads, initargs=(threads,)
+        )
 
     def finish(self, latent: Tensor, image_format: str, keep_png: bool) -> "Future[Picture]":
         """The picture of a final latent; Internal NON_FINITE_LATENT when it holds NaN or infinities."""

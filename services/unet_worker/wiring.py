@@ -51,12 +51,11 @@ class UnetWorkerProcess:
         try:
             await self.server.run_until_stopped(self.warm, self.drain)
         finally:
-            await asyncio.to_thread(self.worker.close)
+            await self.worker.close()
 
     async def warm(self) -> None:
         """Load and take a step off the event loop, so that health is answered meanwhile."""
-        objects = open_objects(self.settings.objects_url)
-        loaded = await asyncio.to_thread(self._load, objects)
+        loaded = await asyncio.to_thread(self._load)
         await warm_up(loaded.runner, loaded.held)
         self.worker.serve(loaded)
         if self.settings.controller_address:
@@ -68,7 +67,8 @@ class UnetWorkerProcess:
         if self.registration is not None:
             await self.registration.close()
 
-    def _load(self, objects: ObjectStore) -> LoadedWorker:
+    def _load(self) -> LoadedWorker:
+        objects = open_objects(self.settings.objects_url)
         torch.set_num_threads(self.settings.threads)
         quiet_loaders()
         device = choose_device(self.settings.device)
@@ -78,11 +78,16 @@ class UnetWorkerProcess:
     def _assemble(self, model: DiffusionModel, objects: ObjectStore) -> LoadedWorker:
         settings = self.settings
         held = held_model(model.info, settings, self.generation)
-        engine = StepEngine(model, prompt_memo_entries=settings.prompt_memo_entries, observe_step=self._observe_step)
+        engine = StepEngine(
+            model,
+            threads=settings.threads,
+            prompt_memo_entries=settings.prompt_memo_entries,
+            observe_step=self._observe_step,
+        )
         metrics.QUEUE.set_function(lambda: engine.waiting_count)
         metrics.RUNNING.set_function(lambda: engine.running_count)
         store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="objects")
-        finisher = Finisher(model, settings.preview_side_px)
+        finisher = Finisher(model, settings.preview_side_px, settings.threads)
         runner = AttemptRunner(
             self.server.instance_id,
             held,
@@ -93,7 +98,7 @@ class UnetWorkerProcess:
             ExecutionLimits(settings.progress_interval_ms / 1000, settings.upload_timeout_s),
         )
         engine.start()
-        return LoadedWorker(held, model.info, model.device, engine, finisher, runner)
+        return LoadedWorker(held, model.info, model.device, engine, finisher, runner, store_threads)
 
     def _observe_step(self, seconds: float) -> None:
         self.busy.add(seconds)

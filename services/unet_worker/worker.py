@@ -1,6 +1,8 @@
 """The worker as one thing, transport-neutral: nothing until its model is loaded and warm, then attempts."""
 
+import asyncio
 from collections.abc import AsyncGenerator
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +33,7 @@ class LoadedWorker:
     engine: StepEngine
     finisher: Finisher
     runner: AttemptRunner
+    store_threads: Executor
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,10 @@ class UnetWorker:
         """Finishes what runs, takes nothing more."""
         await self.attempts.drain()
 
-    def close(self) -> None:
-        """Stops what is left; blocks for at most a step."""
+    async def close(self) -> None:
+        """Stops what is left; takes at most a step."""
         self.attempts.close()
         if self._loaded is not None:
-            self._loaded.engine.close()
+            await asyncio.to_thread(self._loaded.engine.close)
             self._loaded.finisher.close()
+            self._loaded.store_threads.shutdown(wait=False, cancel_futures=True)

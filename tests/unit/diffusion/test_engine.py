@@ -220,3 +220,16 @@ def test_closing_fails_what_is_left_and_takes_nothing_more(model: DiffusionModel
     assert isinstance(waiting.result(), Unavailable)
     with pytest.raises(Unavailable):
         submit(engine)
+
+
+def test_a_listener_that_is_gone_does_not_take_the_engine_along(engine: StepEngine, model: DiffusionModel) -> None:
+    class Gone(Listener):
+        def failed(self, error: PentimentoError) -> None:
+            super().failed(error)
+            raise RuntimeError("Event loop is closed")
+
+    heard = Gone()
+    engine.submit(replace(NOISE, deadline=0.0), heard)
+
+    assert isinstance(heard.result(), DeadlineExceeded)
+    assert canary_succeeds(engine, model)
