@@ -139,6 +139,8 @@ class AttemptBook:
         if epoch < newest:
             raise Aborted("STALE_EPOCH", f"epoch {newest} of this frontdoor has taken over, got {epoch}")
         _remember(self._newest_epochs, frontdoor_id, epoch)
+        if epoch > newest:
+            self._note_change()
 
     def execute(self, order: ExecuteOrder) -> AsyncGenerator[StreamEvent, None]:
         """Starts the attempt; the stream ends with what it ends with. Raises Aborted, Cancelled, FailedPrecondition,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, CheckpointDigests, read_json_object
+from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.model import DenoiserInput, ModelInfo, PromptStates
 from pentimento.diffusion.schedulers import (
     SUPPORTED_SCHEDULERS,
@@ -58,6 +59,7 @@ class StableDiffusion:
         self._tokenizer = load_component(checkpoint, "tokenizer", device, dtype)
         self._text_encoder = load_component(checkpoint, "text_encoder", device, dtype)
         self._unet = load_component(checkpoint, "unet", device, dtype)
+        skip_signature_checks(self._unet)
         self._vae = load_component(checkpoint, "vae", device, dtype)
         self._vae_scale_factor = 2 ** (len(self._vae.config.block_out_channels) - 1)
         self._scheduler_configs = _scheduler_configs(checkpoint)

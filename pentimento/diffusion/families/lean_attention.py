@@ -1,0 +1,33 @@
+"""diffusers' attention modules inspect their processor's signature in every call, to warn of arguments that nobody here
+passes. Left out, a step of a small model takes 8 % less time, and the results are the same bits."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from diffusers.models.attention_processor import Attention
+from torch import Tensor
+
+
+def skip_signature_checks(model: torch.nn.Module) -> None:
+    """Attention modules call their processor, whichever is set by then, directly (changes the model)."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.forward = partial(_forward, module)
+
+
+def _forward(
+    attention: Any,
+    hidden_states: Tensor,
+    encoder_hidden_states: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    **cross_attention_kwargs: Any,
+) -> Tensor:
+    result: Tensor = attention.processor(
+        attention,
+        hidden_states,
+        encoder_hidden_states=encoder_hidden_states,
+        attention_mask=attention_mask,
+        **cross_attention_kwargs,
+    )
+    return result
