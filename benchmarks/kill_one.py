@@ -17,6 +17,7 @@ import signal
 import sqlite3
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -24,7 +25,17 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.report import Figure, Options, at_most, counted, informative, measured, parse_options, publish
+from benchmarks.report import (
+    Figure,
+    Options,
+    Target,
+    at_most,
+    counted,
+    informative,
+    measured,
+    parse_options,
+    publish,
+)
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
 from pentimento.clients.worker import WorkerClient
@@ -65,6 +76,10 @@ class Sample:
     @property
     def lost(self) -> bool:
         return not self.pictures or self.state != "completed"
+
+    @property
+    def changed(self) -> bool:
+        return not self.lost and not self.equals_reference
 
     @property
     def committed_twice(self) -> bool:
@@ -238,17 +253,14 @@ def read_journal(path: Path, samples: list[Sample]) -> None:
 
 
 def figures_of(trial: Trial) -> list[Figure]:
+    """The samples of a count are its requests in order: 1 where it happened, 0 where not."""
     accepted = [sample for sample in trial.samples if sample.accepted]
-    count = len(accepted)
-    told = [row_of(sample) for sample in accepted]
-    lost = sum(sample.lost for sample in accepted)
-    twice = sum(sample.committed_twice for sample in accepted)
-    changed = sum(not sample.equals_reference for sample in accepted if not sample.lost)
+    none = at_most(0, "requests")
     return [
-        counted("accepted requests lost", lost, count, at_most(0, "requests"), told),
-        counted("committed twice", twice, count, at_most(0, "requests"), told),
-        counted("pictures unlike the run without faults", changed, count, at_most(0, "requests"), told),
-        counted("requests run again", sum(sample.attempts > 1 for sample in accepted), count, informative(), told),
+        count_of("accepted requests lost", [sample.lost for sample in accepted], none),
+        count_of("committed twice", [sample.committed_twice for sample in accepted], none),
+        count_of("pictures unlike the run without faults", [sample.changed for sample in accepted], none),
+        count_of("requests run again", [sample.attempts > 1 for sample in accepted], informative("requests")),
         measured(
             "from the kill to the worker's ejection, median",
             [kill.ejected_s for kill in trial.kills],
@@ -258,21 +270,23 @@ def figures_of(trial: Trial) -> list[Figure]:
     ]
 
 
-def row_of(sample: Sample) -> dict[str, object]:
-    return {
-        "state": sample.state,
-        "attempts": sample.attempts,
-        "received": len(sample.pictures),
-        "rows": sample.rows,
-        "equals_reference": sample.equals_reference,
-        "same_when_asked_again": sample.stays_the_same,
-        "error": sample.error,
-    }
+def count_of(name: str, happened: list[bool], target: Target) -> Figure:
+    return counted(name, sum(happened), len(happened), target, [int(one) for one in happened])
+
+
+def row_of(sample: Sample) -> str:
+    """What the journal says, and what the client received, of one request."""
+    same = "same" if sample.stays_the_same else "another"
+    return (
+        f"{sample.state}, attempts {sample.attempts}, rows {sample.rows}, received {len(sample.pictures)}, "
+        f"asked again: {same}" + (f", error {sample.error}" if sample.error else "")
+    )
 
 
 def notes_of(options: Options, trial: Trial) -> dict[str, object]:
     return {
         "kills": [asdict(kill) for kill in trial.kills],
+        "requests": dict(Counter(row_of(sample) for sample in trial.samples if sample.accepted)),
         "seed": options.rest["seed"],
         "workers": options.rest["workers"],
         "clients": options.rest["clients"],

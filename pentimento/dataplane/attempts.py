@@ -27,9 +27,6 @@ from pentimento.dataplane.state import Phase, Request, State, TimerKind, Worker
 
 # Share of the newest attempt in the moving average of a pool's speed.
 _SPEED_WEIGHT = 0.2
-# Tokens of an epoch start above all those of the epochs before.
-_TOKENS_PER_EPOCH = 1 << 20
-
 _UNCOUNTED = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.GONE})
 # What we believed of the worker was stale: nothing more goes there before its next word.
 _DOUBTFUL = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.WORKER_LOST})
@@ -39,27 +36,36 @@ def start_attempt(state: State, now: float, request: Request, worker: Worker) ->
     """Bind a queued request to a free credit; it runs once the attempt is journalled."""
     state.enter(request, Phase.STARTING)
     request.attempt_number += 1
-    request.fencing_token = max(request.fencing_token + 1, state.epoch * _TOKENS_PER_EPOCH)
+    request.fencing_token = max(request.fencing_token + 1, state.first_token)
     request.worker_id = worker.worker_id
+    state.unpersisted[request.attempt_key] = None
     take(state, worker, request.attempt_key)
     return PersistAttempt(request.request_id, request.attempt_number, request.fencing_token, worker.worker_id)
 
 
 def on_attempt_persisted(state: State, now: float, event: AttemptPersisted) -> list[Effect]:
     """Run it, unless its worker went or its request ended while the journal wrote."""
-    request = _current(state, event.request_id, event.fencing_token, Phase.STARTING)
-    if request is None:
-        released = give_back(state, (event.request_id, event.fencing_token))
-        return [ReleaseGrant(event.request_id, event.fencing_token)] if released else []
-    if not event.won:
-        give_back(state, request.attempt_key)
-        state.remove(request)
-        return [ReleaseGrant(*request.attempt_key), DeliverRecorded(request.request_id)]
+    key = (event.request_id, event.fencing_token)
+    if key not in state.unpersisted:
+        return []
+    del state.unpersisted[key]
+    request = _current(state, *key, Phase.STARTING)
+    if request is None or not event.won:
+        give_back(state, key)
+        return [ReleaseGrant(*key), *_leave_to_others(state, request)]
     worker = state.workers[request.worker_id]
     state.enter(request, Phase.RUNNING)
     request.started_at = now
     number, token, generation = request.attempt_number, request.fencing_token, worker.worker_generation
     return [Execute(request.request_id, number, token, worker.worker_id, generation, request.deadline)]
+
+
+def _leave_to_others(state: State, request: Request | None) -> list[Effect]:
+    """Somebody else has ended this request, or runs it under a newer token."""
+    if request is None:
+        return []
+    state.remove(request)
+    return [DeliverRecorded(request.request_id)]
 
 
 def on_attempt_started(state: State, now: float, event: AttemptStarted) -> list[Effect]:
@@ -124,7 +130,8 @@ def lose_attempt(state: State, now: float, key: AttemptKey) -> list[Effect]:
     to_blame = _is_to_blame(state, key)
     worker = give_back(state, key)
     request = state.requests.get(key[0])
-    release: list[Effect] = [ReleaseGrant(*key)]
+    # While the journal writes, the grant may not be there yet: AttemptPersisted gives it back.
+    release: list[Effect] = [] if key in state.unpersisted else [ReleaseGrant(*key)]
     if worker is None or request is None or request.attempt_key != key:
         return release
     if request.phase is Phase.STARTING:

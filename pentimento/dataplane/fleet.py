@@ -3,8 +3,8 @@
 from pentimento.dataplane.attempts import lose_attempt
 from pentimento.dataplane.credits import lanes_of, refresh
 from pentimento.dataplane.effects import Effect, StopAttempt
-from pentimento.dataplane.events import PlanReceived, WorkerLost, WorkerReported
-from pentimento.dataplane.recovery import attach_orphans
+from pentimento.dataplane.events import AttemptKey, PlanReceived, WorkerLost, WorkerReported
+from pentimento.dataplane.recovery import attach_orphans, is_orphan
 from pentimento.dataplane.state import State, TimerKind, Worker
 from pentimento.domain.fleet import Plan
 
@@ -18,9 +18,10 @@ def on_worker_reported(state: State, now: float, event: WorkerReported) -> list[
         worker.abandoned = frozenset()
     if worker is None:
         worker = state.workers[event.worker_id] = Worker(event.worker_id, event.model, "", 0, 0, connected=False)
+    useless = _given_up(state, worker, event)
     if not worker.connected:
-        # It was only silent: what was taken away from it is of no use any more.
-        effects += [StopAttempt(*key, worker.worker_id) for key in sorted(worker.abandoned & event.running)]
+        effects += [StopAttempt(*key, worker.worker_id) for key in sorted(useless)]
+    worker.abandoned = useless
     _update(state, worker, event)
     return effects + attach_orphans(state, now, worker)
 
@@ -59,6 +60,16 @@ def pools_of(plan: Plan | None, worker_id: str, model: str) -> tuple[str, ...]:
     return named or (model,)
 
 
+def _given_up(state: State, worker: Worker, event: WorkerReported) -> frozenset[AttemptKey]:
+    """What it runs for nobody: taken away while it was silent, or an earlier frontdoor's and run elsewhere by now."""
+    return frozenset(
+        key
+        for key in event.running
+        if key in worker.abandoned
+        or (key[1] < state.first_token and key not in worker.in_flight and not is_orphan(state, key))
+    )
+
+
 def _update(state: State, worker: Worker, event: WorkerReported) -> None:
     worker.worker_generation = event.worker_generation
     worker.credit_count = event.credit_count
@@ -66,7 +77,6 @@ def _update(state: State, worker: Worker, event: WorkerReported) -> None:
     worker.pinned = event.pinned
     worker.connected = worker.confirmed = True
     worker.lost_begun = False
-    worker.abandoned &= event.running
     _place(state, worker, event.model, event.model_digest)
     refresh(state, worker)
 

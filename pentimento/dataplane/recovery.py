@@ -2,7 +2,7 @@
 
 from pentimento.dataplane.credits import take
 from pentimento.dataplane.effects import Attach, Effect, PrepareRoute, ResolveRoute
-from pentimento.dataplane.events import Recovered, RecoveredRequest
+from pentimento.dataplane.events import AttemptKey, Recovered, RecoveredRequest
 from pentimento.dataplane.state import Phase, Request, State, TimerKind, Worker
 
 
@@ -27,6 +27,12 @@ def attach_orphans(state: State, now: float, worker: Worker) -> list[Effect]:
         take(state, worker, request.attempt_key)
         effects.append(Attach(request_id, request.attempt_number, request.fencing_token, worker.worker_id))
     return effects
+
+
+def is_orphan(state: State, key: AttemptKey) -> bool:
+    """Whether the attempt is one of those that wait to be attached to."""
+    request = state.requests.get(key[0])
+    return request is not None and request.phase is Phase.ORPHANED and request.attempt_key == key
 
 
 def on_orphan_wait_over(state: State, request: Request) -> None:

@@ -27,6 +27,8 @@ class Phase(Enum):
     ORPHANED = "orphaned"
 
 
+TOKENS_PER_EPOCH = 1 << 20
+
 WAITING = frozenset({Phase.ACCEPTING, Phase.ROUTING, Phase.QUEUED})
 ATTEMPTED = frozenset({Phase.STARTING, Phase.RUNNING})
 
@@ -171,6 +173,8 @@ class State:
     dirty: dict[LaneKey, None] = field(default_factory=dict)
     # Which worker's credit an attempt holds.
     attempt_workers: dict[AttemptKey, str] = field(default_factory=dict)
+    # Attempts that the journal is writing.
+    unpersisted: dict[AttemptKey, None] = field(default_factory=dict)
     # Recovered requests by the worker that may still be running them.
     orphans: dict[str, dict[str, None]] = field(default_factory=dict)
     timers: list[tuple[float, int, TimerKind, str]] = field(default_factory=list)
@@ -181,6 +185,11 @@ class State:
     draining: bool = False
     drained: bool = False
     counters: Counters = field(default_factory=Counters)
+
+    @property
+    def first_token(self) -> int:
+        """Fencing tokens of an epoch start above all those of the epochs before."""
+        return self.epoch * TOKENS_PER_EPOCH
 
     def pool(self, name: str) -> Pool:
         if name not in self.pools:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pentimento.clients.messages.generation import route_from_bytes, route_to_bytes
 from pentimento.clients.messages.image import request_to_bytes
-from pentimento.dataplane.effects import CommitResult, PersistAccepted, PersistAttempt, PersistEnd, ReleaseGrant
+from pentimento.dataplane.effects import CommitResult, PersistAccepted, PersistAttempt, PersistEnd
 from pentimento.dataplane.events import (
     AcceptDropped,
     AcceptPersisted,
@@ -147,9 +147,6 @@ class Journalling:
         job.executions[attempt.fencing_token] = execution
         self._time_queue(job)
         self._submit(AttemptPersisted(job.request_id, attempt.fencing_token, won))
-        if not execution.sent_at:
-            # The worker or the request went while the journal wrote; the dataplane did not know of the grant yet.
-            self._cache_writes.release(ReleaseGrant(job.request_id, attempt.fencing_token))
 
     def _time_queue(self, job: Job) -> None:
         now = self._clock.monotonic()

@@ -175,10 +175,11 @@ def test_a_worker_lost_before_the_attempt_was_journalled_costs_no_rerun(driver: 
     driver.worker()
     persist = only(effects.PersistAttempt, driver.queue())
 
-    driver.send(events.WorkerLost("w1", 1))
+    lost = driver.send(events.WorkerLost("w1", 1))
 
     assert driver.dataplane.state.requests["r1"].losses == 0
-    assert driver.send(events.AttemptPersisted("r1", persist.fencing_token)) == []
+    assert kinds(lost) == [effects.StopAttempt]
+    assert kinds(driver.send(events.AttemptPersisted("r1", persist.fencing_token))) == [effects.ReleaseGrant]
 
 
 def test_what_waited_behind_another_attempt_is_not_to_blame(driver: Driver) -> None:
@@ -230,6 +231,14 @@ def test_what_a_silent_worker_still_runs_takes_its_credit_when_it_is_back(driver
     assert kinds(returned) == [effects.StopAttempt]
 
     assert only(effects.PersistAttempt, driver.worker("w1")).attempt_number == 2
+
+
+def test_a_repeated_word_of_the_journal_does_not_give_a_running_attempts_credit_away(driver: Driver) -> None:
+    driver.worker()
+    token = driver.run("r1").fencing_token
+    driver.queue("r2")
+
+    assert driver.send(events.AttemptPersisted("r1", token)) == []
 
 
 def test_repeated_words_change_nothing(driver: Driver) -> None:

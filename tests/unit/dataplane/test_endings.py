@@ -31,6 +31,14 @@ def test_the_credit_of_a_stopped_attempt_comes_back_when_its_stream_ends(driver:
     assert kinds(after) == [effects.ReleaseGrant, effects.PersistAttempt]
 
 
+def test_a_request_whose_client_left_says_so(driver: Driver) -> None:
+    driver.queue()
+
+    end = only(effects.PersistEnd, driver.send(events.CancelRequested("r1", client_left=True)))
+
+    assert (end.end, end.reason) == (effects.End.CANCELLED, "CLIENT_LEFT")
+
+
 def test_a_cancel_while_the_journal_accepts_ends_the_request_after_the_commit(driver: Driver) -> None:
     driver.arrive()
     assert driver.send(events.CancelRequested("r1")) == []

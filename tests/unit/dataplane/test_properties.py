@@ -92,6 +92,7 @@ class DataplaneInAnyOrder(RuleBasedStateMachine):
             assert len(row.ends) == 1, (request_id, row)
         for request_id, answers in world.answers.items():
             assert answers == world.rows[request_id].ends
+        assert world.granted == world.settled_grants
         state = world.dataplane.state
         assert all(pool.waiting_count == pool.running_count == 0 for pool in state.pools.values())
         assert all(not worker.in_flight for worker in state.workers.values())

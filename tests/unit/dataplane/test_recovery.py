@@ -65,6 +65,16 @@ def test_the_worker_of_a_rerun_orphan_is_not_attached_to(driver: Driver) -> None
     assert driver.worker("w1") == []
 
 
+def test_what_an_earlier_frontdoor_left_running_for_nobody_is_stopped_and_takes_its_credit() -> None:
+    driver = Driver(epoch=2)
+    left_over = frozenset({("r0", 1)})
+
+    assert driver.worker("w1", running=left_over) == [effects.StopAttempt("r0", 1, "w1")]
+
+    assert driver.queue("r1") == []
+    assert only(effects.PersistAttempt, driver.worker("w1")).request_id == "r1"
+
+
 def test_an_orphan_may_be_cancelled(driver: Driver) -> None:
     recover_running(driver)
 

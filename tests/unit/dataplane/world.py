@@ -22,6 +22,8 @@ class WorldWorker:
     alive: bool = True
     # Whether its stream of credits is up as the frontdoor sees it.
     connected: bool = False
+    # Whether all that it runs has been told to this frontdoor, or came from it.
+    heard: bool = False
     running: dict[AttemptKey, None] = field(default_factory=dict)
 
 
@@ -46,6 +48,9 @@ class World:
         self.workers = {name: WorldWorker(name) for name in ("w1", "w2", "w3")}
         self.replies: list[events.Event] = []
         self.said: list[events.Event] = []
+        # Everything this frontdoor has heard: what must be durable first is in here before what follows it.
+        self.heard: set[events.Event] = set()
+        self.granted: set[AttemptKey] = set()
         self.settled_grants: set[AttemptKey] = set()
         self.start_frontdoor()
 
@@ -55,9 +60,11 @@ class World:
         self.dataplane = Dataplane(self.epoch, DataplaneSettings(queue_limit=QUEUE_LIMIT))
         self.replies.clear()
         self.said.clear()
+        self.heard.clear()
+        self.granted.clear()
         self.settled_grants.clear()
         for worker in self.workers.values():
-            worker.connected = False
+            worker.connected = worker.heard = False
         unfinished = tuple(self._recovered(name) for name, row in self.rows.items() if not row.ends)
         self.send(events.Recovered(unfinished))
 
@@ -79,6 +86,7 @@ class World:
     # -- what the test does to the world -------------------------------------------------------------------------
 
     def send(self, event: events.Event) -> None:
+        self.heard.add(event)
         for effect in self.dataplane.on_event(self.now, event):
             self._interpret(effect)
 
@@ -103,7 +111,7 @@ class World:
         self.replies.append(events.AttemptFailed(*key, kind) if kind else events.AttemptFinished(*key))
 
     def report(self, worker: WorldWorker) -> None:
-        worker.connected = True
+        worker.connected = worker.heard = True
         self.send(
             events.WorkerReported(
                 worker.worker_id,
@@ -157,6 +165,8 @@ class World:
             case effects.PersistAccepted():
                 self.rows[effect.request_id] = JournalRow()
                 self.replies.append(events.AcceptPersisted(effect.request_id))
+            case effects.Announce():
+                assert events.AcceptPersisted(effect.request_id) in self.heard
             case effects.ResolveRoute():
                 assert effect.request_id in self.rows
                 self.replies.append(events.RouteResolved(effect.request_id, "m", DIGEST, 1.0))
@@ -180,9 +190,11 @@ class World:
                 self.replies.append(events.EndPersisted(effect.request_id, won))
             case effects.Deliver():
                 assert self.rows[effect.request_id].ends == ["completed"]
+                assert events.ResultCommitted(effect.request_id, effect.fencing_token, True) in self.heard
                 self.answers.setdefault(effect.request_id, []).append("completed")
             case effects.DeliverEnd():
                 assert self.rows[effect.request_id].ends == [effect.end.value]
+                assert events.EndPersisted(effect.request_id, True) in self.heard
                 self.answers.setdefault(effect.request_id, []).append(effect.end.value)
             case effects.DeliverRecorded():
                 self.answers.setdefault(effect.request_id, []).append(*self.rows[effect.request_id].ends)
@@ -194,18 +206,21 @@ class World:
     def _persist_attempt(self, effect: effects.PersistAttempt) -> None:
         row = self.rows[effect.request_id]
         assert effect.fencing_token > row.newest_token
-        worker = self.dataplane.state.workers[effect.worker_id]
-        assert worker.used_credits <= worker.credit_count
+        seen, real = self.dataplane.state.workers[effect.worker_id], self.workers[effect.worker_id]
+        assert seen.used_credits <= seen.credit_count
+        assert not real.heard or len({*seen.in_flight, *real.running}) <= real.credit_count
         won = not row.ends
         if won:
             row.newest_token, row.attempt_number = effect.fencing_token, effect.attempt_number
             row.worker_id = effect.worker_id
+        self.granted.add((effect.request_id, effect.fencing_token))
         self.replies.append(events.AttemptPersisted(effect.request_id, effect.fencing_token, won))
 
     def _execute(self, effect: effects.Execute) -> None:
         row, worker = self.rows[effect.request_id], self.workers[effect.worker_id]
         key = (effect.request_id, effect.fencing_token)
         assert row.newest_token == effect.fencing_token and not row.ends
+        assert events.AttemptPersisted(*key) in self.heard
         if not worker.alive:
             self.replies.append(events.AttemptFailed(*key, FailureKind.WORKER_LOST))
         elif worker.generation != effect.worker_generation:
@@ -217,6 +232,7 @@ class World:
 
     def _attach(self, effect: effects.Attach) -> None:
         key = (effect.request_id, effect.fencing_token)
+        self.granted.add(key)
         if key not in self.workers[effect.worker_id].running:
             self.replies.append(events.AttemptFailed(*key, FailureKind.GONE))
 

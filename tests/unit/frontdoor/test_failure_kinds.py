@@ -1,0 +1,30 @@
+import pytest
+
+from pentimento.dataplane.events import FailureKind
+from pentimento.domain import errors
+from pentimento.domain.errors import PentimentoError
+from services.frontdoor.attempt_runner import failure_kind
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (errors.Unavailable("UNAVAILABLE", ""), FailureKind.WORKER_LOST),
+        (errors.Unavailable("DRAINING", ""), FailureKind.NO_CREDIT),
+        (errors.Unavailable("WORKER_STOPPED", ""), FailureKind.NO_CREDIT),
+        (errors.ResourceExhausted("NO_CREDIT", ""), FailureKind.NO_CREDIT),
+        (errors.ResourceExhausted("DEVICE_OUT_OF_MEMORY", ""), FailureKind.WORKER_LOST),
+        (errors.FailedPrecondition("MODEL_DIGEST_MISMATCH", ""), FailureKind.NOT_HELD),
+        (errors.Aborted("FENCED_OFF", ""), FailureKind.NO_CREDIT),
+        (errors.NotFound("ATTEMPT_GONE", ""), FailureKind.GONE),
+        (errors.NotFound("UNKNOWN_LORA", ""), FailureKind.FATAL),
+        (errors.DeadlineExceeded("DEADLINE_EXCEEDED", ""), FailureKind.DEADLINE),
+        (errors.Cancelled("CANCELLED", ""), FailureKind.STOPPED),
+        (errors.InvalidArgument("INVALID_FIELD", ""), FailureKind.FATAL),
+        (errors.Internal("NAN_IN_LATENT", ""), FailureKind.FATAL),
+    ],
+)
+def test_a_workers_error_says_whether_the_request_gets_another_attempt(
+    error: PentimentoError, kind: FailureKind
+) -> None:
+    assert failure_kind(error) is kind
