@@ -72,22 +72,25 @@ $(MADE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is not. Name one: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -f $(CONSTRAINTS) || { echo "DEVICE must be cpu or cuda, got '$(DEVICE)'"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 # torch before whatever depends on it, so that nothing else chooses its build.
 $(TORCH_READY): $(MADE) $(CONSTRAINTS)
-	@$(PIP) install --quiet $(EXTRA_INDEX) -c $(CONSTRAINTS) "$(TORCH)" || { \
+	@echo "Installing $(TORCH) …"
+	@$(PIP) install -qq $(EXTRA_INDEX) -c $(CONSTRAINTS) "$(TORCH)" || { \
 	  echo "No package index has $(TORCH). Name one that does: make $(MAKECMDGOALS) TORCH_INDEX_URL=…"; \
 	  echo "(PyTorch's installation page lists them), or take the CUDA build: make $(MAKECMDGOALS) DEVICE=cuda"; exit 1; }
 	@rm -f $(VENV)/.torch-* $(VENV)/.installed-* && touch $@
 
 $(DEMO_READY): $(TORCH_READY) pyproject.toml constraints/base.txt
-	$(PIP) install --quiet $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[all]"
+	@echo "Installing what the suite needs (a few minutes, once) …"
+	@$(PIP) install -qq $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[all]"
 	@touch $@
 
 $(DEV_READY): $(TORCH_READY) pyproject.toml constraints/base.txt
-	$(PIP) install --quiet $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[dev]"
+	@echo "Installing what the suite and its tests need (a few minutes, once) …"
+	@$(PIP) install -qq $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[dev]"
 	@touch $@ $(DEMO_READY)
 
 clean: ## what tests, builds and runs left behind (the venv stays)

@@ -19,11 +19,20 @@ from pentimento.sdk.local import local_suite
 from pentimento.sdk.picture import provenance_as_json
 
 STEPS = 50
+
+
+@dataclass(frozen=True)
+class Scene:
+    name: str
+    prompt: str
+    seed: int
+
+
 SCENES = (
-    ("a large red circle in the centre on a white background", 1),
-    ("a big red circle in the middle on a white background", 2),
-    ("a small yellow star at the top in the sky", 3),
-    ("a blue square to the left of a green triangle on black", 4),
+    Scene("circle", "a large red circle in the centre on a white background", 1),
+    Scene("circle-again", "a big red circle in the middle on a white background", 2),
+    Scene("star", "a small yellow star at the top in the sky", 3),
+    Scene("pair", "a blue square to the left of a green triangle on black", 4),
 )
 # A picture's cache entry is committed just after the picture was answered.
 TRIES_FOR_A_HIT = 5
@@ -39,7 +48,7 @@ class Painted:
     @property
     def start(self) -> str:
         saved = self.picture.provenance.steps_saved
-        return f"cached latent, {saved} steps saved" if saved else "noise"
+        return f"the cache, {saved} steps saved" if saved else "noise"
 
 
 def main() -> int:
@@ -61,22 +70,22 @@ def main() -> int:
 
 
 def paint_all(client: Client, out: Path) -> list[Painted]:
-    first = paint(client, *SCENES[0], out)
-    second = paint_with_cache(client, *SCENES[1], out)
-    return [first, second, *(paint(client, prompt, seed, out) for prompt, seed in SCENES[2:])]
+    first = paint(client, SCENES[0], out)
+    second = paint_with_cache(client, SCENES[1], out)
+    return [first, second, *(paint(client, scene, out) for scene in SCENES[2:])]
 
 
-def paint(client: Client, prompt: str, seed: int, out: Path) -> Painted:
+def paint(client: Client, scene: Scene, out: Path) -> Painted:
     started = time.perf_counter()
-    picture = client.generate(ImageRequest(prompt, seed=seed, num_inference_steps=STEPS))
+    picture = client.generate(ImageRequest(scene.prompt, seed=scene.seed, num_inference_steps=STEPS))
     seconds = time.perf_counter() - started
-    return Painted(prompt, picture, seconds, picture.save(out / f"{prompt.replace(' ', '-')}.png"))
+    return Painted(scene.prompt, picture, seconds, picture.save(out / f"{scene.name}.png"))
 
 
-def paint_with_cache(client: Client, prompt: str, seed: int, out: Path) -> Painted:
+def paint_with_cache(client: Client, scene: Scene, out: Path) -> Painted:
     """The near-repeat, asked again should the first entry not be findable yet."""
     for _ in range(TRIES_FOR_A_HIT):
-        painted = paint(client, prompt, seed, out)
+        painted = paint(client, scene, out)
         if painted.picture.provenance.steps_saved:
             break
     return painted
@@ -84,11 +93,11 @@ def paint_with_cache(client: Client, prompt: str, seed: int, out: Path) -> Paint
 
 def summary(painted: list[Painted]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("prompt", "started from", "steps run", "seconds", "file"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("prompt", "started from", "steps", "seconds", "file"):
+        table.add_column(heading)
     for one in painted:
         steps = str(one.picture.provenance.steps_run)
-        table.add_row(one.prompt, one.start, steps, f"{one.seconds:.2f}", str(one.file))
+        table.add_row(one.prompt, one.start, steps, f"{one.seconds:.2f}", one.file.name)
     return table
 
 
