@@ -87,7 +87,7 @@ class _Running:
 
 
 class StepEngine:
-    """`threads` are torch's; `observe_step` hears the seconds of every denoising step."""
+    """`threads` are torch's; `max_running` pictures take turns, step by step; `observe_step` hears every step's seconds."""
 
     def __init__(
         self,

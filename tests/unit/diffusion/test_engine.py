@@ -233,3 +233,18 @@ def test_a_listener_that_is_gone_does_not_take_the_engine_along(engine: StepEngi
 
     assert isinstance(heard.result(), DeadlineExceeded)
     assert canary_succeeds(engine, model)
+
+
+def test_paintings_that_take_turns_are_what_each_is_alone(model: DiffusionModel) -> None:
+    engine = StepEngine(model, max_running=2)
+    other = PaintingRequest(spec_with(seed=8, eta=0.5, num_inference_steps=5), NoiseStart())
+    heard = [Listener(), Listener()]
+    tickets = [engine.submit(request, one) for request, one in zip((NOISE, other), heard, strict=True)]
+    engine.start()
+
+    results = [one.result() for one in heard]
+    engine.close()
+
+    for ticket, result in zip(tickets, results, strict=True):
+        assert isinstance(result, FinishedPainting)
+        assert torch.equal(result.latent, paint(model, ticket.request))
