@@ -87,7 +87,7 @@ class _Running:
 
 
 class StepEngine:
-    """`threads` are torch's; `max_running` pictures take turns, step by step; `observe_step` hears every step's seconds."""
+    """`threads` are torch's; `max_running` pictures take turns, a step each; `observe_step` hears a step's seconds."""
 
     def __init__(
         self,
