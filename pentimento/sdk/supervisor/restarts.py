@@ -9,8 +9,8 @@ class RestartPolicy:
 
     first_delay_s: float = 0.1
     max_delay_s: float = 5.0
-    stable_s: float = 30.0
-    give_up_after: int = 6
+    stable_s: float = 5.0
+    give_up_after: int = 8
 
 
 @dataclass(frozen=True)
