@@ -100,10 +100,14 @@ class AttemptRunner:
                 if isinstance(event, AttemptResult):
                     self._take_result(job, execution, event)
                     self._submit(AttemptFinished(request_id, token))
-                    return
-                self._pass_on(job, execution, event)
-            raise Unavailable("STREAM_ENDED", "the worker ended the stream without a picture")
+                else:
+                    self._pass_on(job, execution, event)
+            if execution.result is None:
+                raise Unavailable("STREAM_ENDED", "the worker ended the stream without a picture")
         except PentimentoError as error:
+            if execution.result is not None:
+                # How the stream ended after the picture was here concerns nobody.
+                return
             job.failure = error
             self._submit(AttemptFailed(request_id, token, failure_kind(error), error.reason, error.message))
         except Exception:

@@ -60,6 +60,28 @@ async def test_the_picture_can_be_left_out(suite: Suite) -> None:
     assert status.completed.image == b""
 
 
+async def test_a_picture_that_was_changed_in_the_store_is_never_served(suite: Suite) -> None:
+    completed = await suite.paint()
+    (stored,) = (suite.folder / "objects").rglob("results.*")
+    stored.write_bytes(b"x" * len(completed.image))
+
+    with pytest.raises(Internal) as caught:
+        await suite.client.get_request(completed.request_id)
+
+    assert caught.value.reason == "OBJECT_CORRUPT"
+
+
+async def test_a_picture_that_is_gone_from_the_store_is_not_found(suite: Suite) -> None:
+    completed = await suite.paint()
+    (stored,) = (suite.folder / "objects").rglob("results.*")
+    stored.unlink()
+
+    with pytest.raises(NotFound) as caught:
+        await suite.client.get_request(completed.request_id)
+
+    assert caught.value.reason == "RESULT_GONE"
+
+
 @pytest.mark.parametrize("request_id", ["", "r-unknown", "x" * 5000, "a\0b"])
 async def test_an_unknown_id_is_not_found(suite: Suite, request_id: str) -> None:
     for call in (suite.client.get_request(request_id), suite.client.cancel(request_id)):
