@@ -16,6 +16,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS := constraints/$(DEVICE).txt
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints/cpu.txt)
 EXTRA_INDEX := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+ifeq ($(wildcard $(CONSTRAINTS)),)
+$(error DEVICE must be cpu or cuda, got '$(DEVICE)')
+endif
 # On Linux the CPU build carries a label of its own. Asking for it by name is what keeps gigabytes of CUDA packages away.
 ifeq ($(DEVICE)-$(shell uname -s),cpu-Linux)
 TORCH := $(TORCH)+cpu
@@ -71,7 +74,6 @@ setup: $(DEV_READY) ## only the set-up of the other targets
 $(MADE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is not. Name one: make PYTHON=/path/to/python3.11"; exit 1; }
-	@test -f $(CONSTRAINTS) || { echo "DEVICE must be cpu or cuda, got '$(DEVICE)'"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
