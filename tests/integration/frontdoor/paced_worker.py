@@ -174,6 +174,8 @@ class PacedWorker(UnetWorkerServiceServicer):
             running.news.set()
             self.change()
         await self.hold.wait()
+        if running.outcome is not None:
+            return
         failure, self.fail_with = self.fail_with, None
         running.end(failure or self._result(running))
         self._forget(running)
