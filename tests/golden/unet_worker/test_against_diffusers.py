@@ -1,10 +1,12 @@
 """The worker's latents, through the real service, against diffusers' pipelines: few steps, every kind of checkpoint."""
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.golden_diffusers import Case, DiffusersReference, WorkerUnderTest, await_serving, difference
 from pentimento.domain.generation import Scheduler
@@ -38,6 +40,15 @@ CASES = [
     Case(PROMPT, NEGATIVE, DDIM, seed=6, steps=7, guidance_scale=3.0, strength=0.5),
     Case(PROMPT, NEGATIVE, EULER, seed=7, steps=7, guidance_scale=3.0, strength=0.8),
 ]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As many as the worker uses: sums split over two threads differ in their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)
