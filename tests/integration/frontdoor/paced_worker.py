@@ -182,7 +182,9 @@ class PacedWorker(UnetWorkerServiceServicer):
 
     def _forget(self, running: Running) -> None:
         key = (running.attempt.request_id, running.attempt.fencing_token)
-        self.finished[key] = self.running.pop(key)
+        # A test may have made the worker lose it.
+        if self.running.pop(key, None) is not None:
+            self.finished[key] = running
         self.change()
 
     def _result(self, running: Running) -> AttemptResult:
