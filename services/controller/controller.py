@@ -101,8 +101,10 @@ class Controller:
                 logger.exception("a round of planning failed; the plan in force stands")
             await asyncio.sleep(self._pace.min_plan_gap_s)
             due_s = self._next_step_s(now_s)
+            # Not asyncio.wait_for: up to Python 3.11 it swallows a cancel that comes together with the event.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), max(0.0, due_s - self._clock.monotonic()))
+                async with asyncio.timeout(max(0.0, due_s - self._clock.monotonic())):
+                    await self._changed.wait()
 
     def step(self, now_s: float) -> None:
         """Changes state: one round of planning from what is known at `now_s` (monotonic seconds)."""

@@ -62,7 +62,8 @@ class SupervisedProcess:
             how = describe_exit(ending.exit_code)
             self._around.view.note(f"{self.spec.name} ended with {how}; starting it again in {decision.delay_s:.1f} s")
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), decision.delay_s)
+                async with asyncio.timeout(decision.delay_s):
+                    await self._stopping.wait()
         self._become(State.STOPPED)
 
     def stop(self) -> None:

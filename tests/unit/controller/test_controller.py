@@ -1,5 +1,6 @@
 """The controller's rounds under a clock of our own."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,18 @@ def test_a_silent_worker_leaves_the_plan(controller, clock):
 
     assert planned(controller) == []
     assert [status.live for status in controller.fleet().replicas] == [False]
+
+
+async def test_planning_ends_when_it_is_cancelled_in_the_moment_of_a_change(controller):
+    planning = asyncio.create_task(controller.run())
+    await asyncio.sleep(2 * PACE.min_plan_gap_s)  # the first round is over; it waits for a change
+
+    controller.register(WORKER)
+    await asyncio.sleep(0)  # the change has reached the wait, not yet the loop
+    planning.cancel()
+    ended, _ = await asyncio.wait({planning}, timeout=5)
+
+    assert planning in ended
 
 
 def test_a_refused_report_changes_nothing_and_is_counted(controller):
