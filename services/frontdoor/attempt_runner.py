@@ -20,7 +20,7 @@ from pentimento.domain.errors import (
     Unavailable,
 )
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, Started, StepProgress
-from pentimento.domain.generation import Attempt, StageTiming
+from pentimento.domain.generation import Attempt, Route, StageTiming
 from pentimento.domain.image_request import Progress
 from pentimento.stores.objects.store import digest_of
 from services.frontdoor.jobs import Execution, Job, Jobs
@@ -38,10 +38,17 @@ class AttemptRunner:
     """Answers Execute and Attach with AttemptFinished or AttemptFailed, unless the worker is lost first."""
 
     def __init__(
-        self, links: WorkerLinks, jobs: Jobs, submit: Callable[[Event], None], clock: Clock, frontdoor: tuple[str, int]
+        self,
+        links: WorkerLinks,
+        jobs: Jobs,
+        report_bad_donor: Callable[[Route, str], None],
+        submit: Callable[[Event], None],
+        clock: Clock,
+        frontdoor: tuple[str, int],
     ) -> None:
         self._links = links
         self._jobs = jobs
+        self._report_bad_donor = report_bad_donor
         self._submit = submit
         self._clock = clock
         self._frontdoor = frontdoor
@@ -130,6 +137,8 @@ class AttemptRunner:
         if digest_of(result.image) != result.image_digest:
             raise Internal("RESULT_CORRUPT", "the picture does not match its digest")
         execution.result = result
+        if result.bad_donor_reason and job.route is not None:
+            self._report_bad_donor(job.route, result.bad_donor_reason)
         now = self._clock.monotonic()
         job.time_stage("execute", execution.sent_at, now)
         # The worker's clock starts when the attempt reaches it.

@@ -1,4 +1,5 @@
-"""What attempts may put into the cache: reserved when they start, committed or given back when their fate is known."""
+"""What attempts may put into the cache: reserved when they start, committed or given back when their fate is known; and
+what they found wrong in it."""
 
 import asyncio
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pentimento.dataplane.effects import CommitCacheEntries, ReleaseGrant
 from pentimento.dataplane.events import AttemptKey
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.generation import CacheGrant, Route
+from pentimento.domain.generation import CacheGrant, FromImage, FromLatent, Route
 from pentimento.domain.image_request import CacheMode
 from pentimento.policies.cache_selection import SelectionRules, capture_steps
 from services.frontdoor.jobs import Execution, Job, Jobs
@@ -67,6 +68,17 @@ class CacheWrites:
         pending = self._pending.pop((effect.request_id, effect.fencing_token), None)
         if pending is not None:
             self._jobs.spawn_background(self._release(pending.grant), "release grant")
+
+    def report_bad_donor(self, route: Route, reason: str) -> None:
+        """A worker could not read what the route starts from: the gateway heals the entry."""
+        match route.start:
+            case FromLatent(latent=reference, donor=donor) | FromImage(image=reference, donor=donor):
+                self._jobs.spawn_background(self._report(donor.entry_id, reference.key, reason), "report bad object")
+
+    async def _report(self, entry_id: str, key: str, reason: str) -> None:
+        assert self._gateway is not None
+        call = self._gateway.report_bad_object(entry_id, key, reason, COMMIT_TIMEOUT_S)
+        await bounded("report", COMMIT_TIMEOUT_S, call, lambda sentence: None)
 
     async def _commit(self, pending: PendingEntries) -> None:
         assert self._gateway is not None

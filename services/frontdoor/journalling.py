@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ from pentimento.dataplane.events import (
 )
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import FailedPrecondition, PentimentoError, ResourceExhausted, Unavailable
-from pentimento.domain.generation import Attempt
+from pentimento.domain.generation import Attempt, Route
 from pentimento.domain.image_request import Completed
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, AcceptOutcome, ResultRecord
@@ -135,18 +135,20 @@ class Journalling:
         assert job.route is not None
         attempt = execution.attempt
         reserving = asyncio.ensure_future(self._cache_writes.reserve(job, execution))
-        if not job.route_journalled:
-            route = route_to_bytes(job.route)
-            pinned = self._until_durable(lambda: self._journal.record_route(job.request_id, route))
-            started = self._until_durable(lambda: self._journal.start_attempt(attempt, execution.worker_id))
-            in_force, won = await asyncio.gather(pinned, started)
-            job.route, job.route_journalled = route_from_bytes(in_force), True
-        else:
-            won = await self._until_durable(lambda: self._journal.start_attempt(attempt, execution.worker_id))
+        pinning = None if job.route_journalled else self._pin(job, job.route)
+        won = await self._until_durable(lambda: self._journal.start_attempt(attempt, execution.worker_id))
+        if pinning is not None:
+            job.route, job.route_journalled = route_from_bytes(await pinning), True
         execution.grant = await reserving
         job.executions[attempt.fencing_token] = execution
         self._time_queue(job)
         self._submit(AttemptPersisted(job.request_id, attempt.fencing_token, won))
+
+    def _pin(self, job: Job, route: Route) -> Awaitable[bytes]:
+        """The route is handed to the journal now, so that what is written next shares its commit."""
+        data = route_to_bytes(route)
+        first = self._journal.record_route(job.request_id, data)
+        return self._until_durable(lambda: self._journal.record_route(job.request_id, data), first)
 
     def _time_queue(self, job: Job) -> None:
         now = self._clock.monotonic()
@@ -158,6 +160,7 @@ class Journalling:
         try:
             record, completed = await self._until_stored(job, execution)
         except PentimentoError as error:
+            job.failure = error
             self._submit(CommitFailed(job.request_id, attempt.fencing_token, error.reason, error.message))
             return
         won = await self._until_durable(lambda: self._journal.commit_result(attempt, record))
@@ -186,13 +189,15 @@ class Journalling:
         won = await self._until_durable(lambda: self._journal.finish(effect.request_id, *end))
         self._submit(EndPersisted(effect.request_id, won))
 
-    async def _until_durable(self, write: Callable[[], "Future[T]"]) -> T:
-        """Ask again until the journal answers: nothing may follow before it has."""
+    async def _until_durable(self, write: Callable[[], "Future[T]"], first: "Future[T] | None" = None) -> T:
+        """Ask again until the journal answers: nothing may follow before it has. `first` is under way already."""
         delay = _FIRST_RETRY_S
+        answer = first or write()
         while True:
             try:
-                return await asyncio.wrap_future(write())
+                return await asyncio.wrap_future(answer)
             except PentimentoError as error:
                 logger.error("the journal does not answer; asking again", extra={"reason": error.reason})
             await asyncio.sleep(delay)
             delay = min(delay * 2, _MAX_RETRY_S)
+            answer = write()

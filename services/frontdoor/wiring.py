@@ -141,7 +141,7 @@ class Frontdoor:
         cache = CacheWrites(gateway, jobs, patience, SelectionRules())
         journalling = Journalling(self._journal, self._results, cache, delivery, jobs, submit, clock, self._identity)
         routes = RoutePerformer(router, self._catalogue, jobs, self._dataplane, submit, clock)
-        attempts = AttemptRunner(self._links, jobs, submit, clock, self._identity)
+        attempts = AttemptRunner(self._links, jobs, cache.report_bad_donor, submit, clock, self._identity)
         self._interpreter.perform_with(
             {
                 effects.Reject: delivery.reject,
