@@ -48,6 +48,8 @@ class StepProgress:
 
 @dataclass(frozen=True)
 class AttemptResult:
+    """`bad_donor_reason` says what is wrong with the object that the route starts from, where something is."""
+
     attempt: Attempt
     image: bytes = field(repr=False)
     width_px: int
@@ -62,6 +64,7 @@ class AttemptResult:
     device_seconds: float = 0.0
     energy_joules: float | None = None
     notes: tuple[str, ...] = ()
+    bad_donor_reason: str = ""
 
 
 ExecuteEvent = Started | StepProgress | AttemptResult

@@ -158,6 +158,7 @@ class AttemptRunner:
             timings=timings,
             device_seconds=painting.busy_s + picture.decoded_at - picture.started_at,
             notes=(*notes, *upload_notes),
+            bad_donor_reason=start.bad_donor_reason,
         )
         _observe(result)
         return Outcome(result, _final_latents(order, painting) if order.return_latents else None)

@@ -1,7 +1,7 @@
 """Where a painting starts: the seed's noise, an image of the request, or a donor from the object store.
 
 A donor that cannot be used costs the saving, never the picture: the attempt falls back to noise and says why in a note
-`cache skipped: REASON: …`. OBJECT_MISSING, OBJECT_CORRUPT and BAD_DONOR speak against the object; others do not.
+`cache skipped: REASON: …`. An object that is missing, corrupt or no such latent is reported, and its entry healed.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ from pentimento.domain.generation import (
     ObjectReference,
     Route,
 )
+from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore
 
 T = TypeVar("T")
@@ -40,18 +41,20 @@ SKIPPED = "cache skipped"
 
 @dataclass(frozen=True)
 class ResolvedStart:
-    """`saved_steps` counts only steps that the cache saved."""
+    """`saved_steps` counts only steps that the cache saved; `bad_donor_reason` is set where the object is to blame."""
 
     start: PaintingStart
     saved_steps: int = 0
     note: str = ""
+    bad_donor_reason: str = ""
 
 
 class UnusableDonor(Exception):
-    """Why a donor is passed over."""
+    """Why a donor is passed over, and whether its object is to blame."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, *, object_is_bad: bool = False) -> None:
         super().__init__(f"{SKIPPED}: {reason}: {detail}")
+        self.bad_donor_reason = reason if object_is_bad else ""
 
 
 class StartResolver:
@@ -75,7 +78,7 @@ class StartResolver:
                 case FromImage():
                     return await self._donor_image(spec, route.start)
         except UnusableDonor as unusable:
-            return ResolvedStart(NoiseStart(), note=str(unusable))
+            return ResolvedStart(NoiseStart(), note=str(unusable), bad_donor_reason=unusable.bad_donor_reason)
         return ResolvedStart(NoiseStart())
 
     async def _own_image(self, spec: GenerationSpec, init_image: InitImage) -> ResolvedStart:
@@ -110,13 +113,14 @@ class StartResolver:
         except TimeoutError:
             raise UnusableDonor("STORE_SLOW", f"no answer in {self._timeout_s:g} s") from None
         except PentimentoError as error:
-            raise UnusableDonor(error.reason, error.message) from None
+            is_bad = isinstance(error, ObjectMissing | ObjectCorrupt)
+            raise UnusableDonor(error.reason, error.message, object_is_bad=is_bad) from None
 
     async def _judge(self, read: Callable[[], T]) -> T:
         try:
             return await self._in_thread(read)
         except ValueError as error:
-            raise UnusableDonor("BAD_DONOR", str(error)) from None
+            raise UnusableDonor("BAD_DONOR", str(error), object_is_bad=True) from None
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -3,12 +3,14 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from pathlib import Path
 
 import psutil
 import pytest
 
+from pentimento.domain.generation import FromLatent, Start
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest, Progress
 from pentimento.sdk import AsyncClient, RetryPolicy
 from pentimento.sdk.local import LocalSuite
@@ -69,3 +71,28 @@ async def test_pictures_are_painted_without(suite: LocalSuite, client: AsyncClie
     picture = await client.generate(ImageRequest("a red circle", num_inference_steps=4))
 
     assert picture.data
+
+
+async def test_a_lost_object_costs_one_saving_and_its_entry_is_healed(suite: LocalSuite, client: AsyncClient) -> None:
+    wanted = ImageRequest("a tiny purple cross at the bottom in a meadow", num_inference_steps=20)
+    cached = await painted_until(client, wanted, lambda start: isinstance(start, FromLatent))
+    assert isinstance(cached, FromLatent)
+    for path in (suite.state.path / "objects").rglob(f"*{Path(cached.latent.key).name}*"):
+        path.unlink()
+
+    robbed = await client.generate(wanted)
+
+    assert robbed.data
+    assert any("OBJECT_MISSING" in note for note in robbed.provenance.notes)
+    await painted_until(
+        client, wanted, lambda start: not isinstance(start, FromLatent) or start.latent != cached.latent
+    )
+
+
+async def painted_until(client: AsyncClient, wanted: ImageRequest, holds: Callable[[Start], bool]) -> Start:
+    """The cache is written and healed just after a picture was answered."""
+    async with asyncio.timeout(30):
+        while True:
+            start = (await client.generate(wanted)).provenance.route.start
+            if holds(start):
+                return start

@@ -199,6 +199,7 @@ def result_to_proto(result: AttemptResult) -> worker_pb.AttemptResult:
         model_digest=result.model_digest,
         worker_generation=result.worker_generation,
         notes=result.notes,
+        bad_donor_reason=result.bad_donor_reason,
     )
 
 
@@ -218,6 +219,7 @@ def result_from_proto(message: worker_pb.AttemptResult) -> AttemptResult:
         device_seconds=message.device_seconds,
         energy_joules=message.energy_joules if message.HasField("energy_joules") else None,
         notes=tuple(message.notes),
+        bad_donor_reason=message.bad_donor_reason,
     )
 
 

@@ -489,6 +489,7 @@ class AttemptResult(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     WORKER_GENERATION_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    BAD_DONOR_REASON_FIELD_NUMBER: _builtins.int
     image: _builtins.bytes
     width_px: _builtins.int
     height_px: _builtins.int
@@ -499,6 +500,10 @@ class AttemptResult(_message.Message):
     energy_joules: _builtins.float
     model_digest: _builtins.str
     worker_generation: _builtins.int
+    bad_donor_reason: _builtins.str
+    """Why the route's donor could not be used where that speaks against its object (missing, corrupt, no such latent): the gateway
+    should hear of it. Empty otherwise.
+    """
     @_builtins.property
     def attempt(self) -> _generation_pb2.Attempt: ...
     @_builtins.property
@@ -527,10 +532,11 @@ class AttemptResult(_message.Message):
         model_digest: _builtins.str = ...,
         worker_generation: _builtins.int = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
+        bad_donor_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules", "_final_latents", b"_final_latents", "attempt", b"attempt", "captured", b"captured", "energy_joules", b"energy_joules", "final_latents", b"final_latents"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules", "_final_latents", b"_final_latents", "attempt", b"attempt", "captured", b"captured", "device_seconds", b"device_seconds", "energy_joules", b"energy_joules", "final_latents", b"final_latents", "height_px", b"height_px", "image", b"image", "image_digest", b"image_digest", "model_digest", b"model_digest", "notes", b"notes", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "width_px", b"width_px", "worker_generation", b"worker_generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules", "_final_latents", b"_final_latents", "attempt", b"attempt", "bad_donor_reason", b"bad_donor_reason", "captured", b"captured", "device_seconds", b"device_seconds", "energy_joules", b"energy_joules", "final_latents", b"final_latents", "height_px", b"height_px", "image", b"image", "image_digest", b"image_digest", "model_digest", b"model_digest", "notes", b"notes", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "width_px", b"width_px", "worker_generation", b"worker_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__energy_joules: _TypeAlias = _typing.Literal["energy_joules"]  # noqa: Y015
     _WhichOneofArgType__energy_joules: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules"]  # noqa: Y015

@@ -121,6 +121,7 @@ async def test_a_missing_donor_costs_the_saving_and_not_the_picture(worker: Serv
     assert result.image == plain.image
     assert (result.steps_run, result.steps_saved) == (8, 0)
     assert result.notes[0].startswith("cache skipped: OBJECT_MISSING")
+    assert result.bad_donor_reason == "OBJECT_MISSING"
 
 
 async def test_a_corrupt_donor_is_told_apart_and_never_used(worker: Served) -> None:
@@ -133,6 +134,7 @@ async def test_a_corrupt_donor_is_told_apart_and_never_used(worker: Served) -> N
 
     assert result.image == plain.image
     assert result.notes[0].startswith("cache skipped: OBJECT_CORRUPT")
+    assert result.bad_donor_reason == "OBJECT_CORRUPT"
 
 
 @pytest.mark.parametrize("width_px", [32, 64])
@@ -153,6 +155,7 @@ async def test_a_noise_level_that_the_schedule_does_not_have_is_passed_over(work
     result = await result_of(execute(worker, attempt=attempt(2), start=replace(start, sigma=start.sigma * 1.2)))
 
     assert result.notes[0].startswith("cache skipped: NO_SUCH_LEVEL")
+    assert result.bad_donor_reason == ""
 
 
 async def test_a_store_that_went_away_costs_the_cache_and_not_the_picture(worker: Served) -> None:
