@@ -21,6 +21,7 @@ from pentimento.sdk.picture import Picture, provenance_as_json
 
 # What the contract can carry; the limits that count are the server's.
 INT64 = click.IntRange(-(2**63), 2**63 - 1)
+UINT64 = click.IntRange(0, 2**64 - 1)
 
 
 @click.command()
@@ -28,12 +29,10 @@ INT64 = click.IntRange(-(2**63), 2**63 - 1)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [picture-SEED.png]")
 @click.option("--negative-prompt", default="", help="what the picture should not show")
 @click.option("--model", default="", help="a name of `pentimento status`; the suite's default otherwise")
-@click.option("--steps", type=INT64, help="denoising steps")
+@click.option("--steps", type=INT64, metavar="N", help="denoising steps; the model's own otherwise")
 @click.option("--guidance-scale", type=float, help="weight of the prompt")
 @click.option("--scheduler", default="", help="ddim, euler, …; the model's own otherwise")
-@click.option(
-    "--seed", type=click.IntRange(0, 2**64 - 1), help="the same seed paints the same picture; drawn at random otherwise"
-)
+@click.option("--seed", type=UINT64, metavar="N", help="the same seed paints the same picture; random otherwise")
 @click.option("--size", metavar="WIDTHxHEIGHT", help="pixels, such as 64x64; the model's own otherwise")
 @click.option(
     "--init-image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="picture to start from"
