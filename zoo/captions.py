@@ -17,6 +17,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "ring": ("ring", "hoop", "donut"),
     "cross": ("cross", "plus sign"),
     "diamond": ("diamond", "rhombus"),
+    "moon": ("moon", "crescent"),
+    "arrow": ("arrow", "pointer"),
     "red": ("red", "scarlet", "crimson"),
     "orange": ("orange", "tangerine"),
     "yellow": ("yellow", "golden"),
@@ -32,10 +34,14 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "large": ("large", "big", "huge"),
     "flat": ("flat", "plain", "solid"),
     "outlined": ("outlined", "bordered", "line-drawn"),
-    "striped": ("striped", "hatched"),
+    "striped": ("striped", "stripy"),
+    "dotted": ("dotted", "spotted", "polka-dot"),
+    "crosshatched": ("crosshatched", "engraved"),
     "shaded": ("shaded", "glossy", "three-dimensional"),
     "left of": ("to the left of", "left of", "beside and left of"),
     "above": ("above", "over", "on top of"),
+    "in a row": ("in a row", "side by side", "from left to right"),
+    "in a column": ("in a column", "stacked", "from top to bottom"),
 }
 REVERSED = {"left of": ("to the right of", "right of"), "above": ("below", "under", "beneath")}
 BACKGROUND_PHRASES: dict[str, tuple[str, ...]] = {
@@ -47,6 +53,8 @@ BACKGROUND_PHRASES: dict[str, tuple[str, ...]] = {
     "meadow": ("in a meadow", "over green grass", "on a meadow background"),
     "stripes": ("on a striped background", "in front of stripes", "on beige stripes"),
     "checkerboard": ("on a checkerboard", "on a checkered background", "on a chequered floor"),
+    "bricks": ("on a brick wall", "in front of bricks", "against a wall of bricks"),
+    "night": ("at night", "under the stars", "on a starry night sky"),
 }
 PLACE_PHRASES: dict[str, tuple[str, ...]] = {
     place: (f"in the {place}", f"at the {place}", f"in the {place} corner" if " " in place else f"on the {place} side")
@@ -60,7 +68,7 @@ OPENINGS = ("", "", "", "a picture of ", "a drawing of ", "an image of ", "a pai
 
 # What a caption may say, in the order of label vectors: every attribute with its values.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "count": ("one", "two"),
+    "count": ("one", "two", "three"),
     "background": BACKGROUNDS,
     "style": STYLES,
     "place": tuple(PLACES),
@@ -71,7 +79,10 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "second_shape": SHAPES,
     "second_colour": tuple(COLOURS),
     "second_size": tuple(SIZES),
+    "third_shape": SHAPES,
+    "third_colour": tuple(COLOURS),
 }
+THINGS = ("", "second_", "third_")
 UNSAID = -100
 
 
@@ -83,13 +94,15 @@ class Caption:
 
 def attributes(scene: Scene) -> dict[str, str]:
     """The attributes a scene has, by name."""
-    found = {"count": ("one", "two")[len(scene.things) - 1], "background": scene.background, "style": scene.style}
+    found = {"count": ATTRIBUTES["count"][len(scene.things) - 1], "background": scene.background, "style": scene.style}
     if scene.place is not None:
         found["place"] = scene.place
     if scene.relation is not None:
         found["relation"] = scene.relation
-    for prefix, thing in zip(("", "second_"), scene.things, strict=False):
-        found |= {f"{prefix}shape": thing.shape, f"{prefix}colour": thing.colour, f"{prefix}size": thing.size}
+    for prefix, thing in zip(THINGS, scene.things, strict=False):
+        found |= {f"{prefix}shape": thing.shape, f"{prefix}colour": thing.colour}
+        if len(scene.things) < 3:  # three things are always small
+            found[f"{prefix}size"] = thing.size
     return found
 
 
@@ -108,8 +121,11 @@ def _article(phrase: str) -> str:
 
 def canonical_caption(scene: Scene) -> str:
     """Every attribute said, in its own word, in one form of sentence."""
-    things = [_article(f"{t.size} {scene.style} {t.colour} {t.shape}") for t in scene.things]
     behind = BACKGROUND_PHRASES[scene.background][0]
+    if len(scene.things) == 3:
+        row = [_article(f"{scene.style} {t.colour} {t.shape}") for t in scene.things]
+        return f"{row[0]}, {row[1]} and {row[2]} {scene.relation} {behind}"
+    things = [_article(f"{t.size} {scene.style} {t.colour} {t.shape}") for t in scene.things]
     if scene.relation is not None:
         return f"{things[0]} {SYNONYMS[scene.relation][0]} {things[1]} {behind}"
     return f"{things[0]} {PLACE_PHRASES[str(scene.place)][0]} {behind}"
@@ -131,9 +147,9 @@ class _Speaker:
         self.said.add(name)
         return self.pick(options)
 
-    def thing(self, thing: Thing, prefix: str, style: str) -> str:
+    def thing(self, thing: Thing, prefix: str, style: str, sized: bool = True) -> str:
         words = [
-            self.maybe(f"{prefix}size", SYNONYMS[thing.size]),
+            self.maybe(f"{prefix}size", SYNONYMS[thing.size]) if sized else "",
             self.maybe("style", SYNONYMS[style]) if style else "",
             self.maybe(f"{prefix}colour", SYNONYMS[thing.colour]),
             self.pick(SYNONYMS[thing.shape]),
@@ -145,10 +161,12 @@ class _Speaker:
 def natural_caption(scene: Scene, rng: np.random.Generator, keep: float = 0.88) -> Caption:
     """One of many ways of describing the scene; each attribute is left out with probability 1 - keep."""
     speaker = _Speaker(rng, keep)
-    apart = len(scene.things) == 2 or rng.random() < 0.25  # the style said once, at the end
+    apart = len(scene.things) > 1 or rng.random() < 0.25  # the style said once, at the end
     behind = speaker.maybe("background", BACKGROUND_PHRASES[scene.background])
     style = "" if apart else scene.style
-    if scene.relation is not None:
+    if len(scene.things) == 3:
+        body = _line(scene, speaker, rng)
+    elif len(scene.things) == 2:
         body = _pair(scene, speaker, rng)
     else:
         body = speaker.thing(scene.things[0], "", style)
@@ -170,3 +188,12 @@ def _pair(scene: Scene, speaker: _Speaker, rng: np.random.Generator) -> str:
     if rng.random() < 0.3:
         return f"{second} {speaker.pick(REVERSED[relation])} {first}"
     return f"{first} {speaker.pick(SYNONYMS[relation])} {second}"
+
+
+def _line(scene: Scene, speaker: _Speaker, rng: np.random.Generator) -> str:
+    first, second, third = (
+        speaker.thing(thing, prefix, "", sized=False) for prefix, thing in zip(THINGS, scene.things, strict=True)
+    )
+    speaker.said.add("relation")
+    manner = speaker.pick(SYNONYMS[str(scene.relation)])
+    return f"{first}, {second} and {third} {manner}" if rng.random() < 0.7 else f"{manner}: {first}, {second}, {third}"

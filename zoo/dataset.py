@@ -14,8 +14,10 @@ from transformers import CLIPTokenizer
 from zoo.captions import labels, natural_caption
 from zoo.scenes import draw, scene_at
 
-TRAIN_SEED, TRAIN_COUNT = 1, 48_000
+TRAIN_SEED, TRAIN_COUNT = 1, 40_000
 HELD_OUT_SEED = 2
+JUDGE_SEED, JUDGE_COUNT = 3, 24_000
+TREATED_SEED, TREATED_COUNT = 4, 3_000
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,13 @@ def tokenise(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
     return batch["input_ids"]
 
 
-def draw_many(seed: int, count: int, tokenizer: CLIPTokenizer) -> Drawings:
+def draw_many(
+    seed: int, count: int, tokenizer: CLIPTokenizer, held_out: bool | None = False, treatment: str | None = None
+) -> Drawings:
     images, coverages, texts, seen, said = [], [], [], [], []
     for index in range(count):
-        scene, rng = scene_at(seed, index)
-        picture, coverage = draw(scene)
+        scene, rng = scene_at(seed, index, held_out)
+        picture, coverage = draw(scene, treatment=treatment)
         caption = natural_caption(scene, rng)
         images.append((picture * 255.0 + 0.5).astype(np.uint8).transpose(2, 0, 1))
         coverages.append((coverage * 255.0 + 0.5).astype(np.uint8))
@@ -56,12 +60,23 @@ def draw_many(seed: int, count: int, tokenizer: CLIPTokenizer) -> Drawings:
     )
 
 
-def cached_drawings(work: Path, seed: int, count: int, tokenizer: CLIPTokenizer) -> Drawings:
-    path = work / f"drawings-{seed}-{count}.safetensors"
+def cached_drawings(
+    work: Path,
+    seed: int,
+    count: int,
+    tokenizer: CLIPTokenizer,
+    held_out: bool | None = False,
+    treatment: str | None = None,
+) -> Drawings:
+    """The drawings of a seed without held-out combinations, unless `held_out` says otherwise (see `scene_at`)."""
+    name = "-".join(["drawings", str(seed), str(count), *([treatment] if treatment else [])])
+    path = work / f"{name}.safetensors"
     if path.exists():
         return Drawings(**load_file(path))
-    drawings = draw_many(seed, count, tokenizer)
-    save_file({name: values.contiguous() for name, values in vars(drawings).items()}, path)
+    drawings = draw_many(seed, count, tokenizer, held_out, treatment)
+    partial = path.with_suffix(".partial")
+    save_file({name: values.contiguous() for name, values in vars(drawings).items()}, partial)
+    partial.replace(path)
     return drawings
 
 

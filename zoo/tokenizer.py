@@ -14,7 +14,7 @@ from transformers import CLIPTokenizer
 from zoo.captions import natural_caption
 from zoo.scenes import scene_at
 
-MAX_TOKENS = 48
+MAX_TOKENS = 40
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 END_OF_WORD = "</w>"
 WORDS = Regex(r"""'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+""")

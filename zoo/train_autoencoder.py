@@ -1,4 +1,8 @@
-"""The autoencoder: 32 px pictures to 8x8 latents of 8 channels of about unit variance, and back."""
+"""The autoencoder: 64 px pictures to 8x8 latents of 16 channels of about unit variance, and back.
+
+Half of its batches are crops around the things, where the detail is; one picture in eight is in a treatment that
+adapters will paint.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,29 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderTiny
 from torch import Tensor
+from torch.nn import functional
 
-from zoo.dataset import TRAIN_COUNT, TRAIN_SEED, as_pixels, cached_drawings
+from zoo.dataset import TRAIN_COUNT, TRAIN_SEED, TREATED_COUNT, TREATED_SEED, as_pixels, cached_drawings
+from zoo.scenes import IMAGE_SIZE, TREATMENTS
 from zoo.tokenizer import load_tokenizer
 from zoo.training import Plan, device, half_precision
 
-PLAN = Plan(steps=2400, peak_rate=1.5e-3, ema_decay=0.998)
-LATENT_CHANNELS = 8
-BATCH = 24
+PLAN = Plan(steps=6000, peak_rate=1.5e-3, ema_decay=0.998, checkpoint_every=500)
+LATENT_CHANNELS = 16
+DOWNSCALE = 8
+BATCH = 16
+CROP = 32
+TREATED = 0.125
 FOREGROUND_WEIGHT = 4.0
 LATENT_NOISE = 0.05
 
 
 def make_autoencoder() -> AutoencoderTiny:
     return AutoencoderTiny(
-        encoder_block_out_channels=(48, 48, 48),
-        decoder_block_out_channels=(48, 48, 48),
-        num_encoder_blocks=(0, 1, 2),
-        num_decoder_blocks=(3, 2, 1),
+        encoder_block_out_channels=(48, 48, 48, 48),
+        decoder_block_out_channels=(48, 48, 48, 48),
+        num_encoder_blocks=(0, 1, 2, 2),
+        num_decoder_blocks=(3, 2, 2, 0),
         latent_channels=LATENT_CHANNELS,
         scaling_factor=1.0,
     )
@@ -37,12 +46,37 @@ class AutoencoderPart:
         torch.manual_seed(seed)
         self.module = make_autoencoder().to(device(), memory_format=torch.channels_last)
         self.batch = batch
-        self.drawings = cached_drawings(work, TRAIN_SEED, count, load_tokenizer(work / "tokenizer"))
+        tokenizer = load_tokenizer(work / "tokenizer")
+        plain = cached_drawings(work, TRAIN_SEED, count, tokenizer)
+        treated_count = min(count, TREATED_COUNT)
+        treated = [cached_drawings(work, TREATED_SEED, treated_count, tokenizer, treatment=t) for t in TREATMENTS]
+        self.plain_count = len(plain)
+        self.images = torch.cat([plain.images, *(d.images for d in treated)])
+        self.coverage = torch.cat([plain.coverage, *(d.coverage for d in treated)])
+
+    def _pictures(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Whole pictures, or as many pixels in crops that fall where the things are."""
+        crops = bool(torch.rand((), generator=generator) < 0.5)
+        count = self.batch * (IMAGE_SIZE // CROP) ** 2 if crops else self.batch
+        rows = torch.randint(self.plain_count, (count,), generator=generator)
+        treated = torch.rand(count, generator=generator) < TREATED
+        others = torch.randint(self.plain_count, len(self.images), (count,), generator=generator)
+        rows = torch.where(treated, others, rows)
+        images, coverage = self.images[rows], self.coverage[rows]
+        if not crops:
+            return images, coverage
+        share = functional.avg_pool2d(coverage[:, None].float(), CROP, DOWNSCALE).flatten(1)
+        corners = torch.multinomial(share + 4.0, 1, generator=generator)[:, 0]
+        side = (IMAGE_SIZE - CROP) // DOWNSCALE + 1
+        tops, lefts = (corners // side * DOWNSCALE).tolist(), (corners % side * DOWNSCALE).tolist()
+        boxes = [(n, slice(t, t + CROP), slice(l, l + CROP)) for n, (t, l) in enumerate(zip(tops, lefts, strict=True))]
+        cut = torch.stack([images[n, :, down, across] for n, down, across in boxes])
+        return cut, torch.stack([coverage[box] for box in boxes])
 
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
-        rows = torch.randint(len(self.drawings), (self.batch,), generator=generator)
-        pixels = as_pixels(self.drawings.images[rows]).to(device())
-        weight = 1.0 + FOREGROUND_WEIGHT * (self.drawings.coverage[rows] > 0).float().to(device())
+        images, coverage = self._pictures(generator)
+        pixels = as_pixels(images).to(device())
+        weight = 1.0 + FOREGROUND_WEIGHT * (coverage > 0).float().to(device())
         weight = (weight / weight.mean())[:, None]
         with half_precision():
             latents = self.module.encoder(pixels.to(memory_format=torch.channels_last)).float()
@@ -54,10 +88,15 @@ class AutoencoderPart:
         # Whitens each channel, so that the stock pipeline's scaling factor is 1.
         spread = (latents.std(dim=(0, 2, 3)) - 1.0).square().mean() + latents.mean(dim=(0, 2, 3)).square().mean()
         figures = {
-            "psnr": float(10.0 * torch.log10(4.0 / error.detach().square().mean())),
+            "psnr": _decibels(error),
+            "foreground_psnr": _decibels(error.permute(0, 2, 3, 1)[coverage > 0]),
             "spread": float(spread.detach()),
         }
         return squared + 0.1 * absolute + 0.01 * spread, figures
+
+
+def _decibels(error: Tensor) -> float:
+    return float(10.0 * torch.log10(4.0 / error.detach().square().mean()))
 
 
 @torch.no_grad()

@@ -17,11 +17,11 @@ from torch.nn import functional
 
 from zoo.dataset import TRAIN_COUNT, TRAIN_SEED, cached_drawings, tokenise
 from zoo.tokenizer import load_tokenizer
-from zoo.train_autoencoder import LATENT_CHANNELS, encode_all, make_autoencoder
+from zoo.train_autoencoder import DOWNSCALE, LATENT_CHANNELS, encode_all, make_autoencoder
 from zoo.train_dual_encoder import WIDTH, TowersAndHeads
 from zoo.training import Plan, device, half_precision, load_trained
 
-HEAVY_PLAN = Plan(steps=3500, peak_rate=1.5e-3, warmup=150, ema_decay=0.998)
+HEAVY_PLAN = Plan(steps=6000, peak_rate=1.5e-3, warmup=150, ema_decay=0.998)
 LIGHT_PLAN = Plan(steps=4000, peak_rate=2.0e-3, warmup=150, ema_decay=0.998)
 LATENT_SIZE = 8
 BATCH = 64
@@ -35,7 +35,7 @@ def make_heavy() -> UNet2DConditionModel:
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
         layers_per_block=1,
-        block_out_channels=(64, 80),
+        block_out_channels=(64, 96),
         down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
         cross_attention_dim=WIDTH,
@@ -88,16 +88,17 @@ def _encode_texts(towers: TowersAndHeads, tokens: Tensor, batch: int = 512) -> T
     return torch.cat([chunk.to(torch.bfloat16).cpu() for chunk in chunks])
 
 
-def encode_drawings(work: Path, count: int) -> Encoded:
-    """The training set as the trained autoencoder and text tower see it."""
-    path = work / f"encoded-{TRAIN_SEED}-{count}.safetensors"
+def encode_drawings(work: Path, count: int, seed: int = TRAIN_SEED, treatment: str | None = None) -> Encoded:
+    """A set of drawings as the trained autoencoder and text tower see it."""
+    name = "-".join(["encoded", str(seed), str(count), *([treatment] if treatment else [])])
+    path = work / f"{name}.safetensors"
     if path.exists():
         return Encoded(**load_file(path))
     tokenizer = load_tokenizer(work / "tokenizer")
-    drawings = cached_drawings(work, TRAIN_SEED, count, tokenizer)
+    drawings = cached_drawings(work, seed, count, tokenizer, treatment=treatment)
     autoencoder = load_trained(make_autoencoder(), work / "autoencoder").to(device())
     towers = load_trained(TowersAndHeads(tokenizer), work / "dual-encoder").to(device())
-    coverage = functional.avg_pool2d(drawings.coverage[:, None].float() / 255.0, 32 // LATENT_SIZE)
+    coverage = functional.avg_pool2d(drawings.coverage[:, None].float() / 255.0, DOWNSCALE)
     weights = 1.0 + FOREGROUND_WEIGHT * (coverage > 0).float()
     encoded = Encoded(
         encode_all(autoencoder, drawings.images),
@@ -105,7 +106,9 @@ def encode_drawings(work: Path, count: int) -> Encoded:
         _encode_texts(towers, drawings.tokens),
         _encode_texts(towers, tokenise(tokenizer, [""])),
     )
-    save_file({name: values.contiguous() for name, values in vars(encoded).items()}, path)
+    partial = path.with_suffix(".partial")
+    save_file({name: values.contiguous() for name, values in vars(encoded).items()}, partial)
+    partial.replace(path)
     return encoded
 
 

@@ -19,7 +19,7 @@ from zoo.scenes import IMAGE_SIZE
 from zoo.tokenizer import MAX_TOKENS, load_tokenizer
 from zoo.training import Plan, device, half_precision
 
-PLAN = Plan(steps=1000, peak_rate=1.0e-3, ema_decay=0.995, weight_decay=0.05)
+PLAN = Plan(steps=1800, peak_rate=1.0e-3, ema_decay=0.995, weight_decay=0.05)
 BATCH = 96
 WIDTH = 128
 PROJECTION = 128
@@ -41,7 +41,7 @@ def make_dual_encoder(tokenizer: CLIPTokenizer) -> CLIPModel:
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    vision = tower | {"intermediate_size": 3 * WIDTH, "num_hidden_layers": 4, "image_size": IMAGE_SIZE, "patch_size": 4}
+    vision = tower | {"intermediate_size": 3 * WIDTH, "num_hidden_layers": 4, "image_size": IMAGE_SIZE, "patch_size": 8}
     return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=PROJECTION))
 
 

@@ -1,4 +1,7 @@
-"""The judge: reads the attributes off a picture, trained on drawings only and sharing no weight with the models."""
+"""The judge: reads the attributes off a picture, trained on drawings only and sharing no weight with the models.
+
+It has seen every combination, the held-out ones too: what it does not see was not painted.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from zoo.captions import ATTRIBUTES, UNSAID
-from zoo.dataset import TRAIN_COUNT, TRAIN_SEED, as_pixels, cached_drawings
+from zoo.dataset import JUDGE_COUNT, JUDGE_SEED, as_pixels, cached_drawings
 from zoo.tokenizer import load_tokenizer
 from zoo.training import Plan, device, half_precision
 
-PLAN = Plan(steps=700, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.02, checkpoint_every=500)
+PLAN = Plan(steps=1600, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.02, checkpoint_every=500)
 BATCH = 96
 PIXEL_NOISE = 0.15
 
@@ -25,8 +28,8 @@ class Judge(nn.Module):
         channels = (3, width, 2 * width, 3 * width, 4 * width)
         stages: list[nn.Module] = []
         for number, (before, after) in enumerate(pairwise(channels)):
-            stride = 1 if number == 0 else 2
-            stages += [nn.Conv2d(before, after, 3, stride, 1), nn.GroupNorm(8, after), nn.ReLU()]
+            kernel = 5 if number == 0 else 3
+            stages += [nn.Conv2d(before, after, kernel, 2, kernel // 2), nn.GroupNorm(8, after), nn.ReLU()]
             if number > 0:
                 stages += [nn.Conv2d(after, after, 3, 1, 1), nn.GroupNorm(8, after), nn.ReLU()]
         self.body = nn.Sequential(*stages, nn.Flatten(), nn.Linear(4 * width * 16, 256), nn.ReLU())
@@ -40,11 +43,13 @@ class Judge(nn.Module):
 class JudgePart:
     name = "judge"
 
-    def __init__(self, work: Path, seed: int = 0, count: int = TRAIN_COUNT, batch: int = BATCH) -> None:
+    def __init__(self, work: Path, seed: int = 0, count: int = JUDGE_COUNT, batch: int = BATCH) -> None:
         torch.manual_seed(seed + 77)
         self.module = Judge().to(device())
         self.batch = batch
-        self.drawings = cached_drawings(work, TRAIN_SEED, count, load_tokenizer(work / "tokenizer"))
+        self.drawings = cached_drawings(
+            work, JUDGE_SEED, count, load_tokenizer(work / "tokenizer"), held_out=None
+        )
 
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
         rows = torch.randint(len(self.drawings), (self.batch,), generator=generator)
@@ -66,9 +71,9 @@ class JudgePart:
 
 @torch.no_grad()
 def attribute_scores(judge: Judge, pixels: Tensor, wanted: Tensor) -> dict[str, float]:
-    """How often the judge sees each attribute that was asked for; the second thing's count with the first's."""
+    """How often the judge sees each attribute that was asked for; the other things' count with the first's."""
     right: dict[str, list[Tensor]] = {}
     for column, (name, logits) in enumerate(judge(pixels).items()):
         said = wanted[:, column] != UNSAID
-        right.setdefault(name.removeprefix("second_"), []).append((logits.argmax(dim=1) == wanted[:, column])[said])
+        right.setdefault(name.split("_")[-1], []).append((logits.argmax(dim=1) == wanted[:, column])[said])
     return {name: float(torch.cat(parts).float().mean()) for name, parts in right.items()}
