@@ -1,4 +1,4 @@
-"""The autoencoder: 64 px pictures to 8x8 latents of 16 channels of about unit variance, and back.
+"""The autoencoder: 64 px pictures to 16x16 latents of 8 channels of about unit variance, and back.
 
 Half of its batches are crops around the things, where the detail is; one picture in eight is in a treatment that
 adapters will paint.
@@ -18,11 +18,11 @@ from zoo.scenes import IMAGE_SIZE, TREATMENTS
 from zoo.tokenizer import load_tokenizer
 from zoo.training import Plan, device, half_precision
 
-PLAN = Plan(steps=6000, peak_rate=1.5e-3, ema_decay=0.998, checkpoint_every=500)
-LATENT_CHANNELS = 16
-DOWNSCALE = 8
+PLAN = Plan(steps=4500, peak_rate=1.5e-3, ema_decay=0.998, checkpoint_every=500)
+LATENT_CHANNELS = 8
+DOWNSCALE = 4
 BATCH = 16
-CROP = 32
+CROP, GRID = 32, 8  # pixels a side, and what crops begin at multiples of
 TREATED = 0.125
 FOREGROUND_WEIGHT = 4.0
 LATENT_NOISE = 0.05
@@ -30,10 +30,10 @@ LATENT_NOISE = 0.05
 
 def make_autoencoder() -> AutoencoderTiny:
     return AutoencoderTiny(
-        encoder_block_out_channels=(48, 48, 48, 48),
-        decoder_block_out_channels=(48, 48, 48, 48),
-        num_encoder_blocks=(0, 1, 2, 2),
-        num_decoder_blocks=(3, 2, 2, 0),
+        encoder_block_out_channels=(48, 48, 48),
+        decoder_block_out_channels=(48, 48, 48),
+        num_encoder_blocks=(0, 2, 2),
+        num_decoder_blocks=(3, 2, 0),
         latent_channels=LATENT_CHANNELS,
         scaling_factor=1.0,
     )
@@ -65,10 +65,10 @@ class AutoencoderPart:
         images, coverage = self.images[rows], self.coverage[rows]
         if not crops:
             return images, coverage
-        share = functional.avg_pool2d(coverage[:, None].float(), CROP, DOWNSCALE).flatten(1)
+        share = functional.avg_pool2d(coverage[:, None].float(), CROP, GRID).flatten(1)
         corners = torch.multinomial(share + 4.0, 1, generator=generator)[:, 0]
-        side = (IMAGE_SIZE - CROP) // DOWNSCALE + 1
-        tops, lefts = (corners // side * DOWNSCALE).tolist(), (corners % side * DOWNSCALE).tolist()
+        side = (IMAGE_SIZE - CROP) // GRID + 1
+        tops, lefts = (corners // side * GRID).tolist(), (corners % side * GRID).tolist()
         boxes = [(n, slice(t, t + CROP), slice(l, l + CROP)) for n, (t, l) in enumerate(zip(tops, lefts, strict=True))]
         cut = torch.stack([images[n, :, down, across] for n, down, across in boxes])
         return cut, torch.stack([coverage[box] for box in boxes])

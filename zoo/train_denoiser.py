@@ -23,7 +23,7 @@ from zoo.training import Plan, device, half_precision, load_trained
 
 HEAVY_PLAN = Plan(steps=6000, peak_rate=1.5e-3, warmup=150, ema_decay=0.998)
 LIGHT_PLAN = Plan(steps=4000, peak_rate=2.0e-3, warmup=150, ema_decay=0.998)
-LATENT_SIZE = 8
+LATENT_SIZE = 16
 BATCH = 64
 CAPTION_DROPOUT = 0.1
 FOREGROUND_WEIGHT = 2.0
@@ -35,9 +35,9 @@ def make_heavy() -> UNet2DConditionModel:
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
         layers_per_block=1,
-        block_out_channels=(64, 96),
-        down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+        block_out_channels=(32, 64, 96),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
         cross_attention_dim=WIDTH,
         attention_head_dim=4,
         norm_num_groups=8,
@@ -50,9 +50,9 @@ def make_light() -> UNet2DConditionModel:
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
         layers_per_block=1,
-        block_out_channels=(32, 40),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        block_out_channels=(16, 32, 48),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
         cross_attention_dim=WIDTH,
         attention_head_dim=4,
         norm_num_groups=8,
@@ -114,6 +114,7 @@ def encode_drawings(work: Path, count: int, seed: int = TRAIN_SEED, treatment: s
 
 class DenoiserPart:
     name: str
+    caption_dropout = CAPTION_DROPOUT
 
     def __init__(self, unet: UNet2DConditionModel, encoded: Encoded, batch: int = BATCH) -> None:
         self.module = unet.to(device())
@@ -124,7 +125,7 @@ class DenoiserPart:
         data, size = self.encoded, self.batch
         rows = torch.randint(len(data.latents), (size,), generator=generator)
         clean = data.latents[rows]
-        dropped = torch.rand((size, 1, 1), generator=generator) < CAPTION_DROPOUT
+        dropped = torch.rand((size, 1, 1), generator=generator) < self.caption_dropout
         states = torch.where(dropped, data.empty, data.states[rows]).float()
         # One timestep from each of `size` equal stretches: less noise in the loss than independent ones.
         stretches = torch.arange(size) + torch.rand(size, generator=generator)
@@ -135,12 +136,16 @@ class DenoiserPart:
         noisy, wanted = signal * clean + spread * noise, signal * noise - spread * clean
         where = device()
         with half_precision():
-            found = self.module(noisy.to(where), timesteps.to(where), states.to(where), return_dict=False)[0]
+            found = self._predict(noisy.to(where), timesteps.to(where), states.to(where), rows)
         squared = (found.float() - wanted.to(where)).square() * data.weights[rows].to(where)
         middle = squared.detach().mean(dim=(1, 2, 3))
         third = size // 3
         figures = {"clean_third": middle[:third].mean(), "noisy_third": middle[-third:].mean()}
         return squared.mean(), {name: float(value) for name, value in figures.items()}
+
+    def _predict(self, noisy: Tensor, timesteps: Tensor, states: Tensor, rows: Tensor) -> Tensor:
+        """The velocity found; `rows` are the drawings the batch was made from."""
+        return self.module(noisy, timesteps, states, return_dict=False)[0]
 
 
 class HeavyPart(DenoiserPart):
