@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.families.model import DenoiserInput, DiffusionModel
+from pentimento.diffusion.families.model import Conditioning, DenoiserInput, DiffusionModel, is_guided
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.diffusion.schedulers import SamplerState, Schedule, make_schedule
 from pentimento.domain.generation import GenerationSpec
@@ -62,7 +62,7 @@ class Painting:
     request: PaintingRequest
     schedule: Schedule
     state: SamplerState
-    text_states: Tensor
+    conditioning: Conditioning
     rows: Tensor
     generator: torch.Generator
     predicted_clean: Tensor | None = None
@@ -71,11 +71,6 @@ class Painting:
     @property
     def done(self) -> bool:
         return self.state.step_index >= self.schedule.step_count
-
-
-def is_guided(spec: GenerationSpec) -> bool:
-    """Whether classifier-free guidance runs, by diffusers' rule."""
-    return spec.guidance_scale > 1.0
 
 
 def schedule_for(model: DiffusionModel, spec: GenerationSpec) -> Schedule:
@@ -96,12 +91,12 @@ def prepare(model: DiffusionModel, prompts: PromptMemo, request: PaintingRequest
     schedule = schedule_for(model, spec)
     generator = torch.Generator("cpu").manual_seed(spec.seed)
     prompt = prompts.encode(spec.prompt)
-    texts = [prompts.encode(spec.negative_prompt), prompt] if is_guided(spec) else [prompt]
-    text_states = torch.cat([text.states for text in texts])
+    texts = [prompts.encode(spec.negative_prompt, negative=True), prompt] if is_guided(spec) else [prompt]
+    conditioning = Conditioning.concatenate([model.conditioning(text, spec.width_px, spec.height_px) for text in texts])
     state = _initial_state(model, schedule, request, generator)
     rows = state.latent.new_empty((len(texts), *state.latent.shape[1:]), dtype=model.dtype)
     truncated = any(text.truncated for text in texts)
-    return Painting(request, schedule, state, text_states, rows, generator, prompt_truncated=truncated)
+    return Painting(request, schedule, state, conditioning, rows, generator, prompt_truncated=truncated)
 
 
 def _initial_state(
@@ -127,7 +122,7 @@ def denoise_step(model: DiffusionModel, painting: Painting) -> None:
     """One step of one picture: predict for its rows (unconditional first), guide, advance."""
     schedule, state, rows = painting.schedule, painting.state, painting.rows
     schedule.fill_model_input(state, rows)
-    prediction = model.predict(DenoiserInput(rows, schedule.timesteps[state.step_index], painting.text_states))
+    prediction = model.predict(DenoiserInput(rows, schedule.timesteps[state.step_index], painting.conditioning))
     if rows.shape[0] == 2:
         unconditional, conditional = prediction.chunk(2)
         prediction = unconditional + painting.request.spec.guidance_scale * (conditional - unconditional)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, CheckpointDigests, read_json_object
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
-from pentimento.diffusion.families.model import DenoiserInput, ModelInfo, PromptStates
+from pentimento.diffusion.families.model import Conditioning, DenoiserInput, ModelInfo, PromptStates
 from pentimento.diffusion.schedulers import (
     SUPPORTED_SCHEDULERS,
     SchedulerConfig,
@@ -96,21 +96,24 @@ class StableDiffusion:
         factor = self._vae_scale_factor
         return (1, self._unet.config.in_channels, height_px // factor, width_px // factor)
 
-    def encode_prompt(self, prompt: str) -> PromptStates:
+    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
         limit = self._tokenizer.model_max_length
         token_count = len(self._tokenizer(prompt, verbose=False).input_ids)
         tokens = self._tokenizer(prompt, padding="max_length", max_length=limit, truncation=True, return_tensors="pt")
         masked = getattr(self._text_encoder.config, "use_attention_mask", False)
         mask = tokens.attention_mask.to(self.device) if masked else None
         states = self._text_encoder(tokens.input_ids.to(self.device), attention_mask=mask)[0]
-        return PromptStates(states.to(self.dtype), truncated=token_count > limit)
+        return PromptStates(Conditioning(states.to(self.dtype)), truncated=token_count > limit)
+
+    def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
+        return prompt.conditioning
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         residuals = inputs.residuals
         prediction: Tensor = self._unet(
             inputs.latents,
             inputs.timesteps,
-            encoder_hidden_states=inputs.text_states,
+            encoder_hidden_states=inputs.conditioning.states,
             down_block_additional_residuals=residuals.down_block_residuals if residuals else None,
             mid_block_additional_residual=residuals.mid_block_residual if residuals else None,
             return_dict=False,

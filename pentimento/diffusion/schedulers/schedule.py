@@ -11,10 +11,12 @@ from pentimento.domain.generation import Scheduler
 
 @dataclass(frozen=True)
 class SamplerState:
-    """A picture in the making: its latent (1, channels, height, width) before step `step_index`."""
+    """A picture in the making: its latent (1, channels, height, width) before step `step_index`, and for multistep
+    samplers the clean latent predicted one step earlier, None after a start."""
 
     latent: Tensor
     step_index: int
+    previous_clean: Tensor | None = None
 
 
 class Schedule(Protocol):

@@ -217,7 +217,7 @@ def test_half_precision_weights_are_computed_in_full(checkpoint: Path, tmp_path:
     model = load_model(write_checkpoint(tmp_path / "half", half=True), torch.device("cpu"), torch.float32)
 
     with torch.inference_mode():
-        assert model.encode_prompt("a cat").states.dtype == torch.float32
+        assert model.encode_prompt("a cat").conditioning.states.dtype == torch.float32
 
 
 def test_a_variant_stored_alone_is_found(copy: Path) -> None:

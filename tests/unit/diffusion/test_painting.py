@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.families import ControlResiduals, DenoiserInput, DiffusionModel
+from pentimento.diffusion.families import Conditioning, ControlResiduals, DenoiserInput, DiffusionModel
 from pentimento.diffusion.latents import latent_from_bytes, latent_to_bytes
 from pentimento.diffusion.painting import (
     ImageStart,
@@ -96,14 +96,14 @@ def test_more_steps_than_the_training_schedule_has_are_refused(model: DiffusionM
 
 
 def test_residuals_of_a_controlnet_reach_the_decoder_of_the_unet(model: DiffusionModel) -> None:
-    latents, text_states = torch.randn(2, 4, 8, 8), torch.randn(2, 16, 16)
+    latents, texts = torch.randn(2, 4, 8, 8), Conditioning(torch.randn(2, 16, 16))
     shapes = [(2, 16, 8, 8), (2, 16, 8, 8), (2, 16, 4, 4), (2, 32, 4, 4)]
     zero = ControlResiduals(tuple(torch.zeros(shape) for shape in shapes), torch.zeros(2, 32, 4, 4))
     one = ControlResiduals(tuple(torch.ones(shape) for shape in shapes), torch.ones(2, 32, 4, 4))
     timestep = torch.tensor(500)
     with torch.inference_mode():
         plain, with_zero, with_one = (
-            model.predict(DenoiserInput(latents, timestep, text_states, residuals)) for residuals in (None, zero, one)
+            model.predict(DenoiserInput(latents, timestep, texts, residuals)) for residuals in (None, zero, one)
         )
 
     assert torch.equal(plain, with_zero)
@@ -111,9 +111,9 @@ def test_residuals_of_a_controlnet_reach_the_decoder_of_the_unet(model: Diffusio
 
 
 def test_rows_may_be_at_different_timesteps(model: DiffusionModel) -> None:
-    latents, text_states = torch.randn(2, 4, 8, 8), torch.randn(2, 16, 16)
+    latents, texts = torch.randn(2, 4, 8, 8), Conditioning(torch.randn(2, 16, 16))
     with torch.inference_mode():
-        together = model.predict(DenoiserInput(latents, torch.tensor([900, 100]), text_states))
-        alone = model.predict(DenoiserInput(latents[1:], torch.tensor([100]), text_states[1:]))
+        together = model.predict(DenoiserInput(latents, torch.tensor([900, 100]), texts))
+        alone = model.predict(DenoiserInput(latents[1:], torch.tensor([100]), Conditioning(texts.states[1:])))
 
     torch.testing.assert_close(together[1:], alone, rtol=0, atol=1e-4)
