@@ -13,7 +13,8 @@ from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a loaded model is and takes; sizes in pixels. `schedulers` begins with the checkpoint's own."""
+    """What a loaded model is and takes; sizes in pixels. `schedulers` begins with the checkpoint's own;
+    `longest_side_px` is None where any size goes."""
 
     family: str
     model_digest: str
@@ -26,6 +27,7 @@ class ModelInfo:
     size_multiple_px: int
     schedulers: tuple[Scheduler, ...]
     train_step_count: int
+    longest_side_px: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def _concatenate_optional(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 @dataclass(frozen=True)
 class PromptStates:
-    """A prompt as the text encoders see it: one row, still without `sizes`; `truncated` when it was too long for them."""
+    """A prompt as the text encoders see it, one row still without `sizes`; `truncated` when all had to cut it off."""
 
     conditioning: Conditioning
     truncated: bool
@@ -128,6 +130,11 @@ class DiffusionModel(Protocol):
 
     @property
     def dtype(self) -> torch.dtype: ...
+
+    @property
+    def denoiser(self) -> torch.nn.Module:
+        """The network behind `predict`, for what works on its layers: compilation, adapters."""
+        ...
 
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig: ...
 

@@ -153,7 +153,7 @@ def test_code_beside_the_weights_is_not_run(copy: Path, tmp_path: Path) -> None:
         ("unet/config.json", {"time_cond_proj_dim": 256}, "time_cond_proj_dim"),
         ("unet/config.json", {"addition_embed_type": "text_time"}, "addition_embed_type"),
         ("scheduler/scheduler_config.json", {"thresholding": True}, "thresholding"),
-        ("scheduler/scheduler_config.json", {"use_karras_sigmas": True}, "use_karras_sigmas"),
+        ("scheduler/scheduler_config.json", {"variance_type": "learned_range"}, "variance_type='learned_range'"),
         ("scheduler/scheduler_config.json", {"prediction_type": "flow"}, "prediction_type='flow'"),
         ("scheduler/scheduler_config.json", {"some_new_key": 1}, "some_new_key"),
         ("scheduler/scheduler_config.json", {"timestep_spacing": "log"}, "timestep_spacing='log'"),
