@@ -60,7 +60,7 @@ protos: $(DEV_READY) ## regenerate the code of the contracts
 client-wheel: $(DEV_READY) ## dist/pentimento_protos-*.whl: the contracts alone, for clients in Python
 	$(BIN)/python scripts/build_client_wheel.py
 
-BENCHMARKS := golden_diffusers overhead cold_start kill_one
+BENCHMARKS := golden_families overhead cold_start kill_one
 
 bench: $(DEV_READY) ## every figure, written to benchmarks/results (needs an otherwise idle machine)
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name $(BENCH_ARGS) || short="$$short $$name"; done; \
