@@ -18,7 +18,7 @@ from pentimento.diffusion.painting import (
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.diffusion.schedulers import nearest_step
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import GenerationSpec, Scheduler
+from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler
 from tests.unit.diffusion.specs import SPEC, paint, run_steps, spec_with
 
 
@@ -81,7 +81,12 @@ def test_an_image_start_spends_only_the_remaining_steps(model: DiffusionModel) -
 
 @pytest.mark.parametrize(("strength", "first"), [(1.0, 0), (0.5, 4), (0.49, 5), (0.125, 7)])
 def test_strength_leaves_the_steps_that_diffusers_leaves(strength: float, first: int) -> None:
-    assert first_img2img_step(8, strength) == first
+    assert first_img2img_step(8, strength, NoiseForm.VARIANCE_PRESERVING) == first
+
+
+@pytest.mark.parametrize(("strength", "first"), [(1.0, 0), (0.5, 4), (0.49, 4), (0.125, 7)])
+def test_a_flow_rounds_the_steps_that_are_left_up(strength: float, first: int) -> None:
+    assert first_img2img_step(8, strength, NoiseForm.FLOW_MATCHING) == first
 
 
 def test_a_seed_fixes_every_draw_of_a_stochastic_sampler(model: DiffusionModel) -> None:
