@@ -101,7 +101,7 @@ class StableDiffusion3:
                 timestep=inputs.timesteps.expand(inputs.latents.shape[0]),
                 encoder_hidden_states=inputs.conditioning.states,
                 pooled_projections=inputs.conditioning.pooled,
-                block_controlnet_hidden_states=list(residuals.block_residuals) if residuals else None,
+                block_controlnet_hidden_states=(list(residuals.block_residuals) or None) if residuals else None,
                 return_dict=False,
             )[0]
         return prediction

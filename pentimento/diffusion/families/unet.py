@@ -28,7 +28,7 @@ def predict_with_unet(unet: Any, inputs: DenoiserInput, added: dict[str, Tensor]
             inputs.timesteps,
             encoder_hidden_states=inputs.conditioning.states,
             added_cond_kwargs=added,
-            down_block_additional_residuals=residuals.down_block_residuals if residuals else None,
+            down_block_additional_residuals=(residuals.down_block_residuals or None) if residuals else None,
             mid_block_additional_residual=residuals.mid_block_residual if residuals else None,
             return_dict=False,
         )[0]
