@@ -40,6 +40,16 @@ def test_a_resumed_ddim_latent_gives_the_bits_of_the_uninterrupted_run(model: Di
 
 
 @pytest.mark.parametrize("step", [1, 3, 7])
+def test_a_resumed_flow_gives_the_bits_of_the_uninterrupted_run(flow_model: DiffusionModel, step: int) -> None:
+    spec = spec_with(scheduler=Scheduler.FLOW_MATCH_EULER)
+    whole = paint(flow_model, PaintingRequest(spec, NoiseStart()))
+
+    resumed = paint(flow_model, PaintingRequest(spec, LatentStart(stored_latent(flow_model, spec, step), step)))
+
+    assert torch.equal(resumed, whole)
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
 def test_a_resumed_euler_latent_stays_within_the_stated_tolerance(model: DiffusionModel, step: int) -> None:
     spec = spec_with(scheduler=Scheduler.EULER)
     whole = paint(model, PaintingRequest(spec, NoiseStart()))
@@ -47,6 +57,42 @@ def test_a_resumed_euler_latent_stays_within_the_stated_tolerance(model: Diffusi
     resumed = paint(model, PaintingRequest(spec, LatentStart(stored_latent(model, spec, step), step)))
 
     assert (resumed - whole).abs().max() <= 1e-4
+
+
+def test_a_resumed_multistep_sampler_differs_by_its_first_order_step_alone(xl_model: DiffusionModel) -> None:
+    spec = spec_with(scheduler=Scheduler.DPM_SOLVER_PP_2M, num_inference_steps=20)
+    whole = paint(xl_model, PaintingRequest(spec, NoiseStart()))
+
+    resumed = paint(xl_model, PaintingRequest(spec, LatentStart(stored_latent(xl_model, spec, 10), 10)))
+
+    assert not torch.equal(resumed, whole)
+    assert (resumed - whole).abs().max() <= 0.1
+
+
+@pytest.mark.parametrize("step", [0, 2, 5])
+def test_an_image_is_re_noised_in_its_models_form(any_model: DiffusionModel, step: int) -> None:
+    pixels = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    for scheduler in any_model.info.schedulers:
+        spec = spec_with(scheduler=scheduler)
+        painting = prepare(any_model, PromptMemo(any_model, 8), PaintingRequest(spec, ImageStart(pixels, step)))
+        generator = torch.Generator().manual_seed(spec.seed)
+        with torch.inference_mode():
+            clean = any_model.encode_image(pixels, generator)
+        noise = torch.randn(clean.shape, generator=generator)
+
+        expected = re_noised(any_model.info.noise_form, clean, noise, painting.schedule.sigmas[step])
+
+        stored = painting.schedule.to_variance_preserving(painting.state)
+        torch.testing.assert_close(stored, expected, rtol=0, atol=1e-5)
+
+
+def re_noised(form: NoiseForm, clean: Tensor, noise: Tensor, noise_to_signal: float) -> Tensor:
+    """MoDM's equation 2, and its DDPM form, from the ratio of noise to signal; infinite at the start of a flow."""
+    if form is NoiseForm.FLOW_MATCHING:
+        sigma = 1.0 - 1.0 / (1.0 + noise_to_signal)
+        return sigma * noise + (1.0 - sigma) * clean
+    abar = 1.0 / (1.0 + noise_to_signal**2)
+    return float(abar**0.5) * clean + float((1.0 - abar) ** 0.5) * noise
 
 
 def test_a_resumed_latent_is_finished_under_the_new_prompt(model: DiffusionModel) -> None:
