@@ -1,6 +1,7 @@
 """Components of a checked checkpoint through the stock loaders of diffusers and transformers: local files, safetensors
 only, no code from the directory."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,10 @@ _TOKENIZERS = {
     "T5Tokenizer": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),
     "T5TokenizerFast": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),
 }
+# What a pipeline's constructor may ask for and is told not to expect.
+_OPTIONAL_IN_PIPELINES = frozenset(
+    {"safety_checker", "feature_extractor", "image_encoder", "text_encoder_3", "tokenizer_3"}
+)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -60,7 +65,7 @@ def _refusing(what: str) -> Iterator[None]:
         yield
     except BadCheckpoint:
         raise
-    except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError) as error:
+    except Exception as error:
         first_line = str(error).strip().partition("\n")[0]
         raise BadCheckpoint(f"{what} does not load: {first_line}") from None
 
@@ -104,7 +109,10 @@ def _load_single_file(checkpoint: Checkpoint, path: Path, dtype: torch.dtype) ->
     configurations beside the file stand for those that diffusers would fetch from a hub."""
     import diffusers
 
-    unused = {name: None for name in ("safety_checker", "feature_extractor", "image_encoder")}
     pipeline_class = getattr(diffusers, checkpoint.pipeline_class)
+    absent = {name: None for name in _OPTIONAL_IN_PIPELINES - checkpoint.components.keys()}
+    taken = inspect.signature(pipeline_class.__init__).parameters
     options = {"config": str(checkpoint.directory), "local_files_only": True, "torch_dtype": dtype}
-    return pipeline_class.from_single_file(str(path), **options, **unused)
+    return pipeline_class.from_single_file(
+        str(path), **options, **{name: value for name, value in absent.items() if name in taken}
+    )
