@@ -73,7 +73,8 @@ class SizeProfile:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """Of one model, device, precision and way of running (`execution`: eager, compile or graphs)."""
+    """Of one model, device, precision and way of running (`execution`: off, compile or graphs, as `--compile` says).
+    Memory in use once the model was loaded, and all there is; None where that is not known."""
 
     model: str
     model_digest: str
@@ -85,7 +86,7 @@ class ModelProfile:
     sizes: tuple[SizeProfile, ...]
     batches: tuple[BatchProfile, ...]
     device_memory_bytes: int | None = None
-    weights_bytes: int | None = None
+    idle_memory_bytes: int | None = None
     build_version: str = ""
     measured_at: str = ""
 
@@ -131,7 +132,7 @@ def profile_from_json(text: str) -> ModelProfile:
         sizes=tuple(_size(entry) for entry in fields.entries("sizes")),
         batches=tuple(_batch(entry) for entry in fields.entries("batches")),
         device_memory_bytes=fields.count_or_none("device_memory_bytes"),
-        weights_bytes=fields.count_or_none("weights_bytes"),
+        idle_memory_bytes=fields.count_or_none("idle_memory_bytes"),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -54,12 +54,11 @@ class CompiledDenoiser:
     next warm batch size; any other runs eagerly, so that no request ever waits for a compiler. Weights stay inputs of
     the graphs (nothing is frozen or prepacked): a patched weight is seen. Residuals and adapters run eagerly."""
 
-    def __init__(self, model: DiffusionModel, mode: CompileMode, backend: str = "inductor") -> None:
+    def __init__(self, model: DiffusionModel, mode: CompileMode, compiler: Callable[..., Any] = torch.compile) -> None:
         torch._dynamo.config.recompile_limit = MAX_GRAPHS
         self._model = model
         self._keeps_output = mode is CompileMode.GRAPHS
-        torch_mode = _TORCH_MODES[mode] if backend == "inductor" else None
-        self._forward = torch.compile(_forward_of(model), dynamic=False, mode=torch_mode, backend=backend)
+        self._forward = compiler(_forward_of(model), dynamic=False, mode=_TORCH_MODES[mode])
         self._sizes: dict[BatchKey, tuple[int, ...]] = {}
         self._shapes: set[torch.Size] = set()
 
@@ -71,10 +70,14 @@ class CompiledDenoiser:
             for _ in range(3):  # CUDA graphs: a warm-up, the recording, a replay
                 self._run(inputs)
             self._shapes.add(inputs.latents.shape)
-            self._sizes[key] = (*self._sizes.get(key, ()), size)
+            self._sizes[key] = (*self.sizes(key), size)
+
+    def sizes(self, key: BatchKey) -> tuple[int, ...]:
+        """The batch sizes that run compiled, ascending."""
+        return self._sizes.get(key, ())
 
     def padded(self, key: BatchKey, request_count: int) -> int:
-        return next((size for size in self._sizes.get(key, ()) if size >= request_count), request_count)
+        return next((size for size in self.sizes(key) if size >= request_count), request_count)
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         if inputs.residuals is not None or inputs.adapters is not None or inputs.latents.shape not in self._shapes:

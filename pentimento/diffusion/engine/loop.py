@@ -203,7 +203,7 @@ class StepLoop:
         parts = prediction.split(jobs[0].begun.row_count)
         for job, rows, finite in zip(jobs, parts, forward.finite, strict=False):  # padding comes last
             if finite:
-                self._guard(job, lambda job, rows=rows: take_step(self._model, job.begun, rows))
+                self._guard(job, partial(self._take_step, rows))
             else:
                 self._fail(job.number, not_finite())
         seconds = self._monotonic() - forward.began_at
@@ -212,6 +212,9 @@ class StepLoop:
             job.device_s += seconds / len(jobs)
             if job.running:
                 self._guard(job, self._tell)
+
+    def _take_step(self, rows: Tensor, job: Job) -> None:
+        take_step(self._model, job.begun, rows)
 
     def _tell(self, job: Job) -> None:
         job.tell_step()

@@ -8,7 +8,7 @@ Batches are compatible groups: the most urgent request chooses the group, the ne
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 Urgency = tuple[float, int]
 
@@ -33,7 +33,6 @@ class Candidate(Protocol):
 
 
 C = TypeVar("C", bound=Candidate)
-K = TypeVar("K", bound=Hashable)
 
 
 def due_at(arrived_at: float, deadline: float | None, patience_s: float) -> float:
@@ -42,7 +41,7 @@ def due_at(arrived_at: float, deadline: float | None, patience_s: float) -> floa
     return ages_at if deadline is None else min(deadline, ages_at)
 
 
-def choose_batch(candidates: Sequence[C], limit_of: Callable[[Hashable], int], *, preempt: bool) -> list[C]:
+def choose_batch(candidates: Sequence[C], limit_of: Callable[[Any], int], *, preempt: bool) -> list[C]:
     """The requests of the next forward pass, most urgent first: equal keys, at most `limit_of(key)` >= 1 of them.
 
     With `preempt` the most urgent run, whoever ran before. Without, whoever has begun goes on to its end, and nobody

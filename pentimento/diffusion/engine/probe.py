@@ -1,6 +1,7 @@
 """What a forward pass takes before anybody asks for one: inputs shaped as real ones, and the memory they need."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -41,7 +42,7 @@ def _points(
         rows = size * rows_of(key)
         try:
             inputs = example_input(model, key, rows)
-            peak = peak_bytes_of(model.device, lambda inputs=inputs: predict(inputs))
+            peak = peak_bytes_of(model.device, partial(predict, inputs))
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 return

@@ -22,11 +22,17 @@ def stack_residuals(
     def stack(pick: Callable[[ControlResiduals], Tensor]) -> Tensor:
         return _stack([pick(part) if part else None for part in parts], pick(example), rows_each, row_count)
 
+    def down(index: int) -> Tensor:
+        return stack(lambda part: part.down_block_residuals[index])
+
+    def block(index: int) -> Tensor:
+        return stack(lambda part: part.block_residuals[index])
+
     mid = stack(lambda part: _present(part.mid_block_residual)) if example.mid_block_residual is not None else None
     return ControlResiduals(
-        tuple(stack(lambda part, i=i: part.down_block_residuals[i]) for i in range(len(example.down_block_residuals))),
+        tuple(down(index) for index in range(len(example.down_block_residuals))),
         mid,
-        tuple(stack(lambda part, i=i: part.block_residuals[i]) for i in range(len(example.block_residuals))),
+        tuple(block(index) for index in range(len(example.block_residuals))),
     )
 
 

@@ -104,7 +104,7 @@ def edited(path: list[Any], value: Any) -> str:
         (["batches", 0, "steps", 0, "mean_s"], float("nan"), "profile.batches[0].steps[0].mean_s"),
         (["batches", 0, "steps", 0, "variance_s2"], "0", "profile.batches[0].steps[0].variance_s2"),
         (["sizes", 0, "decode"], None, "profile.sizes[0].decode"),
-        (["weights_bytes"], 1.5, "profile.weights_bytes"),
+        (["idle_memory_bytes"], 1.5, "profile.idle_memory_bytes"),
     ],
 )
 def test_what_is_broken_is_named(path: list[Any], value: Any, named: str) -> None:
