@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -63,7 +64,7 @@ class DiffusersReference:
         """The final latents (1, channels, height, width); `image` gives the size, or is where the case starts."""
         extra: dict[str, Any] = {"height": image.height, "width": image.width}
         if case.strength is not None:
-            extra = {"image": image, "strength": case.strength}
+            extra = {"image": _tensor_of(image), "strength": case.strength}
         latents: torch.Tensor = self._pipeline(case)(
             case.prompt,
             negative_prompt=case.negative_prompt or None,
@@ -88,6 +89,13 @@ class DiffusersReference:
             return {"eta": case.eta}
         tokens = self._index.get("max_sequence_length")
         return {} if tokens is None else {"max_sequence_length": tokens}
+
+
+def _tensor_of(image: Image.Image) -> torch.Tensor:
+    """(1, 3, height, width) in 0..1, channels outermost in memory too. Of a PIL image diffusers would make a tensor
+    with the channels innermost, its convolutions would sum in another order, and the last bits would differ."""
+    pixels = torch.from_numpy(np.asarray(image.convert("RGB"), dtype=np.float32) / 255.0)
+    return pixels.permute(2, 0, 1).unsqueeze(0).contiguous()
 
 
 def _class(name: str) -> Any:

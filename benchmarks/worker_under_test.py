@@ -24,7 +24,8 @@ from pentimento.tensors.wire import tensor_from_proto
 from pentimento.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 
-START_S = 120.0
+# A worker that shares its cores with others may take minutes to import its libraries.
+START_S = 600.0
 
 
 class WorkerUnderTest:

@@ -34,8 +34,10 @@ T5_TOKENS = 12
 _JOINT_WIDTH = 40
 
 
-def write_checkpoint(directory: Path, *, vae: str = "tiny", half: bool = False, **scheduler: Any) -> Path:
-    """A StableDiffusionPipeline of 32x32 pixels; `vae` is "tiny" or "kl", the rest goes to its DDIM configuration."""
+def write_checkpoint(
+    directory: Path, *, vae: str = "tiny", half: bool = False, sampler: Any = DDIMScheduler, **scheduler: Any
+) -> Path:
+    """A StableDiffusionPipeline of 32x32 pixels; `vae` is "tiny" or "kl", the rest goes to its `sampler`."""
     torch.manual_seed(0)
     autoencoder = _tiny_autoencoder() if vae == "tiny" else _kl_autoencoder()
     pipeline = StableDiffusionPipeline(
@@ -43,7 +45,7 @@ def write_checkpoint(directory: Path, *, vae: str = "tiny", half: bool = False, 
         text_encoder=CLIPTextModel(_text_config()).eval(),
         tokenizer=_tokenizer(directory / "tokenizer"),
         unet=_unet(autoencoder.config.latent_channels),
-        scheduler=DDIMScheduler(**{"clip_sample": False, "steps_offset": 1, **scheduler}),
+        scheduler=_scheduler(sampler, scheduler),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
@@ -52,10 +54,16 @@ def write_checkpoint(directory: Path, *, vae: str = "tiny", half: bool = False, 
 
 
 def write_xl_checkpoint(
-    directory: Path, *, half: bool = False, vae: dict[str, Any] | None = None, zeros: bool = True, **scheduler: Any
+    directory: Path,
+    *,
+    half: bool = False,
+    vae: dict[str, Any] | None = None,
+    zeros: bool = True,
+    sampler: Any = DDIMScheduler,
+    **scheduler: Any,
 ) -> Path:
     """A StableDiffusionXLPipeline of 32x32 pixels; `vae` goes to its AutoencoderKL, `zeros` says what an absent
-    negative prompt is, the rest goes to its DDIM configuration."""
+    negative prompt is, the rest goes to its `sampler`."""
     torch.manual_seed(1)
     sizes = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8}
     pipeline = StableDiffusionXLPipeline(
@@ -65,7 +73,7 @@ def write_xl_checkpoint(
         tokenizer=_tokenizer(directory / "tokenizer"),
         tokenizer_2=_tokenizer(directory / "tokenizer_2"),
         unet=_unet(4, cross_attention_dim=40, projection_class_embeddings_input_dim=6 * 8 + 20, **sizes),
-        scheduler=DDIMScheduler(**{"clip_sample": False, "steps_offset": 1, **scheduler}),
+        scheduler=_scheduler(sampler, scheduler),
         force_zeros_for_empty_prompt=zeros,
         add_watermarker=False,
     )
@@ -99,6 +107,11 @@ def write_flow_checkpoint(
         index = directory / "model_index.json"
         index.write_text(json.dumps({**json.loads(index.read_text()), "max_sequence_length": max_sequence_length}))
     return directory
+
+
+def _scheduler(sampler: Any, settings: dict[str, Any]) -> Any:
+    own = {"clip_sample": False} if sampler is DDIMScheduler else {}
+    return sampler(**{"steps_offset": 1, **own, **settings})
 
 
 def _save(pipeline: Any, directory: Path, half: bool) -> Path:

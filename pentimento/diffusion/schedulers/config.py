@@ -57,6 +57,7 @@ class DiffusionConfig:
     clip_sample_range: float = 1.0
     set_alpha_to_one: bool = True
     final_sigma_zero: bool = True
+    use_karras_sigmas: bool = False
     solver_type: SolverType = SolverType.MIDPOINT
     lower_order_final: bool = True
     euler_at_final: bool = False
@@ -134,13 +135,16 @@ def scheduler_config(scheduler: Scheduler, stored: Mapping[str, Any]) -> Schedul
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
-    typed = {key: _member(key, value) if key in _ENUMERATIONS else value for key, value in values.items()}
+    typed: dict[str, Any] = {
+        key: _member(key, value) if key in _ENUMERATIONS else value for key, value in values.items()
+    }
     if typed.get("trained_betas") is not None:
         typed["trained_betas"] = tuple(float(beta) for beta in typed["trained_betas"])
     final_sigma = typed.pop("final_sigmas_type", "zero")
     if final_sigma not in ("zero", "sigma_min"):
         raise UnsupportedConfig(f"final_sigmas_type={final_sigma!r} is not zero or sigma_min")
-    return {**typed, "final_sigma_zero": final_sigma == "zero"}
+    karras = bool(typed.pop("use_karras_sigmas", False))
+    return {**typed, "final_sigma_zero": final_sigma == "zero", "use_karras_sigmas": karras}
 
 
 def _member(key: str, value: Any) -> Enum:

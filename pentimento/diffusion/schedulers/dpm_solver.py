@@ -7,10 +7,12 @@ earlier step, so its first one is of order 1, and so is the first one of a resum
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.schedulers.config import DiffusionConfig, PredictionType, SolverType
+from pentimento.diffusion.schedulers.config import BetaSchedule, DiffusionConfig, PredictionType, SolverType
+from pentimento.diffusion.schedulers.karras import karras_levels, timesteps_at
 from pentimento.diffusion.schedulers.noise import positive_alphas, spaced_timesteps_between
 from pentimento.diffusion.schedulers.schedule import SamplerState
 from pentimento.domain.generation import Scheduler
@@ -84,12 +86,25 @@ def make_dpm_solver_schedule(config: DiffusionConfig, step_count: int) -> DpmSol
     """Raises ValueError when the steps do not fit the training schedule."""
     alphas = positive_alphas(config)
     trained_sigmas = ((1 - alphas) / alphas) ** 0.5
-    timesteps = spaced_timesteps_between(config, step_count).round().astype(np.int64)
-    levels = np.interp(timesteps, np.arange(len(trained_sigmas)), trained_sigmas.numpy())
+    timesteps, levels = _noise_levels(config, trained_sigmas.numpy(), step_count)
     last = 0.0 if config.final_sigma_zero else float(trained_sigmas[0])
     sigmas = torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))
     steps = tuple(_step(config, sigmas, index) for index in range(step_count))
     return DpmSolverSchedule(config, torch.from_numpy(timesteps), tuple(sigmas[:-1].tolist()), steps)
+
+
+def _noise_levels(
+    config: DiffusionConfig, trained_sigmas: npt.NDArray[np.float32], step_count: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Timesteps and sigmas, (step_count,) each."""
+    if not config.use_karras_sigmas:
+        timesteps = spaced_timesteps_between(config, step_count).round().astype(np.int64)
+        return timesteps, np.interp(timesteps, np.arange(len(trained_sigmas)), trained_sigmas)
+    levels = karras_levels(float(trained_sigmas[-1]), float(trained_sigmas[0]), step_count)
+    unrounded = timesteps_at(levels, trained_sigmas)
+    # diffusers cuts off what is behind the point for this noise schedule alone.
+    is_cosine = config.beta_schedule is BetaSchedule.SQUARED_COSINE
+    return (unrounded if is_cosine else unrounded.round()).astype(np.int64), levels
 
 
 def _step(config: DiffusionConfig, sigmas: Tensor, index: int) -> DpmSolverStep:

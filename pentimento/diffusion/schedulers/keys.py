@@ -21,16 +21,15 @@ _NOISE_SCHEDULE = frozenset(
 
 _READ: Mapping[Scheduler, frozenset[str]] = {
     Scheduler.DDIM: _NOISE_SCHEDULE | {"clip_sample", "clip_sample_range", "set_alpha_to_one"},
-    Scheduler.EULER: _NOISE_SCHEDULE | {"final_sigmas_type"},
+    Scheduler.EULER: _NOISE_SCHEDULE | {"final_sigmas_type", "use_karras_sigmas"},
     Scheduler.EULER_ANCESTRAL: _NOISE_SCHEDULE,
     Scheduler.DPM_SOLVER_PP_2M: _NOISE_SCHEDULE
-    | {"final_sigmas_type", "solver_type", "lower_order_final", "euler_at_final"},
+    | {"final_sigmas_type", "use_karras_sigmas", "solver_type", "lower_order_final", "euler_at_final"},
     Scheduler.FLOW_MATCH_EULER: frozenset({"num_train_timesteps", "shift"}),
 }
 
 _OFF = (False, None)
 _OTHER_SPACINGS: Mapping[str, tuple[Any, ...]] = {
-    "use_karras_sigmas": _OFF,
     "use_exponential_sigmas": _OFF,
     "use_beta_sigmas": _OFF,
 }
@@ -57,6 +56,7 @@ _FIXED: Mapping[Scheduler, Mapping[str, tuple[Any, ...]]] = {
     },
     Scheduler.FLOW_MATCH_EULER: {
         **_OTHER_SPACINGS,
+        "use_karras_sigmas": _OFF,
         "use_dynamic_shifting": _OFF,
         "invert_sigmas": _OFF,
         "shift_terminal": (None,),

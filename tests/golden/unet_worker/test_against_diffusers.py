@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers import DPMSolverMultistepScheduler
 
 from benchmarks.diffusers_reference import Case, DiffusersReference
 from benchmarks.golden_families import difference
@@ -32,6 +33,9 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "sample, linspace": partial(write_checkpoint, prediction_type="sample", timestep_spacing="linspace"),
     "half precision, KL autoencoder": partial(write_checkpoint, vae="kl", half=True, prediction_type="v_prediction"),
     "XL, epsilon": partial(write_xl_checkpoint, beta_schedule="scaled_linear"),
+    "XL, DPM-Solver++, Karras levels": partial(
+        write_xl_checkpoint, sampler=DPMSolverMultistepScheduler, use_karras_sigmas=True, solver_type="heun"
+    ),
     "XL, v, empty prompts encoded": partial(write_xl_checkpoint, prediction_type="v_prediction", zeros=False),
     "XL, clipped, normalised by channel": partial(
         write_xl_checkpoint,
@@ -82,5 +86,4 @@ async def test_final_latents_equal_those_of_diffusers(kind: str, tmp_path: Path)
 
     differences = {case: value for case, value in answers.items() if value is not None}
     assert len(differences) >= 0.9 * len(cases)  # diffusers' ancestral sampler meets NaN in one case
-    assert max(differences.values()) <= 1e-4, differences
-    assert all(value == 0.0 for case, value in differences.items() if case.strength is None), differences
+    assert all(value == 0.0 for value in differences.values()), differences

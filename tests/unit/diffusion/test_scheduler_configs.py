@@ -21,7 +21,7 @@ FLOW = Scheduler.FLOW_MATCH_EULER
     ("scheduler", "key", "value"),
     [
         (Scheduler.DDIM, "thresholding", True),
-        (EULER, "use_karras_sigmas", True),
+        (EULER, "use_exponential_sigmas", True),
         (EULER, "interpolation_type", "log_linear"),
         (EULER, "timestep_type", "continuous"),
         (EULER, "sigma_max", 80.0),
@@ -30,10 +30,12 @@ FLOW = Scheduler.FLOW_MATCH_EULER
         (DPM, "algorithm_type", "sde-dpmsolver++"),
         (DPM, "solver_order", 3),
         (DPM, "solver_type", "bh2"),
+        (DPM, "use_beta_sigmas", True),
         (DPM, "use_lu_lambdas", True),
         (DPM, "use_flow_sigmas", True),
         (DPM, "lambda_min_clipped", -5.1),
         (DPM, "variance_type", "learned_range"),
+        (FLOW, "use_karras_sigmas", True),
         (FLOW, "use_dynamic_shifting", True),
         (FLOW, "stochastic_sampling", True),
         (FLOW, "shift_terminal", 0.1),
@@ -75,8 +77,8 @@ def test_samplers_that_a_configuration_does_not_suit_are_not_offered() -> None:
 
 
 def test_a_checkpoint_whose_own_scheduler_is_not_implemented_is_refused() -> None:
-    with pytest.raises(UnsupportedConfig, match="use_karras_sigmas"):
-        scheduler_configs("DPMSolverMultistepScheduler", {"use_karras_sigmas": True}, DIFFUSION_SCHEDULERS)
+    with pytest.raises(UnsupportedConfig, match="algorithm_type"):
+        scheduler_configs("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver"}, DIFFUSION_SCHEDULERS)
 
 
 @pytest.mark.parametrize("name", ["FlowMatchEulerDiscreteScheduler", "LCMScheduler", ""])

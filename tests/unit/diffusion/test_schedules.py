@@ -35,18 +35,18 @@ common = {
     "steps_offset": st.sampled_from([0, 1]),
     "rescale_betas_zero_snr": st.booleans(),
 }
-final_sigmas = {"final_sigmas_type": st.sampled_from(["zero", "sigma_min"])}
+levels = {"final_sigmas_type": st.sampled_from(["zero", "sigma_min"]), "use_karras_sigmas": st.booleans()}
 CONFIGS = {
     Scheduler.DDIM: st.fixed_dictionaries(
         common | {"clip_sample": st.booleans(), "set_alpha_to_one": st.booleans(), "clip_sample_range": st.just(1.5)}
     ),
-    Scheduler.EULER: st.fixed_dictionaries(common | final_sigmas),
+    Scheduler.EULER: st.fixed_dictionaries(common | levels),
     Scheduler.EULER_ANCESTRAL: st.fixed_dictionaries(
         common | {"prediction_type": st.sampled_from(["epsilon", "v_prediction"])}
     ),
     Scheduler.DPM_SOLVER_PP_2M: st.fixed_dictionaries(
         common
-        | final_sigmas
+        | levels
         | {
             "solver_type": st.sampled_from(["midpoint", "heun"]),
             "lower_order_final": st.booleans(),
