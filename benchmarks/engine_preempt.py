@@ -31,7 +31,7 @@ from benchmarks.worker_load import (
 from pentimento.sdk.supervisor.models import find_model
 
 SHORT_FIRST_STEP = 40
-SIDES = {"with": "true", "without": "false"}
+SIDES = {"with": "--preempt", "without": "--no-preempt"}
 
 
 def main() -> int:
@@ -83,9 +83,9 @@ async def run_rounds(options: Options) -> list[dict[str, Outcome]]:
         return rounds
 
 
-async def enter_worker(stack: AsyncExitStack, options: Options, model: Path, preempt: str) -> Any:
+async def enter_worker(stack: AsyncExitStack, options: Options, model: Path, flag: str) -> Any:
     """The patience of both exceeds every deadline, so that age decides nothing here."""
-    flags = ["--preempt", preempt, "--max-batch", str(options.rest["max_batch"]), "--credits", "256"]
+    flags = [flag, "--max-batch", str(options.rest["max_batch"]), "--credits", "256"]
     address = stack.enter_context(worker_process(model, *flags, "--patience-s", "3600"))
     return await stack.enter_async_context(worker_under_load(address, (SHORT_FIRST_STEP,)))
 
