@@ -20,9 +20,10 @@ from pentimento.diffusion.families import (
     batch_key,
     load_model,
 )
+from pentimento.diffusion.painting import ImageStart, PaintingRequest
 from pentimento.domain.generation import NoiseForm, Scheduler
 from tests.checkpoints import SIDE_PX, T5_TOKENS, TOKENS, write_flow_checkpoint, write_xl_checkpoint
-from tests.unit.diffusion.specs import SPEC, spec_with
+from tests.unit.diffusion.specs import SPEC, paint, spec_with
 
 PROMPT = "a red circle"
 
@@ -185,6 +186,28 @@ def test_each_family_says_what_it_is(
         Scheduler.DPM_SOLVER_PP_2M,
     )
     assert infos[2].schedulers == (Scheduler.FLOW_MATCH_EULER,)
+
+
+@pytest.mark.parametrize("family", ["checkpoint", "xl_checkpoint", "flow_checkpoint"])
+def test_every_family_paints_in_half_precision(family: str, request: pytest.FixtureRequest) -> None:
+    model = load_model(request.getfixturevalue(family), torch.device("cpu"), torch.bfloat16)
+    pixels = torch.rand(1, 3, SIDE_PX, SIDE_PX) * 2 - 1
+    for scheduler in model.info.schedulers:
+        spec = spec_with(scheduler=scheduler, num_inference_steps=3, negative_prompt="")
+
+        latent = paint(model, PaintingRequest(spec, ImageStart(pixels, 1)))
+
+        assert latent.dtype is torch.bfloat16
+        with torch.inference_mode():
+            assert model.decode_latent(latent).isfinite().all()
+
+
+def test_sdxls_autoencoder_stays_in_full_precision_where_it_asks_for_it(xl_checkpoint: Path) -> None:
+    model = load_model(xl_checkpoint, torch.device("cpu"), torch.bfloat16)
+    latent = torch.randn(model.latent_shape(SIDE_PX, SIDE_PX), dtype=torch.bfloat16)
+
+    with torch.inference_mode():
+        assert model.decode_latent(latent).dtype is torch.float32
 
 
 def test_pictures_of_one_size_and_guidance_regime_may_share_a_batch() -> None:
