@@ -224,3 +224,21 @@ def test_a_variant_stored_alone_is_found(copy: Path) -> None:
     (copy / WEIGHTS).rename(copy / "unet/diffusion_pytorch_model.fp16.safetensors")
 
     load(copy)
+
+
+@pytest.mark.parametrize("variant", [None, "fp16"])
+def test_weights_in_shards_are_found(copy: Path, variant: str | None) -> None:
+    from diffusers import UNet2DConditionModel
+
+    unet = UNet2DConditionModel.from_pretrained(copy / "unet")
+    (copy / WEIGHTS).unlink()
+    unet.save_pretrained(copy / "unet", max_shard_size="100KB", variant=variant)
+    assert len(list((copy / "unet").glob("*.safetensors"))) > 1
+
+    load(copy)
+
+
+def test_a_tokenizer_of_the_fast_class_is_found(copy: Path) -> None:
+    edit(copy / "model_index.json", tokenizer=["transformers", "CLIPTokenizerFast"])
+
+    load(copy)
