@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import litserve
 import torch
 from torch import Tensor
 
@@ -129,38 +130,45 @@ def read_donors(path: Path) -> dict[int, Tensor]:
     return {int(name): latent for name, latent in load_file(path).items()}
 
 
-def serve(model: str, donors: str, port: int, max_batch: int, timeout_s: float) -> None:
-    import litserve
+class PaintingApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not typed
+    """Made in LitServe's own process, set up in its worker's."""
 
-    class PaintingApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not typed
-        def setup(self, device: str) -> None:
-            torch.set_num_threads(1)
-            loaded = load_model(Path(model), torch.device("cpu"), torch.float32)
-            self._batches = WholeBatches(loaded, read_donors(Path(donors)), max_batch)
-            self._batches.paint([PictureOrder("warm up", 0, STEPS // 2)])
+    def __init__(self, model: Path, donors: Path, max_batch: int, timeout_s: float) -> None:
+        super().__init__(max_batch_size=max_batch, batch_timeout=timeout_s)
+        self._model = model
+        self._donors = donors
+        self._max_batch = max_batch
 
-        def decode_request(self, request: dict[str, Any]) -> PictureOrder:
-            return PictureOrder(request["prompt"], request["seed"], request["first_step"])
+    def setup(self, device: str) -> None:
+        torch.set_num_threads(1)
+        model = load_model(self._model, torch.device("cpu"), torch.float32)
+        self._batches = WholeBatches(model, read_donors(self._donors), self._max_batch)
+        self._batches.paint([PictureOrder("warm up", 0, 0)])
 
-        def batch(self, inputs: list[PictureOrder]) -> list[PictureOrder]:
-            return inputs
+    def decode_request(self, request: dict[str, Any]) -> PictureOrder:
+        return PictureOrder(request["prompt"], request["seed"], request["first_step"])
 
-        def predict(self, orders: list[PictureOrder] | PictureOrder) -> list[bytes] | bytes:
-            """LitServe passes a single order, not a list of one, where batches are of size 1."""
-            if isinstance(orders, PictureOrder):
-                return self._batches.paint([orders])[0]
-            return self._batches.paint(orders)
+    def batch(self, inputs: list[PictureOrder]) -> list[PictureOrder]:
+        return inputs
 
-        def unbatch(self, output: list[bytes]) -> list[bytes]:
-            return output
+    def predict(self, orders: list[PictureOrder] | PictureOrder) -> list[bytes] | bytes:
+        """LitServe passes a single order, not a list of one, where batches are of size 1."""
+        if isinstance(orders, PictureOrder):
+            return self._batches.paint([orders])[0]
+        return self._batches.paint(orders)
 
-        def encode_response(self, output: bytes) -> Any:
-            return litserve.Response(content=output, media_type="image/png")
+    def unbatch(self, output: list[bytes]) -> list[bytes]:
+        return output
 
-    api = PaintingApi(max_batch_size=max_batch, batch_timeout=timeout_s)
+    def encode_response(self, output: bytes) -> Any:
+        return litserve.Response(content=output, media_type="image/png")
+
+
+def serve(model: Path, donors: Path, port: int, max_batch: int, timeout_s: float) -> None:
+    api = PaintingApi(model, donors, max_batch, timeout_s)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=False)
     server.run(host="127.0.0.1", port=port, log_level="warning", generate_client_file=False)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+    serve(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
