@@ -20,6 +20,14 @@ PARTS = {
     "judge": ("zoo.train_judge", "JudgePart", "PLAN"),
     "heavy": ("zoo.train_denoiser", "HeavyPart", "HEAVY_PLAN"),
     "light": ("zoo.train_denoiser", "LightPart", "LIGHT_PLAN"),
+    "flow": ("zoo.train_flow", "FlowPart", "PLAN"),
+    "controlnet-edges": ("zoo.train_controlnet", "EdgesPart", "PLAN"),
+    "controlnet-layout": ("zoo.train_controlnet", "LayoutPart", "PLAN"),
+    "finder": ("zoo.train_finder", "FinderPart", "PLAN"),
+    "lora-neon": ("zoo.train_lora", "NeonPart", "PLAN"),
+    "lora-blueprint": ("zoo.train_lora", "BlueprintPart", "PLAN"),
+    "lora-mosaic": ("zoo.train_lora", "MosaicPart", "PLAN"),
+    "style-judge": ("zoo.train_style_judge", "StyleJudgePart", "PLAN"),
 }
 
 

@@ -16,10 +16,10 @@ COUNT, BATCH = 48, 4
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A work folder whose autoencoder and dual encoder have a step of training, for the denoisers to stand on."""
+    """A work folder whose first parts have a step of training, for the others to stand on."""
     folder = tmp_path_factory.mktemp("zoo-work")
     build_tokenizer(folder / "tokenizer", count=200, merges=50)
-    for name in ("autoencoder", "dual-encoder"):
+    for name in ("autoencoder", "dual-encoder", "heavy"):
         make_part, _ = part_and_plan(name)
         Run(make_part(folder, count=COUNT, batch=BATCH), Plan(steps=1, peak_rate=1e-3), folder / name).train()
     return folder
