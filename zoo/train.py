@@ -28,6 +28,7 @@ PARTS = {
     "lora-blueprint": ("zoo.train_lora", "BlueprintPart", "PLAN"),
     "lora-mosaic": ("zoo.train_lora", "MosaicPart", "PLAN"),
     "style-judge": ("zoo.train_style_judge", "StyleJudgePart", "PLAN"),
+    "discriminator": ("zoo.train_discriminator", "DiscriminatorPart", "PLAN"),
 }
 
 

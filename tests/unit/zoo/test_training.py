@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from zoo import train_discriminator
 from zoo.tokenizer import build_tokenizer
 from zoo.train import PARTS, part_and_plan
 from zoo.training import CHECKPOINT, Plan, Run, read_state
@@ -19,7 +20,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A work folder whose first parts have a step of training, for the others to stand on."""
     folder = tmp_path_factory.mktemp("zoo-work")
     build_tokenizer(folder / "tokenizer", count=200, merges=50)
-    for name in ("autoencoder", "dual-encoder", "heavy"):
+    for name in ("autoencoder", "dual-encoder", "heavy", "light"):
         make_part, _ = part_and_plan(name)
         Run(make_part(folder, count=COUNT, batch=BATCH), Plan(steps=1, peak_rate=1e-3), folder / name).train()
     return folder
@@ -31,6 +32,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def one_step_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The discriminator's pictures need not be good here."""
+    for name in ("LIGHT_STEPS", "HEAVY_STEPS"):
+        monkeypatch.setattr(train_discriminator, name, 1)
 
 
 @pytest.mark.parametrize("name", PARTS)
