@@ -17,6 +17,7 @@ WORK = Path(".zoo-work")
 PARTS = {
     "autoencoder": ("zoo.train_autoencoder", "AutoencoderPart", "PLAN"),
     "dual-encoder": ("zoo.train_dual_encoder", "DualEncoderPart", "PLAN"),
+    "image-tower": ("zoo.train_image_tower", "ImageTowerPart", "PLAN"),
     "judge": ("zoo.train_judge", "JudgePart", "PLAN"),
     "heavy": ("zoo.train_denoiser", "HeavyPart", "HEAVY_PLAN"),
     "light": ("zoo.train_denoiser", "LightPart", "LIGHT_PLAN"),

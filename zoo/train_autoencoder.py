@@ -18,7 +18,7 @@ from zoo.scenes import IMAGE_SIZE, TREATMENTS
 from zoo.tokenizer import load_tokenizer
 from zoo.training import Plan, device, half_precision
 
-PLAN = Plan(steps=4500, peak_rate=1.5e-3, ema_decay=0.998, checkpoint_every=500)
+PLAN = Plan(steps=3800, peak_rate=1.5e-3, cooldown=0.6, ema_decay=0.998, checkpoint_every=250)
 LATENT_CHANNELS = 8
 DOWNSCALE = 4
 BATCH = 16
