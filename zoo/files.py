@@ -66,6 +66,12 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
+def flush_tree(folder: Path) -> None:
+    """Wait until every file under a folder is on the disk."""
+    for path in folder.rglob("*"):
+        _flush(path)
+
+
 def cannot_write(path: Path, error: OSError | SafetensorError) -> PentimentoError:
     if isinstance(error, OSError):
         full, reason = error.errno in FULL, error.strerror or str(error)
