@@ -15,13 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 from transformers import EfficientNetForImageClassification, PreTrainedModel
 
 from pentimento.domain.errors import FailedPrecondition
 from zoo.calibration import Calibration, auroc, calibration_error, fit_calibration
 from zoo.dataset import as_pixels
+from zoo.directories import save_half, save_transformers_config, write_json
 from zoo.examination import read_attributes
 from zoo.scenes import IMAGE_SIZE
 from zoo.train import WORK
@@ -71,21 +71,16 @@ def write_discriminator(
     model: EfficientNetForImageClassification, folder: Path, calibration: dict[str, object] | None = None
 ) -> None:
     """Halves on the disk, computed in full."""
-    folder.mkdir(parents=True, exist_ok=True)
-    model.config.save_pretrained(folder)
+    save_transformers_config(model.config, type(model).__name__, folder)
     path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config |= {"architectures": [type(model).__name__], "dtype": "float32", CALIBRATION: calibration or {}}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    state = sorted(model.state_dict().items())
-    halves = {name: (value.half() if value.is_floating_point() else value).contiguous() for name, value in state}
-    (folder / "model.safetensors").write_bytes(save(halves, metadata={"format": "pt"}))
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | {CALIBRATION: calibration or {}})
+    save_half(model.state_dict(), folder / "model.safetensors")
     half = [0.5, 0.5, 0.5]
     processor: dict[str, object] = {"image_processor_type": "EfficientNetImageProcessor", "include_top": False}
     processor |= {"do_resize": True, "size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE}, "resample": 3}
     processor |= {"do_center_crop": False, "do_rescale": True, "rescale_factor": 1 / 255, "rescale_offset": False}
     processor |= {"do_normalize": True, "image_mean": half, "image_std": half}
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "preprocessor_config.json", processor)
 
 
 def read_calibration(model: PreTrainedModel) -> Calibration:
