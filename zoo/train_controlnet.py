@@ -19,7 +19,7 @@ from zoo.tokenizer import load_tokenizer
 from zoo.train_denoiser import DenoiserPart, encode_drawings, make_heavy
 from zoo.training import Plan, device, load_trained
 
-PLAN = Plan(steps=2000, peak_rate=1.5e-3, warmup=50, ema_decay=0.995)
+PLAN = Plan(steps=1800, peak_rate=1.5e-3, warmup=50, ema_decay=0.995)
 BATCH = 32
 CAPTION_DROPOUT = 0.25  # what the caption does not say, the condition has to
 EMBEDDING_CHANNELS = (8, 32, 64)  # from picture size down, one stride of 2 between neighbours
