@@ -26,13 +26,13 @@ from zoo.train_denoiser import CAPTION_DROPOUT, LATENT_SIZE, encode_drawings
 from zoo.train_dual_encoder import PROJECTION, WIDTH, TowersAndHeads
 from zoo.training import CHECKPOINT, Plan, device, half_precision, load_trained
 
-PLAN = Plan(steps=3000, peak_rate=1.5e-3, warmup=150, ema_decay=0.998)
-BATCH = 64
+PLAN = Plan(steps=6000, peak_rate=1.5e-3, warmup=200, ema_decay=0.998)
+BATCH = 32
 PATCH = 2
 LAYERS, HEADS, HEAD_WIDTH = 4, 4, 24
 ENCODERS = 2  # the pipeline's, which hold the same weights here
 TIMESTEPS = 1000  # a moment t is told to the transformer as TIMESTEPS * t
-SPREAD = 1.0  # of the moments' logits
+SPREAD = 1.25  # of the moments' logits: broad, as near to nothing but noise the grounds are settled
 WITHOUT_PADDING = 0.5  # share of a batch that sees no token in the place of T5's; the others see up to MAX_PADDING
 MAX_PADDING = 512
 
