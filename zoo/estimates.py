@@ -34,11 +34,13 @@ def estimate(
     confidence: float = CONFIDENCE,
     resamples: int = RESAMPLES,
     seed: int = 0,
+    within: bool = True,
 ) -> Estimate:
     """Percentile bootstrap (Efron 1979) of `statistic(*samples)`, in two stages (Davison and Hinkley 1997, 3.8).
 
     An array with one seed beside others with several (a drawing has none) counts the same for each of them. Drawing the
-    seeds anew as well makes the interval a little too wide rather than too narrow.
+    seeds anew as well makes the interval a little too wide rather than too narrow; without `within` a prompt that is
+    drawn comes with every column as it is, which is for columns that differ in more than chance.
     """
     prompts, seeds = len(samples[0]), max(array.shape[1] for array in samples)
     whole = [np.broadcast_to(array, (prompts, seeds, *array.shape[2:])) for array in samples]
@@ -46,10 +48,10 @@ def estimate(
     drawn = np.empty(resamples)
     for number in range(resamples):
         rows = rng.integers(prompts, size=(prompts, 1))
-        columns = rng.integers(seeds, size=(prompts, seeds))
+        columns = rng.integers(seeds, size=(prompts, seeds)) if within else np.arange(seeds)[None]
         drawn[number] = statistic(*(array[rows, columns] for array in whole))
     tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(drawn, (tail, 1.0 - tail))
+    low, high = np.nanquantile(drawn, (tail, 1.0 - tail))  # a draw may have nothing to take a ratio of
     return Estimate(float(statistic(*whole)), float(low), float(high))
 
 
@@ -62,5 +64,6 @@ def mean_difference(values: Array, others: Array) -> float:
 
 
 def ratio(values: Array, others: Array) -> float:
-    """Of the means, hence of the sums: a share when `others` counts the trials."""
-    return float(values.sum() / others.sum())
+    """Of the means, hence of the sums: a share when `others` counts the trials. NaN where there were none."""
+    whole = float(others.sum())
+    return float(values.sum()) / whole if whole else float("nan")

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import CLIPModel, CLIPTokenizer
 
+from pentimento.domain.errors import NotFound
 from zoo.captions import ATTRIBUTES, UNSAID, labels, natural_caption
 from zoo.dataset import HELD_OUT_SEED, as_pixels, tokenise
 from zoo.scenes import Scene, draw, scene_at
@@ -30,13 +31,10 @@ SEED_STRIDE = 1_000_003
 BATCH = 256
 
 
-class Missing(Exception):
-    """Something that a figure stands on is not there; the message names it."""
-
-
 def needed(path: Path) -> Path:
+    """A path that a figure stands on; NotFound names it when it is not there."""
     if not path.exists():
-        raise Missing(f"{path} is not there")
+        raise NotFound("FILE_MISSING", f"{path}: not there")
     return path
 
 
@@ -132,7 +130,7 @@ def read_attributes(found: dict[str, Tensor], wanted: Tensor) -> tuple[Tensor, T
 
 
 class Examiner:
-    """The exported dual encoder, and the judge from the work folder. Raises Missing for either."""
+    """The exported dual encoder, and the judge from the work folder. Raises NotFound for either."""
 
     def __init__(self, weights: Path, work: Path) -> None:
         folder = needed(weights / "tiny-clip")

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from zoo.files import read_tensors, write_tensors
 
 FOLDER = "painted"
 BATCH = 64
@@ -49,7 +50,7 @@ class PaintedPictures:
         self.manner = manner
         self._pictures: dict[int, Tensor] = {}
         if self.path.exists():
-            stored = load_file(self.path)
+            stored = read_tensors(self.path, "painted pictures", ("keys", "pictures"))
             self._pictures = dict(zip(stored["keys"].tolist(), stored["pictures"], strict=True))
 
     def get(
@@ -72,7 +73,5 @@ class PaintedPictures:
 
     def _save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".partial")
         tensors = {"keys": torch.tensor(list(self._pictures)), "pictures": torch.stack(list(self._pictures.values()))}
-        save_file(tensors, partial, metadata={"manner": json.dumps(self.manner, sort_keys=True)})
-        partial.replace(self.path)
+        write_tensors(self.path, tensors, {"manner": json.dumps(self.manner, sort_keys=True)})
