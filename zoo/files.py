@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,7 +33,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write into, which takes its place at the end of the block, or goes if the block fails.
+    """A file or folder beside `path` to write, which takes its place at the end of the block, or goes if that fails.
 
     ResourceExhausted where there is no room, FailedPrecondition for whatever else keeps the file from being written.
     """
@@ -40,14 +41,14 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         yield partial
-        _flush(partial)
+        flush_tree(partial)
         partial.replace(path)
         _flush(path.parent)
     except (OSError, SafetensorError) as error:
         raise cannot_write(path, error) from None
     finally:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)
+            _remove(partial)
 
 
 def sweep(path: Path) -> None:
@@ -55,7 +56,14 @@ def sweep(path: Path) -> None:
     for partial in path.parent.glob(f"{path.name}.*.partial"):
         owner = partial.name.removeprefix(f"{path.name}.").removesuffix(".partial")
         if not (owner.isdigit() and int(owner) != os.getpid() and Path(f"/proc/{owner}").exists()):
-            partial.unlink(missing_ok=True)
+            _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:
@@ -67,8 +75,8 @@ def _flush(path: Path) -> None:
 
 
 def flush_tree(folder: Path) -> None:
-    """Wait until every file under a folder is on the disk."""
-    for path in folder.rglob("*"):
+    """Wait until a file, or every file under a folder, is on the disk."""
+    for path in (folder, *folder.rglob("*")):
         _flush(path)
 
 
@@ -154,7 +162,7 @@ def cached_tensors(
 
 def _made_of(path: Path, what: str) -> str:
     with opened(path, what) as file:
-        return (file.metadata() or {}).get("made_of", "")
+        return str((file.metadata() or {}).get("made_of", ""))
 
 
 def file_digest(path: Path) -> str:

@@ -17,6 +17,7 @@ import torch
 
 from pentimento.domain.errors import FailedPrecondition
 from zoo.command import run
+from zoo.files import file_digest
 from zoo.training import CHECKPOINT, DEVICES, Part, Plan, Run, choose_device, read_state
 
 WORK = Path(".zoo-work")
@@ -74,6 +75,19 @@ def check_needs(name: str, work: Path) -> None:
             print(f"note: {part} stands at step {state['step']} of {state.get('steps')}", file=sys.stderr)
 
 
+def foundations(name: str, work: Path) -> dict[str, str]:
+    """Digests of the checkpoints that a part stands on."""
+    return {part: file_digest(work / part / CHECKPOINT) for part in NEEDS.get(name, ())}
+
+
+def changed_foundations(name: str, work: Path) -> list[str]:
+    """The parts that have been trained further, or anew, since the last checkpoint of the one that stands on them."""
+    recorded = read_state(work / name).get("stands_on")
+    if not isinstance(recorded, dict):
+        return []
+    return [part for part, digest in foundations(name, work).items() if recorded.get(part, digest) != digest]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="pentimento zoo train", description=__doc__)
     parser.add_argument("part", choices=PARTS, metavar="PART", help=f"one of {', '.join(PARTS)}")
@@ -101,7 +115,13 @@ def main() -> None:
         checkpoint_every=arguments.checkpoint_every or plan.checkpoint_every,
     )
     size = {name: given for name in ("count", "batch") if (given := getattr(arguments, name)) is not None}
-    training = Run(make_part(arguments.work, seed=arguments.seed, **size), plan, arguments.work / arguments.part)
+    folder, stands_on = arguments.work / arguments.part, foundations(arguments.part, arguments.work)
+    if (folder / CHECKPOINT).exists() and (changed := changed_foundations(arguments.part, arguments.work)):
+        print(
+            f"note: {', '.join(changed)} changed since {arguments.part} began; remove {folder} to begin anew",
+            file=sys.stderr,
+        )
+    training = Run(make_part(arguments.work, seed=arguments.seed, **size), plan, folder, stands_on)
     if training.step >= plan.steps:
         print(f"{arguments.part}: done already, {training.step} steps of {plan.steps}")
     training.train()

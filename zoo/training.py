@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,10 +95,13 @@ class Averaged:
 
 
 class Run:
-    """One part's training in a folder: `log.jsonl`, and one checkpoint file of part, average and optimiser."""
+    """One part's training in a folder: `log.jsonl`, and one checkpoint file of part, average and optimiser.
 
-    def __init__(self, part: Part, plan: Plan, folder: Path) -> None:
-        self.part, self.plan, self.folder = part, plan, folder
+    `stands_on` goes into the checkpoint: digests of the checkpoints of other parts that this one was trained on.
+    """
+
+    def __init__(self, part: Part, plan: Plan, folder: Path, stands_on: Mapping[str, str] | None = None) -> None:
+        self.part, self.plan, self.folder, self.stands_on = part, plan, folder, stands_on
         self.average = Averaged(plan.ema_decay)
         self.optimiser = torch.optim.AdamW(
             part.module.parameters(), lr=plan.peak_rate, betas=(0.9, 0.98), weight_decay=plan.weight_decay, foreach=True
@@ -161,7 +164,10 @@ class Run:
         for number, moments in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{number}.{key}": value for key, value in moments.items()}
         contents = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-        state = {"part": self.part.name, "step": self.step, "steps": self.plan.steps, "seed": self.plan.seed}
+        state: dict[str, object] = {"part": self.part.name, "step": self.step}
+        state |= {"steps": self.plan.steps, "seed": self.plan.seed}
+        if self.stands_on:
+            state["stands_on"] = dict(self.stands_on)
         os.fsync(log)
         write_tensors(self.checkpoint, contents, {"state": json.dumps(state)})
 

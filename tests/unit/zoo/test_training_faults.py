@@ -14,7 +14,8 @@ from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoErr
 from zoo.dataset import cached_drawings
 from zoo.files import cached_tensors, read_tensors, write_tensors
 from zoo.scenes import IMAGE_SIZE
-from zoo.tokenizer import build_tokenizer
+from zoo.tokenizer import build_tokenizer, load_tokenizer
+from zoo.train import NEEDS, changed_foundations, foundations
 from zoo.training import CHECKPOINT, LOG, Plan, Run, load_trained, opened_log, read_log, read_state
 
 PLAN = Plan(steps=6, peak_rate=1e-2, warmup=1, checkpoint_every=2)
@@ -209,3 +210,26 @@ def test_a_cache_of_drawings_that_is_none_is_named(damage, told: str, tmp_path: 
 def shrink(path: Path) -> None:
     tensors = load_file(path)
     save_file(tensors | {"images": tensors["images"][:, :, :8, :8].contiguous()}, path)
+
+
+def test_a_tokenizer_whose_files_are_damaged_is_named(tmp_path: Path) -> None:
+    build_tokenizer(tmp_path / "tokenizer", count=50, merges=10)
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{", encoding="utf-8")
+
+    with pytest.raises(FailedPrecondition) as refused:
+        load_tokenizer(tmp_path / "tokenizer")
+
+    assert refused.value.message.startswith(f"{tmp_path / 'tokenizer'}: expected the files of a CLIPTokenizer, but ")
+    assert "\n" not in refused.value.message
+
+
+def test_a_part_tells_when_what_it_stands_on_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NEEDS, "line", ("base", "other"))
+    for base in ("base", "other"):
+        Run(Line(base), PLAN, tmp_path / base).train(until=2)
+    Run(Line(), PLAN, tmp_path / "line", foundations("line", tmp_path)).train(until=2)
+    before = changed_foundations("line", tmp_path)
+
+    Run(Line("base"), PLAN, tmp_path / "base").train()
+
+    assert (before, changed_foundations("line", tmp_path)) == ([], ["base"])
