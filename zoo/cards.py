@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import string
 from importlib import import_module
 from math import prod
@@ -19,19 +20,20 @@ from safetensors import safe_open
 from zoo.card_figures import RESULTS, PartFigures, figures_in_words, read_figures
 from zoo.command import run
 from zoo.curves import draw_curve
-from zoo.dataset import TRAIN_COUNT
+from zoo.dataset import TRAIN_COUNT, TREATED_COUNT
 from zoo.examples import example_grid, save_within
 from zoo.registry import CARD, LICENCE, MODELS, WEIGHTS, Model
 from zoo.sample import PROMPTS
 from zoo.scenes import BACKGROUNDS, COLOURS, COUNTS, IMAGE_SIZE, SHAPES, SIZES, STYLES
 from zoo.tokenizer import MAX_TOKENS
 from zoo.train import PARTS, WORK, part_and_plan
+from zoo.train_discriminator import COUNT as DISCRIMINATED_COUNT
 from zoo.training import CHECKPOINT, read_log, read_state
 
 TEXTS = Path(__file__).parent / "card_texts"
 SAMPLES = "samples.png"
 DATA = (
-    f"Drawn, not collected: {TRAIN_COUNT:,} scenes by `zoo/scenes.py` ({IMAGE_SIZE} px; {len(SHAPES)} shapes, "
+    f"Drawn, not collected: $count scenes by `zoo/scenes.py` ({IMAGE_SIZE} px; {len(SHAPES)} shapes, "
     f"{len(COLOURS)} colours, {len(SIZES)} sizes, {len(STYLES)} styles, {len(BACKGROUNDS)} backgrounds, one to "
     f"{len(COUNTS) + 1} things) with captions by `zoo/captions.py` (synonyms, several forms of sentence, attributes "
     "left out). One pair of shape and colour in ten is held out of all training, and figures are of scenes that have "
@@ -121,7 +123,7 @@ def card(model: Model, folder: Path, work: Path, figures: dict[str, PartFigures]
         "prompt": PROMPTS[0],
         "steps": model.steps,
         "scale": model.guidance_scale,
-        "data": DATA,
+        "data": data_in_words(model),
         "weights": weights_in_words(folder),
         "training": "\n".join(training_lines(part, work) for part in trained_parts(model)),
         "curves": "\n".join(f"![How the training of {part} went]({curve_of(part)})" for part in curves),
@@ -131,7 +133,12 @@ def card(model: Model, folder: Path, work: Path, figures: dict[str, PartFigures]
         "licence": LICENCE_TEXT,
     }
     text = template.substitute(filled | particulars(model, folder))
-    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    return re.sub(r"\n{3,}", "\n\n", text.rstrip()) + "\n"
+
+
+def data_in_words(model: Model) -> str:
+    counts = {"lora": TREATED_COUNT, "discriminator": DISCRIMINATED_COUNT}
+    return DATA.replace("$count", f"{counts.get(model.kind, TRAIN_COUNT):,}")
 
 
 def particulars(model: Model, folder: Path) -> dict[str, object]:
@@ -139,7 +146,8 @@ def particulars(model: Model, folder: Path) -> dict[str, object]:
     told: dict[str, object] = {"told": TOLD.get(model.name, ""), "what": WHAT.get(model.name, "")}
     if model.kind == "pipeline" and model.family == "sd":
         unet = json.loads((folder / "unet" / "config.json").read_text(encoding="utf-8"))
-        channels = " and ".join(map(str, unet["block_out_channels"]))
+        *most, last = map(str, unet["block_out_channels"])
+        channels = f"{', '.join(most)} and {last}"
         told |= {"channels": channels, "attention": ATTENTION[model.name]}
         told |= {"latent_px": unet["sample_size"], "latent_channels": unet["in_channels"]}
     if model.kind == "lora":

@@ -12,7 +12,7 @@ from PIL import Image
 
 WIDTH_PX, HEIGHT_PX, DPI = 640, 240, 100
 COLOURS = 32  # of the palette, which is what makes the files small
-SMOOTHED_OVER = 8  # lines of the log
+SMOOTHED_OVER = 4  # lines of the log
 LINES = ("#3b6fb6", "#d1495b")
 # What stands beside the loss: the names in the log, and what they are together.
 SHOWN: dict[str, tuple[tuple[str, ...], str]] = {
@@ -55,11 +55,12 @@ def _plot(axis: Axes, steps: Sequence[float], series: dict[str, list[float]]) ->
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """A running mean of what came before, exponentially forgotten over SMOOTHED_OVER values."""
-    found, mean = [], values[0]
-    for number, value in enumerate(values):
-        mean += (value - mean) / min(number + 1, SMOOTHED_OVER)
-        found.append(mean)
+    """The mean of each value and its neighbours, SMOOTHED_OVER on either side; fewer, but as many, near the ends."""
+    found = []
+    for middle in range(len(values)):
+        reach = min(SMOOTHED_OVER, middle, len(values) - 1 - middle)
+        near = values[middle - reach : middle + reach + 1]
+        found.append(sum(near) / len(near))
     return found
 
 
