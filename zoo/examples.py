@@ -15,7 +15,7 @@ from zoo.registry import Model
 from zoo.sample import PROMPTS, Manner, Tile, conditions_of, drawn, example_scenes, grid, painter
 
 LIMIT_BYTES = 60_000
-PALETTES = (128, 64, 32, 16)
+PALETTES = (256, 128, 64, 32, 16)
 SCENES = 4
 LORA_WEIGHTS = (0.0, 0.5, 1.0)
 

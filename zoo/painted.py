@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.checkpoint import digest_directory
 from zoo.files import read_tensors, write_tensors
 
 FOLDER = "painted"
@@ -23,13 +24,9 @@ Paint = Callable[[list[int]], Tensor]
 
 
 def weights_digest(*folders: Path) -> str:
-    """sha256 of what makes the pictures: every file of the folders but the model cards."""
-    whole = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".md"):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            whole.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0{content}\n".encode())
-    return whole.hexdigest()
+    """sha256 of what makes the pictures: the folders' models, of which cards, their pictures and logs are no part."""
+    lines = (f"{folder.name}\0{digest_directory(folder)}\n" for folder in folders)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def as_bytes(pictures: Tensor) -> Tensor:

@@ -49,8 +49,8 @@ PROMPTS = (
     "a large crosshatched brown ring at the bottom against a blue sky",
 )
 MARGIN = 8
-LINES, LINE_PX = 4, 13
-LETTER_PX = 5.6
+LINES, LINE_PX = 5, 13
+LETTER_PX = 4.9
 Paint = Callable[[Sequence[str], Sequence[int]], Tensor]
 
 

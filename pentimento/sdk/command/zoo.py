@@ -64,4 +64,6 @@ def become(module: str, arguments: tuple[str, ...]) -> None:
             "LIBRARY_MISSING", f"the zoo needs {', '.join(missing)}: `make setup` installs what it needs into .venv"
         )
     os.environ["PYTHONPATH"] = source_path()
+    for library in ("TRANSFORMERS", "DIFFUSERS"):  # they tell at every import which of their parts are not there
+        os.environ.setdefault(f"{library}_VERBOSITY", "error")
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])

@@ -69,7 +69,8 @@ def test_wrong_usage_is_exit_code_2() -> None:
 def test_zoo_subcommand_becomes_its_module_with_its_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(arguments))
-    monkeypatch.setenv("PYTHONPATH", "")
+    for variable in ("PYTHONPATH", "TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
+        monkeypatch.setenv(variable, "")
 
     CliRunner().invoke(cli, ["zoo", name, "heavy", "--steps", "5", "--help"], catch_exceptions=False)
 
