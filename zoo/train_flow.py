@@ -26,7 +26,7 @@ from zoo.train_denoiser import CAPTION_DROPOUT, LATENT_SIZE, encode_drawings
 from zoo.train_dual_encoder import PROJECTION, WIDTH, TowersAndHeads
 from zoo.training import CHECKPOINT, Plan, device, half_precision, load_trained
 
-PLAN = Plan(steps=6000, peak_rate=1.5e-3, warmup=200, ema_decay=0.998)
+PLAN = Plan(steps=6000, peak_rate=2.0e-3, warmup=200, cooldown=0.5, ema_decay=0.998)
 BATCH = 32
 PATCH = 2
 LAYERS, HEADS, HEAD_WIDTH = 4, 4, 24
