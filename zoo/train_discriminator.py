@@ -21,6 +21,7 @@ from zoo.dataset import as_pixels
 from zoo.examination import examination_prompts
 from zoo.painted import PaintedPictures, weights_digest
 from zoo.painting import paint
+from zoo.registry import MODELS
 from zoo.scenes import IMAGE_SIZE
 from zoo.tokenizer import load_tokenizer
 from zoo.train_autoencoder import make_autoencoder
@@ -32,7 +33,8 @@ PLAN = Plan(steps=2000, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.05)
 SEED, COUNT = 5, 3_000  # of scenes: each is drawn, rendered and painted by light, one in HEAVY_EVERY by heavy
 HEAVY_EVERY = 3
 BATCH = 64
-LIGHT_STEPS, HEAVY_STEPS, GUIDANCE_SCALE = 12, 20, 2.5
+LIGHT_STEPS, GUIDANCE_SCALE = MODELS["tiny-light"].steps, MODELS["tiny-light"].guidance_scale  # as it is served
+HEAVY_STEPS = 20  # fewer than it is served with: its pictures differ little after these
 KINDS = ("drawn", "rendered", "light", "heavy")
 MIX = (0.125, 0.375, 0.375, 0.125)  # of a batch: even odds of real and generated
 LABELS = ("generated", "real")

@@ -14,7 +14,6 @@ import torch
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest, denoise_step, prepare
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import FailedPrecondition, NotFound
-from zoo.export import export_all
 from zoo.replay import record as recorder
 from zoo.replay.recording import (
     LIMIT_BYTES,
@@ -28,7 +27,6 @@ from zoo.replay.recording import (
     read_recording,
     write_recording,
 )
-from zoo.tokenizer import build_tokenizer
 
 PNG_SHA256 = "8f8cbb7dcf46e0bc7d53265749a6c17d116093a6ba95e442764060c76fd4a86c"  # of b"png"
 
@@ -171,25 +169,17 @@ def test_a_recording_is_read_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("zoo")
-    build_tokenizer(folder / "work" / "tokenizer", count=100, merges=20)
-    export_all(folder / "work", folder / "weights", untrained=True)
-    return folder / "weights"
-
-
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"BATCHES": (1, 2), "LOADS": 1, "WARM_UP": 0, "SAMPLES": 2}.items():
         monkeypatch.setattr(recorder, name, value)
-    entries = {"default_steps": 2, "default_guidance_scale": 2.5, "digest": "sha256:00"}
-    monkeypatch.setattr(recorder, "entry_of", lambda name, weights: entries)
+    entry_of = recorder.entry_of
+    monkeypatch.setattr(recorder, "entry_of", lambda *names: entry_of(*names) | {"default_steps": 2})
 
 
 @pytest.mark.usefixtures("briefly")
-def test_what_is_recorded_can_be_read_again(weights: Path, tmp_path: Path) -> None:
-    recording, pngs = recorder.record(weights, tmp_path, prompt_count=2, kept=1)
+def test_what_is_recorded_can_be_read_again(exported: Path, tmp_path: Path) -> None:
+    recording, pngs = recorder.record(exported, tmp_path, prompt_count=2, kept=1)
     write_recording(tmp_path, recording, pngs)
 
     found = read_recording(tmp_path)
@@ -198,14 +188,17 @@ def test_what_is_recorded_can_be_read_again(weights: Path, tmp_path: Path) -> No
     for model in found.models:
         assert read_picture(tmp_path, model.pictures[0]).startswith(b"\x89PNG")
         assert model.pictures[1].file is None
+        assert model.pictures[1].confidence is not None
         assert [timing.batch for timing in model.profile.step] == [1, 2]
         assert all(len(timing.samples_s) == 2 for timing in model.profile.step)
+    assert found.discriminator is not None
+    assert found.discriminator.digest == recorder.entry_of("tiny-discriminator", exported)["digest"]
 
 
 @pytest.mark.usefixtures("briefly")
 @torch.inference_mode()
-def test_pictures_that_step_together_are_those_of_the_engine(weights: Path) -> None:
-    model = recorder.load_model(weights / "tiny-light", torch.device("cpu"), torch.float32)
+def test_pictures_that_step_together_are_those_of_the_engine(exported: Path) -> None:
+    model = recorder.load_model(exported / "tiny-light", torch.device("cpu"), torch.float32)
     requests = [
         PaintingRequest(recorder._spec(model, text, seed, 2, 2.5), NoiseStart())
         for seed, text in enumerate(("a red circle", "a blue star"))
