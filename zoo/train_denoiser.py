@@ -21,7 +21,7 @@ from zoo.train_autoencoder import DOWNSCALE, LATENT_CHANNELS, encode_all, make_a
 from zoo.train_dual_encoder import WIDTH, TowersAndHeads
 from zoo.training import CHECKPOINT, Plan, device, half_precision, load_trained
 
-HEAVY_PLAN = Plan(steps=5000, peak_rate=1.5e-3, warmup=150, ema_decay=0.998)
+HEAVY_PLAN = Plan(steps=6000, peak_rate=1.5e-3, warmup=150, cooldown=0.39, ema_decay=0.998)
 LIGHT_PLAN = Plan(steps=4000, peak_rate=2.0e-3, warmup=150, ema_decay=0.998)
 LATENT_SIZE = 16
 BATCH = 64

@@ -46,9 +46,7 @@ class JudgePart:
         torch.manual_seed(seed + 77)
         self.module = Judge().to(device())
         self.batch = batch
-        self.drawings = cached_drawings(
-            work, JUDGE_SEED, count, load_tokenizer(work / "tokenizer"), held_out=None
-        )
+        self.drawings = cached_drawings(work, JUDGE_SEED, count, load_tokenizer(work / "tokenizer"), held_out=None)
 
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
         rows = torch.randint(len(self.drawings), (self.batch,), generator=generator)
