@@ -69,8 +69,11 @@ class AutoencoderPart:
         corners = torch.multinomial(share + 4.0, 1, generator=generator)[:, 0]
         side = (IMAGE_SIZE - CROP) // GRID + 1
         tops, lefts = (corners // side * GRID).tolist(), (corners % side * GRID).tolist()
-        boxes = [(n, slice(t, t + CROP), slice(l, l + CROP)) for n, (t, l) in enumerate(zip(tops, lefts, strict=True))]
-        cut = torch.stack([images[n, :, down, across] for n, down, across in boxes])
+        boxes = [
+            (row, slice(top, top + CROP), slice(left, left + CROP))
+            for row, (top, left) in enumerate(zip(tops, lefts, strict=True))
+        ]
+        cut = torch.stack([images[row, :, down, across] for row, down, across in boxes])
         return cut, torch.stack([coverage[box] for box in boxes])
 
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
