@@ -168,7 +168,10 @@ class Run:
         state |= {"steps": self.plan.steps, "seed": self.plan.seed}
         if self.stands_on:
             state["stands_on"] = dict(self.stands_on)
-        os.fsync(log)
+        try:
+            os.fsync(log)
+        except OSError as error:
+            raise cannot_write(self.folder / LOG, error) from None
         write_tensors(self.checkpoint, contents, {"state": json.dumps(state)})
 
     def _what_is_left(self) -> str:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from zoo import train_discriminator
 from zoo.tokenizer import build_tokenizer
-from zoo.train import PARTS, part_and_plan
+from zoo.train import NEEDS, PARTS, part_and_plan
 from zoo.training import CHECKPOINT, Plan, Run, read_state
 
 COUNT, BATCH = 48, 4
@@ -20,7 +20,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A work folder whose first parts have a step of training, for the others to stand on."""
     folder = tmp_path_factory.mktemp("zoo-work")
     build_tokenizer(folder / "tokenizer", count=200, merges=50)
-    for name in ("autoencoder", "dual-encoder", "heavy", "light"):
+    for name in dict.fromkeys(needed for part in PARTS for needed in NEEDS.get(part, ())):
         make_part, _ = part_and_plan(name)
         Run(make_part(folder, count=COUNT, batch=BATCH), Plan(steps=1, peak_rate=1e-3), folder / name).train()
     return folder
