@@ -181,9 +181,9 @@ class Stopwatch:
         self.samples_s.append(time.perf_counter() - began)
         return done
 
-    def timing(self, batch: int = 1, skipped: int = WARM_UP) -> Timing:
+    def timing(self, batch: int = 1, skipped: int | None = None) -> Timing:
         """Of SAMPLES evenly spread, without those that warmed up, if any are left."""
-        warm = self.samples_s[skipped:] or self.samples_s
+        warm = self.samples_s[WARM_UP if skipped is None else skipped :] or self.samples_s
         chosen = np.linspace(0, len(warm) - 1, min(SAMPLES, len(warm))).astype(int)
         return make_timing(batch, [warm[number] for number in chosen])
 
