@@ -23,12 +23,13 @@ def panels(count: int) -> tuple[Figure, list[Axes]]:
     axes = [figure.add_subplot(1, count, number + 1) for number in range(count)]
     for axis in axes:
         axis.grid(alpha=0.25, linewidth=0.6)
-        axis.title.set_fontsize(10)
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
 def save(figure: Figure, path: Path) -> None:
+    for axis in figure.axes:
+        axis.title.set_fontsize(10)
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     path.parent.mkdir(parents=True, exist_ok=True)
