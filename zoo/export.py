@@ -27,7 +27,7 @@ from zoo.command import run
 from zoo.files import FULL, cannot_write, flush_tree
 from zoo.registry import MODELS, WEIGHTS, Model, write_registry
 from zoo.tokenizer import load_tokenizer
-from zoo.train import NEEDS, WORK, changed_foundations, part_and_plan
+from zoo.train import NEEDS, WORK, notes_on, part_and_plan
 from zoo.training import CHECKPOINT, Plan, Run
 
 Export = Callable[[Path, Path], None]
@@ -59,8 +59,8 @@ def export_all(
             told(f"{name}: left as it is, since {missing[name][0]} is not trained")
         names = [name for name in names if not missing[name]]
         for part in dict.fromkeys(part for name in names for part in parts_of(MODELS[name])):
-            if changed := changed_foundations(part, work):
-                told(f"note: {part} was trained on another {', '.join(changed)}; train it anew")
+            for note in notes_on(part, work):
+                told(f"note: {note}")
     with stand_ins(work, names) if untrained else nullcontext(work) as parts, staged(weights) as stage:
         for name in names:
             exporter_of(MODELS[name], TRIAL["count"] if untrained else None)(parts, stage / name)

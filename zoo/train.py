@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -70,9 +70,8 @@ def check_needs(name: str, work: Path) -> None:
             f"{name} stands on {missing[0]}, which has no checkpoint in {work}: run {commands} first",
         )
     for part in needed:
-        state = read_state(work / part)
-        if state["step"] != state.get("steps"):
-            print(f"note: {part} stands at step {state['step']} of {state.get('steps')}", file=sys.stderr)
+        for note in notes_on(part, work):
+            print(f"note: {note}", file=sys.stderr)
 
 
 def foundations(name: str, work: Path) -> dict[str, str]:
@@ -86,6 +85,15 @@ def changed_foundations(name: str, work: Path) -> list[str]:
     if not isinstance(recorded, dict):
         return []
     return [part for part, digest in foundations(name, work).items() if recorded.get(part, digest) != digest]
+
+
+def notes_on(name: str, work: Path) -> Iterator[str]:
+    """What whoever builds on a part's checkpoint should know: it is not done, or stands on what is no longer there."""
+    state = read_state(work / name)
+    if state["step"] != state.get("steps"):
+        yield f"{name} stands at step {state['step']} of {state.get('steps')}"
+    if changed := changed_foundations(name, work):
+        yield f"{name} was trained on another {', '.join(changed)}; remove {work / name} to train it anew"
 
 
 def main() -> None:

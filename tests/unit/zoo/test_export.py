@@ -193,7 +193,7 @@ class TestFailures:
 
         monkeypatch.setattr(export, "exporter_of", writes)
         monkeypatch.setattr(export, "missing_parts", lambda model, work: [])
-        monkeypatch.setattr(export, "changed_foundations", lambda part, work: [])
+        monkeypatch.setattr(export, "notes_on", lambda part, work: [])
         monkeypatch.setattr(export, "write_cards", lambda *arguments, **options: [])
 
     def names(self, folder: Path) -> list[str]:

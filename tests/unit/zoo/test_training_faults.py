@@ -15,7 +15,7 @@ from zoo.dataset import cached_drawings
 from zoo.files import cached_tensors, read_tensors, write_tensors
 from zoo.scenes import IMAGE_SIZE
 from zoo.tokenizer import build_tokenizer, load_tokenizer
-from zoo.train import NEEDS, changed_foundations, foundations
+from zoo.train import NEEDS, changed_foundations, foundations, notes_on
 from zoo.training import CHECKPOINT, LOG, Plan, Run, load_trained, opened_log, read_log, read_state
 
 PLAN = Plan(steps=6, peak_rate=1e-2, warmup=1, checkpoint_every=2)
@@ -233,3 +233,7 @@ def test_a_part_tells_when_what_it_stands_on_has_changed(tmp_path: Path, monkeyp
     Run(Line("base"), PLAN, tmp_path / "base").train()
 
     assert (before, changed_foundations("line", tmp_path)) == ([], ["base"])
+    assert [note.partition(";")[0] for note in notes_on("line", tmp_path)] == [
+        "line stands at step 2 of 6",
+        "line was trained on another base",
+    ]
