@@ -12,7 +12,7 @@ returns the exit code: 0 when every figure reaches its target, 1 when one falls 
 
 The file: `benchmark, figure, target, ok, machine, commit, at, n, confidence_interval, samples` of the first figure at
 the top, `ok` of all together, every figure with the same keys under `figures`; `quick` says that the run was a short
-one, `notes` how it was done.
+one, `notes` how it was done. A figure that could not be measured is null, and short of any target it has.
 """
 
 import argparse
@@ -41,19 +41,40 @@ class Options:
 
 @dataclass(frozen=True)
 class Target:
-    """A bound on a figure; `limit` is None for a row that is shown beside the others and decides nothing."""
+    """A bound on a figure, or two; `limit` is None for a row that is shown beside the others and decides nothing.
+
+    Comparison ">" is for differences: the whole interval of the figure has to lie above the limit.
+    """
 
     comparison: str
     limit: float | None
     unit: str = ""
+    upper: float | None = None
 
-    def met_by(self, value: float) -> bool:
+    def met_by(self, value: float | None, interval: "Interval | None" = None) -> bool:
         if self.limit is None:
             return True
-        return value <= self.limit if self.comparison == "<=" else value >= self.limit
+        if value is None:
+            return False
+        if self.comparison == ">":
+            return (value if interval is None else interval.low) > self.limit
+        if self.comparison == "<=":
+            return value <= self.limit
+        return value >= self.limit and (self.upper is None or value <= self.upper)
 
     def __str__(self) -> str:
-        return "none" if self.limit is None else f"{self.comparison} {self.limit:g} {self.unit}".rstrip()
+        if self.limit is None:
+            return "none"
+        upper = "" if self.upper is None else f" and <= {self.upper:g}"
+        return f"{self.comparison} {self.limit:g}{upper} {self.unit}".rstrip()
+
+    @classmethod
+    def parse(cls, text: str, unit: str) -> "Target":
+        """What `str` made of a target."""
+        if text == "none":
+            return informative(unit)
+        comparison, limit, *rest = text.removesuffix(unit).split()
+        return cls(comparison, float(limit), unit, float(rest[-1]) if rest else None)
 
 
 def at_most(limit: float, unit: str = "") -> Target:
@@ -62,6 +83,14 @@ def at_most(limit: float, unit: str = "") -> Target:
 
 def at_least(limit: float, unit: str = "") -> Target:
     return Target(">=", limit, unit)
+
+
+def between(low: float, high: float, unit: str = "") -> Target:
+    return Target(">=", low, unit, high)
+
+
+def surely_above(limit: float, unit: str = "") -> Target:
+    return Target(">", limit, unit)
 
 
 def informative(unit: str = "") -> Target:
@@ -80,17 +109,20 @@ class Interval:
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number against its target, with the raw samples it came from (JSON values, in order taken)."""
+    """One measured number against its target, with the raw samples it came from (JSON values, in order taken).
+
+    Its value is None when what it would measure is not there.
+    """
 
     name: str
-    value: float
+    value: float | None
     target: Target
     samples: Sequence[Any]
     interval: Interval | None
 
     @property
     def ok(self) -> bool:
-        return self.target.met_by(self.value)
+        return self.target.met_by(self.value, self.interval)
 
     def row(self) -> dict[str, Any]:
         return {
@@ -104,10 +136,18 @@ class Figure:
             "samples": list(self.samples),
         }
 
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> "Figure":
+        """A figure read back from a result."""
+        interval = row["confidence_interval"] and Interval(**row["confidence_interval"])
+        return cls(row["name"], row["figure"], Target.parse(row["target"], row["unit"]), row["samples"], interval)
+
+    def shown(self) -> str:
+        return "missing" if self.value is None else f"{self.value:.4g} {self.target.unit}".rstrip()
+
     def line(self) -> str:
         interval = "" if self.interval is None else f" [{self.interval.low:.4g}, {self.interval.high:.4g}]"
-        value = f"{self.value:.4g} {self.target.unit}".rstrip()
-        return f"{self.name}: figure {value}{interval} target {self.target} {verdict(self.ok)}"
+        return f"{self.name}: figure {self.shown()}{interval} target {self.target} {verdict(self.ok)}"
 
 
 def measured(
@@ -158,7 +198,7 @@ def print_figures(figures: Sequence[Figure], ok: bool) -> None:
         for figure in figures:
             print(figure.line())
     judged = [figure for figure in figures if figure.target.limit is not None]
-    values = ", ".join(f"{figure.value:.4g} {figure.target.unit}".rstrip() for figure in judged)
+    values = ", ".join(figure.shown() for figure in judged)
     targets = ", ".join(str(figure.target) for figure in judged)
     print(f"figure {values} target {targets} {verdict(ok)}", flush=True)
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CLIPTokenizer
 
 from zoo.captions import labels, natural_caption
-from zoo.scenes import draw, scene_at
+from zoo.files import bad_file, cached_tensors
+from zoo.scenes import IMAGE_SIZE, draw, scene_at
 
 TRAIN_SEED, TRAIN_COUNT = 1, 40_000
 HELD_OUT_SEED = 2
-JUDGE_SEED, JUDGE_COUNT = 3, 24_000
+JUDGE_SEED, JUDGE_COUNT = 3, 32_000
 TREATED_SEED, TREATED_COUNT = 4, 3_000
 
 
@@ -71,13 +71,12 @@ def cached_drawings(
     """The drawings of a seed without held-out combinations, unless `held_out` says otherwise (see `scene_at`)."""
     name = "-".join(["drawings", str(seed), str(count), *([treatment] if treatment else [])])
     path = work / f"{name}.safetensors"
-    if path.exists():
-        return Drawings(**load_file(path))
-    drawings = draw_many(seed, count, tokenizer, held_out, treatment)
-    partial = path.with_suffix(".partial")
-    save_file({name: values.contiguous() for name, values in vars(drawings).items()}, partial)
-    partial.replace(path)
-    return drawings
+    what = f"{count} drawings of {IMAGE_SIZE} px"
+    names = [field.name for field in fields(Drawings)]
+    found = cached_tensors(path, what, names, lambda: vars(draw_many(seed, count, tokenizer, held_out, treatment)))
+    if found["images"].shape != (count, 3, IMAGE_SIZE, IMAGE_SIZE):
+        raise bad_file(path, what, f"its images are {tuple(found['images'].shape)}")
+    return Drawings(**found)
 
 
 def as_pixels(images: Tensor) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import StableDiffusionPipeline
@@ -24,9 +26,9 @@ def load_pipeline(folder: Path) -> StableDiffusionPipeline:
 
 
 def paint(
-    pipeline: StableDiffusionPipeline, prompts: list[str], seeds: list[int], steps: int, scale: float, batch: int = 64
+    pipeline: Callable[..., Any], prompts: list[str], seeds: list[int], steps: int, scale: float, batch: int = 64
 ) -> Tensor:
-    """Pixels in 0..1 (n, 3, height, width)."""
+    """Pixels in 0..1 (n, 3, height, width), by a pipeline or by what is called as one."""
     pictures = []
     for start in range(0, len(prompts), batch):
         generators = [torch.Generator().manual_seed(seed) for seed in seeds[start : start + batch]]

@@ -1,59 +1,118 @@
-"""The registry of the zoo's exported models: what there is, where it lies and what it must hash to."""
+"""The registry of the zoo's exported models: what there is, where it lies, what it stands on and what it must hash to.
+
+`registry.json` has one entry a directory. Its digest is the one that a worker or an embedder tells of the model
+(`pentimento.diffusion.checkpoint.digest_directory`); the card is no part of it.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from pentimento.diffusion.checkpoint import digest_directory
+from pentimento.domain.errors import FailedPrecondition, NotFound
+from zoo.files import replacing
+from zoo.scenes import IMAGE_SIZE
 
 WEIGHTS = Path(__file__).parent / "weights"
+REGISTRY = "registry.json"
+VERSION = 1
 LICENCE = "Apache-2.0"
-SIDE = 32
-ENTRIES: tuple[dict[str, object], ...] = (
-    {
-        "name": "tiny-heavy",
-        "kind": "pipeline",
-        "family": "sd",
-        "default_steps": 50,
-        "default_guidance_scale": 2.5,
-        "height": SIDE,
-        "width": SIDE,
-    },
-    {
-        "name": "tiny-light",
-        "kind": "pipeline",
-        "family": "sd",
-        "default_steps": 12,
-        "default_guidance_scale": 2.5,
-        "height": SIDE,
-        "width": SIDE,
-    },
-    {"name": "tiny-clip", "kind": "dual_encoder", "family": "clip", "height": SIDE, "width": SIDE},
-)
+CARD = "README.md"
 
 
-def directory_digest(folder: Path) -> str:
-    """sha256 over the lines `<relative path>\\0<sha256 of the file>\\n` of every file, sorted by path."""
-    whole = hashlib.sha256()
-    files = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file())
-    for name, path in files:
-        whole.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return f"sha256:{whole.hexdigest()}"
+@dataclass(frozen=True)
+class Model:
+    """One directory. `part` is what is trained for it, `base` the model that it changes and is of no use without.
+
+    `steps` and `guidance_scale` are what a pipeline is asked for when a request says nothing.
+    """
+
+    name: str
+    kind: str
+    family: str
+    part: str
+    base: str | None = None
+    steps: int | None = None
+    guidance_scale: float | None = None
+    cascade: tuple[str, str] | None = None  # whose pictures a discriminator tells apart: light and heavy
 
 
-def write_registry(weights: Path = WEIGHTS) -> dict[str, object]:
-    """Write registry.json for the directories that are there; run last, since a model card is part of its digest."""
-    models = []
-    for entry in ENTRIES:
-        folder = weights / str(entry["name"])
-        if folder.is_dir():
-            models.append({**entry, "path": entry["name"], "digest": directory_digest(folder), "licence": LICENCE})
-    registry: dict[str, object] = {"models": models}
-    (weights / "registry.json").write_text(json.dumps(registry, indent=2) + "\n", encoding="utf-8")
+MODELS = {
+    model.name: model
+    for model in (
+        Model("tiny-heavy", "pipeline", "sd", "heavy", steps=50, guidance_scale=2.5),
+        Model("tiny-light", "pipeline", "sd", "light", steps=12, guidance_scale=2.5),
+        Model("tiny-flow", "pipeline", "sd3", "flow", steps=28, guidance_scale=2.5),
+        Model("tiny-clip", "dual_encoder", "clip", "image-tower"),
+        Model("tiny-controlnet-edges", "controlnet", "sd", "controlnet-edges", base="tiny-heavy"),
+        Model("tiny-controlnet-layout", "controlnet", "sd", "controlnet-layout", base="tiny-heavy"),
+        Model("tiny-lora-neon", "lora", "sd", "lora-neon", base="tiny-heavy"),
+        Model("tiny-lora-blueprint", "lora", "sd", "lora-blueprint", base="tiny-heavy"),
+        Model("tiny-lora-mosaic", "lora", "sd", "lora-mosaic", base="tiny-heavy"),
+        Model(
+            "tiny-discriminator",
+            "discriminator",
+            "efficientnet",
+            "discriminator",
+            cascade=("tiny-light", "tiny-heavy"),
+        ),
+    )
+}
+
+
+def write_registry(weights: Path = WEIGHTS) -> dict[str, Any]:
+    """Write registry.json for the directories that are there.
+
+    FailedPrecondition for one whose base is not there: its entry names the base's digest.
+    """
+    there = {name: digest_directory(weights / name) for name in MODELS if (weights / name).is_dir()}
+    registry = {"version": VERSION, "models": [_entry(MODELS[name], there) for name in there]}
+    with replacing(weights / REGISTRY) as partial:
+        partial.write_text(json.dumps(registry, indent=2) + "\n", encoding="utf-8")
     return registry
 
 
-def read_registry(weights: Path = WEIGHTS) -> dict[str, dict[str, object]]:
-    """The registry's entries by name."""
-    models = json.loads((weights / "registry.json").read_text(encoding="utf-8"))["models"]
-    return {str(model["name"]): model for model in models}
+def _entry(model: Model, digests: dict[str, str]) -> dict[str, Any]:
+    def named(other: str) -> dict[str, str]:
+        if other not in digests:
+            raise FailedPrecondition("BASE_MISSING", f"{model.name} stands on {other}, which is not exported here")
+        return {"name": other, "digest": digests[other]}
+
+    entry: dict[str, Any] = {"name": model.name, "kind": model.kind, "family": model.family}
+    if model.kind == "pipeline":
+        entry |= {"default_steps": model.steps, "default_guidance_scale": model.guidance_scale}
+    if model.kind != "lora":
+        entry |= {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+    if model.base is not None:
+        entry["base"] = named(model.base)
+    if model.cascade is not None:
+        entry["cascade"] = dict(zip(("light", "heavy"), map(named, model.cascade), strict=True))
+    return entry | {
+        "path": model.name,
+        "digest": digests[model.name],
+        "licence": LICENCE,
+        "card": f"{model.name}/{CARD}",
+    }
+
+
+def read_registry(weights: Path = WEIGHTS) -> dict[str, dict[str, Any]]:
+    """The registry's entries by name. NotFound, or FailedPrecondition for a file that is no registry."""
+    path = weights / REGISTRY
+    if not path.is_file():
+        raise NotFound("FILE_MISSING", f"{path}: not there; `pentimento zoo export` writes it")
+    try:
+        models = json.loads(path.read_text(encoding="utf-8"))["models"]
+        return {str(model["name"]): model for model in models}
+    except (ValueError, KeyError, TypeError):
+        raise FailedPrecondition("BAD_FILE", f"{path}: expected a registry of models") from None
+
+
+def entry_of(name: str, weights: Path = WEIGHTS) -> dict[str, Any]:
+    """One model's entry. NotFound lists those there are."""
+    registry = read_registry(weights)
+    if name not in registry:
+        raise NotFound("MODEL_NOT_FOUND", f"{name}: not in {weights / REGISTRY}, which has {', '.join(registry)}")
+    return registry[name]

@@ -11,7 +11,9 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import CLIPTokenizer
 
+from pentimento.domain.errors import FailedPrecondition
 from zoo.captions import natural_caption
+from zoo.files import bad_file, replacing
 from zoo.scenes import scene_at
 
 MAX_TOKENS = 40
@@ -69,6 +71,19 @@ def build_tokenizer(
 
 
 def load_tokenizer(folder: Path) -> CLIPTokenizer:
+    """The tokenizer in a folder, which is learnt first where there is none.
+
+    FailedPrecondition for files that are no tokenizer's.
+    """
     if not (folder / "vocab.json").exists():
-        return build_tokenizer(folder)
-    return CLIPTokenizer.from_pretrained(folder)
+        try:
+            with replacing(folder) as partial:
+                build_tokenizer(partial)
+        except FailedPrecondition:
+            if not (folder / "vocab.json").exists():  # else another process was quicker
+                raise
+    try:
+        return CLIPTokenizer.from_pretrained(folder)
+    except Exception as error:  # the libraries raise whatever their parsers do
+        reason = str(error).strip().partition("\n")[0]
+        raise bad_file(folder, "the files of a CLIPTokenizer", f"they cannot be read: {reason}") from None

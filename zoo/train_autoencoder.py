@@ -18,7 +18,7 @@ from zoo.scenes import IMAGE_SIZE, TREATMENTS
 from zoo.tokenizer import load_tokenizer
 from zoo.training import Plan, device, half_precision
 
-PLAN = Plan(steps=4500, peak_rate=1.5e-3, ema_decay=0.998, checkpoint_every=500)
+PLAN = Plan(steps=3800, peak_rate=1.5e-3, cooldown=0.6, ema_decay=0.998, checkpoint_every=250)
 LATENT_CHANNELS = 8
 DOWNSCALE = 4
 BATCH = 16
@@ -69,8 +69,11 @@ class AutoencoderPart:
         corners = torch.multinomial(share + 4.0, 1, generator=generator)[:, 0]
         side = (IMAGE_SIZE - CROP) // GRID + 1
         tops, lefts = (corners // side * GRID).tolist(), (corners % side * GRID).tolist()
-        boxes = [(n, slice(t, t + CROP), slice(l, l + CROP)) for n, (t, l) in enumerate(zip(tops, lefts, strict=True))]
-        cut = torch.stack([images[n, :, down, across] for n, down, across in boxes])
+        boxes = [
+            (row, slice(top, top + CROP), slice(left, left + CROP))
+            for row, (top, left) in enumerate(zip(tops, lefts, strict=True))
+        ]
+        cut = torch.stack([images[row, :, down, across] for row, down, across in boxes])
         return cut, torch.stack([coverage[box] for box in boxes])
 
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:

@@ -6,22 +6,22 @@ unconditional half. Latents and text states are computed once and cached in the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
 from zoo.dataset import TRAIN_COUNT, TRAIN_SEED, cached_drawings, tokenise
+from zoo.files import cached_tensors, file_digest
 from zoo.tokenizer import load_tokenizer
 from zoo.train_autoencoder import DOWNSCALE, LATENT_CHANNELS, encode_all, make_autoencoder
 from zoo.train_dual_encoder import WIDTH, TowersAndHeads
-from zoo.training import Plan, device, half_precision, load_trained
+from zoo.training import CHECKPOINT, Plan, device, half_precision, load_trained
 
-HEAVY_PLAN = Plan(steps=6000, peak_rate=1.5e-3, warmup=150, ema_decay=0.998)
+HEAVY_PLAN = Plan(steps=6000, peak_rate=1.5e-3, warmup=150, cooldown=0.39, ema_decay=0.998)
 LIGHT_PLAN = Plan(steps=4000, peak_rate=2.0e-3, warmup=150, ema_decay=0.998)
 LATENT_SIZE = 16
 BATCH = 64
@@ -92,24 +92,26 @@ def encode_drawings(work: Path, count: int, seed: int = TRAIN_SEED, treatment: s
     """A set of drawings as the trained autoencoder and text tower see it."""
     name = "-".join(["encoded", str(seed), str(count), *([treatment] if treatment else [])])
     path = work / f"{name}.safetensors"
-    if path.exists():
-        return Encoded(**load_file(path))
+    # Another autoencoder or text tower makes another data set.
+    parents = "".join(file_digest(work / part / CHECKPOINT) for part in ("autoencoder", "dual-encoder"))
+    names = [field.name for field in fields(Encoded)]
+    what = f"{count} encoded drawings"
+    return Encoded(**cached_tensors(path, what, names, lambda: _encode(work, count, seed, treatment), parents))
+
+
+def _encode(work: Path, count: int, seed: int, treatment: str | None) -> dict[str, Tensor]:
     tokenizer = load_tokenizer(work / "tokenizer")
     drawings = cached_drawings(work, seed, count, tokenizer, treatment=treatment)
     autoencoder = load_trained(make_autoencoder(), work / "autoencoder").to(device())
     towers = load_trained(TowersAndHeads(tokenizer), work / "dual-encoder").to(device())
     coverage = functional.avg_pool2d(drawings.coverage[:, None].float() / 255.0, DOWNSCALE)
     weights = 1.0 + FOREGROUND_WEIGHT * (coverage > 0).float()
-    encoded = Encoded(
-        encode_all(autoencoder, drawings.images),
-        weights / weights.mean(),
-        _encode_texts(towers, drawings.tokens),
-        _encode_texts(towers, tokenise(tokenizer, [""])),
-    )
-    partial = path.with_suffix(".partial")
-    save_file({name: values.contiguous() for name, values in vars(encoded).items()}, partial)
-    partial.replace(path)
-    return encoded
+    return {
+        "latents": encode_all(autoencoder, drawings.images),
+        "weights": weights / weights.mean(),
+        "states": _encode_texts(towers, drawings.tokens),
+        "empty": _encode_texts(towers, tokenise(tokenizer, [""])),
+    }
 
 
 class DenoiserPart:

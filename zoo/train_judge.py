@@ -17,7 +17,7 @@ from zoo.dataset import JUDGE_COUNT, JUDGE_SEED, as_pixels, cached_drawings
 from zoo.tokenizer import load_tokenizer
 from zoo.training import Plan, device, half_precision
 
-PLAN = Plan(steps=1600, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.02, checkpoint_every=500)
+PLAN = Plan(steps=2800, peak_rate=1.5e-3, ema_decay=0.99, weight_decay=0.02, checkpoint_every=500)
 BATCH = 96
 PIXEL_NOISE = 0.15
 
@@ -30,8 +30,7 @@ class Judge(nn.Module):
         for number, (before, after) in enumerate(pairwise(channels)):
             kernel = 5 if number == 0 else 3
             stages += [nn.Conv2d(before, after, kernel, 2, kernel // 2), nn.GroupNorm(8, after), nn.ReLU()]
-            if number > 0:
-                stages += [nn.Conv2d(after, after, 3, 1, 1), nn.GroupNorm(8, after), nn.ReLU()]
+            stages += [nn.Conv2d(after, after, 3, 1, 1), nn.GroupNorm(8, after), nn.ReLU()]
         self.body = nn.Sequential(*stages, nn.Flatten(), nn.Linear(4 * width * 16, 256), nn.ReLU())
         self.heads = nn.ModuleDict({name: nn.Linear(256, len(values)) for name, values in ATTRIBUTES.items()})
 
@@ -47,9 +46,7 @@ class JudgePart:
         torch.manual_seed(seed + 77)
         self.module = Judge().to(device())
         self.batch = batch
-        self.drawings = cached_drawings(
-            work, JUDGE_SEED, count, load_tokenizer(work / "tokenizer"), held_out=None
-        )
+        self.drawings = cached_drawings(work, JUDGE_SEED, count, load_tokenizer(work / "tokenizer"), held_out=None)
 
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
         rows = torch.randint(len(self.drawings), (self.batch,), generator=generator)

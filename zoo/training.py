@@ -1,25 +1,34 @@
 """The loop every part is trained by: deterministic by seed and step, resumable, logging as it goes.
 
 Every random draw of a step comes from a generator seeded with (seed, step), so a run that stopped and resumed
-is bit-equal to one that did not stop. A checkpoint is one safetensors file, replaced at once.
+is bit-equal to one that did not stop. A checkpoint is one safetensors file, replaced at once; a run that is killed
+goes on from the last one, and its log forgets what came after it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from pentimento.domain.errors import FailedPrecondition, ResourceExhausted
+from zoo.files import bad_file, cannot_write, check_names, opened, read_metadata, sweep, write_tensors
 
 LOG_EVERY = 25
 CHECKPOINT = "checkpoint.safetensors"
+LOG = "log.jsonl"
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of each parameter
+DEVICES = ("auto", "cpu", "cuda")
+_chosen = "auto"
 
 
 @dataclass(frozen=True)
@@ -50,8 +59,18 @@ class Part(Protocol):
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
 
 
+def choose_device(name: str) -> None:
+    """What `device()` is from here on: "cpu", "cuda", or "auto" for a GPU where there is one."""
+    global _chosen
+    if name == "cuda" and not torch.cuda.is_available():
+        raise FailedPrecondition("NO_CUDA", "device: cuda was asked for, and torch sees no GPU here")
+    _chosen = name
+
+
 def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if _chosen == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(_chosen)
 
 
 def half_precision() -> AbstractContextManager[object]:
@@ -76,30 +95,43 @@ class Averaged:
 
 
 class Run:
-    """One part's training in a folder: `log.jsonl`, and one checkpoint file of part, average and optimiser."""
+    """One part's training in a folder: `log.jsonl`, and one checkpoint file of part, average and optimiser.
 
-    def __init__(self, part: Part, plan: Plan, folder: Path) -> None:
-        self.part, self.plan, self.folder = part, plan, folder
+    `stands_on` goes into the checkpoint: digests of the checkpoints of other parts that this one was trained on.
+    """
+
+    def __init__(self, part: Part, plan: Plan, folder: Path, stands_on: Mapping[str, str] | None = None) -> None:
+        self.part, self.plan, self.folder, self.stands_on = part, plan, folder, stands_on
         self.average = Averaged(plan.ema_decay)
         self.optimiser = torch.optim.AdamW(
             part.module.parameters(), lr=plan.peak_rate, betas=(0.9, 0.98), weight_decay=plan.weight_decay, foreach=True
         )
         self.step = 0
-        folder.mkdir(parents=True, exist_ok=True)
         self.checkpoint = folder / CHECKPOINT
         if self.checkpoint.exists():
             self._resume()
 
     def train(self, until: int | None = None) -> None:
-        """Go on to the plan's end, or stop early at `until` with a checkpoint."""
+        """Go on to the plan's end, or stop early at `until` with a checkpoint.
+
+        ResourceExhausted on a full disk: the last checkpoint is still there, and a later run goes on from it.
+        """
         end = self.plan.steps if until is None else min(until, self.plan.steps)
+        try:
+            with opened_log(self.folder, self.step) as log:
+                sweep(self.checkpoint)
+                self._go_on(end, log)
+        except ResourceExhausted as error:
+            raise ResourceExhausted(error.reason, f"{error.message}; {self._what_is_left()}") from None
+
+    def _go_on(self, end: int, log: int) -> None:
         started, first = time.monotonic(), self.step
         while self.step < end:
             figures = self._one_step()
             if self.step % LOG_EVERY == 0 or self.step == end:
-                self._log(figures | {"seconds_per_step": (time.monotonic() - started) / (self.step - first)})
+                self._log(log, figures | {"seconds_per_step": (time.monotonic() - started) / (self.step - first)})
             if self.step % self.plan.checkpoint_every == 0 or self.step == end:
-                self._checkpoint()
+                self._checkpoint(log)
 
     def _one_step(self) -> dict[str, float]:
         generator = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + self.step)
@@ -116,49 +148,138 @@ class Run:
         self.step += 1
         return {"step": self.step, "loss": float(loss.detach()), "rate": rate} | figures
 
-    def _log(self, figures: dict[str, float]) -> None:
+    def _log(self, log: int, figures: dict[str, float]) -> None:
         line = json.dumps({name: round(value, 6) for name, value in figures.items()})
-        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
-            log.write(line + "\n")
+        rest = f"{line}\n".encode()
+        try:
+            while rest:
+                rest = rest[os.write(log, rest) :]
+        except OSError as error:
+            raise cannot_write(self.folder / LOG, error) from None
         print(self.part.name, line, flush=True)
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, log: int) -> None:
         tensors = {f"part.{name}": value for name, value in self.part.module.state_dict().items()}
         tensors |= {f"average.{name}": value for name, value in self.average.values.items()}
         for number, moments in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{number}.{key}": value for key, value in moments.items()}
         contents = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-        state = {"part": self.part.name, "step": self.step, "steps": self.plan.steps, "seed": self.plan.seed}
-        partial = self.checkpoint.with_suffix(".partial")
-        save_file(contents, partial, metadata={"state": json.dumps(state)})
-        partial.replace(self.checkpoint)
+        state: dict[str, object] = {"part": self.part.name, "step": self.step}
+        state |= {"steps": self.plan.steps, "seed": self.plan.seed}
+        if self.stands_on:
+            state["stands_on"] = dict(self.stands_on)
+        try:
+            os.fsync(log)
+        except OSError as error:
+            raise cannot_write(self.folder / LOG, error) from None
+        write_tensors(self.checkpoint, contents, {"state": json.dumps(state)})
+
+    def _what_is_left(self) -> str:
+        if not self.checkpoint.exists():
+            return "there is no checkpoint yet"
+        return (
+            f"the checkpoint of step {read_state(self.folder)['step']} is whole, and the same command goes on from it"
+        )
 
     def _resume(self) -> None:
-        self.step = int(read_state(self.folder)["step"])
-        where = next(self.part.module.parameters()).device
-        self.part.module.load_state_dict(_read(self.folder, "part."))
-        self.average.values = {name: value.to(where) for name, value in _read(self.folder, "average.").items()}
-        state = self.optimiser.state_dict()
-        for name, value in _read(self.folder, "optimiser.").items():
+        what = f"a checkpoint of {self.part.name}"
+        state = read_state(self.folder)
+        for key, wanted in (("part", self.part.name), ("seed", self.plan.seed)):
+            if state.get(key) != wanted:
+                raise bad_file(self.checkpoint, what, f"its {key} is {state.get(key)!r}, not {wanted!r}")
+        module = self.part.module
+        self.step = int(str(state["step"]))
+        where = next(module.parameters()).device
+        module.load_state_dict(_read(self.folder, "part.", what, module.state_dict()))
+        average = _read(self.folder, "average.", what, module.state_dict())
+        self.average.values = {name: value.to(where) for name, value in average.items()}
+        self._resume_optimiser(_read(self.folder, "optimiser.", what), what)
+
+    def _resume_optimiser(self, found: dict[str, Tensor], what: str) -> None:
+        count = sum(len(group["params"]) for group in self.optimiser.param_groups)
+        known = {f"{number}.{key}" for number in range(count) for key in MOMENTS}
+        if foreign := found.keys() - known:
+            raise bad_file(self.checkpoint, what, f"its optimiser holds {min(foreign)!r}")
+        moments = self.optimiser.state_dict()
+        for name, value in found.items():
             number, key = name.split(".", 1)
-            state["state"].setdefault(int(number), {})[key] = value
-        self.optimiser.load_state_dict(state)
+            moments["state"].setdefault(int(number), {})[key] = value
+        self.optimiser.load_state_dict(moments)
+
+
+@contextmanager
+def opened_log(folder: Path, step: int) -> Iterator[int]:
+    """A descriptor of a run's log, cut back to the lines up to `step`; held, so that one folder has one writer.
+
+    FailedPrecondition where another process trains in the folder.
+    """
+    path = folder / LOG
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    try:
+        _lock(log, folder)
+        os.ftruncate(log, len(b"".join(_lines_until(path.read_bytes(), step))))
+        yield log
+    finally:
+        os.close(log)
+
+
+def _lock(log: int, folder: Path) -> None:
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FailedPrecondition("TRAINING_RUNS", f"{folder}: another process trains here") from None
+
+
+def _lines_until(content: bytes, last: int) -> Iterator[bytes]:
+    """The whole lines at the beginning, while their steps rise and are at most `last`."""
+    before = 0
+    for line in content.splitlines(keepends=True):
+        try:
+            step = json.loads(line)["step"] if line.endswith(b"\n") else None
+        except (ValueError, KeyError, TypeError):
+            return
+        if not isinstance(step, int) or not before < step <= last:
+            return
+        before = step
+        yield line
+
+
+def read_log(folder: Path) -> list[dict[str, float]]:
+    """A run's figures in the order of its steps; none where it has written none."""
+    path = folder / LOG
+    content = path.read_bytes() if path.is_file() else b""
+    return [json.loads(line) for line in _lines_until(content, 2**63)]
 
 
 def read_state(folder: Path) -> dict[str, object]:
     """Which part, how far and of how many steps a folder's checkpoint is."""
-    with safe_open(folder / CHECKPOINT, "pt") as checkpoint:
-        state: dict[str, object] = json.loads(checkpoint.metadata()["state"])
+    state = read_metadata(folder / CHECKPOINT, "a training's checkpoint", "state")
+    if not isinstance(state.get("step"), int):
+        raise bad_file(folder / CHECKPOINT, "a training's checkpoint", "its state names no step")
     return state
 
 
-def _read(folder: Path, prefix: str) -> dict[str, Tensor]:
-    with safe_open(folder / CHECKPOINT, "pt") as checkpoint:
+def _read(folder: Path, prefix: str, what: str, wanted: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The tensors under a prefix; with `wanted`, exactly those, each in its shape."""
+    path = folder / CHECKPOINT
+    with opened(path, what) as checkpoint:
         names = [name for name in checkpoint.keys() if name.startswith(prefix)]  # noqa: SIM118
-        return {name.removeprefix(prefix): checkpoint.get_tensor(name) for name in names}
+        tensors = {name.removeprefix(prefix): checkpoint.get_tensor(name) for name in names}
+    if wanted is not None:
+        check_names(path, what, names, (prefix + name for name in wanted))
+        for name, value in tensors.items():
+            if value.shape != wanted[name].shape:
+                shapes = f"{tuple(value.shape)}, not {tuple(wanted[name].shape)}"
+                raise bad_file(path, what, f"the shape of {prefix + name!r} is {shapes}")
+    return tensors
 
 
 def load_trained(module: nn.Module, folder: Path) -> nn.Module:
     """The averaged weights of a part's last checkpoint, ready to be used or exported."""
-    module.load_state_dict(_read(folder, "average."))
+    what = f"the weights of {folder.name}"
+    module.load_state_dict(_read(folder, "average.", what, module.state_dict()))
     return module.eval().requires_grad_(False)

@@ -197,11 +197,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def digest_checkpoint(checkpoint: Checkpoint) -> CheckpointDigests:
-    """sha256 over the lines `<relative path>\\0<sha256 of the file>\\n` in path order."""
-    directory = checkpoint.directory
-    names = sorted(path.relative_to(directory).as_posix() for path in checkpoint.files)
-    with ThreadPoolExecutor(4, thread_name_prefix="digest") as pool:
-        sums = dict(zip(names, pool.map(lambda name: _file_sum(directory / name), names), strict=True))
+    """The digest of all files that are read (see `digest_files`), and of each component's own."""
+    sums = _sums(checkpoint.directory, checkpoint.files)
     parts: dict[str, dict[str, str]] = {}
     for name, value in sums.items():
         component, _, rest = name.rpartition("/")
@@ -215,6 +212,31 @@ def _count_in(parts: dict[str, dict[str, str]], single_file: str, sums: Mapping[
     """Whose weights changed is not to be seen in a single file: every component counts as changed (changes `parts`)."""
     for component in parts.keys() - {"", "scheduler"}:
         parts[component][f"../{single_file}"] = sums[single_file]
+
+
+def digest_directory(directory: Path) -> str:
+    """The digest of a directory that holds one model and nothing else of its suffixes.
+
+    It is what a worker calls a pipeline's model digest, an embedder its encoder's, and a registry everything's. A card
+    and its pictures are no part of it.
+    """
+    files = (path for path in directory.rglob("*") if path.suffix in (*_TEXT_SUFFIXES, ".safetensors"))
+    return digest_files(directory, [path for path in files if path.is_file()])
+
+
+def digest_files(directory: Path, files: Iterable[Path]) -> str:
+    """sha256 over the lines `<relative path>\\0<sha256 of the file>\\n` in path order, after `sha256:`.
+
+    The files of a model are its JSON, tokenizer text and safetensors.
+    """
+    return _digest_of(_sums(directory, files))
+
+
+def _sums(directory: Path, files: Iterable[Path]) -> dict[str, str]:
+    """Every file's own sha256, by relative path."""
+    names = sorted(path.relative_to(directory).as_posix() for path in files)
+    with ThreadPoolExecutor(4, thread_name_prefix="digest") as pool:
+        return dict(zip(names, pool.map(lambda name: _file_sum(directory / name), names), strict=True))
 
 
 def _digest_of(sums: dict[str, str]) -> str:

@@ -1,6 +1,5 @@
 """A stock CLIPModel directory: configuration, weights (safetensors only) and the digest of what is read."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor, float32
 
-from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object, weight_files
+from pentimento.diffusion.checkpoint import BadCheckpoint, digest_files, read_json_object, weight_files
 
 # What transformers' CLIPTextConfig and CLIPVisionConfig take where config.json is silent.
 TEXT_DEFAULTS = {
@@ -34,8 +33,9 @@ VISION_DEFAULTS = {
     "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5,
 }
-READ_FILES = (
+DIGESTED_FILES = (
     "config.json",
+    "model.safetensors.index.json",
     "preprocessor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -75,7 +75,7 @@ class EncoderConfig:
 
 @dataclass(frozen=True)
 class EncoderCheckpoint:
-    """`tensors` are float32 by transformers' names; `digest` covers every file that is read."""
+    """`tensors` are float32 by transformers' names; `digest` covers the files of `digest_files`."""
 
     name: str
     directory: Path
@@ -91,7 +91,8 @@ def open_encoder(directory: Path) -> EncoderCheckpoint:
     if not files:
         raise BadCheckpoint(f"{directory}: holds no safetensors file")
     tensors = {name: tensor for path in files for name, tensor in load_file(path).items()}
-    digest = _digest([directory / name for name in READ_FILES if (directory / name).is_file()] + files)
+    texts = [directory / name for name in DIGESTED_FILES if (directory / name).is_file()]
+    digest = digest_files(directory, texts + files)
     return EncoderCheckpoint(directory.name, directory, config, _checked(directory, config, tensors), digest)
 
 
@@ -193,12 +194,3 @@ def _checked(directory: Path, config: EncoderConfig, tensors: Mapping[str, Tenso
             raise BadCheckpoint(f"{directory}: tensor {name} must have shape {shape}, got {tuple(tensors[name].shape)}")
         used[name] = tensors[name].to(float32)
     return used
-
-
-def _digest(files: list[Path]) -> str:
-    """sha256 over the lines `<name>\\0<sha256 of the file>\\n` in name order."""
-    lines = []
-    for path in sorted(files):
-        with path.open("rb") as file:
-            lines.append(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n")
-    return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.compose.composition import Composition, running
+from tests.tiny_models import size_px
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
@@ -26,7 +27,7 @@ def test_generate_paints_a_picture_through_the_published_port(suite: Composition
 
     with Image.open(tmp_path / "picture.png") as picture:
         assert picture.format == "PNG"
-        assert picture.size == (32, 32)
+        assert picture.size == size_px(model)
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -8,6 +8,7 @@ from PIL import Image
 
 from deploy.make_secrets import main as make_secrets
 from tests.compose.composition import Composition, running
+from tests.tiny_models import size_px
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
@@ -30,7 +31,7 @@ def test_generate_paints_a_picture_for_who_has_a_token(suite: Composition, secre
     suite.generate(tmp_path / "picture.png", "--token", f"@{secrets / 'user_token'}")
 
     with Image.open(tmp_path / "picture.png") as picture:
-        assert picture.size == (32, 32)
+        assert picture.size == size_px()
 
 
 def test_nobody_else_is_served(suite: Composition, secrets: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pentimento.sdk.local import LocalSuite
 from pentimento.sdk.picture import read_provenance
+from tests.tiny_models import size_px
 
 COMMAND = (sys.executable, "-m", "pentimento.sdk")
 
@@ -23,7 +24,8 @@ def test_generate_saves_a_picture_with_its_provenance(suite: LocalSuite, tmp_pat
     done = run(suite, "generate", "a yellow star", "--steps", "4", "--seed", "5", "--no-cache", "-o", str(output))
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{output}  32×32, tiny-heavy, seed 5, 4 steps")
+    width_px, height_px = size_px()
+    assert done.stdout.startswith(f"{output}  {width_px}×{height_px}, tiny-heavy, seed 5, 4 steps")
     assert read_provenance(output.read_bytes())["spec"]["prompt"] == "a yellow star"
 
 

@@ -13,6 +13,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.sdk import AsyncClient, Picture
 from pentimento.sdk.local import LocalSuite
 from pentimento.sdk.picture import read_provenance, with_provenance
+from tests.tiny_models import size_px
 
 QUICK = 4
 
@@ -25,7 +26,7 @@ async def test_picture_and_its_provenance(client: AsyncClient) -> None:
     picture = await client.generate(request("a large red circle on a white background", seed=7))
 
     provenance = picture.provenance
-    assert picture.to_pil().size == (picture.width_px, picture.height_px) == (32, 32)
+    assert picture.to_pil().size == (picture.width_px, picture.height_px) == size_px()
     assert provenance.spec.prompt == "a large red circle on a white background"
     assert (provenance.spec.model, provenance.spec.seed, provenance.spec.num_inference_steps) == (
         "tiny-heavy",

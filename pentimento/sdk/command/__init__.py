@@ -15,6 +15,7 @@ SUBCOMMANDS = {
     "serve": "run one service in the foreground",
     "token": "make tokens",
     "bench": "measure what a model costs on this machine",
+    "zoo": "train, measure and export the tiny models",
 }
 
 

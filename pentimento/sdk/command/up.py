@@ -17,7 +17,7 @@ from pentimento.sdk.command.connection import state_dir_option
 from pentimento.sdk.command.detached import start_detached
 from pentimento.sdk.supervisor.access import SuiteTokens
 from pentimento.sdk.supervisor.leftovers import clean_leftovers
-from pentimento.sdk.supervisor.models import DEFAULT_ENCODER, find_model, find_models
+from pentimento.sdk.supervisor.models import DEFAULT_ENCODER, find_encoder, find_models
 from pentimento.sdk.supervisor.output import LogView
 from pentimento.sdk.supervisor.process import Surroundings
 from pentimento.sdk.supervisor.state import Endpoint, StateDirectory, make_private
@@ -47,7 +47,7 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
     """Starts embedder, gateway, controller, workers and frontdoor, and keeps them up. Ctrl-C drains and stops them."""
     settings = SuiteSettings(
         models=find_models(models),
-        encoder=find_model(encoder).path,
+        encoder=find_encoder(encoder).path,
         copies=options["workers"],
         public=with_free_port(options["listen"]),
         device=options["device"],

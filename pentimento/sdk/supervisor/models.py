@@ -9,6 +9,7 @@ from pentimento.domain.errors import InvalidArgument, NotFound
 WEIGHTS = Path(__file__).resolve().parents[3] / "zoo" / "weights"
 DEFAULT_MODEL = "tiny-heavy"
 DEFAULT_ENCODER = "tiny-clip"
+PIPELINE, ENCODER = "pipeline", "dual_encoder"
 
 
 @dataclass(frozen=True)
@@ -20,16 +21,14 @@ class ModelDirectory:
 def find_model(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
     """A registry name, or a diffusers directory whose last part becomes the model's name.
 
-    Names are looked up among the registry's, never joined to a path. NotFound lists those there are.
+    Names are looked up among the registry's pipelines, never joined to a path. NotFound lists those there are.
     """
-    known = registry(weights)
-    if given in known:
-        return ModelDirectory(given, known[given])
-    directory = Path(given).resolve()
-    if not directory.is_dir():
-        there = ", ".join(sorted(known)) or f"none in {weights}"
-        raise NotFound("MODEL_NOT_FOUND", f"model {given!r} is neither a directory nor a known name ({there})")
-    return ModelDirectory(directory.name, directory)
+    return _find("model", given, weights, PIPELINE)
+
+
+def find_encoder(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
+    """Likewise of the embedder's models."""
+    return _find("encoder", given, weights, ENCODER)
 
 
 def find_models(given: tuple[str, ...], weights: Path = WEIGHTS) -> tuple[ModelDirectory, ...]:
@@ -40,10 +39,31 @@ def find_models(given: tuple[str, ...], weights: Path = WEIGHTS) -> tuple[ModelD
     return models
 
 
-def registry(weights: Path) -> dict[str, Path]:
-    """Directories by name; empty where there is no registry."""
+def _find(what: str, given: str, weights: Path, kind: str) -> ModelDirectory:
+    known = registry(weights)
+    entry = known.get(given)
+    if entry is not None and entry.kind == kind:
+        return ModelDirectory(given, entry.path)
+    directory = Path(given).resolve()
+    if not directory.is_dir():
+        there = ", ".join(sorted(name for name, other in known.items() if other.kind == kind)) or f"none in {weights}"
+        wrong = f"is a {entry.kind}, not a {kind}" if entry else "is neither a directory nor a known name"
+        raise NotFound("MODEL_NOT_FOUND", f"{what} {given!r} {wrong} ({there})")
+    return ModelDirectory(directory.name, directory)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`kind`: pipeline, dual_encoder, controlnet, lora, discriminator."""
+
+    kind: str
+    path: Path
+
+
+def registry(weights: Path) -> dict[str, Entry]:
+    """What the tiny models' registry has, by name; empty where there is none."""
     try:
         entries = json.loads((weights / "registry.json").read_text())["models"]
     except FileNotFoundError:
         return {}
-    return {entry["name"]: weights / entry["path"] for entry in entries}
+    return {entry["name"]: Entry(entry["kind"], weights / entry["path"]) for entry in entries}

@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 
-from benchmarks.report import Figure, Options, at_least, at_most, counted, informative, measured, publish
+from benchmarks.report import (
+    Figure,
+    Interval,
+    Options,
+    Target,
+    at_least,
+    at_most,
+    between,
+    counted,
+    informative,
+    measured,
+    publish,
+    surely_above,
+)
 from benchmarks.statistics import binomial_interval, bootstrap_interval
 
 
@@ -51,6 +64,36 @@ def test_informative_row_decides_nothing(tmp_path: Path) -> None:
 
     assert code == 0
     assert [row["name"] for row in result["figures"]] == ["latency", "peak"]
+
+
+@pytest.mark.parametrize("value, ok", [(0.74, False), (0.75, True), (0.9, True), (0.91, False)])
+def test_a_target_of_two_bounds_holds_both_of_its_ends(value: float, ok: bool) -> None:
+    assert between(0.75, 0.9).met_by(value) is ok
+
+
+@pytest.mark.parametrize("low, ok", [(-0.01, False), (0.0, False), (0.01, True)])
+def test_surely_above_asks_for_the_whole_interval(low: float, ok: bool) -> None:
+    figure = Figure("gain", 0.2, surely_above(0.0), [], Interval(low, 0.4, 0.95, "by hand"))
+
+    assert figure.ok is ok
+
+
+def test_a_figure_that_is_missing_is_short_and_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, result = published(tmp_path, [Figure("gain", None, at_least(0.5, "dB"), [], None)])
+
+    assert (code, result["figure"]) == (1, None)
+    assert capsys.readouterr().out.splitlines()[-1] == "figure missing target >= 0.5 dB short"
+
+
+@pytest.mark.parametrize(
+    "target", [at_most(5, "ms"), at_least(0.5), between(0.2, 0.4), surely_above(0.0, "dB"), informative("images per s")]
+)
+def test_a_figure_reads_back_as_it_was_published(tmp_path: Path, target: Target) -> None:
+    figure = Figure("gain", 0.25, target, [1.0, [2.0, 3.0]], Interval(0.1, 0.3, 0.95, "by hand"))
+
+    _, result = published(tmp_path, [figure])
+
+    assert Figure.from_row(result["figures"][0]) == figure
 
 
 def test_bootstrap_is_reproducible_and_holds_the_statistic() -> None:

@@ -1,15 +1,18 @@
 """The command line: help without grpc, one-line errors that name the field, exit codes."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from pentimento.domain.errors import FieldViolation, InvalidArgument, NotFound
+from pentimento.domain.errors import FailedPrecondition, FieldViolation, InvalidArgument, NotFound
 from pentimento.rpc.tokens import hash_token, parse_tokens
-from pentimento.sdk.command import SUBCOMMANDS, cli, describe
+from pentimento.sdk.command import SUBCOMMANDS, cli, describe, zoo
 from pentimento.sdk.command.generate import parse_size
+from pentimento.sdk.supervisor.child import SOURCE_ROOT
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -67,6 +70,41 @@ def test_the_profile_of_a_model_takes_its_own_flags(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "--batch-sizes" in done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(zoo.SUBCOMMANDS))
+def test_zoo_subcommand_becomes_its_module_with_its_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(arguments))
+    for variable in ("PYTHONPATH", "TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
+        monkeypatch.setenv(variable, "")
+
+    CliRunner().invoke(cli, ["zoo", name, "heavy", "--steps", "5", "--help"], catch_exceptions=False)
+
+    module, _ = zoo.SUBCOMMANDS[name]
+    assert started == [[sys.executable, "-P", "-m", module, "heavy", "--steps", "5", "--help"]]
+    assert (SOURCE_ROOT / Path(*module.split("."))).with_suffix(".py").is_file()
+
+
+def test_zoo_without_the_repository_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(zoo, "SOURCE_ROOT", tmp_path)
+
+    with pytest.raises(FailedPrecondition, match="take a checkout of the repository"):
+        zoo.become("zoo.train", ())
+
+
+def test_zoo_without_a_library_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "NEEDED", ("sys", "no_such_library"))
+
+    with pytest.raises(FailedPrecondition, match="the zoo needs no_such_library"):
+        zoo.become("zoo.train", ())
+
+
+def test_zoo_keeps_the_exit_status() -> None:
+    done = run("zoo", "train", "no-such-part")
+
+    assert done.returncode == 2
+    assert "no-such-part" in done.stderr
 
 
 def test_new_token_matches_its_entry() -> None:

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.sdk.supervisor.models import ModelDirectory, find_model, find_models
+from pentimento.sdk.supervisor.models import ModelDirectory, find_encoder, find_model, find_models
 
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
     folder = tmp_path / "weights"
     (folder / "tiny-heavy").mkdir(parents=True)
-    entries = [{"name": "tiny-heavy", "path": "tiny-heavy"}]
+    kinds = {"tiny-heavy": "pipeline", "tiny-clip": "dual_encoder", "tiny-lora-neon": "lora"}
+    entries = [{"name": name, "kind": kind, "path": name} for name, kind in kinds.items()]
     (folder / "registry.json").write_text(json.dumps({"models": entries}))
     return folder
 
@@ -32,6 +33,18 @@ def test_directory_is_named_after_its_last_part(weights: Path, tmp_path: Path) -
 def test_unknown_name_lists_those_there_are(weights: Path, name: str) -> None:
     with pytest.raises(NotFound, match="tiny-heavy"):
         find_model(name, weights)
+
+
+@pytest.mark.parametrize("name", ["tiny-clip", "tiny-lora-neon"])
+def test_what_is_no_pipeline_is_no_model_to_serve(weights: Path, name: str) -> None:
+    with pytest.raises(NotFound, match=r"not a pipeline \(tiny-heavy\)"):
+        find_model(name, weights)
+
+
+def test_an_encoder_is_a_name_among_the_dual_encoders(weights: Path) -> None:
+    assert find_encoder("tiny-clip", weights) == ModelDirectory("tiny-clip", weights / "tiny-clip")
+    with pytest.raises(NotFound, match=r"not a dual_encoder \(tiny-clip\)"):
+        find_encoder("tiny-heavy", weights)
 
 
 def test_without_a_registry_the_message_says_so(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from zoo.tokenizer import MAX_TOKENS, build_tokenizer
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> CLIPTokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer(folder, count=1500, merges=200)
+    build_tokenizer(folder, count=1500)
     return CLIPTokenizer.from_pretrained(folder)
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from zoo import train_discriminator
 from zoo.tokenizer import build_tokenizer
-from zoo.train import PARTS, part_and_plan
+from zoo.train import NEEDS, PARTS, part_and_plan
 from zoo.training import CHECKPOINT, Plan, Run, read_state
 
 COUNT, BATCH = 48, 4
@@ -16,10 +17,10 @@ COUNT, BATCH = 48, 4
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A work folder whose autoencoder and dual encoder have a step of training, for the denoisers to stand on."""
+    """A work folder whose first parts have a step of training, for the others to stand on."""
     folder = tmp_path_factory.mktemp("zoo-work")
     build_tokenizer(folder / "tokenizer", count=200, merges=50)
-    for name in ("autoencoder", "dual-encoder"):
+    for name in dict.fromkeys(needed for part in PARTS for needed in NEEDS.get(part, ())):
         make_part, _ = part_and_plan(name)
         Run(make_part(folder, count=COUNT, batch=BATCH), Plan(steps=1, peak_rate=1e-3), folder / name).train()
     return folder
@@ -31,6 +32,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def one_step_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The discriminator's pictures need not be good here."""
+    for name in ("LIGHT_STEPS", "HEAVY_STEPS"):
+        monkeypatch.setattr(train_discriminator, name, 1)
 
 
 @pytest.mark.parametrize("name", PARTS)

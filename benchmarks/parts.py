@@ -1,0 +1,61 @@
+"""Results of benchmarks whose parts can be measured one at a time, each run keeping what the file has of the others."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import current_commit
+from benchmarks.report import Figure, at_least, now
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """A part's figures, each named `PART: …`, and how they were measured; `missing` says why there are none."""
+
+    figures: list[Figure] = field(default_factory=list)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    missing: str = ""
+
+
+def merge_parts(
+    earlier: Path | None, order: Sequence[str], found: Mapping[str, PartResult]
+) -> tuple[list[Figure], dict[str, Any]]:
+    """The figures of all parts in order, and notes by part: those found now, or else those of the earlier result.
+
+    A part that neither has is one figure that is missing.
+    """
+    before = read_parts(earlier) if earlier is not None else {}
+    stamp = {"at": now(), "commit": current_commit()}
+    figures: list[Figure] = []
+    notes: dict[str, Any] = {}
+    for part in order:
+        if part in found:
+            result = found[part]
+            missing = {"missing": result.missing} if result.missing else {}
+            notes[part] = {**stamp, **result.notes, **missing}
+            figures += result.figures or [missing_figure(part)]
+        elif part in before:
+            figures += before[part].figures
+            notes[part] = before[part].notes
+        else:
+            figures.append(missing_figure(part))
+            notes[part] = {"missing": "not measured yet"}
+    return figures, notes
+
+
+def read_parts(path: Path) -> dict[str, PartResult]:
+    """What a result file holds, by part."""
+    if not path.exists():
+        return {}
+    result: dict[str, Any] = json.loads(path.read_text())
+    figures: dict[str, list[Figure]] = {}
+    for row in result["figures"]:
+        figures.setdefault(row["name"].partition(": ")[0], []).append(Figure.from_row(row))
+    notes = result["notes"].get("parts", {})
+    return {part: PartResult(found, notes.get(part, {})) for part, found in figures.items()}
+
+
+def missing_figure(part: str) -> Figure:
+    return Figure(f"{part}: missing", None, at_least(0.0), [], None)

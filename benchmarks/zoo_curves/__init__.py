@@ -1,0 +1,1 @@
+"""The parts of `benchmarks.zoo_phenomena`, a curve each."""

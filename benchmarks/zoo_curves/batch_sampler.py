@@ -1,0 +1,78 @@
+"""Pictures in batches, by the very parts of the worker's engine: its model adapters and its schedules."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.families.model import DenoiserInput
+from pentimento.diffusion.families.registry import load_model
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.diffusion.schedulers import SamplerState, make_schedule
+from pentimento.domain.generation import Scheduler
+from zoo.dataset import as_pixels
+from zoo.painted import as_bytes
+
+BATCH = 64
+
+
+class BatchSampler:
+    """DDIM under classifier-free guidance at one number of steps. Latents are (n, channels, height, width)."""
+
+    def __init__(self, folder: Path, steps: int, scale: float) -> None:
+        self.model = load_model(folder, torch.device("cpu"), torch.float32)
+        self.schedule = make_schedule(self.model.scheduler_config(Scheduler.DDIM), steps, 0.0)
+        self.scale = scale
+        self._prompts = PromptMemo(self.model, 10_000)
+
+    def noise(self, seeds: Sequence[int]) -> Tensor:
+        info = self.model.info
+        shape = self.model.latent_shape(info.default_width_px, info.default_height_px)
+        return torch.cat([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+    @torch.inference_mode()
+    def renoised(self, pictures: Tensor, seeds: Sequence[int], step: int) -> Tensor:
+        """uint8 pictures (n, 3, height, width) at the noise level before `step` (SYSTEMS.md M2)."""
+        clean = self.model.encode_image(as_pixels(pictures), torch.Generator())
+        return self.schedule.noised_latent(clean, self.noise(seeds), step)
+
+    def denoise(
+        self,
+        latents: Tensor,
+        prompts: Sequence[str],
+        first_step: int = 0,
+        last_step: int | None = None,
+        kept: Sequence[int] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """From before `first_step` to the end or before `last_step`; beside it, the latents before the steps `kept`."""
+        parts = [
+            self._denoise(part, prompts[start : start + BATCH], first_step, last_step, kept)
+            for start, part in zip(range(0, len(prompts), BATCH), latents.split(BATCH), strict=True)
+        ]
+        held = {step: torch.cat([states[step] for _, states in parts]) for step in kept}
+        return torch.cat([final for final, _ in parts]), held
+
+    @torch.inference_mode()
+    def _denoise(
+        self, latents: Tensor, prompts: Sequence[str], first_step: int, last_step: int | None, kept: Sequence[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        texts = torch.cat([self._prompts.encode(prompt).states for prompt in [""] * len(prompts) + list(prompts)])
+        rows = latents.new_empty((2 * len(prompts), *latents.shape[1:]))
+        state, held = SamplerState(latents, first_step), {}
+        while state.step_index < (self.schedule.step_count if last_step is None else last_step):
+            for half in rows.chunk(2):
+                self.schedule.fill_model_input(state, half)
+            given = DenoiserInput(rows, self.schedule.timesteps[state.step_index], texts)
+            unconditional, conditional = self.model.predict(given).chunk(2)
+            prediction = unconditional + self.scale * (conditional - unconditional)
+            state, _ = self.schedule.advance(state, prediction, None)
+            if state.step_index in kept:
+                held[state.step_index] = self.schedule.to_variance_preserving(state)
+        return state.latent, held
+
+    @torch.inference_mode()
+    def decode(self, latents: Tensor) -> Tensor:
+        """uint8 (n, 3, height, width)."""
+        pixels = torch.cat([self.model.decode_latent(part) for part in latents.split(BATCH)])
+        return as_bytes(pixels / 2.0 + 0.5)

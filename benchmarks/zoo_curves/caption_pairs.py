@@ -1,0 +1,94 @@
+"""Captions in pairs, from a rewording of one scene to two scenes that have nothing to do with each other.
+
+The first of a pair is asked for; the second, its donor, has been painted before.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.captions import ATTRIBUTES, THINGS, Caption, labels, natural_caption
+from zoo.dataset import HELD_OUT_SEED
+from zoo.scenes import UNREADABLE, Scene, scene_at
+
+DONOR_SEED = 6
+KINDS = ("reworded", "one attribute changed", "several changed", "another scene")
+SEVERAL = (2, 5)  # attributes changed, the upper end left out
+
+
+@dataclass(frozen=True)
+class CaptionPairs:
+    """`captions[i]` of receiver i with the donors `donors[i]`, one of each kind; `asked` as in `zoo.examination`."""
+
+    captions: tuple[str, ...]
+    donors: tuple[tuple[str, ...], ...]
+    asked: Tensor  # int64 (receivers, attributes)
+    seeds: tuple[int, ...]  # of the receivers' noise, and of their donors'
+
+    def flat(self) -> tuple[list[str], list[str], list[int]]:
+        """Caption, donor's caption and seed of each pair, receiver by receiver."""
+        pairs = [
+            (caption, donor, seed)
+            for caption, donors, seed in zip(self.captions, self.donors, self.seeds, strict=True)
+            for donor in donors
+        ]
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs], [pair[2] for pair in pairs]
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+
+def caption_pairs(count: int) -> CaptionPairs:
+    """For the first `count` prompts of the examination."""
+    captions, donors, asked = [], [], []
+    for index in range(count):
+        scene, rng = scene_at(HELD_OUT_SEED, index, held_out=True)
+        caption = natural_caption(scene, rng)
+        captions.append(caption.text)
+        asked.append(labels(scene, caption.said))
+        donors.append(tuple(_donors(scene, caption, index)))
+    return CaptionPairs(tuple(captions), tuple(donors), torch.tensor(asked), tuple(range(count)))
+
+
+def _donors(scene: Scene, caption: Caption, index: int) -> Iterator[str]:
+    """In the order of KINDS."""
+    rng = np.random.default_rng((DONOR_SEED, index))
+    yield natural_caption(scene, rng).text
+    yield _in_the_same_words(changed(scene, caption.said, 1, rng), index)
+    yield _in_the_same_words(changed(scene, caption.said, int(rng.integers(*SEVERAL)), rng), index)
+    yield natural_caption(*scene_at(DONOR_SEED, index)).text
+
+
+def _in_the_same_words(scene: Scene, index: int) -> str:
+    """The generator that the receiver's caption was drawn from makes the same form of sentence again."""
+    _, rng = scene_at(HELD_OUT_SEED, index, held_out=True)
+    return natural_caption(scene, rng).text
+
+
+def changed(scene: Scene, said: frozenset[str], count: int, rng: np.random.Generator) -> Scene:
+    """The scene with another value for `count` of the attributes that its caption says; things stay readable."""
+    changeable = [name for name in ATTRIBUTES if name in said and name not in ("count", "relation")]
+    while True:
+        found = scene
+        for name in rng.permutation(changeable)[:count].tolist():
+            found = _with_another(found, name, rng)
+        if all((thing.colour, found.background) not in UNREADABLE for thing in found.things):
+            return found
+
+
+def _with_another(scene: Scene, name: str, rng: np.random.Generator) -> Scene:
+    prefix, _, field = name.rpartition("_")
+    if name in ("background", "style", "place"):
+        return replace(scene, **{name: _another(name, str(getattr(scene, name)), rng)})
+    number = THINGS.index(f"{prefix}_" if prefix else "")
+    things = list(scene.things)
+    things[number] = replace(things[number], **{field: _another(name, str(getattr(things[number], field)), rng)})
+    return replace(scene, things=tuple(things))
+
+
+def _another(name: str, value: str, rng: np.random.Generator) -> str:
+    others = [other for other in ATTRIBUTES[name] if other != value]
+    return others[int(rng.integers(len(others)))]

@@ -1,0 +1,110 @@
+"""Plots of the curves as small PNG files."""
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from benchmarks.zoo_curves.setting import METRICS
+
+SIZE = (8.4, 3.4)  # inches at DPI
+DPI = 100
+PALETTE = 64  # colours kept, which is what makes the files small
+COLOURS = ("#3b6fb6", "#d1495b", "#3f8f5b", "#8d6ab8")
+
+
+def panels(count: int) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
+    axes = [figure.add_subplot(1, count, number + 1) for number in range(count)]
+    for axis in axes:
+        axis.grid(alpha=0.25, linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def save(figure: Figure, path: Path) -> None:
+    for axis in figure.axes:
+        axis.title.set_fontsize(10)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.open(drawn).convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE)
+    image.save(path, optimize=True)
+
+
+def draw_line(axis: Axes, by_place: Mapping[int, Sequence[float]], colour: Any, label: str, style: str = "-") -> None:
+    """Figures with their intervals, (value, low, high) by where they stand."""
+    places = list(by_place)
+    values, lows, highs = zip(*by_place.values(), strict=True)
+    axis.plot(places, values, style, color=colour, marker="o", markersize=3.5, linewidth=1.6, label=label)
+    axis.fill_between(places, lows, highs, color=colour, alpha=0.13, linewidth=0)
+
+
+def plot_resumes(curves: Sequence[Mapping[str, Any]], nearness: str, path: Path) -> None:
+    figure, axes = panels(len(METRICS))
+    shades = matplotlib.colormaps["viridis"]
+    for axis, metric in zip(axes, METRICS, strict=True):
+        for number, curve in enumerate(curves):
+            low, high = curve["similarity"]
+            shade = shades(0.9 * number / max(1, len(curves) - 1))
+            draw_line(axis, curve[metric], shade, f"{low:.2f} to {high:.2f}")
+        axis.axhline(0.0, color="black", linewidth=0.7, linestyle="--")
+        axis.set(xlabel="steps skipped of 50 (0: from scratch)", title=f"{metric}, minus heavy's from scratch")
+    axes[0].legend(title=f"similarity, {nearness}", fontsize=7, title_fontsize=7)
+    save(figure, path)
+
+
+def plot_residuals(curves: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
+    figure, axes = panels(1)
+    for (name, curve), colour in zip(curves.items(), COLOURS, strict=False):
+        steps = range(2, len(curve["mean"]) + 2)
+        axes[0].plot(steps, curve["mean"], color=colour, linewidth=1.6, label=f"{name}, mean")
+        axes[0].plot(steps, curve["lowest tenth"], ":", color=colour, linewidth=1.2, label=f"{name}, lowest tenth")
+    axes[0].axhline(0.99, color="black", linewidth=0.7, linestyle="--", label="0.99")
+    axes[0].set(xlabel="step", ylabel="cosine with the step before", title="ControlNet residuals of adjacent steps")
+    axes[0].legend(fontsize=7)
+    save(figure, path)
+
+
+def plot_loras(curves: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    figure, (cosines, strengths) = panels(2)
+    for (style, curve), colour in zip(curves.items(), COLOURS, strict=False):
+        steps = range(1, len(curve["cosine"]) + 1)
+        cosines.plot(steps, curve["cosine"], color=colour, linewidth=1.6, label=style)
+        draw_line(strengths, curve["strength"], colour, style)
+    cosines.axhline(0.99, color="black", linewidth=0.7, linestyle="--", label="0.99")
+    cosines.set(xlabel="step", title="Cosine of latents with and without the LoRA")
+    strengths.set(xlabel="switched on after step (50: never)", title="Strength of the style", ylim=(-0.03, 1.03))
+    cosines.legend(fontsize=7)
+    save(figure, path)
+
+
+def plot_steps(curves: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], path: Path) -> None:
+    figure, axes = panels(len(METRICS))
+    for axis, metric in zip(axes, METRICS, strict=True):
+        for (model, by_metric), colour in zip(curves.items(), COLOURS, strict=False):
+            draw_line(axis, by_metric[metric], colour, model)
+        axis.set(xlabel="steps", title=metric)
+    axes[0].legend(fontsize=7)
+    save(figure, path)
+
+
+def plot_as_good(curves: Mapping[str, Any], path: Path) -> None:
+    figure, (bars, ranks) = panels(2)
+    by_count: Mapping[str, Sequence[float]] = curves["by number of things"]
+    for place, (value, low, high) in enumerate(by_count.values()):
+        bars.bar(place, value, color=COLOURS[0], width=0.6)
+        bars.errorbar(place, value, [[value - low], [high - value]], color="black", capsize=3, linewidth=1)
+    bars.set_xticks(range(len(by_count)), list(by_count))
+    bars.set(title="Prompts on which light is as good or better", ylim=(0.0, 1.0))
+    difference: Iterable[float] = curves["light minus heavy"]
+    values = list(difference)
+    ranks.plot([(number + 0.5) / len(values) for number in range(len(values))], values, color=COLOURS[0], linewidth=1.6)
+    ranks.axhline(0.0, color="black", linewidth=0.7, linestyle="--")
+    ranks.set(xlabel="share of the prompts", title="Share of attributes, light minus heavy")
+    save(figure, path)

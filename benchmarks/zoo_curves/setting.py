@@ -1,0 +1,48 @@
+"""What every curve is measured with, and the forms that figures and curves take."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import Figure, Interval, Target
+from zoo.estimates import CONFIDENCE, Array, Estimate
+from zoo.examination import Marks
+from zoo.studio import Studio
+
+METHOD = "bootstrap percentile over prompts"
+METRICS = {"CLIPScore": "clip_score", "share of attributes": "score"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`studio` has one picture a prompt, `wide` the pictures of `benchmarks.zoo_quality`; counts are of prompts."""
+
+    studio: Studio
+    wide: Studio
+    receivers: int  # prompts that donors are tried on, one of each kind
+    adapted: int  # prompts that are painted with adapters
+    plots: Path
+
+
+def values_of(marks: Marks, metric: str) -> Array:
+    """CLIPScore or share of attributes: (prompts, seeds)."""
+    values: Array = getattr(marks, METRICS[metric])
+    return values
+
+
+def figure(name: str, found: Estimate, target: Target, samples: list[Any] | None = None) -> Figure:
+    interval = Interval(round(found.low, 5), round(found.high, 5), CONFIDENCE, METHOD)
+    return Figure(name, round(found.value, 5), target, samples or [], interval)
+
+
+def numbers(values: Array) -> list[Any]:
+    """An array as JSON takes it."""
+    rounded: list[Any] = np.round(np.asarray(values, float), 4).tolist()
+    return rounded
+
+
+def triple(found: Estimate) -> list[float]:
+    """The figure and its interval."""
+    return [round(value, 4) for value in (found.value, found.low, found.high)]

@@ -1,0 +1,84 @@
+"""What approximate caching, cascades and adapters build on, shown by the zoo's own models.
+
+- resume-latent, resume-image: quality against the similarity of prompts, for pictures that begin from another prompt's
+  latent (NIRVANA) or image (MoDM)
+- controlnet-residuals: how alike a ControlNet's residuals are at adjacent steps (Katz)
+- lora-switch: latents and style against the step at which a LoRA is switched on (Katz)
+- steps: quality against the number of steps, heavy and light
+- light-as-good: on how many prompts the light model is as good as the heavy one (DiffServe), of the pictures that
+  `benchmarks.zoo_quality` paints: run that first, or this paints them
+
+Every curve is in the result's notes and plotted beside it; its figures say what has to hold of it. Prompts have
+combinations that no training has seen. `--only PART …` keeps what the result file has of the others.
+"""
+
+import argparse
+import time
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from benchmarks.parts import PartResult, merge_parts
+from benchmarks.report import parse_options, publish
+from benchmarks.zoo_curves.setting import Setting
+from pentimento.domain.errors import NotFound
+from zoo.registry import WEIGHTS
+from zoo.studio import Studio
+from zoo.train import WORK
+
+# Imported when they are asked for, so that what is missing for one keeps none of the others from being measured.
+PARTS = {
+    "resume-latent": ("benchmarks.zoo_curves.resuming", "latent_part"),
+    "resume-image": ("benchmarks.zoo_curves.resuming", "image_part"),
+    "controlnet-residuals": ("benchmarks.zoo_curves.adapting", "residuals_part"),
+    "lora-switch": ("benchmarks.zoo_curves.adapting", "lora_part"),
+    "steps": ("benchmarks.zoo_curves.stepping", "steps_part"),
+    "light-as-good": ("benchmarks.zoo_curves.stepping", "as_good_part"),
+}
+QUICK = {"prompts": 12, "receivers": 8, "adapted": 4, "wide_prompts": 16, "wide_seeds": 1}
+
+
+def main() -> int:
+    options = parse_options("zoo_phenomena", __doc__, add_options)
+    rest = options.rest | (QUICK if options.quick else {})
+    torch.set_num_threads(rest["threads"])
+    setting = Setting(
+        Studio(rest["weights"], rest["work"], rest["prompts"], 1),
+        Studio(rest["weights"], rest["work"], rest["wide_prompts"], rest["wide_seeds"]),
+        rest["receivers"],
+        rest["adapted"],
+        rest["plots"] or options.out.parent / "plots",
+    )
+    found = {part: measure(setting, part) for part in rest["only"] or PARTS}
+    figures, notes = merge_parts(options.out if rest["only"] else None, list(PARTS), found)
+    return publish(options, figures, notes={"threads": rest["threads"], "parts": notes})
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--prompts", type=int, default=96, help="painted at several numbers of steps")
+    parser.add_argument("--receivers", type=int, default=32, help="prompts that donors of each kind are tried on")
+    parser.add_argument("--adapted", type=int, default=16, help="prompts painted with each adapter")
+    parser.add_argument("--wide-prompts", type=int, default=256, help="of light-as-good")
+    parser.add_argument("--wide-seeds", type=int, default=3, help="pictures a prompt of light-as-good")
+    parser.add_argument("--weights", type=Path, default=WEIGHTS)
+    parser.add_argument("--work", type=Path, default=WORK, help="where the judges are, and painted pictures are kept")
+    parser.add_argument("--plots", type=Path, help="folder of the plots (default: beside the result)")
+    parser.add_argument("--threads", type=int, default=1)
+
+
+def measure(setting: Setting, part: str) -> PartResult:
+    module, function = PARTS[part]
+    started = time.monotonic()
+    try:
+        result: PartResult = getattr(import_module(module), function)(setting)
+    except NotFound as error:
+        result = PartResult(missing=error.message)
+    state = f"missing: {result.missing}" if result.missing else f"{len(result.figures)} figures"
+    print(f"{part}: {state}, {time.monotonic() - started:.0f} s", flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,135 @@
+"""Trainings that are killed, and trainings on a disk that really is full: they go on to the very same weights."""
+
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from zoo.tokenizer import build_tokenizer
+from zoo.training import CHECKPOINT, LOG, read_state
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[3]
+STEPS = 50
+LOOK_S = 0.001
+MS_REMOUNT = 32
+PART = "style-judge"  # needs no other part, and is the smallest of those
+TRIAL = ("--steps", str(STEPS), "--checkpoint-every", "4", "--count", "4", "--batch", "2", "--threads", "1")
+
+
+@contextmanager
+def training(work: Path) -> Iterator["subprocess.Popen[str]"]:
+    """`python -m zoo.train` in a process that does not outlive the block."""
+    command = [sys.executable, "-m", "zoo.train", PART, "--work", str(work), "--device", "cpu", *TRIAL]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def finish(work: Path) -> tuple[int, str]:
+    with training(work) as process:
+        _, errors = process.communicate()
+    return process.returncode, errors
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The work folder of a training that nothing happened to."""
+    work = tmp_path_factory.mktemp("whole")
+    build_tokenizer(work / "tokenizer", count=50, merges=10)
+    assert finish(work) == (0, "")
+    return work
+
+
+def begin_like(whole: Path, work: Path) -> None:
+    shutil.copytree(whole / "tokenizer", work / "tokenizer")
+
+
+def logged_steps(work: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (work / PART / LOG).read_text(encoding="utf-8").splitlines()]
+
+
+def await_moment(process: "subprocess.Popen[str]", folder: Path, checkpoints: int, half_written: bool) -> None:
+    """After so many new checkpoints; then, if asked for, while the next is being written."""
+    seen, last = 0, None
+    while process.poll() is None and seen < checkpoints:
+        with suppress(subprocess.TimeoutExpired, FileNotFoundError):
+            process.wait(LOOK_S)
+        with suppress(FileNotFoundError):
+            changed = (folder / CHECKPOINT).stat().st_mtime_ns
+            seen, last = seen + (changed != last), changed
+    while half_written and process.poll() is None and not list(folder.glob("*.partial")):
+        pass
+
+
+def test_a_training_that_is_killed_again_and_again_ends_with_the_same_weights(whole: Path, tmp_path: Path) -> None:
+    begin_like(whole, tmp_path)
+    chance = random.Random(3)
+    reached = []
+    for half_written in (True, False, False):
+        with training(tmp_path) as process:
+            await_moment(process, tmp_path / PART, 1 + chance.randrange(3), half_written)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+        reached.append(int(str(read_state(tmp_path / PART)["step"])))
+
+    assert finish(tmp_path) == (0, "")
+
+    assert 0 < reached[0] <= reached[-1] < STEPS
+    assert (tmp_path / PART / CHECKPOINT).read_bytes() == (whole / PART / CHECKPOINT).read_bytes()
+    assert logged_steps(tmp_path) == logged_steps(whole)
+    assert sorted(file.name for file in (tmp_path / PART).iterdir()) == [CHECKPOINT, LOG]
+
+
+class Disk:
+    """A tmpfs whose size can be changed."""
+
+    def __init__(self, mount: Path) -> None:
+        self.mount, self.libc = mount, ctypes.CDLL(None, use_errno=True)
+
+    def sized(self, size_bytes: int, flags: int = 0) -> int:
+        return int(self.libc.mount(b"tmpfs", bytes(self.mount), b"tmpfs", flags, f"size={size_bytes}".encode()))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    made = Disk(mount)
+    if made.sized(2**20) != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {os.strerror(ctypes.get_errno())}")
+    yield made
+    made.libc.umount(bytes(mount))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(whole: Path, disk: Disk) -> None:
+    checkpoint_bytes = (whole / PART / CHECKPOINT).stat().st_size
+    others = sum(file.stat().st_size for file in whole.glob("*.safetensors"))
+    disk.sized(others + 2**20 + checkpoint_bytes * 3 // 2, MS_REMOUNT)  # room for one checkpoint, not for two
+    begin_like(whole, disk.mount)
+
+    code, errors = finish(disk.mount)
+    left = sorted(file.name for file in (disk.mount / PART).iterdir())
+    step = read_state(disk.mount / PART)["step"]
+    disk.sized(2**20 + others + checkpoint_bytes * 3, MS_REMOUNT)
+    again = finish(disk.mount)
+
+    assert (code, len(errors.splitlines())) == (1, 1)
+    assert errors.startswith(f"pentimento: {disk.mount / PART / CHECKPOINT}: cannot be written: No space left")
+    assert "the checkpoint of step 4 is whole, and the same command goes on from it" in errors
+    assert (step, left) == (4, [CHECKPOINT, LOG])
+    assert again == (0, "")
+    assert (disk.mount / PART / CHECKPOINT).read_bytes() == (whole / PART / CHECKPOINT).read_bytes()
+    assert logged_steps(disk.mount) == logged_steps(whole)

@@ -1,0 +1,82 @@
+"""Pairs of captions, the order of resumed pictures, and results that are put together of parts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.parts import PartResult, merge_parts
+from benchmarks.report import Figure, Options, at_least, publish
+from benchmarks.zoo_curves.caption_pairs import KINDS, caption_pairs, changed
+from benchmarks.zoo_curves.resuming import FIFTHS, breaks
+from zoo.captions import attributes
+from zoo.scenes import UNREADABLE, scene_at
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_as_many_attributes_change_as_asked_for(count: int) -> None:
+    for index in range(20):
+        scene, rng = scene_at(2, index, held_out=True)
+        said = frozenset(attributes(scene))
+
+        found = changed(scene, said, count, rng)
+
+        before, after = attributes(scene), attributes(found)
+        assert sum(before[name] != after[name] for name in before) == count
+        assert all((thing.colour, found.background) not in UNREADABLE for thing in found.things)
+
+
+def test_every_receiver_has_a_donor_of_each_kind_and_shares_its_seed() -> None:
+    pairs = caption_pairs(5)
+
+    captions, donors, seeds = pairs.flat()
+
+    assert len(captions) == len(donors) == len(seeds) == 5 * len(KINDS)
+    assert captions[: len(KINDS)] == [pairs.captions[0]] * len(KINDS)
+    assert seeds == [seed for seed in range(5) for _ in KINDS]
+    assert pairs.donors == caption_pairs(5).donors
+
+
+def grid_of(by_fifth: list[float], seed: int) -> np.ndarray:
+    noise = np.random.default_rng(seed).normal(0.0, 0.05, (60, FIFTHS))
+    return noise + np.array(by_fifth)
+
+
+def test_an_order_within_the_noise_is_not_broken() -> None:
+    fifths = np.tile(np.arange(FIFTHS), (60, 1))
+    by_step = {5: grid_of([0.7, 0.7, 0.7, 0.7, 0.7], 1), 10: grid_of([0.4, 0.5, 0.6, 0.7, 0.7], 2)}
+
+    assert breaks(by_step, fifths, range(FIFTHS)) == []
+
+
+def test_a_fall_with_similarity_and_a_rise_with_the_step_are_breaks() -> None:
+    fifths = np.tile(np.arange(FIFTHS), (60, 1))
+    by_step = {5: grid_of([0.5, 0.5, 0.5, 0.5, 0.5], 1), 10: grid_of([0.4, 0.5, 0.7, 0.5, 0.5], 2)}
+
+    assert breaks(by_step, fifths, range(FIFTHS)) == ["at 10: fifth 2 to 3", "fifth 2: 5 to 10"]
+
+
+def test_parts_are_kept_replaced_and_missing_in_order(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    order = ["first", "second", "third"]
+    earlier = {name: PartResult([Figure(f"{name}: figure", 1.0, at_least(0.5), [1.0], None)]) for name in order[:2]}
+    figures, notes = merge_parts(None, order, earlier)
+    publish(Options("example", False, out), figures, notes={"parts": notes})
+
+    again = {"second": PartResult([Figure("second: figure", 2.0, at_least(0.5), [2.0], None)], {"prompts": 3})}
+    figures, notes = merge_parts(out, order, again)
+
+    assert [(figure.name, figure.value) for figure in figures] == [
+        ("first: figure", 1.0),
+        ("second: figure", 2.0),
+        ("third: missing", None),
+    ]
+    assert notes["second"]["prompts"] == 3
+    assert notes["third"] == {"missing": "not measured yet"}
+
+
+def test_a_part_that_something_is_missing_for_says_what() -> None:
+    figures, notes = merge_parts(None, ["first"], {"first": PartResult(missing="weights: not there")})
+
+    assert [(figure.name, figure.ok) for figure in figures] == [("first: missing", False)]
+    assert notes["first"]["missing"] == "weights: not there"

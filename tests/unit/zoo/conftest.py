@@ -1,0 +1,33 @@
+"""The exported zoo, of parts with a step of training each."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from zoo import train_discriminator
+from zoo.export import export_all
+from zoo.registry import MODELS
+from zoo.tokenizer import build_tokenizer
+
+
+@pytest.fixture(scope="session")
+def empty_work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A work folder with a small tokenizer and nothing that is trained."""
+    folder = tmp_path_factory.mktemp("work")
+    build_tokenizer(folder / "tokenizer", count=200, merges=50)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exported(empty_work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("zoo") / "weights"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:  # the discriminator's pictures need not be good here
+        for name in ("LIGHT_STEPS", "HEAVY_STEPS"):
+            patch.setattr(train_discriminator, name, 1)
+        names = export_all(empty_work, folder, untrained=True, told=lambda line: None)
+    torch.set_num_threads(threads)
+    assert names == list(MODELS)
+    return folder

@@ -1,0 +1,74 @@
+"""A store of painted pictures in the work folder, so that a figure measured again, or beside another, paints nothing.
+
+A manner is everything that a picture depends on besides its prompt, its seed and what it is conditioned on: weights,
+steps, guidance. Each manner has one safetensors file, replaced at once after every batch, so that a run that was
+stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.checkpoint import digest_directory
+from zoo.files import read_tensors, write_tensors
+
+FOLDER = "painted"
+BATCH = 64
+Paint = Callable[[list[int]], Tensor]
+
+
+def weights_digest(*folders: Path) -> str:
+    """sha256 of what makes the pictures: the folders' models, of which cards, their pictures and logs are no part."""
+    lines = (f"{folder.name}\0{digest_directory(folder)}\n" for folder in folders)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def as_bytes(pictures: Tensor) -> Tensor:
+    """Floats in 0..1 as uint8, rounded as an encoder of PNG does."""
+    return (pictures.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
+
+
+class PaintedPictures:
+    """The pictures of one manner, by prompt, seed and condition."""
+
+    def __init__(self, work: Path, manner: dict[str, object]) -> None:
+        name = hashlib.sha256(json.dumps(manner, sort_keys=True).encode()).hexdigest()[:24]
+        self.path = work / FOLDER / f"{name}.safetensors"
+        self.manner = manner
+        self._pictures: dict[int, Tensor] = {}
+        if self.path.exists():
+            stored = read_tensors(self.path, "painted pictures", ("keys", "pictures"))
+            self._pictures = dict(zip(stored["keys"].tolist(), stored["pictures"], strict=True))
+
+    def get(
+        self, prompts: Sequence[str], seeds: Sequence[int], paint: Paint, conditions: Sequence[str] | None = None
+    ) -> Tensor:
+        """uint8 (n, 3, height, width) in the order asked for.
+
+        `paint(rows)` paints some of them, floats in 0..1; `conditions` names what else each depends on, if anything.
+        """
+        names = conditions if conditions is not None else [""] * len(prompts)
+        asked = zip(prompts, seeds, names, strict=True)
+        keys = [_number(json.dumps([prompt, seed, name])) for prompt, seed, name in asked]
+        absent = [row for row, key in enumerate(keys) if key not in self._pictures]
+        for start in range(0, len(absent), BATCH):
+            rows = absent[start : start + BATCH]
+            for row, picture in zip(rows, as_bytes(paint(rows)), strict=True):
+                self._pictures[keys[row]] = picture
+            self._save()
+        return torch.stack([self._pictures[key] for key in keys])
+
+    def _save(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {"keys": torch.tensor(list(self._pictures)), "pictures": torch.stack(list(self._pictures.values()))}
+        write_tensors(self.path, tensors, {"manner": json.dumps(self.manner, sort_keys=True)})

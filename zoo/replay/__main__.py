@@ -1,0 +1,40 @@
+"""Record light and heavy for emulated devices and the simulator: `python -m zoo.replay [--prompts N --pictures N]`.
+
+On an otherwise idle machine: the times are what sixteen emulated devices will live by.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from zoo.registry import WEIGHTS
+from zoo.replay.record import record
+from zoo.replay.recording import write_recording
+from zoo.train import WORK
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m zoo.replay", description=__doc__)
+    parser.add_argument("--weights", type=Path, default=WEIGHTS)
+    parser.add_argument("--work", type=Path, default=WORK, help="where the judge's checkpoint is")
+    parser.add_argument("--out", type=Path, default=RECORDED)
+    parser.add_argument("--prompts", type=int, default=128, help="held-out prompts whose qualities are recorded")
+    parser.add_argument("--pictures", type=int, default=20, help="how many of them keep their pictures")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    recording, pngs = record(arguments.weights, arguments.work, arguments.prompts, arguments.pictures)
+    write_recording(arguments.out, recording, pngs)
+    for model in recording.models:
+        steps = ", ".join(f"{timing.batch}: {1e3 * timing.mean_s:.1f}" for timing in model.profile.step)
+        print(f"{model.name}: ms a step by batch {steps}; {model.profile.pictures_s(model.steps):.3f} s a picture")
+    print(arguments.out, sum(path.stat().st_size for path in arguments.out.iterdir()), "bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""A recording: how long each stage of a model took, and how good its pictures of a fixed set of prompts were.
+
+A folder of `recording.json`, which mirrors the classes below, and the pictures it names. Needs the standard library
+alone, so that sixteen emulated devices fit a small machine. Times are seconds on the machine that is described.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from pentimento.domain.errors import FailedPrecondition, NotFound
+
+DOCUMENT = "recording.json"
+FORMAT, VERSION = "pentimento-recording", 1
+LIMIT_BYTES = 300_000  # of a folder: recordings are committed
+PICTURE_NAME = re.compile(r"[a-z0-9-]+-[0-9]{3}\.png")
+
+
+@dataclass(frozen=True)
+class Between:
+    low: float
+    high: float = math.inf
+
+
+Seconds = Annotated[float, Between(0.0)]
+Count = Annotated[int, Between(1)]
+Share = Annotated[float, Between(0.0, 1.0)]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One stage for `batch` pictures together: the samples as they were taken, and what they come to."""
+
+    batch: Count
+    mean_s: Seconds
+    std_s: Seconds
+    samples_s: tuple[Seconds, ...]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A model's stages on one device. Text, decoding and encoding are of one picture, a step is of a batch.
+
+    A step evaluates the network for the prompt and, with a guidance scale above 1, for the empty one.
+    """
+
+    load: Timing
+    encode_text: Timing
+    step: tuple[Timing, ...]  # by batch, ascending
+    decode: Timing
+    encode_png: Timing
+
+    def step_s(self, batch: int) -> float:
+        """Mean seconds of a step, e(b) of an allocation; between two recorded batches on the line between them.
+
+        ValueError above the largest recorded one: what lies there was not measured.
+        """
+        known = {timing.batch: timing.mean_s for timing in self.step}
+        if not 1 <= batch <= max(known):
+            raise ValueError(f"batch {batch}: recorded are {', '.join(map(str, known))}")
+        below, above = max(b for b in known if b <= batch), min(b for b in known if b >= batch)
+        share = (batch - below) / (above - below) if above > below else 0.0
+        return known[below] + share * (known[above] - known[below])
+
+    def pictures_s(self, steps: int, batch: int = 1) -> float:
+        """Mean seconds from prompts to PNGs for `batch` pictures that take their steps together."""
+        alone = self.encode_text.mean_s + self.decode.mean_s + self.encode_png.mean_s
+        return batch * alone + steps * self.step_s(batch)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    text: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What came of a prompt. Qualities are of the very pixels; `file` is None where only they were kept."""
+
+    clip_score: Annotated[float, Between(-1.0, 1.0)]  # cosine of picture and prompt by the dual encoder
+    attributes_seen: Share | None  # of those the prompt asks for, by the judge
+    confidence: Share | None  # of the cascade's discriminator
+    file: str | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    digest: str
+    family: str
+    width_px: Count
+    height_px: Count
+    steps: Count
+    guidance_scale: float
+    profile: Profile
+    pictures: tuple[Picture, ...]  # in the order of the prompts
+
+
+@dataclass(frozen=True)
+class Discriminator:
+    name: str
+    digest: str
+    score: tuple[Timing, ...]  # by batch, ascending
+
+
+@dataclass(frozen=True)
+class Recording:
+    format: str
+    version: int
+    recorded_at: str
+    commit: str
+    machine: dict[str, Any]
+    device: str
+    threads: Count
+    prompts: tuple[Prompt, ...]
+    models: tuple[Model, ...]
+    discriminator: Discriminator | None = None
+
+    def model(self, name: str) -> Model:
+        for model in self.models:
+            if model.name == name:
+                return model
+        raise NotFound("NOT_RECORDED", f"model {name!r}: recorded are {', '.join(m.name for m in self.models)}")
+
+
+def write_recording(folder: Path, recording: Recording, pngs: dict[str, bytes]) -> None:
+    """Replaces what the folder held of an earlier one. FailedPrecondition when it would be too large to commit."""
+    document = (json.dumps(_as_json(recording), separators=(",", ":"), ensure_ascii=False) + "\n").encode()
+    size = len(document) + sum(map(len, pngs.values()))
+    if size > LIMIT_BYTES:
+        message = f"{folder}: {size} bytes, at most {LIMIT_BYTES} are committed; keep fewer pictures"
+        raise FailedPrecondition("RECORDING_TOO_LARGE", message)
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob("*-[0-9][0-9][0-9].png"):
+        stale.unlink()
+    for name, png in pngs.items():
+        (folder / name).write_bytes(png)
+    (folder / DOCUMENT).write_bytes(document)
+
+
+def read_recording(folder: Path) -> Recording:
+    """NotFound without a document, FailedPrecondition for one that is wrong; the message names file and field."""
+    path = folder / DOCUMENT
+    if not path.is_file():
+        raise NotFound("FILE_MISSING", f"{path}: not there; expected a recording")
+    try:
+        document = json.loads(path.read_bytes())
+        _check_version(document)
+        recording: Recording = _parse(Recording, document, "")
+        for problem in _contradictions(recording):
+            raise _Wrong(problem)
+    except (ValueError, RecursionError) as error:
+        raise FailedPrecondition("BAD_RECORDING", f"{path}: {error}") from None
+    return recording
+
+
+def read_picture(folder: Path, picture: Picture) -> bytes:
+    """The PNG that was recorded. NotFound where none was kept or it is gone; FailedPrecondition if it is another."""
+    if picture.file is None:
+        raise NotFound("NOT_RECORDED", f"{folder}: of this picture only the qualities were kept")
+    path = folder / picture.file
+    if not path.is_file():
+        raise NotFound("FILE_MISSING", f"{path}: not there; expected a recorded picture")
+    png = path.read_bytes()
+    if hashlib.sha256(png).hexdigest() != picture.sha256:
+        raise FailedPrecondition("BAD_RECORDING", f"{path}: not the picture that was recorded")
+    return png
+
+
+def make_timing(batch: int, samples_s: list[float]) -> Timing:
+    """Mean and standard deviation (of the population) of samples, kept to the microsecond."""
+    mean = math.fsum(samples_s) / len(samples_s)
+    std = math.sqrt(math.fsum((sample - mean) ** 2 for sample in samples_s) / len(samples_s))
+    return Timing(batch, round(mean, 7), round(std, 7), tuple(round(sample, 6) for sample in samples_s))
+
+
+class _Wrong(ValueError):
+    """A field that is not what it should be; the message begins with its name."""
+
+
+def _check_version(document: object) -> None:
+    found = (document.get("format"), document.get("version")) if isinstance(document, dict) else (None, None)
+    if found[0] != FORMAT:
+        raise _Wrong(f"format: expected {FORMAT!r}, not {found[0]!r}")
+    if found[1] != VERSION:
+        raise _Wrong(f"version: expected {VERSION}, not {found[1]!r}")
+
+
+def _contradictions(recording: Recording) -> Iterator[str]:
+    """What no field can tell alone."""
+    for m, model in enumerate(recording.models):
+        if len(model.pictures) != len(recording.prompts):
+            yield f"models[{m}].pictures: {len(model.pictures)} of {len(recording.prompts)} prompts"
+        yield from _unordered(model.profile.step, f"models[{m}].profile.step")
+        for p, picture in enumerate(model.pictures):
+            if picture.file is not None and not PICTURE_NAME.fullmatch(picture.file):
+                yield f"models[{m}].pictures[{p}].file: expected a name like model-000.png, not {picture.file!r}"
+            if picture.file is not None and picture.sha256 is None:
+                yield f"models[{m}].pictures[{p}].sha256: missing"
+    if recording.discriminator is not None:
+        yield from _unordered(recording.discriminator.score, "discriminator.score")
+
+
+def _unordered(timings: tuple[Timing, ...], where: str) -> Iterator[str]:
+    batches = [timing.batch for timing in timings]
+    if batches[:1] != [1] or batches != sorted(set(batches)):
+        yield f"{where}: expected ascending batches from 1, not {batches}"
+
+
+def _as_json(value: object) -> Any:
+    """Dataclasses as objects without the fields that are None."""
+    if is_dataclass(value) and not isinstance(value, type):
+        named = ((field.name, getattr(value, field.name)) for field in fields(value))
+        return {name: _as_json(item) for name, item in named if item is not None}
+    return [_as_json(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _parse(kind: Any, value: object, where: str) -> Any:
+    """A JSON value as what a field is declared to be."""
+    if get_origin(kind) is Annotated:
+        base, bounds = get_args(kind)
+        found = _parse(base, value, where)
+        if not bounds.low <= found <= bounds.high:
+            raise _Wrong(f"{where}: expected {bounds.low:g} to {bounds.high:g}, not {value!r}")
+        return found
+    if _optional(kind):
+        return None if value is None else _parse(get_args(kind)[0], value, where)
+    if get_origin(kind) is tuple:
+        items = _expect(list, value, where, "a list")
+        return tuple(_parse(get_args(kind)[0], item, f"{where}[{number}]") for number, item in enumerate(items))
+    if get_origin(kind) is dict:
+        return _expect(dict, value, where, "an object")
+    if is_dataclass(kind):
+        return _parse_object(kind, value, where)
+    return _parse_plain(kind, value, where)
+
+
+def _optional(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType) and get_args(kind)[1:] == (NoneType,)
+
+
+def _parse_object(kind: Any, value: object, where: str) -> Any:
+    given = _expect(dict, value, where, "an object")
+    hints = get_type_hints(kind, include_extras=True)
+    prefix = f"{where}." if where else ""
+    if foreign := sorted(given.keys() - hints.keys()):
+        raise _Wrong(f"{prefix}{foreign[0]}: unknown field")
+    for name, hint in hints.items():
+        if name not in given and not _optional(hint):
+            raise _Wrong(f"{prefix}{name}: missing")
+    return kind(**{name: _parse(hint, given.get(name), f"{prefix}{name}") for name, hint in hints.items()})
+
+
+def _parse_plain(kind: Any, value: object, where: str) -> Any:
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise _Wrong(f"{where}: expected a finite number, not {value!r}")
+        return float(value)
+    if kind is int and isinstance(value, bool):
+        raise _Wrong(f"{where}: expected a whole number, not {value!r}")
+    return _expect(kind, value, where, {int: "a whole number", str: "a text"}[kind])
+
+
+def _expect(kind: type, value: object, where: str, named: str) -> Any:
+    if not isinstance(value, kind):
+        raise _Wrong(f"{where}: expected {named}, not {str(value)[:60]!r}" if where else f"expected {named}")
+    return value
