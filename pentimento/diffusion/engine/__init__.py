@@ -1,11 +1,10 @@
 """The step engine: one thread owns the model and runs one denoising step at a time, over batches that requests join and
-leave at any step.
+leave at any step. Whose step is next, `pentimento.policies.step_batching` says.
 
 | module | what |
 | --- | --- |
 | `thread` | the thread: takes requests, wakes, waits, closes |
 | `loop` | one step of one batch, in ten lines |
-| `policy` | whose step is next: pure |
 | `limits` | how many requests fit |
 | `rows` | the buffers of a group's forward passes |
 | `job` | one request inside the engine |

@@ -1,10 +1,10 @@
 """One request inside the engine."""
 
 from pentimento.diffusion.engine.listening import FinishedPainting, PaintingTicket
-from pentimento.diffusion.engine.policy import Urgency
 from pentimento.diffusion.families.model import BatchKey, ControlResiduals, DiffusionModel, batch_key
 from pentimento.diffusion.painting import Painting, model_input
 from pentimento.domain.errors import DeadlineExceeded, PentimentoError
+from pentimento.policies.step_batching import Urgency
 
 
 class Job:

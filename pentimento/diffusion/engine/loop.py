@@ -24,13 +24,13 @@ from pentimento.diffusion.engine.faults import as_typed, is_out_of_memory, not_f
 from pentimento.diffusion.engine.job import Job
 from pentimento.diffusion.engine.limits import BatchLimits
 from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, PaintingTicket
-from pentimento.diffusion.engine.policy import choose_batch, due_at
 from pentimento.diffusion.engine.rows import RowBuffers
 from pentimento.diffusion.engine.settings import EngineSettings
 from pentimento.diffusion.families.model import BatchKey, DiffusionModel
 from pentimento.diffusion.painting import prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import PentimentoError
+from pentimento.policies.step_batching import choose_batch, due_at
 
 logger = logging.getLogger(__name__)
 

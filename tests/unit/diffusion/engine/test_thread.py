@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.engine import EngineSettings, FinishedPainting, StepEngine
-from pentimento.diffusion.engine.policy import choose_batch
 from pentimento.diffusion.families import DenoiserInput, DiffusionModel
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, Internal, PentimentoError, Unavailable
+from pentimento.policies.step_batching import choose_batch
 from tests.unit.diffusion.engine.listeners import Listener
 from tests.unit.diffusion.specs import SPEC, paint, spec_with
 

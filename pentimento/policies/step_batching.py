@@ -1,4 +1,4 @@
-"""Whose step is next: a pure function of who is there.
+"""Whose step is next: a pure function of who is there. The step engine asks it, and so do emulated devices.
 
 Earliest deadline first (Liu and Layland 1973) over deadlines that age: whoever names none, or a far one, is due
 `patience_s` after it arrived. A due time never moves, so what arrives later than it never overtakes: the wait of any

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.diffusion.engine.policy import Urgency, choose_batch, due_at
+from pentimento.policies.step_batching import Urgency, choose_batch, due_at
 
 PATIENCE = 20.0
 
