@@ -84,7 +84,7 @@ def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> lis
         return [ReleaseGrant(event.request_id, event.fencing_token)] if held else []
     _learn_speed(state, request, now - request.started_at)
     state.enter(request, Phase.COMMITTING)
-    return [CommitResult(request.request_id, request.attempt_number, request.fencing_token)]
+    return [CommitResult(request.request_id, request.attempt_number, request.fencing_token, request.fencing_token)]
 
 
 def on_attempt_failed(state: State, now: float, event: AttemptFailed) -> list[Effect]:
@@ -114,7 +114,7 @@ def on_result_committed(state: State, now: float, event: ResultCommitted) -> lis
     pool = state.pool(request.pool)
     pool.completed_count += 1
     pool.late_count += now > request.deadline
-    return [Deliver(*request.attempt_key), CommitCacheEntries(*request.attempt_key)]
+    return [Deliver(*request.attempt_key, request.fencing_token), CommitCacheEntries(*request.attempt_key)]
 
 
 def on_commit_failed(state: State, now: float, event: CommitFailed) -> list[Effect]:

@@ -10,6 +10,8 @@ class End(Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
+    # Given up before its deadline, which it was predicted to miss.
+    DROPPED = "dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +47,46 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class ResolveRoute:
-    """Decide where to start; answered by RouteResolved, whatever is down."""
+    """Decide where this stage of the cascade starts; answered by RouteResolved, whatever is down."""
 
     request_id: str
+    cascade_stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PersistAttempt:
-    """Journal the route (once) and the attempt; answered by AttemptPersisted."""
+    """Journal the stage's route (once) and the attempt; answered by AttemptPersisted.
+
+    `option`: which of the route's lanes took it, 0 for its own, i for `RouteResolved.spare[i - 1]`; the same for every
+    attempt of the stage.
+    """
 
     request_id: str
     attempt_number: int
     fencing_token: int
     worker_id: str
+    cascade_stage: int = 0
+    option: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReservePair:
+    """The Execute that follows runs on two workers: `peer_id` has a credit set aside for the other half of the guidance
+    (Katz, latent parallelism). Should the peer be lost, the worker goes on alone."""
+
+    request_id: str
+    fencing_token: int
+    worker_id: str
+    peer_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hedge:
+    """The PersistAttempt that follows runs beside the attempt that it names, which takes longer than it should. The
+    first of the two to finish is committed and the other stopped."""
+
+    request_id: str
+    fencing_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +121,29 @@ class StopAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """How confident the discriminator is of the attempt's picture; answered by Scored, whatever is down."""
+
+    request_id: str
+    fencing_token: int
+    cascade_stage: int
+
+
+@dataclass(frozen=True, slots=True)
 class CommitResult:
-    """Store the picture, then compare-and-set it into the journal; answered by ResultCommitted
-    or CommitFailed."""
+    """Store the picture of the attempt `picture_token`, then compare-and-set it into the journal under the newest
+    token, `fencing_token`; answered by ResultCommitted or CommitFailed.
+
+    The two differ where a light picture stands in for a heavy one, or a hedge was slower than what it hedged.
+    `degraded`: why the picture is less than was asked for, for its provenance: UNSCORED (the discriminator did not
+    answer), PREDICTED_LATE, DEADLINE_EXCEEDED or the heavy attempt's own failure; "" when nothing is wrong with it.
+    """
 
     request_id: str
     attempt_number: int
     fencing_token: int
+    picture_token: int
+    degraded: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +173,37 @@ class PersistEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class Drop:
+    """Journal the end DROPPED, unless the request has ended; answered by EndPersisted.
+
+    PREDICTED_LATE: it would still wait `predicted_wait_s` before it ended, which is past its deadline.
+    """
+
+    request_id: str
+    reason: str
+    message: str
+    predicted_wait_s: float
+    retry_after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
-    """Answer with the committed picture."""
+    """Answer with the committed picture, that of the attempt `picture_token`."""
 
     request_id: str
     fencing_token: int
+    picture_token: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeliverEnd:
-    """Answer with the journalled end."""
+    """Answer with the journalled end. `retry_after_ms`: when another try is worth it, 0 where that is not known."""
 
     request_id: str
     end: End
     reason: str
     message: str
+    retry_after_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +225,17 @@ Effect = (
     | Announce
     | ResolveRoute
     | PersistAttempt
+    | ReservePair
+    | Hedge
     | Execute
     | Attach
     | StopAttempt
+    | Score
     | CommitResult
     | CommitCacheEntries
     | ReleaseGrant
     | PersistEnd
+    | Drop
     | Deliver
     | DeliverEnd
     | DeliverRecorded

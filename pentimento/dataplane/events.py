@@ -1,4 +1,7 @@
-"""What happened. Times are monotonic seconds; work is in pixel steps (width x height x denoising steps)."""
+"""What happened. Times are monotonic seconds; work is in pixel steps (width x height x denoising steps).
+
+Numbers come from outside: a confidence, plan or profile that is not finite counts as none.
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -30,13 +33,19 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A valid request asks to be admitted to `pool`."""
+    """A valid request asks to be admitted to `pool`.
+
+    `slo_class` decides how long others with earlier deadlines may overtake it (`DataplaneSettings.patience_s`).
+    `cascade`: pools in order, beginning with `pool` (DiffServe, section 3.1); none or one is no cascade.
+    """
 
     request_id: str
     tenant: str
     pool: str
     work: float
     deadline: float
+    slo_class: str = ""
+    cascade: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +63,31 @@ class AcceptDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class RouteOption:
+    """A lane that may run the request instead, and what it would have to do there."""
+
+    pool: str
+    model_digest: str
+    work: float
+
+
+@dataclass(frozen=True, slots=True)
 class RouteResolved:
-    """Where the request starts and on which model; `work` is what is left to do from that start."""
+    """Answer to ResolveRoute for that stage of the cascade: where the request starts and on which model; `work` is what
+    is left to do from that start.
+
+    `spare`: lanes that take the request while they have none of their own (MoDM: a large worker takes hits when it has
+    no misses); which one does is pinned with the first attempt. `pair`: the halves of its guidance may run on two
+    workers, while a second one is idle (Katz, latent parallelism).
+    """
 
     request_id: str
     pool: str
     model_digest: str
     work: float
+    cascade_stage: int = 0
+    spare: tuple[RouteOption, ...] = ()
+    pair: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +122,15 @@ class AttemptFailed:
     kind: FailureKind
     reason: str = ""
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Answer to Score: softmax of 'real', 0..1; None where the discriminator did not answer."""
+
+    request_id: str
+    fencing_token: int
+    confidence: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +170,8 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
-    """What a worker holds and how much it will take. `pinned`: named by the operator, so no plan is needed."""
+    """What a worker holds and how much it will take. `pinned`: named by the operator, so no plan is needed;
+    `pairable`: it can compute one half of the guidance for another worker."""
 
     worker_id: str
     model: str
@@ -144,6 +181,7 @@ class WorkerReported:
     draining: bool = False
     pinned: bool = False
     running: frozenset[AttemptKey] = frozenset()
+    pairable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +198,31 @@ class PlanReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeedProfile:
+    """e(b) of a pool, or of a model and all pools that hold it: (batch size, seconds per unit of work of each request
+    while it runs in a batch of that size), ascending; between sizes on the straight line, outside as at the end.
+
+    `fixed_s`: seconds once a request, however much work it is (preparing, decoding, encoding).
+    """
+
+    name: str
+    seconds_per_work: tuple[tuple[int, float], ...]
+    fixed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilesReceived:
+    """Measured speeds, which predictions start from and attempts then correct; those not named stay as they are."""
+
+    profiles: tuple[SpeedProfile, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveredRequest:
-    """An unfinished request of the journal; `pool`, `model_digest` and `work` are those of its route if it has one."""
+    """An unfinished request of the journal; `pool`, `model_digest` and `work` are those of its route if it has one.
+
+    `cascade_stage`: of that route; the attempt is the newest one of that stage. What earlier stages painted is lost.
+    """
 
     request_id: str
     tenant: str
@@ -173,11 +234,24 @@ class RecoveredRequest:
     attempt_number: int = 0
     fencing_token: int = 0
     worker_id: str = ""
+    slo_class: str = ""
+    cascade: tuple[str, ...] = ()
+    cascade_stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
     requests: tuple[RecoveredRequest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TookOver:
+    """This frontdoor, a standby until now (epoch 0), holds the lease: `epoch` is larger than that of every one before.
+
+    Until then every request is rejected with STANDBY. `Recovered` follows.
+    """
+
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +273,7 @@ Event = (
     | AttemptStarted
     | AttemptFinished
     | AttemptFailed
+    | Scored
     | ResultCommitted
     | CommitFailed
     | EndPersisted
@@ -206,7 +281,9 @@ Event = (
     | WorkerReported
     | WorkerLost
     | PlanReceived
+    | ProfilesReceived
     | Recovered
+    | TookOver
     | DrainRequested
     | TimePassed
 )

@@ -15,6 +15,7 @@ STATE_OF = {
     End.FAILED: RequestState.FAILED,
     End.CANCELLED: RequestState.CANCELLED,
     End.EXPIRED: RequestState.EXPIRED,
+    End.DROPPED: RequestState.EXPIRED,
 }
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pentimento.clients.messages.generation import route_from_bytes, route_to_bytes
 from pentimento.clients.messages.image import request_to_bytes
-from pentimento.dataplane.effects import CommitResult, PersistAccepted, PersistAttempt, PersistEnd
+from pentimento.dataplane.effects import CommitResult, Drop, End, PersistAccepted, PersistAttempt, PersistEnd
 from pentimento.dataplane.events import (
     AcceptDropped,
     AcceptPersisted,
@@ -87,6 +87,10 @@ class Journalling:
 
     def persist_end(self, effect: PersistEnd) -> None:
         self._jobs.spawn(self._jobs.get(effect.request_id), self._end(effect), "end")
+
+    def drop(self, effect: Drop) -> None:
+        end = PersistEnd(effect.request_id, End.DROPPED, effect.reason, effect.message)
+        self.persist_end(end)
 
     async def _accept(self, job: Job) -> None:
         """Until this has succeeded nothing is promised, so an error goes straight to the client."""

@@ -10,7 +10,7 @@ from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.registration import Registration, generation_at
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
-from pentimento.dataplane.events import DrainRequested, PlanReceived
+from pentimento.dataplane.events import DrainRequested, PlanReceived, Scored
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind
 from pentimento.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
@@ -157,6 +157,10 @@ class Frontdoor:
                 effects.CommitCacheEntries: cache.commit,
                 effects.ReleaseGrant: cache.release,
                 effects.PersistEnd: journalling.persist_end,
+                effects.Drop: journalling.drop,
+                effects.Score: lambda effect: submit(Scored(effect.request_id, effect.fencing_token, None)),
+                effects.ReservePair: lambda effect: None,
+                effects.Hedge: lambda effect: None,
                 effects.Deliver: delivery.deliver,
                 effects.DeliverEnd: delivery.deliver_end,
                 effects.DeliverRecorded: delivery.deliver_recorded,
