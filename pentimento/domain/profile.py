@@ -5,6 +5,7 @@
 
 import json
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -40,6 +41,23 @@ class Cost:
             cost.variance_s2 * (cost.sample_count - 1) + cost.sample_count * (cost.mean_s - mean) ** 2 for cost in costs
         )
         return Cost(mean, squares / (count - 1) if count > 1 else 0.0, count)
+
+    def between(self, other: "Cost", share: float) -> "Cost":
+        """The Cost at `share` (0..1) of the straight line from here to `other`."""
+        mean = self.mean_s + share * (other.mean_s - self.mean_s)
+        variance = self.variance_s2 + share * (other.variance_s2 - self.variance_s2)
+        return Cost(mean, variance, min(self.sample_count, other.sample_count))
+
+    def times(self, factor: float) -> "Cost":
+        """On a device that takes `factor` times as long."""
+        return Cost(self.mean_s * factor, self.variance_s2 * factor * factor, self.sample_count)
+
+    def draw(self, source: random.Random) -> float:
+        """Seconds that one more measurement might take: log-normal with this mean and variance, so never below 0."""
+        if self.variance_s2 <= 0.0 or self.mean_s <= 0.0:
+            return self.mean_s
+        variance = math.log1p(self.variance_s2 / (self.mean_s * self.mean_s))
+        return source.lognormvariate(math.log(self.mean_s) - variance / 2.0, math.sqrt(variance))
 
 
 @dataclass(frozen=True)
@@ -97,15 +115,24 @@ class ModelProfile:
 
     def step_seconds(self, width_px: int, height_px: int, *, guided: bool, batch_size: int) -> float | None:
         """Mean e(b); between measured batch sizes on the straight line, None outside them or for another size."""
+        cost = self.step_cost(width_px, height_px, guided=guided, batch_size=batch_size)
+        return None if cost is None else cost.mean_s
+
+    def step_cost(self, width_px: int, height_px: int, *, guided: bool, batch_size: int) -> Cost | None:
+        """Likewise with its variance."""
         found = [batch for batch in self.batches if _key(batch)[:3] == (width_px, height_px, guided)]
         below = max((b for b in found if b.batch_size <= batch_size), key=lambda b: b.batch_size, default=None)
         above = min((b for b in found if b.batch_size >= batch_size), key=lambda b: b.batch_size, default=None)
         if below is None or above is None:
             return None
         if below is above:
-            return below.step.mean_s
+            return below.step
         share = (batch_size - below.batch_size) / (above.batch_size - below.batch_size)
-        return below.step.mean_s + share * (above.step.mean_s - below.step.mean_s)
+        return below.step.between(above.step, share)
+
+    def size(self, width_px: int, height_px: int) -> SizeProfile | None:
+        """None when that size was not measured."""
+        return next((size for size in self.sizes if (size.width_px, size.height_px) == (width_px, height_px)), None)
 
 
 def _key(batch: BatchProfile) -> tuple[int, int, bool, int]:

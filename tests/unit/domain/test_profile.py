@@ -1,6 +1,7 @@
 """Profiles: what is written is what is read, and what is broken is named."""
 
 import json
+import random
 import statistics
 from dataclasses import replace
 from typing import Any
@@ -117,3 +118,33 @@ def test_what_is_broken_is_named(path: list[Any], value: Any, named: str) -> Non
 def test_what_is_no_profile_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="profile"):
         profile_from_json(text)
+
+
+@given(st.floats(0.01, 10), st.floats(0.01, 1.0), st.integers(0, 5))
+def test_draws_have_the_mean_and_the_variance_of_the_cost(mean_s: float, spread: float, seed: int) -> None:
+    cost = Cost(mean_s, (spread * mean_s) ** 2, 5)
+    source = random.Random(seed)
+
+    drawn = [cost.draw(source) for _ in range(4000)]
+
+    assert min(drawn) > 0
+    assert statistics.fmean(drawn) == pytest.approx(mean_s, rel=0.1)
+    assert statistics.stdev(drawn) == pytest.approx(spread * mean_s, rel=0.35)
+
+
+@pytest.mark.parametrize("cost", [Cost(0.5, 0.0, 1), Cost(0.0, 1.0, 2)])
+def test_a_cost_without_spread_is_drawn_as_it_is(cost: Cost) -> None:
+    assert cost.draw(random.Random(0)) == cost.mean_s
+
+
+def test_a_slower_device_takes_longer_and_scatters_more() -> None:
+    assert Cost(0.5, 0.01, 3).times(2.0) == Cost(1.0, 0.04, 3)
+
+
+def test_the_cost_between_two_measured_batches_lies_between_theirs() -> None:
+    batches = tuple(BatchProfile(64, 64, True, size, (Cost(0.1 * size, 0.02, 4),)) for size in (2, 4))
+    profile = ModelProfile("m", "d", "cpu", "float32", 1, "off", 1, (), batches)
+
+    assert profile.step_cost(64, 64, guided=True, batch_size=3) == Cost(pytest.approx(0.3), pytest.approx(0.02), 4)
+    assert profile.step_cost(64, 64, guided=True, batch_size=5) is None
+    assert profile.step_cost(64, 64, guided=False, batch_size=2) is None
