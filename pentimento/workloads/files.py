@@ -1,0 +1,110 @@
+"""Workload files: one JSON object a line, the first one the header; embeddings beside it as a .npy of float32.
+
+    {"format": 1, "name": …, "provenance": {…}, "arrivals": 2, "embeddings": "NAME.npy" or null}
+    {"at_s": 0.5, "tenant": "default", "prompt": …, "slo_class": "standard", "deadline_s": 60.0, "steps": 50, "seed": 7}
+
+Fields at their default are left out. A name that ends in .gz is compressed.
+"""
+
+import gzip
+import json
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.workloads.arrival import Arrival, Embeddings, Workload
+from pentimento.workloads.lines import Line, numbered_lines
+
+FORMAT = 1
+_DEFAULTS = {field.name: field.default for field in fields(Arrival) if field.default is not MISSING}
+
+
+def save_workload(workload: Workload, path: Path) -> None:
+    """Writes `path`, and its embeddings beside it, each whole or not at all."""
+    array = path.with_name(_stem(path) + ".npy")
+    if workload.embeddings is not None:
+        fresh = array.with_name(array.name + ".tmp")
+        with fresh.open("wb") as file:
+            np.save(file, workload.embeddings.astype(np.float32), allow_pickle=False)
+        fresh.replace(array)
+    header = {
+        "format": FORMAT,
+        "name": workload.name,
+        "provenance": dict(workload.provenance),
+        "arrivals": len(workload.arrivals),
+        "embeddings": None if workload.embeddings is None else array.name,
+    }
+    lines = [header, *(_as_json(arrival) for arrival in workload.arrivals)]
+    data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+    fresh = path.with_name(path.name + ".tmp")
+    # No name and no time inside, so that the same workload is the same file.
+    fresh.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    fresh.replace(path)
+
+
+def load_workload(path: Path) -> Workload:
+    """NotFound, or InvalidArgument that names file, line, field and limit."""
+    lines = numbered_lines(path)
+    first = next(lines, None)
+    if first is None:
+        raise InvalidArgument.of(str(path), "must have a header, got an empty file")
+    header = Line.of_json(path, *first)
+    if header.count("format") != FORMAT:
+        raise header.wrong("format", f"must be {FORMAT}, got {header.count('format')}")
+    embeddings = _load_embeddings(path.parent / header.text("embeddings")) if header.has("embeddings") else None
+    rows = 0 if embeddings is None else len(embeddings)
+    arrivals: list[Arrival] = []
+    for number, text in lines:
+        line = Line.of_json(path, number, text)
+        arrivals.append(_arrival(line, arrivals[-1].at_s if arrivals else 0.0, rows))
+    if len(arrivals) != header.count("arrivals"):
+        raise header.wrong("arrivals", f"must be the number of lines that follow, {len(arrivals)}: a part is missing")
+    return Workload(header.text("name"), tuple(arrivals), header.objects("provenance"), embeddings)
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".jsonl")
+
+
+def _as_json(arrival: Arrival) -> dict[str, Any]:
+    values = {field.name: getattr(arrival, field.name) for field in fields(Arrival)}
+    return {name: value for name, value in values.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
+
+
+def _arrival(line: Line, not_before_s: float, rows: int) -> Arrival:
+    at_s, deadline_s = line.number("at_s"), line.number("deadline_s")
+    if at_s < not_before_s:
+        raise line.wrong("at_s", f"must not be before the line ahead ({not_before_s:g}), got {at_s:g}")
+    if deadline_s <= 0:
+        raise line.wrong("deadline_s", f"must be above 0, got {deadline_s:g}")
+    row = line.count("embedding_row") if line.has("embedding_row") else -1
+    if row >= rows:
+        raise line.wrong("embedding_row", f"must be below the number of embeddings, {rows}, got {row}")
+    return Arrival(
+        at_s=at_s,
+        tenant=line.text("tenant"),
+        prompt=line.text("prompt"),
+        slo_class=line.text("slo_class"),
+        deadline_s=deadline_s,
+        steps=line.count("steps", 1),
+        seed=line.count("seed"),
+        model=line.text("model") if line.has("model") else "",
+        loras=line.texts("loras") if line.has("loras") else (),
+        controlnets=line.texts("controlnets") if line.has("controlnets") else (),
+        embedding_row=row,
+    )
+
+
+def _load_embeddings(path: Path) -> Embeddings:
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidArgument.of(str(path), f"must be a .npy file of numbers: {error}") from None
+    if found.ndim != 2 or not np.issubdtype(found.dtype, np.floating) or not np.isfinite(found).all():
+        raise InvalidArgument.of(
+            str(path), f"must be finite floats of (prompts, width), got {found.dtype} {found.shape}"
+        )
+    return np.asarray(found, np.float32)

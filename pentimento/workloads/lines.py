@@ -1,0 +1,90 @@
+"""Text files read line by line, gzipped or not; what is wrong is told by file, line, field and limit."""
+
+import gzip
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pentimento.domain.errors import InvalidArgument, NotFound
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number from 1, line without its end); empty lines are left out. NotFound, or InvalidArgument for what is no
+    UTF-8 text (or no gzip where the name says so)."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line.rstrip("\r\n")
+    except FileNotFoundError:
+        raise NotFound("NO_SUCH_FILE", f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise InvalidArgument.of(str(path), "must be UTF-8 text") from None
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise InvalidArgument.of(str(path), f"must be a whole gzip file: {error}") from None
+
+
+class Line:
+    """The fields of one line; `where` is its file and number."""
+
+    def __init__(self, path: Path, number: int, fields: Mapping[str, Any]) -> None:
+        self.where = f"{path}:{number}"
+        self._fields = fields
+
+    @classmethod
+    def of_json(cls, path: Path, number: int, text: str) -> "Line":
+        try:
+            fields = json.loads(text)
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict):
+            raise InvalidArgument.of(f"{path}:{number}", "must be a JSON object")
+        return cls(path, number, fields)
+
+    def wrong(self, name: str, limit: str) -> InvalidArgument:
+        return InvalidArgument.of(f"{self.where}: {name}", limit)
+
+    def has(self, name: str) -> bool:
+        return self._fields.get(name) is not None
+
+    def raw(self, name: str) -> Any:
+        if name not in self._fields:
+            raise self.wrong(name, "is missing")
+        return self._fields[name]
+
+    def text(self, name: str) -> str:
+        value = self.raw(name)
+        if not isinstance(value, str):
+            raise self.wrong(name, f"must be text, got {type(value).__name__}")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self.raw(name)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.wrong(name, "must be a list of texts")
+        return tuple(value)
+
+    def number(self, name: str, at_least: float = 0.0) -> float:
+        """Numbers of a CSV come as text."""
+        value = self.raw(name)
+        try:
+            number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+        except ValueError:
+            number = math.nan
+        if not at_least <= number < math.inf:
+            raise self.wrong(name, f"must be a number of at least {at_least:g} and finite, got {value!r}")
+        return number
+
+    def count(self, name: str, at_least: int = 0) -> int:
+        number = self.number(name, at_least)
+        if number != int(number):
+            raise self.wrong(name, f"must be a whole number, got {number:g}")
+        return int(number)
+
+    def objects(self, name: str) -> dict[str, Any]:
+        value = self.raw(name)
+        if not isinstance(value, dict):
+            raise self.wrong(name, "must be an object")
+        return value
