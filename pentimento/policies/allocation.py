@@ -22,13 +22,15 @@ class ReplicaView:
 
 @dataclass(frozen=True)
 class ModelDemand:
-    """What is asked of a model: arrivals per second, requests waiting, and how its cache hits start."""
+    """What is asked of a model: arrivals per second, requests waiting, how they start (step 0 is noise), the share that
+    a cascade sent on, and how many broke their SLO (late or dropped) since the last look."""
 
     model: str
     arrivals_per_s: float
     queue_length: int = 0
     starts: tuple[StartShare, ...] = ()
     deferred_share: float = 0.0
+    violation_count: int = 0
 
 
 @dataclass(frozen=True)

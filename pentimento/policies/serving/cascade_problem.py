@@ -1,0 +1,111 @@
+"""DiffServe's allocation problem (D3; 3.3 of the paper), solved exactly by enumeration.
+
+    max t  over x1, x2, b1, b2, t
+    e(b1) + q(b1) + e(b2) + q(b2) <= L     x1 * T1(b1) >= D     x2 * T2(b2) >= D * f(t)     x1 + x2 <= S
+
+For a pair of batch sizes the fewest light devices that carry D leave most for the heavy model, and f is monotone: so
+one bisection a pair of batch sizes finds the optimum, and 36 pairs are all there is.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pentimento.policies.serving.costs import BatchCost
+from pentimento.policies.serving.settings import DeferralCurve
+
+QueueDelay = Callable[[BatchCost], float]
+"""q(b): seconds that a request waits before its batch of this size begins."""
+
+
+@dataclass(frozen=True)
+class CascadeProblem:
+    """`demand` is D with its over-provisioning, requests a second; `thresholds` ascend. Everything else as in D3."""
+
+    demand: float
+    device_count: int
+    slo_s: float
+    light: tuple[BatchCost, ...]
+    heavy: tuple[BatchCost, ...]
+    deferral: DeferralCurve
+    thresholds: tuple[float, ...]
+    light_queue_s: QueueDelay
+    heavy_queue_s: QueueDelay
+    discriminator_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class CascadeSolution:
+    """x1, x2, b1, b2, t. `feasible` is False when no choice keeps all constraints: then this is the best that can be
+    done, everything light, and `admission_rate` the share of D that it carries."""
+
+    light_count: int
+    heavy_count: int
+    light_batch: int
+    heavy_batch: int
+    threshold: float
+    latency_s: float
+    feasible: bool = True
+    admission_rate: float = 1.0
+
+
+def grid(count: int) -> tuple[float, ...]:
+    """`count` thresholds from 0 to 1."""
+    return tuple(index / (count - 1) for index in range(count))
+
+
+def solve(problem: CascadeProblem) -> CascadeSolution:
+    """The largest threshold; among equals the lowest latency, then the smallest batches."""
+    candidates = [
+        found for light in problem.light for heavy in problem.heavy if (found := _for_batches(problem, light, heavy))
+    ]
+    if not candidates:
+        return _all_light(problem)
+    return max(
+        candidates, key=lambda found: (found.threshold, -found.latency_s, -found.light_batch, -found.heavy_batch)
+    )
+
+
+def _for_batches(problem: CascadeProblem, light: BatchCost, heavy: BatchCost) -> CascadeSolution | None:
+    light_count = max(1, math.ceil(problem.demand / light.throughput - 1e-9))
+    heavy_count = problem.device_count - light_count
+    if heavy_count < 0:
+        return None
+    light_s = light.latency_s + problem.light_queue_s(light) + problem.discriminator_s
+    heavy_s = heavy.latency_s + problem.heavy_queue_s(heavy)
+    in_time = light_s + heavy_s <= problem.slo_s
+    if not in_time and light_s > problem.slo_s:
+        return None
+    capacity = heavy_count * heavy.throughput if in_time else 0.0
+    threshold = _largest(problem.deferral, problem.thresholds, problem.demand, capacity)
+    if threshold is None:
+        return None
+    latency_s = light_s + heavy_s if problem.deferral.share(threshold) > 0 else light_s
+    return CascadeSolution(light_count, heavy_count, light.batch_size, heavy.batch_size, threshold, latency_s)
+
+
+def _largest(curve: DeferralCurve, thresholds: Sequence[float], demand: float, heavy_capacity: float) -> float | None:
+    """The largest t with D * f(t) <= x2 * T2(b2); None where even the lowest defers too many."""
+    low, high = 0, len(thresholds)
+    while low < high:
+        middle = (low + high) // 2
+        if _fits(demand * curve.share(thresholds[middle]), heavy_capacity):
+            low = middle + 1
+        else:
+            high = middle
+    return thresholds[low - 1] if low else None
+
+
+def _fits(load: float, capacity: float) -> bool:
+    # A pool without devices carries nothing, however small the demand.
+    return load <= capacity * (1 + 1e-9) and (capacity > 0 or load == 0)
+
+
+def _all_light(problem: CascadeProblem) -> CascadeSolution:
+    """Nothing keeps the constraints: no deferral, the batch that carries most within the SLO (or the quickest)."""
+    in_time = [cost for cost in problem.light if cost.latency_s <= problem.slo_s]
+    best = max(in_time, key=lambda cost: cost.throughput) if in_time else min(problem.light, key=lambda c: c.latency_s)
+    capacity = problem.device_count * best.throughput
+    rate = min(1.0, capacity / problem.demand) if problem.demand > 0 else 1.0
+    heavy_batch = problem.heavy[0].batch_size
+    return CascadeSolution(problem.device_count, 0, best.batch_size, heavy_batch, 0.0, best.latency_s, False, rate)

@@ -1,0 +1,163 @@
+"""DiffServe (D3) and its ablations and relatives: static cascade, static threshold, AIMD batching, no queueing model.
+
+All of them send every request to the light model first and defer by the plan's threshold.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pentimento.domain.fleet import PoolPlan
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
+from pentimento.policies.serving.cascade_problem import (
+    CascadeProblem,
+    CascadeSolution,
+    QueueDelay,
+    grid,
+    solve,
+)
+from pentimento.policies.serving.costs import BatchCost, batch_costs
+from pentimento.policies.serving.demand import demand_of, smoothed
+from pentimento.policies.serving.entry import EVERY_START
+from pentimento.policies.serving.placement import place
+from pentimento.policies.serving.settings import ServingSettings
+
+# How fast the profiled curve follows what is observed.
+_CURVE_WEIGHT = 0.2
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What the allocator carries from one decision to the next."""
+
+    demand: float | None = None
+    bend: float = 1.0
+    light_batch: float = 1.0
+    heavy_batch: float = 1.0
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "_Memory":
+        return cls(*values) if values else cls()
+
+    def values(self) -> tuple[float, ...]:
+        return (self.demand or 0.0, self.bend, self.light_batch, self.heavy_batch)
+
+
+@dataclass(frozen=True)
+class CascadeAllocator:
+    """Solves D3 anew at every call. Demand is averaged with `demand_weight`, times `overprovision`; f(t) starts as
+    profiled and is bent towards the deferred share that is observed.
+
+    `fixed_threshold` does not move t ("static threshold"). `queueing_model` off replaces Little's law by q(b) = e(b)
+    ("no queueing model": a wait of twice the execution in all, as Proteus assumes). `aimd` takes batch sizes from
+    additive increase and multiplicative decrease on SLO violations in place of the solver.
+    """
+
+    settings: ServingSettings
+    fixed_threshold: float | None = None
+    queueing_model: bool = True
+    aimd: bool = False
+
+    def __call__(self, context: AllocationContext) -> AllocationDecision:
+        settings = self.settings
+        light, heavy = demand_of(context, settings.light), demand_of(context, settings.heavy)
+        memory = self._remember(context, light, heavy)
+        problem = CascadeProblem(
+            demand=(memory.demand or 0.0) * settings.overprovision,
+            device_count=len(context.workers()),
+            slo_s=settings.slo_s,
+            light=batch_costs(context, settings.light, self._sizes(memory.light_batch)),
+            heavy=batch_costs(context, settings.heavy, self._sizes(memory.heavy_batch)),
+            deferral=settings.deferral.bent(memory.bend),
+            thresholds=self._thresholds(),
+            light_queue_s=self._queue_delay(light),
+            heavy_queue_s=self._queue_delay(heavy),
+            discriminator_s=settings.discriminator_s,
+        )
+        return as_decision(context, settings, solve(problem), memory.values())
+
+    def _remember(self, context: AllocationContext, light: ModelDemand, heavy: ModelDemand) -> _Memory:
+        before = _Memory.of(context.last.memory)
+        known = before.demand if context.last.memory else None
+        demand = smoothed(light.arrivals_per_s, known, self.settings.demand_weight)
+        bend = _bend(context, self.settings, light, before.bend)
+        batches = _aimd(before, light, heavy, max(self.settings.batch_sizes))
+        return _Memory(demand, bend, *batches) if self.aimd else _Memory(demand, bend)
+
+    def _sizes(self, aimd_batch: float) -> tuple[int, ...]:
+        return (int(aimd_batch),) if self.aimd else self.settings.batch_sizes
+
+    def _thresholds(self) -> tuple[float, ...]:
+        if self.fixed_threshold is None:
+            return grid(self.settings.threshold_count)
+        return (self.fixed_threshold,)
+
+    def _queue_delay(self, demand: ModelDemand) -> QueueDelay:
+        if not self.queueing_model:
+            return same_again
+        # Little's law, W = L / lambda; a pool that hears from nobody drains within the SLO or is late anyway.
+        wait_s = demand.queue_length / max(demand.arrivals_per_s, 1.0 / self.settings.slo_s)
+        return lambda cost: wait_s
+
+
+@dataclass(frozen=True)
+class StaticCascade:
+    """DiffServe-Static: solved once for the peak demand, then held whatever comes."""
+
+    settings: ServingSettings
+
+    def __call__(self, context: AllocationContext) -> AllocationDecision:
+        settings = self.settings
+        problem = CascadeProblem(
+            demand=settings.peak_per_s * settings.overprovision,
+            device_count=len(context.workers()),
+            slo_s=settings.slo_s,
+            light=batch_costs(context, settings.light, settings.batch_sizes),
+            heavy=batch_costs(context, settings.heavy, settings.batch_sizes),
+            deferral=settings.deferral,
+            thresholds=grid(settings.threshold_count),
+            light_queue_s=same_again,
+            heavy_queue_s=same_again,
+            discriminator_s=settings.discriminator_s,
+        )
+        # What it cannot carry it is late with: a static system knows nothing of admission.
+        return as_decision(context, settings, replace(solve(problem), admission_rate=1.0), ())
+
+
+def same_again(cost: BatchCost) -> float:
+    """q(b) = e(b): whoever comes waits for one batch before its own, twice the execution in all (Proteus)."""
+    return cost.latency_s
+
+
+def as_decision(
+    context: AllocationContext, settings: ServingSettings, solution: CascadeSolution, memory: tuple[float, ...]
+) -> AllocationDecision:
+    """Everything enters the light pool, which defers by the threshold."""
+    counts = {settings.light: solution.light_count, settings.heavy: solution.heavy_count}
+    batches = {settings.light: solution.light_batch, settings.heavy: solution.heavy_batch}
+    assignments = place(context, counts, batches)
+    workers = {model: tuple(a.worker_id for a in assignments if a.model == model) for model in counts}
+    threshold = solution.threshold if workers[settings.heavy] else 0.0
+    pools = (
+        PoolPlan(settings.light, settings.light, workers[settings.light], threshold, EVERY_START),
+        PoolPlan(settings.heavy, settings.heavy, workers[settings.heavy]),
+    )
+    return AllocationDecision(assignments, pools, solution.admission_rate, memory)
+
+
+def _bend(context: AllocationContext, settings: ServingSettings, light: ModelDemand, before: float) -> float:
+    """f(t) updated online: the exponent that the last threshold's observed share asks for, averaged."""
+    threshold = next((pool.confidence_threshold for pool in context.last.pools if pool.pool == settings.light), 0.0)
+    seen = settings.deferral.bend_towards(threshold, light.deferred_share)
+    return before if seen is None else smoothed(min(max(seen, 0.2), 5.0), before, _CURVE_WEIGHT)
+
+
+def _aimd(before: _Memory, light: ModelDemand, heavy: ModelDemand, limit: int) -> tuple[float, float]:
+    """Clipper's rule: one more after a period without violations, half after one with."""
+    return (
+        _next_batch(before.light_batch, light.violation_count > 0, limit),
+        _next_batch(before.heavy_batch, heavy.violation_count > 0, limit),
+    )
+
+
+def _next_batch(batch: float, violated: bool, limit: int) -> float:
+    return float(max(1, int(batch) // 2) if violated else min(int(batch) + 1, limit))

@@ -1,0 +1,49 @@
+"""What a model costs by batch size, read from the profiles in an allocator's context."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.policies.allocation import AllocationContext
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCost:
+    """A whole run (every step) of `batch_size` requests together takes `latency_s`."""
+
+    batch_size: int
+    latency_s: float
+
+    @property
+    def throughput(self) -> float:
+        """T(b): requests a second of one device that always runs full batches."""
+        return self.batch_size / self.latency_s
+
+
+def batch_costs(context: AllocationContext, model: str, sizes: Iterable[int] | None = None) -> tuple[BatchCost, ...]:
+    """Ascending batch sizes; `sizes` limits them, those between two profiled ones on the straight line.
+
+    On a mixed fleet the slowest kind of device decides: D3 and MoDM's monitor know one. FailedPrecondition when the
+    model has no profile: a variant without one is never planned.
+    """
+    present = {worker.device for worker in context.workers()}
+    measured: dict[int, float] = {}
+    for profile in context.profiles:
+        if profile.model == model and (profile.device in present or not profile.device):
+            measured[profile.batch_size] = max(profile.latency_s, measured.get(profile.batch_size, 0.0))
+    if not measured:
+        raise FailedPrecondition("PROFILE_MISSING", f"model {model} has no profile for the devices that are there")
+    wanted = sorted(measured) if sizes is None else sorted(set(sizes))
+    costs = (BatchCost(size, latency) for size in wanted if (latency := _latency(measured, size)) is not None)
+    return tuple(costs) or (BatchCost(min(measured), measured[min(measured)]),)
+
+
+def _latency(measured: dict[int, float], size: int) -> float | None:
+    if size in measured:
+        return measured[size]
+    below = max((known for known in measured if known < size), default=None)
+    above = min((known for known in measured if known > size), default=None)
+    if below is None or above is None:
+        return None
+    share = (size - below) / (above - below)
+    return measured[below] + share * (measured[above] - measured[below])

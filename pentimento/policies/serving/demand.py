@@ -1,0 +1,12 @@
+"""What an allocator reads out of its context about demand, the same in all of them."""
+
+from pentimento.policies.allocation import AllocationContext, ModelDemand
+
+
+def demand_of(context: AllocationContext, model: str) -> ModelDemand:
+    return next((demand for demand in context.demand if demand.model == model), ModelDemand(model, 0.0))
+
+
+def smoothed(newest: float, before: float | None, weight: float) -> float:
+    """Exponentially weighted moving average; the newest sample counts `weight`, the first one all."""
+    return newest if before is None else before + weight * (newest - before)

@@ -1,0 +1,49 @@
+"""Which pools a new request goes through, read from the plan, so that a router needs nothing but the plan.
+
+A pool's `routes` say which share of the requests of each start it takes first: `noise`, `latent`, `image`. A pool with
+the route `spare` takes hits of other pools while it has nothing of its own (MoDM's large workers). A pool with a
+confidence threshold above 0 sends what its discriminator refuses on to the next pool of the plan.
+"""
+
+from collections.abc import Sequence
+
+from pentimento.domain.fleet import PoolPlan, RouteShare
+
+NOISE, LATENT, IMAGE, SPARE = "noise", "latent", "image", "spare"
+EVERY_START = (RouteShare(NOISE, 1.0), RouteShare(LATENT, 1.0), RouteShare(IMAGE, 1.0))
+
+
+def entry_pools(pools: Sequence[PoolPlan], start: str, draw: float) -> tuple[PoolPlan, ...]:
+    """The pool that a request of this start enters, and those its cascade may send it on to.
+
+    `draw` is uniform in 0..1 and decides by the pools' shares. Empty when no pool takes such a start.
+    """
+    taking = [(pool, share) for pool in pools if (share := _share(pool, start)) > 0]
+    left = draw * sum(share for _, share in taking)
+    for pool, share in taking:
+        left -= share
+        if left < 0:
+            return (pool, *_beyond(pools, pool))
+    return (taking[-1][0], *_beyond(pools, taking[-1][0])) if taking else ()
+
+
+def spare_pools(pools: Sequence[PoolPlan], start: str, entered: PoolPlan) -> tuple[PoolPlan, ...]:
+    """Those that may take a request which entered `entered`, while they are idle; none for a request from noise."""
+    if start == NOISE:
+        return ()
+    return tuple(pool for pool in pools if pool != entered and pool.worker_ids and _share(pool, SPARE) > 0)
+
+
+def _share(pool: PoolPlan, route: str) -> float:
+    return next((entry.share for entry in pool.routes if entry.route == route), 0.0)
+
+
+def _beyond(pools: Sequence[PoolPlan], entered: PoolPlan) -> tuple[PoolPlan, ...]:
+    if entered.confidence_threshold <= 0.0:
+        return ()
+    stages: list[PoolPlan] = []
+    for pool in pools[pools.index(entered) + 1 :]:
+        stages.append(pool)
+        if pool.confidence_threshold <= 0.0:
+            break
+    return tuple(stages)

@@ -1,0 +1,174 @@
+"""MoDM's global monitor (M4-M8; 5.3 and Algorithm 1 of the paper): how many devices hold the large model.
+
+Misses need the large model; hits are refined by a small one, and by large devices that have capacity to spare.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from pentimento.domain.fleet import PoolPlan, RouteShare
+from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.serving.costs import batch_costs
+from pentimento.policies.serving.demand import demand_of, smoothed
+from pentimento.policies.serving.entry import EVERY_START, IMAGE, LATENT, NOISE, SPARE
+from pentimento.policies.serving.pid import MODM_GAINS, PidGains, PidMemory, step
+from pentimento.policies.serving.placement import place
+from pentimento.policies.serving.settings import ServingSettings
+
+# Misses go to the large model, hits to the small one; large workers without misses take hits.
+SPARING = (RouteShare(NOISE, 1.0), RouteShare(SPARE, 1.0))
+HITS = (RouteShare(LATENT, 1.0), RouteShare(IMAGE, 1.0))
+
+
+class MixtureMode(Enum):
+    QUALITY = "quality"
+    THROUGHPUT = "throughput"
+
+
+@dataclass(frozen=True)
+class MixtureLoad:
+    """In requests a second of the large model's full runs: W_miss of Eq. 7, W_hit of Eq. 8."""
+
+    misses: float
+    hits: float
+
+    @classmethod
+    def of(cls, rate: float, starts: Sequence[tuple[int, float]], step_count: int) -> "MixtureLoad":
+        """`starts` are (start step, share of all requests); what they do not cover starts from noise."""
+        hit_share = sum(share for start, share in starts if start > 0)
+        refined = sum(share * (1.0 - start / step_count) for start, share in starts if start > 0)
+        return cls(rate * max(0.0, 1.0 - hit_share), rate * refined)
+
+
+def large_count(mode: MixtureMode, load: MixtureLoad, device_count: int, large: float, small: float) -> int:
+    """N_large before damping; `large` and `small` are a device's full runs a second (P_large, P_small).
+
+    Quality: as many as leave enough for the hits (Eq. 6-10). Throughput: by the ratio of the work (Eq. 11-12), not
+    rounded down as Algorithm 1 does it, which would starve the misses. Where even the fewest do not suffice, misses
+    come first.
+    """
+    needed = math.ceil(load.misses / large - 1e-9)
+    if mode is MixtureMode.THROUGHPUT:
+        weighted_hits = load.hits * large / small
+        total = weighted_hits + load.misses
+        return round(device_count * load.misses / total) if total > 0 else device_count
+    if not carries(load, device_count, needed, large, small):
+        return min(needed, device_count)
+    while needed < device_count and carries(load, device_count, needed + 1, large, small):
+        needed += 1
+    return needed
+
+
+def carries(load: MixtureLoad, device_count: int, count: int, large: float, small: float) -> bool:
+    """Constraints (7) and (9) with `count` large devices."""
+    spare = count * large - load.misses
+    return count <= device_count and spare >= -1e-9 and spare + (device_count - count) * small >= load.hits - 1e-9
+
+
+@dataclass(frozen=True)
+class _Memory:
+    pid: PidMemory
+    at_s: float
+    rate: float
+    small_index: int
+    switched_at_s: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "_Memory | None":
+        if not values:
+            return None
+        value, integral, error, at_s, rate, index, switched_at_s = values
+        return cls(PidMemory(value, integral, error), at_s, rate, int(index), switched_at_s)
+
+    def values(self) -> tuple[float, ...]:
+        pid = self.pid
+        return (pid.value, pid.integral, pid.error or 0.0, self.at_s, self.rate, self.small_index, self.switched_at_s)
+
+
+@dataclass(frozen=True)
+class MixtureAllocator:
+    """`headroom` is the share of the throughput that is planned with (0.9 in MoDM's artefact, quality mode).
+
+    The small model (M8) is the best one of `settings.small_models` that carries the load; it changes at most once in
+    `dwell_s`, and back to a better one only with `settings.hysteresis` to spare.
+    """
+
+    settings: ServingSettings
+    mode: MixtureMode = MixtureMode.QUALITY
+    gains: PidGains = MODM_GAINS
+    headroom: float = 0.9
+    dwell_s: float = 60.0
+
+    def __call__(self, context: AllocationContext) -> AllocationDecision:
+        before = _Memory.of(context.last.memory)
+        device_count = len(context.workers())
+        rate, starts = self._demand(context)
+        rate = smoothed(rate, before.rate if before else None, self.settings.demand_weight)
+        load = MixtureLoad.of(rate, starts, self.settings.step_count)
+        index, switched_at_s = self._small_model(context, load, before)
+        large = self.headroom * self._throughput(context, self.settings.heavy)
+        small = self.headroom * self._throughput(context, self.settings.small_models[index])
+        target = large_count(self.mode, load, device_count, large, small)
+        pid = self._damped(before, target, context.now_s, device_count)
+        count = max(1, min(round(pid.value), device_count))
+        memory = _Memory(pid, context.now_s, rate, index, switched_at_s)
+        return self._decision(context, count, self.settings.small_models[index], memory.values())
+
+    def _demand(self, context: AllocationContext) -> tuple[float, list[tuple[int, float]]]:
+        """Requests a second over all pools, and the shares of their starts."""
+        demands = [demand_of(context, model) for model in (self.settings.heavy, *self.settings.small_models)]
+        starts = [start for demand in demands for start in demand.starts]
+        total = sum(start.request_count for start in starts)
+        shares = [(start.start_step, start.request_count / total) for start in starts] if total else []
+        return sum(demand.arrivals_per_s for demand in demands), shares
+
+    def _throughput(self, context: AllocationContext, model: str) -> float:
+        """Of one device, from profiles: the largest batch that is planned with."""
+        return batch_costs(context, model, self.settings.batch_sizes)[-1].throughput
+
+    def _small_model(self, context: AllocationContext, load: MixtureLoad, before: _Memory | None) -> tuple[int, float]:
+        current = before.small_index if before else 0
+        switched_at_s = before.switched_at_s if before else -math.inf
+        if before is not None and context.now_s - switched_at_s < self.dwell_s:
+            return current, switched_at_s
+        wanted = self._best_small(context, load, current)
+        return wanted, context.now_s if wanted != current else switched_at_s
+
+    def _best_small(self, context: AllocationContext, load: MixtureLoad, current: int) -> int:
+        models = self.settings.small_models
+        large = self.headroom * self._throughput(context, self.settings.heavy)
+        for index, model in enumerate(models):
+            small = self.headroom * self._throughput(context, model)
+            slack = 1.0 - self.settings.hysteresis if index < current else 1.0
+            eased = MixtureLoad(load.misses / slack, load.hits / slack)
+            needed = max(1, math.ceil(eased.misses / large - 1e-9))
+            if carries(eased, len(context.workers()), needed, large, small):
+                return index
+        return len(models) - 1
+
+    def _damped(self, before: _Memory | None, target: int, now_s: float, device_count: int) -> PidMemory:
+        if before is None:
+            return PidMemory(float(target), 0.0, 0.0)
+        return step(self.gains, before.pid, target, now_s - before.at_s, 1.0, float(device_count))
+
+    def _decision(
+        self, context: AllocationContext, count: int, small: str, memory: tuple[float, ...]
+    ) -> AllocationDecision:
+        heavy, device_count = self.settings.heavy, len(context.workers())
+        batch = max(self.settings.batch_sizes)
+        assignments = place(context, {heavy: count, small: device_count - count}, {heavy: batch, small: batch})
+        workers = {
+            model: tuple(assignment.worker_id for assignment in assignments if assignment.model == model)
+            for model in (heavy, *self.settings.small_models)
+        }
+        pools = [
+            PoolPlan(heavy, heavy, workers[heavy], routes=SPARING if workers[small] else EVERY_START),
+            PoolPlan(small, small, workers[small], routes=HITS if workers[small] else ()),
+        ]
+        # Small models that are on their way out serve what waits for them.
+        for model in self.settings.small_models:
+            if model != small and workers[model]:
+                pools.append(PoolPlan(model, model, workers[model]))
+        return AllocationDecision(assignments, tuple(pools), memory=memory)

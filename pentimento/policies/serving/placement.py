@@ -1,0 +1,65 @@
+"""From how many workers a model gets to which: as few switches as possible, and nobody's queue is orphaned."""
+
+from collections.abc import Mapping
+
+from pentimento.domain.fleet import Replica, WorkerAssignment
+from pentimento.policies.allocation import AllocationContext
+
+
+def place(
+    context: AllocationContext, counts: Mapping[str, int], batch_sizes: Mapping[str, int]
+) -> tuple[WorkerAssignment, ...]:
+    """Workers for each model, in the order of their ids. Counts beyond the fleet are cut from the end of `counts`.
+
+    A worker keeps its model where that model still needs it. A model that is to lose its last worker while requests
+    wait for it keeps one until they are done.
+    """
+    workers = context.workers()
+    left = _with_drains(context, _cut(counts, len(workers)))
+    chosen: dict[str, str] = {}
+    for worker in workers:
+        if left.get(_held(worker), 0) > 0:
+            _take(worker, _held(worker), chosen, left)
+    for worker in workers:
+        if worker.instance_id not in chosen:
+            wanting = next((name for name, count in left.items() if count > 0 and _can_hold(worker, name)), None)
+            if wanting is not None:
+                _take(worker, wanting, chosen, left)
+    return tuple(
+        WorkerAssignment(worker.instance_id, worker.address, model, worker.generation, batch_sizes.get(model, 1))
+        for worker in workers
+        if (model := chosen.get(worker.instance_id)) is not None
+    )
+
+
+def _take(worker: Replica, model: str, chosen: dict[str, str], left: dict[str, int]) -> None:
+    chosen[worker.instance_id] = model
+    left[model] -= 1
+
+
+def _cut(counts: Mapping[str, int], available: int) -> dict[str, int]:
+    cut: dict[str, int] = {}
+    for model, count in counts.items():
+        cut[model] = min(max(count, 0), available)
+        available -= cut[model]
+    return cut
+
+
+def _with_drains(context: AllocationContext, counts: dict[str, int]) -> dict[str, int]:
+    """One worker of the model with most of them goes on with each model that is left with a queue only."""
+    held = {_held(worker) for worker in context.workers()}
+    for demand in context.demand:
+        if demand.queue_length > 0 and demand.model in held and not counts.get(demand.model):
+            donor = max(counts, key=lambda model: counts[model], default=None)
+            if donor is not None and counts[donor] > 1:
+                counts[donor] -= 1
+                counts[demand.model] = 1
+    return counts
+
+
+def _held(worker: Replica) -> str:
+    return worker.resident_models[0] if worker.resident_models else ""
+
+
+def _can_hold(worker: Replica, model: str) -> bool:
+    return model in worker.available_models or model in worker.resident_models

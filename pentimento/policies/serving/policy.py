@@ -1,0 +1,119 @@
+"""A serving policy: everything that one system of the literature decides, as one value that any runner can play."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from pentimento.policies.allocation import Allocator
+from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
+from pentimento.policies.serving.mixture import MixtureAllocator
+from pentimento.policies.serving.proteus import Proteus
+from pentimento.policies.serving.settings import ServingSettings
+from pentimento.policies.serving.uniform import OneModel
+
+
+class CacheUse(Enum):
+    """What is reused: nothing, intermediate latents (NIRVANA), images refined (MoDM), images as they are."""
+
+    NONE = "none"
+    LATENTS = "latents"
+    IMAGES = "images"
+    RETRIEVAL = "retrieval"
+
+
+@dataclass(frozen=True)
+class ServingPolicy:
+    """`allocator` decides models, batch sizes, thresholds and shares; routers follow the plan (`serving.entry`).
+
+    `eviction` names the cache's rule (`policies.eviction`). `cache_hits`: whether refined hits are cached too.
+    `drops_late`: whether requests that are predicted to miss their deadline are dropped early (D5).
+    """
+
+    name: str
+    allocator: Allocator
+    cache: CacheUse = CacheUse.NONE
+    eviction: str = "fifo"
+    cache_hits: bool = True
+    drops_late: bool = True
+
+
+def vanilla(settings: ServingSettings) -> ServingPolicy:
+    """Every request by the heavy model from noise, first come first served; late is late."""
+    return ServingPolicy("vanilla", _heavy(settings), drops_late=False)
+
+
+def clipper_light(settings: ServingSettings) -> ServingPolicy:
+    """Clipper with the light model only: AIMD batches."""
+    allocator = OneModel(settings.light, settings.slo_s, settings.batch_sizes, aimd=True)
+    return ServingPolicy("clipper-light", allocator)
+
+
+def clipper_heavy(settings: ServingSettings) -> ServingPolicy:
+    allocator = OneModel(settings.heavy, settings.slo_s, settings.batch_sizes, aimd=True)
+    return ServingPolicy("clipper-heavy", allocator)
+
+
+def proteus(settings: ServingSettings) -> ServingPolicy:
+    return ServingPolicy("proteus", Proteus(settings))
+
+
+def static_cascade(settings: ServingSettings) -> ServingPolicy:
+    return ServingPolicy("static-cascade", StaticCascade(settings))
+
+
+def static_threshold(settings: ServingSettings) -> ServingPolicy:
+    return ServingPolicy("static-threshold", CascadeAllocator(settings, fixed_threshold=settings.fixed_threshold))
+
+
+def aimd(settings: ServingSettings) -> ServingPolicy:
+    return ServingPolicy("aimd", CascadeAllocator(settings, aimd=True))
+
+
+def no_queueing_model(settings: ServingSettings) -> ServingPolicy:
+    return ServingPolicy("no-queueing-model", CascadeAllocator(settings, queueing_model=False))
+
+
+def diffserve(settings: ServingSettings) -> ServingPolicy:
+    return ServingPolicy("diffserve", CascadeAllocator(settings))
+
+
+def nirvana_only(settings: ServingSettings) -> ServingPolicy:
+    """Latents of misses only, as the paper stores them; LCBFU."""
+    return ServingPolicy(
+        "nirvana-only", _heavy(settings), CacheUse.LATENTS, "lcbfu", cache_hits=False, drops_late=False
+    )
+
+
+def modm(settings: ServingSettings) -> ServingPolicy:
+    return ServingPolicy("modm", MixtureAllocator(settings), CacheUse.IMAGES, "fifo", drops_late=False)
+
+
+def modm_only(settings: ServingSettings) -> ServingPolicy:
+    """MoDM as it is, under the name of a baseline."""
+    return ServingPolicy("modm-only", MixtureAllocator(settings), CacheUse.IMAGES, "fifo", drops_late=False)
+
+
+def retrieval_only(settings: ServingSettings) -> ServingPolicy:
+    """The nearest image as it is where one is near, else the heavy model (Pinecone in MoDM's evaluation)."""
+    return ServingPolicy("retrieval-only", _heavy(settings), CacheUse.RETRIEVAL, cache_hits=False, drops_late=False)
+
+
+def _heavy(settings: ServingSettings) -> OneModel:
+    return OneModel(settings.heavy, settings.slo_s, settings.batch_sizes)
+
+
+SERVING_POLICIES: Mapping[str, Callable[[ServingSettings], ServingPolicy]] = {
+    "vanilla": vanilla,
+    "clipper-light": clipper_light,
+    "clipper-heavy": clipper_heavy,
+    "proteus": proteus,
+    "static-cascade": static_cascade,
+    "static-threshold": static_threshold,
+    "aimd": aimd,
+    "no-queueing-model": no_queueing_model,
+    "diffserve": diffserve,
+    "nirvana-only": nirvana_only,
+    "modm-only": modm_only,
+    "retrieval-only": retrieval_only,
+    "modm": modm,
+}

@@ -1,0 +1,82 @@
+"""Proteus (D6): variants chosen by load, requests sent to them at random, whatever they ask for."""
+
+import math
+from dataclasses import dataclass
+
+from pentimento.domain.fleet import PoolPlan, RouteShare
+from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.serving.cascades import same_again
+from pentimento.policies.serving.costs import BatchCost, batch_costs
+from pentimento.policies.serving.demand import demand_of, smoothed
+from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
+from pentimento.policies.serving.placement import place
+from pentimento.policies.serving.settings import ServingSettings
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A share of the demand for the heavy model, and what carries it."""
+
+    heavy_share: float
+    light_count: int
+    heavy_count: int
+    light_batch: int
+    heavy_batch: int
+
+
+@dataclass(frozen=True)
+class Proteus:
+    """The largest random share for the heavy model that the devices carry within the SLO, a wait of twice the execution
+    assumed. Demand is averaged and over-provisioned as DiffServe's, so that only the routing differs."""
+
+    settings: ServingSettings
+
+    def __call__(self, context: AllocationContext) -> AllocationDecision:
+        settings = self.settings
+        known = context.last.memory[0] if context.last.memory else None
+        asked = demand_of(context, settings.light).arrivals_per_s + demand_of(context, settings.heavy).arrivals_per_s
+        demand = smoothed(asked, known, settings.demand_weight)
+        split = self._best(context, demand * settings.overprovision)
+        counts = {settings.light: split.light_count, settings.heavy: split.heavy_count}
+        batches = {settings.light: split.light_batch, settings.heavy: split.heavy_batch}
+        assignments = place(context, counts, batches)
+        shares = {settings.light: 1.0 - split.heavy_share, settings.heavy: split.heavy_share}
+        pools = tuple(
+            PoolPlan(
+                model,
+                model,
+                tuple(assignment.worker_id for assignment in assignments if assignment.model == model),
+                routes=tuple(RouteShare(start, share) for start in (NOISE, LATENT, IMAGE)),
+            )
+            for model, share in shares.items()
+        )
+        return AllocationDecision(assignments, pools, memory=(demand,))
+
+    def _best(self, context: AllocationContext, demand: float) -> _Split:
+        settings = self.settings
+        lights = _in_time(batch_costs(context, settings.light, settings.batch_sizes), settings.slo_s)
+        heavies = _in_time(batch_costs(context, settings.heavy, settings.batch_sizes), settings.slo_s)
+        device_count = len(context.workers())
+        splits = [_split(demand, device_count, light, heavy) for light in lights for heavy in heavies]
+        if not splits:
+            cost = min(batch_costs(context, settings.light, settings.batch_sizes), key=lambda cost: cost.latency_s)
+            return _Split(0.0, device_count, 0, cost.batch_size, 1)
+        return max(splits, key=lambda split: (split.heavy_share, -split.heavy_batch, -split.light_batch))
+
+
+def _in_time(costs: tuple[BatchCost, ...], slo_s: float) -> list[BatchCost]:
+    return [cost for cost in costs if cost.latency_s + same_again(cost) <= slo_s]
+
+
+def _split(demand: float, device_count: int, light: BatchCost, heavy: BatchCost) -> _Split:
+    """Heavy devices as many as leave enough for the rest of the demand."""
+    best = _Split(0.0, device_count, 0, light.batch_size, heavy.batch_size)
+    for heavy_count in range(1, device_count + 1):
+        share = min(1.0, heavy_count * heavy.throughput / demand) if demand > 0 else 1.0
+        light_count = math.ceil((1.0 - share) * demand / light.throughput - 1e-9)
+        if light_count + heavy_count > device_count:
+            break
+        if share == 1.0:
+            return _Split(1.0, 0, device_count, light.batch_size, heavy.batch_size)
+        best = _Split(share, device_count - heavy_count, heavy_count, light.batch_size, heavy.batch_size)
+    return best

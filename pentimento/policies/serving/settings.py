@@ -1,0 +1,100 @@
+"""What a serving policy is configured with: models, SLO, the deferral curve of a cascade."""
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+THRESHOLD_COUNT = 201
+
+
+@dataclass(frozen=True)
+class DeferralCurve:
+    """f(t) of a cascade (DiffServe, 3.3): the share of light pictures whose confidence is not above t.
+
+    Straight lines between the points; from 0 at t = 0 to 1 at t = 1 unless the points say otherwise.
+    """
+
+    thresholds: tuple[float, ...] = (0.0, 1.0)
+    shares: tuple[float, ...] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if len(self.thresholds) != len(self.shares) or len(self.shares) < 2:
+            raise ValueError("a deferral curve needs two points or more, a share for each threshold")
+        for values in (self.thresholds, self.shares):
+            if not all(0 <= value <= 1 for value in values) or list(values) != sorted(values):
+                raise ValueError(f"thresholds and shares must ascend within 0 and 1, got {values}")
+
+    @classmethod
+    def of(cls, confidences: Sequence[float], count: int = THRESHOLD_COUNT) -> "DeferralCurve":
+        """Profiled offline: from the discriminator's confidences (0..1) on light pictures, at `count` thresholds."""
+        if not confidences:
+            raise ValueError("a deferral curve needs at least one confidence")
+        ascending = sorted(confidences)
+        thresholds = tuple(index / (count - 1) for index in range(count))
+        return cls(thresholds, tuple(bisect.bisect_right(ascending, t) / len(ascending) for t in thresholds))
+
+    def share(self, threshold: float) -> float:
+        """f(t), 0..1."""
+        return _between(threshold, self.thresholds, self.shares)
+
+    def confidence(self, quantile: float) -> float:
+        """The confidence that a share `quantile` (0..1) of light pictures does not exceed: what a simulator draws."""
+        return _between(quantile, self.shares, self.thresholds)
+
+    def bent(self, exponent: float) -> "DeferralCurve":
+        """f(t) ** exponent: still monotone, with the same ends. Above 1 fewer defer than was profiled."""
+        if exponent == 1.0:
+            return self
+        # A straight line between two points bends only where there are points.
+        even = (index / (THRESHOLD_COUNT - 1) for index in range(THRESHOLD_COUNT))
+        thresholds = tuple(sorted({*self.thresholds, *even}))
+        return DeferralCurve(thresholds, tuple(self.share(threshold) ** exponent for threshold in thresholds))
+
+    def bend_towards(self, threshold: float, observed_share: float) -> float | None:
+        """The exponent with which the curve meets what was observed at `threshold`; None where nothing can be told."""
+        profiled = self.share(threshold)
+        if not (0.0 < profiled < 1.0 and 0.0 < observed_share < 1.0):
+            return None
+        return math.log(observed_share) / math.log(profiled)
+
+
+def _between(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:
+    """Linear interpolation; the last of equal `xs` counts."""
+    index = bisect.bisect_right(xs, x)
+    if index == 0:
+        return ys[0]
+    if index == len(xs):
+        return ys[-1]
+    low, high = xs[index - 1], xs[index]
+    return ys[index - 1] + (ys[index] - ys[index - 1]) * (x - low) / (high - low)
+
+
+@dataclass(frozen=True)
+class ServingSettings:
+    """Of every policy here; each reads what it needs. Times in seconds, rates per second.
+
+    `light` and `heavy` are the models of a cascade; `small` those that MoDM refines hits with, best first (empty: the
+    light one). `slo_s` is L of D3. Static policies are provisioned for `peak_per_s`. `overprovision` is DiffServe's
+    lambda, `demand_weight` the newest sample's weight in the average of demand. `step_count` is T. `hysteresis` is the
+    share of its throughput that a smaller model must be able to spare before MoDM goes back to the better one.
+    """
+
+    heavy: str
+    light: str = ""
+    small: tuple[str, ...] = ()
+    slo_s: float = math.inf
+    deferral: DeferralCurve = DeferralCurve()
+    discriminator_s: float = 0.0
+    peak_per_s: float = 0.0
+    fixed_threshold: float = 0.5
+    overprovision: float = 1.05
+    demand_weight: float = 0.32
+    threshold_count: int = THRESHOLD_COUNT
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    step_count: int = 50
+    hysteresis: float = 0.1
+
+    @property
+    def small_models(self) -> tuple[str, ...]:
+        return self.small or ((self.light,) if self.light else ())

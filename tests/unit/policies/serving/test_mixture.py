@@ -1,0 +1,120 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
+from pentimento.policies.serving.entry import SPARE
+from pentimento.policies.serving.mixture import MixtureAllocator, MixtureLoad, MixtureMode, carries, large_count
+from pentimento.policies.serving.pid import PidGains, PidMemory, step
+from pentimento.policies.serving.settings import ServingSettings
+from tests.unit.policies.serving.fleets import counts, decide, hits, profiles, repeat, worker
+
+# MI210, seconds an image, from MoDM's artefact.
+SECONDS = {"sd35": 91.5, "sdxl": 16.5, "sana": 6.5}
+SETTINGS = ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,), demand_weight=1.0)
+SHARES = st.lists(st.tuples(st.sampled_from((5, 10, 15, 25, 30)), st.floats(0, 0.2)), max_size=5)
+
+
+def asked(per_minute: float, now_s: float = 0.0, hit_share: float = 0.75) -> AllocationContext:
+    hit_count = round(100 * hit_share)
+    demand = ModelDemand("sd35", per_minute / 60, starts=hits((0, 100 - hit_count), (25, hit_count)))
+    tables = profiles(**{model: {1: seconds} for model, seconds in SECONDS.items()})
+    fleet = tuple(worker(index, "sd35", tuple(SECONDS)) for index in range(16))
+    return AllocationContext(now_s, fleet, (demand,), tables)
+
+
+@given(rate=st.floats(0.01, 5.0), starts=SHARES, devices=st.integers(1, 20), ratio=st.floats(1.0, 20.0))
+def test_quality_mode_takes_as_many_large_models_as_the_constraints_allow(
+    rate: float, starts: list[tuple[int, float]], devices: int, ratio: float
+) -> None:
+    load = MixtureLoad.of(rate, starts, 50)
+    allowed = [count for count in range(devices + 1) if carries(load, devices, count, 0.1, 0.1 * ratio)]
+
+    found = large_count(MixtureMode.QUALITY, load, devices, 0.1, 0.1 * ratio)
+
+    assert found == (max(allowed) if allowed else found)
+    assert 0 <= found <= devices
+
+
+def test_throughput_mode_divides_by_the_work() -> None:
+    load = MixtureLoad.of(1.0, [(25, 0.75)], 50)
+
+    # W_miss = 0.25; W_hit = 0.375, weighted by 1/5 = 0.075: 0.25 / 0.325 of 13.
+    assert large_count(MixtureMode.THROUGHPUT, load, 13, 1.0, 5.0) == 10
+
+
+def test_more_load_means_fewer_large_models() -> None:
+    found = [counts(decide(MixtureAllocator(SETTINGS), asked(rate)))["sd35"] for rate in (6, 12, 18, 22)]
+
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
+def test_idle_large_workers_take_hits() -> None:
+    decision = decide(MixtureAllocator(SETTINGS), asked(18))
+
+    assert SPARE in [route.route for route in decision.pools[0].routes]
+
+
+def test_the_small_model_gives_way_to_a_smaller_one_when_it_cannot_keep_up_and_comes_back() -> None:
+    allocator = MixtureAllocator(SETTINGS)
+    busy, _ = repeat(allocator, asked(40, hit_share=0.85), times=4, every_s=180.0)
+    calm, _ = repeat(allocator, asked(20, now_s=800.0), times=1, every_s=180.0)
+
+    back = decide(allocator, replace(asked(20, now_s=800.0), last=busy))
+
+    assert set(counts(busy)) == {"sd35", "sana"}
+    assert set(counts(calm)) == set(counts(back)) == {"sd35", "sdxl"}
+
+
+def test_the_small_model_changes_once_in_its_dwell_time() -> None:
+    allocator = MixtureAllocator(SETTINGS, dwell_s=60.0)
+    first = decide(allocator, asked(40, now_s=0.0, hit_share=0.85))
+    second = decide(allocator, replace(asked(6, now_s=30.0), last=first))
+    third = decide(allocator, replace(asked(6, now_s=61.0), last=second))
+
+    assert [small_pool(decision) for decision in (first, second, third)] == ["sana", "sana", "sdxl"]
+
+
+def small_pool(decision: AllocationDecision) -> str:
+    return decision.pools[1].model
+
+
+def test_one_large_worker_always_stays() -> None:
+    last, _ = repeat(MixtureAllocator(SETTINGS, MixtureMode.THROUGHPUT), asked(26, hit_share=1.0), 20, 180.0)
+
+    assert counts(last)["sd35"] == 1
+
+
+def test_allocation_settles_under_steady_load() -> None:
+    _, decisions = repeat(MixtureAllocator(SETTINGS), asked(18), times=20, every_s=180.0)
+
+    large = [counts(decision)["sd35"] for decision in decisions]
+    assert len(set(large[-8:])) == 1
+
+
+@pytest.mark.parametrize(("hit_share", "rate"), [(0.0, 0.0), (0.0, 3000.0), (1.0, 3000.0)])
+def test_no_load_and_far_too_much_give_a_plan(hit_share: float, rate: float) -> None:
+    decision = decide(MixtureAllocator(SETTINGS), asked(rate, hit_share=hit_share))
+
+    assert sum(counts(decision).values()) == 16
+
+
+@given(target=st.floats(1, 16), start=st.floats(1, 16))
+def test_the_controller_reaches_its_target(target: float, start: float) -> None:
+    memory = PidMemory(start, 0.0, None)
+    for _ in range(60):
+        memory = step(PidGains(), memory, target, 180.0, 1.0, 16.0)
+
+    assert memory.value == pytest.approx(target, abs=0.3)
+
+
+def test_an_output_at_its_limit_winds_nothing_up() -> None:
+    memory = PidMemory(16.0, 0.0, 0.0)
+    for _ in range(50):
+        memory = step(PidGains(), memory, 40.0, 180.0, 1.0, 16.0)
+
+    assert memory.value == 16.0
+    assert abs(memory.integral) < 1e-9

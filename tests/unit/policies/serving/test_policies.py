@@ -1,0 +1,104 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.domain.fleet import PoolPlan, RouteShare
+from pentimento.policies.allocation import AllocationContext, ModelDemand
+from pentimento.policies.serving import SERVING_POLICIES, ServingSettings, entry_pools
+from pentimento.policies.serving.entry import NOISE, SPARE, spare_pools
+from pentimento.policies.serving.placement import place
+from pentimento.policies.serving.proteus import Proteus
+from pentimento.policies.serving.uniform import OneModel
+from tests.unit.policies.serving.fleets import context, counts, decide, repeat, worker
+
+SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
+HALVES = (
+    PoolPlan("light", "turbo", ("w0",), routes=(RouteShare(NOISE, 0.75),)),
+    PoolPlan("heavy", "sd15", ("w1",), routes=(RouteShare(NOISE, 0.25), RouteShare(SPARE, 1.0))),
+)
+
+
+@pytest.mark.parametrize("name", SERVING_POLICIES)
+@pytest.mark.parametrize("rate", [0.0, 3.0, 3000.0])
+def test_every_policy_plans_for_any_demand(name: str, rate: float) -> None:
+    policy = SERVING_POLICIES[name](SETTINGS)
+
+    decision, _ = repeat(policy.allocator, context(16, ModelDemand("turbo", rate), ModelDemand("sd15", rate)), 5, 5.0)
+
+    assert policy.name == name
+    assert sum(counts(decision).values()) == 16
+    assert entry_pools(decision.pools, NOISE, 0.5)
+
+
+def test_draws_fall_on_pools_by_their_shares() -> None:
+    entered = [entry_pools(HALVES, NOISE, draw / 100)[0].pool for draw in range(100)]
+
+    assert entered.count("light") == 75
+
+
+def test_the_largest_draw_finds_a_pool() -> None:
+    assert entry_pools(HALVES, NOISE, 1.0)[0].pool == "heavy"
+
+
+def test_a_start_that_no_pool_takes_enters_none() -> None:
+    assert entry_pools(HALVES, "latent", 0.5) == ()
+
+
+def test_a_threshold_leads_on_to_the_next_pool() -> None:
+    routes = (RouteShare(NOISE, 1.0),)
+    pools = (
+        PoolPlan("small", "a", ("w0",), 0.4, routes),
+        PoolPlan("medium", "b", ("w1",), 0.6),
+        PoolPlan("large", "c", ("w2",)),
+        PoolPlan("other", "d", ("w3",)),
+    )
+
+    assert [pool.pool for pool in entry_pools(pools, NOISE, 0.5)] == ["small", "medium", "large"]
+
+
+def test_only_hits_go_to_spare_pools() -> None:
+    assert spare_pools(HALVES, NOISE, HALVES[0]) == ()
+    assert spare_pools(HALVES, "image", HALVES[0]) == (HALVES[1],)
+
+
+def test_workers_keep_the_model_that_they_hold() -> None:
+    fleet = AllocationContext(0.0, (worker(0, "sd15"), worker(1, "turbo"), worker(2, "turbo"), worker(3, "sd15")))
+
+    assigned = {a.worker_id: a.model for a in place(fleet, {"turbo": 1, "sd15": 3}, {})}
+
+    assert assigned == {"w000": "sd15", "w001": "turbo", "w002": "sd15", "w003": "sd15"}
+
+
+def test_a_model_that_requests_wait_for_keeps_a_worker() -> None:
+    asked = context(4, ModelDemand("sd15", 0.0, queue_length=3))
+
+    assigned = place(asked, {"turbo": 4}, {})
+
+    assert [assignment.model for assignment in assigned].count("sd15") == 1
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 20))
+def test_nobody_is_assigned_twice_and_nobody_idles_while_more_are_wanted(light: int, heavy: int, fleet: int) -> None:
+    assigned = place(context(fleet), {"turbo": light, "sd15": heavy}, {})
+
+    workers = [assignment.worker_id for assignment in assigned]
+    assert len(set(workers)) == len(workers) == min(light + heavy, fleet)
+
+
+@pytest.mark.parametrize("rate", [2.0, 10.0, 25.0])
+def test_proteus_carries_the_demand_with_the_share_it_chose(rate: float) -> None:
+    decision = decide(Proteus(SETTINGS), context(16, ModelDemand("turbo", rate)))
+
+    share = next(route.share for route in decision.pools[1].routes if route.route == NOISE)
+    heavy = [assignment for assignment in decision.assignments if assignment.model == "sd15"]
+    throughput = {1: 1 / 1.78, 2: 2 / 2.16, 4: 4 / 3.68}[heavy[0].max_batch_size] * len(heavy)
+    assert 0 < share <= 1
+    assert throughput >= share * rate * 0.999
+
+
+def test_clipper_grows_its_batch_to_what_the_slo_allows() -> None:
+    allocator = OneModel("sd15", 5.0, (1, 2, 4, 8), aimd=True)
+
+    last, _ = repeat(allocator, context(2, ModelDemand("sd15", 1.0)), times=10, every_s=5.0)
+
+    assert last.assignments[0].max_batch_size == 4

@@ -1,0 +1,57 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.policies.eviction import EVICTIONS, Fifo, Lcbfu
+
+STEPS = (5, 10, 15, 20, 25)
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["add", "use", "remove", "pop"]), st.integers(0, 12), st.sampled_from(STEPS)),
+    max_size=200,
+)
+
+
+def test_fifo_lets_the_oldest_go_however_much_it_was_used() -> None:
+    rule = Fifo()
+    for item in "abc":
+        rule.add(item, 5)
+    rule.use("a")
+
+    assert [rule.pop(), rule.pop(), rule.pop()] == ["a", "b", "c"]
+
+
+def test_lcbfu_lets_go_what_saves_least() -> None:
+    rule = Lcbfu()
+    rule.add("often", 5)
+    rule.add("deep", 25)
+    rule.add("shallow", 10)
+    for _ in range(3):
+        rule.use("often")
+
+    assert [rule.pop(), rule.pop(), rule.pop()] == ["shallow", "often", "deep"]
+
+
+@pytest.mark.parametrize("name", EVICTIONS)
+def test_nothing_to_evict_is_a_key_error(name: str) -> None:
+    with pytest.raises(KeyError):
+        EVICTIONS[name]().pop()
+
+
+@given(OPERATIONS)
+def test_lcbfu_agrees_with_a_search_through_all_items(operations: list[tuple[str, int, int]]) -> None:
+    rule, scores = Lcbfu(), dict[int, list[float]]()
+    for number, (operation, item, steps) in enumerate(operations):
+        if operation == "add":
+            rule.add(item, steps)
+            scores[item] = [float(steps), number, steps]
+        elif operation == "use" and item in scores:
+            rule.use(item)
+            scores[item][0] += scores[item][2]
+        elif operation == "remove":
+            rule.remove(item)
+            scores.pop(item, None)
+        elif operation == "pop" and scores:
+            lowest = min(scores, key=lambda known: scores[known][:2])
+            assert rule.pop() == lowest
+            del scores[lowest]
+        assert len(rule) == len(scores)
