@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.lines import Line, numbered_lines
 from pentimento.workloads.arrival import Arrival, Embeddings, Workload
-from pentimento.workloads.lines import Line, numbered_lines
 
 FORMAT = 1
 _DEFAULTS = {field.name: field.default for field in fields(Arrival) if field.default is not MISSING}

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.lines import Line, numbered_lines
 from pentimento.workloads.arrival import Embeddings
-from pentimento.workloads.lines import Line, numbered_lines
 from pentimento.workloads.times import Times
 
 

@@ -45,8 +45,8 @@ def scaled(times_s: Sequence[float] | Times, scale: float, rng: np.random.Genera
     """`scale` times the requests in the same time, the curve of the rate keeping its shape.
 
     Each request comes floor(scale) times and once more with the remaining probability; all copies but the first are
-    displaced by up to `jitter_s` either way, within the trace: below that time the copies are as good as independent, above
-    it the curve is kept. At scale 1 it is the trace itself.
+    displaced by up to `jitter_s` either way, within the trace: below that time the copies are as good as independent,
+    above it the curve is kept. At scale 1 it is the trace itself.
     """
     _require(0 < scale < np.inf, "scale", f"must be above 0 and finite, got {scale}")
     _require(0 <= jitter_s < np.inf, "jitter_s", f"must be at least 0 s, got {jitter_s}")
@@ -57,9 +57,7 @@ def scaled(times_s: Sequence[float] | Times, scale: float, rng: np.random.Genera
     displaced = np.ones(len(repeated), bool)
     displaced[firsts[copies > 0]] = False
     moved = repeated + np.where(displaced, rng.uniform(-jitter_s, jitter_s, len(repeated)), 0.0)
-    if len(trace):
-        moved = np.clip(moved, trace[0], trace[-1])
-    return np.sort(moved)
+    return np.sort(_reflected(moved, trace[0], trace[-1])) if len(trace) else moved
 
 
 def compressed(times_s: Sequence[float] | Times, factor: float) -> Times:
@@ -102,6 +100,13 @@ def ascending(times_s: Sequence[float] | Times) -> Times:
         index = int(np.argmax(bad))
         raise InvalidArgument.of(f"times_s[{index}]", f"must be finite, at least 0 and ascending, got {trace[index]}")
     return trace
+
+
+def _reflected(times_s: Times, first_s: float, last_s: float) -> Times:
+    """What lies beyond an end is mirrored at it: cutting off would pile requests up there."""
+    inside = np.where(times_s < first_s, 2 * first_s - times_s, times_s)
+    inside = np.where(inside > last_s, 2 * last_s - inside, inside)
+    return np.asarray(np.clip(inside, first_s, last_s), np.float64)
 
 
 def _require(condition: bool, name: str, limit: str) -> None:

@@ -86,6 +86,14 @@ def test_scaled_traces_stay_within_the_trace(trace: list[float], scale: float, s
     assert not len(made) or (made[0] >= trace[0] and made[-1] <= trace[-1])
 
 
+def test_scaling_piles_nothing_up_at_the_ends() -> None:
+    rng = np.random.default_rng(9)
+
+    made = scaled(poisson_times(5.0, 200.0, rng), 20.0, rng, jitter_s=10.0)
+
+    assert len(np.unique(made)) == len(made)
+
+
 def test_compressing_shortens_every_gap_alike() -> None:
     assert list(compressed([10.0, 30.0, 110.0], 10.0)) == [0.0, 2.0, 10.0]
 

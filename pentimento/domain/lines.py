@@ -60,6 +60,12 @@ class Line:
             raise self.wrong(name, f"must be text, got {type(value).__name__}")
         return value
 
+    def flag(self, name: str) -> bool:
+        value = self.raw(name)
+        if not isinstance(value, bool):
+            raise self.wrong(name, f"must be true or false, got {value!r}")
+        return value
+
     def texts(self, name: str) -> tuple[str, ...]:
         value = self.raw(name)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

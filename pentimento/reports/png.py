@@ -1,0 +1,61 @@
+"""Reports as a PNG. matplotlib is imported here alone, and only when somebody asks for one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.reports.panels import Bar, Panel, bars, panels
+from pentimento.reports.report import Report
+from pentimento.reports.svg import COLOURS
+
+DPI = 110
+
+
+def save_png(reports: Sequence[Report], path: Path, title: str = "") -> None:
+    """FailedPrecondition where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise FailedPrecondition("NO_MATPLOTLIB", "a PNG needs matplotlib: pip install matplotlib") from None
+    drawn, waterfalls = panels(reports), bars(reports)
+    rows = (len(drawn) + 1) // 2 + bool(waterfalls)
+    figure = Figure(figsize=(10, 3.2 * max(1, rows)), layout="constrained")
+    grid = figure.add_gridspec(max(1, rows), 2)
+    for index, panel in enumerate(drawn):
+        _draw(figure.add_subplot(grid[index // 2, index % 2]), panel)
+    if waterfalls:
+        _draw_bars(figure.add_subplot(grid[rows - 1, :]), waterfalls)
+    if title:
+        figure.suptitle(title)
+    figure.savefig(path, dpi=DPI, format="png")
+
+
+def _draw(axes: Any, panel: Panel) -> None:
+    for index, series in enumerate(panel.series):
+        axes.plot(series.x, series.y, label=series.name, color=COLOURS[index % len(COLOURS)], linewidth=1.6)
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def _draw_bars(axes: Any, waterfalls: Sequence[Bar]) -> None:
+    names = list(dict.fromkeys(name for bar in waterfalls for name, _ in bar.parts))
+    for index, name in enumerate(names):
+        widths = [dict(bar.parts).get(name, 0.0) for bar in waterfalls]
+        before = [_before(bar, name) for bar in waterfalls]
+        colour = COLOURS[index % len(COLOURS)]
+        axes.barh([bar.name for bar in waterfalls], widths, left=before, label=name, color=colour)
+    axes.set(title="Where the time goes", xlabel="seconds of a mean answered request")
+    axes.invert_yaxis()
+    axes.legend(fontsize="small", ncols=4)
+
+
+def _before(bar: Bar, name: str) -> float:
+    total = 0.0
+    for part, seconds in bar.parts:
+        if part == name:
+            break
+        total += seconds
+    return total

@@ -1,0 +1,115 @@
+"""Records of a run in a file: JSON lines, the first one the header with where they come from.
+
+    {"format": 1, "name": "live-1", "provenance": {…}, "records": 2}
+    {"request_id": "…", "tenant": "default", "slo_class": "standard", "pool": "heavy", "arrived_s": 0.5, …}
+
+Fields at their default are left out; `stages` are lists of (name, began_s, ended_s). A name in .gz is compressed.
+"""
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.lines import Line, numbered_lines
+from pentimento.reports.record import Outcome, RequestRecord, Stage, StartKind
+
+FORMAT = 1
+_DEFAULTS = {field.name: field.default for field in fields(RequestRecord) if field.default is not MISSING}
+
+Word = TypeVar("Word", bound=StrEnum)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run left behind."""
+
+    name: str
+    provenance: Mapping[str, Any]
+    records: tuple[RequestRecord, ...]
+
+
+def save_run(run: Run, path: Path) -> None:
+    """Whole or not at all."""
+    header = {
+        "format": FORMAT,
+        "name": run.name,
+        "provenance": dict(run.provenance),
+        "records": len(run.records),
+    }
+    lines: Sequence[Mapping[str, Any]] = [header, *(_as_json(record) for record in run.records)]
+    data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    fresh.replace(path)
+
+
+def load_run(path: Path) -> Run:
+    """NotFound, or InvalidArgument that names file, line, field and limit."""
+    lines = numbered_lines(path)
+    first = next(lines, None)
+    if first is None:
+        raise InvalidArgument.of(str(path), "must have a header, got an empty file")
+    header = Line.of_json(path, *first)
+    if header.count("format") != FORMAT:
+        raise header.wrong("format", f"must be {FORMAT}, got {header.count('format')}")
+    records = tuple(_record(Line.of_json(path, number, text)) for number, text in lines)
+    if len(records) != header.count("records"):
+        raise header.wrong("records", f"must be the number of lines that follow, {len(records)}: a part is missing")
+    return Run(header.text("name"), header.objects("provenance"), records)
+
+
+def _as_json(record: RequestRecord) -> dict[str, Any]:
+    values = {field.name: getattr(record, field.name) for field in fields(RequestRecord)}
+    return {name: value for name, value in values.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
+
+
+def _record(line: Line) -> RequestRecord:
+    arrived_s, ended_s = line.number("arrived_s"), line.number("ended_s")
+    if ended_s < arrived_s:
+        raise line.wrong("ended_s", f"must not be before arrived_s ({arrived_s:g}), got {ended_s:g}")
+    return RequestRecord(
+        request_id=line.text("request_id"),
+        tenant=line.text("tenant"),
+        slo_class=line.text("slo_class"),
+        pool=line.text("pool"),
+        arrived_s=arrived_s,
+        deadline_s=line.number("deadline_s"),
+        ended_s=ended_s,
+        outcome=_word(line, "outcome", Outcome),
+        start=_word(line, "start", StartKind) if line.has("start") else StartKind.NOISE,
+        start_step=line.count("start_step") if line.has("start_step") else 0,
+        steps=line.count("steps") if line.has("steps") else 0,
+        model=line.text("model") if line.has("model") else "",
+        deferred=line.flag("deferred") if line.has("deferred") else False,
+        confidence=line.number("confidence") if line.has("confidence") else None,
+        quality=line.number("quality", float("-inf")) if line.has("quality") else None,
+        stages=_stages(line) if line.has("stages") else (),
+        device_s=line.number("device_s") if line.has("device_s") else 0.0,
+    )
+
+
+def _word(line: Line, name: str, words: type[Word]) -> Word:
+    try:
+        return words(line.text(name))
+    except ValueError:
+        raise line.wrong(name, f"must be one of {', '.join(words)}, got {line.text(name)!r}") from None
+
+
+def _stages(line: Line) -> tuple[Stage, ...]:
+    stages = line.raw("stages")
+    limit = "must be a list of [name, began_s, ended_s], ended_s not before began_s"
+    if not isinstance(stages, list):
+        raise line.wrong("stages", limit)
+    found = []
+    for stage in stages:
+        match stage:
+            case [str(name), float() | int() as began_s, float() | int() as ended_s] if began_s <= ended_s:
+                found.append(Stage(name, float(began_s), float(ended_s)))
+            case _:
+                raise line.wrong("stages", limit)
+    return tuple(found)
