@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
+from pentimento.domain.recording import read_profile, write_recording
 from zoo.registry import WEIGHTS
 from zoo.replay.record import record
-from zoo.replay.recording import write_recording
 from zoo.train import WORK
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -28,11 +28,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    recording, pngs = record(arguments.weights, arguments.work, arguments.prompts, arguments.pictures)
-    write_recording(arguments.out, recording, pngs)
+    recording, files = record(arguments.weights, arguments.work, arguments.prompts, arguments.pictures)
+    write_recording(arguments.out, recording, files)
     for model in recording.models:
-        steps = ", ".join(f"{timing.batch}: {1e3 * timing.mean_s:.1f}" for timing in model.profile.step)
-        print(f"{model.name}: ms a step by batch {steps}; {model.profile.pictures_s(model.steps):.3f} s a picture")
+        profile = read_profile(arguments.out, model)
+        steps = ", ".join(f"{batch.batch_size}: {1e3 * batch.step.mean_s:.1f}" for batch in profile.batches)
+        print(f"{model.name}: ms a step by batch {steps}")
     print(arguments.out, sum(path.stat().st_size for path in arguments.out.iterdir()), "bytes")
 
 

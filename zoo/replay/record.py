@@ -1,65 +1,66 @@
-"""Painting and timing a recording, by the very functions that a worker's engine calls."""
+"""Painting and profiling for a recording, by the very engine that a worker runs."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForImageClassification
 
 from benchmarks.machine import current_commit, describe_machine
 from benchmarks.report import now
-from pentimento.diffusion.families import DenoiserInput, DiffusionModel, load_model
+from pentimento.diffusion.engine import EagerDenoiser
+from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import decode_pixels, encode_pixels
-from pentimento.diffusion.painting import NoiseStart, Painting, PaintingRequest, prepare
+from pentimento.diffusion.painting import NoiseStart, PaintingRequest, denoise_step, prepare
+from pentimento.diffusion.profiling import Workload, profile_batches, profile_size
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import GenerationSpec
-from zoo.dataset import as_pixels
-from zoo.examination import Examiner, Prompts, examination_prompts
-from zoo.export_discriminator import confidence
-from zoo.registry import entry_of
-from zoo.replay.recording import (
+from pentimento.domain.profile import Cost, ModelProfile, profile_to_json
+from pentimento.domain.recording import (
     FORMAT,
     VERSION,
     Discriminator,
     Model,
     Picture,
-    Profile,
     Prompt,
     Recording,
-    Timing,
-    make_timing,
+    ScoreCost,
 )
+from zoo.dataset import as_pixels
+from zoo.examination import Examiner, Prompts, examination_prompts
+from zoo.export_discriminator import confidence
+from zoo.registry import entry_of
 from zoo.training import CHECKPOINT, device
 
 PAIR = ("tiny-light", "tiny-heavy")
 DISCRIMINATOR = "tiny-discriminator"
 BATCHES = (1, 2, 4, 8)
-LOADS, WARM_UP = 3, 3
-SAMPLES = 40  # of each stage and batch
+LOADS = 3
+REPEATS = 5  # pictures of each batch size that are timed
+SCORES = 40  # of the discriminator, of each batch size
 
 
 @dataclass(frozen=True)
 class Painted:
-    """What a model made of the prompts: uint8 pictures (n, 3, height, width), their PNGs, and its profile."""
+    """What a model made of the prompts: uint8 pictures (n, 3, height, width), their PNGs, and what it cost."""
 
     model: DiffusionModel
     images: Tensor
     pngs: list[bytes]
-    profile: Profile
-    steps: int
-    guidance_scale: float
+    profile: ModelProfile
+    load: Cost
+    spec: GenerationSpec
 
 
 def record(weights: Path, work: Path, prompt_count: int, kept: int) -> tuple[Recording, dict[str, bytes]]:
-    """Of light and heavy, and of the discriminator and the judge where they are there; and the PNGs by file name.
+    """Of light and heavy, and of the discriminator and the judge where they are there; and the files by name.
 
     Pictures are kept of the first `kept` prompts, their qualities of all. Times are on torch's number of threads.
     """
@@ -67,10 +68,12 @@ def record(weights: Path, work: Path, prompt_count: int, kept: int) -> tuple[Rec
     quality = Quality(weights, work, prompts)
     models, files = [], {}
     for name in PAIR:
-        painted = paint_and_time(weights / name, entry_of(name, weights), prompts)
+        painted = paint_and_profile(weights / name, entry_of(name, weights), prompts)
         names = [f"{name}-{number:03d}.png" for number in range(min(kept, prompt_count))]
+        model = _model(name, painted, quality.of(painted.images, names, painted.pngs))
         files |= dict(zip(names, painted.pngs, strict=False))
-        models.append(_model(name, painted, quality.of(painted.images, names, painted.pngs)))
+        files[model.profile] = profile_to_json(painted.profile).encode()
+        models.append(model)
     recording = Recording(
         format=FORMAT,
         version=VERSION,
@@ -87,79 +90,65 @@ def record(weights: Path, work: Path, prompt_count: int, kept: int) -> tuple[Rec
 
 
 def _model(name: str, painted: Painted, pictures: tuple[Picture, ...]) -> Model:
-    info = painted.model.info
+    info, spec = painted.model.info, painted.spec
     return Model(
         name=name,
         digest=info.model_digest,
         family=info.family,
         width_px=info.default_width_px,
         height_px=info.default_height_px,
-        steps=painted.steps,
-        guidance_scale=painted.guidance_scale,
-        profile=painted.profile,
+        steps=spec.num_inference_steps,
+        guidance_scale=spec.guidance_scale,
+        profile=f"{name}.profile.json",
+        load=painted.load,
         pictures=pictures,
     )
 
 
-@torch.inference_mode()
-def paint_and_time(folder: Path, entry: dict[str, Any], prompts: Prompts) -> Painted:
-    """Every prompt alone, as a worker does, and a few together for the times of larger batches."""
+def paint_and_profile(folder: Path, entry: dict[str, Any], prompts: Prompts) -> Painted:
+    """Every prompt alone, as a worker does, and what the model costs by batch size."""
     load = Stopwatch()
     for _ in range(LOADS + 1):  # the first one imports what is needed as well
         model = load.time(lambda: load_model(folder, device(), torch.float32))
-    steps, scale = int(entry["default_steps"]), float(entry["default_guidance_scale"])
-    requests = [
-        PaintingRequest(_spec(model, text, seeds[0], steps, scale), NoiseStart())
+    spec = _spec(model, int(entry["default_steps"]), float(entry["default_guidance_scale"]))
+    pngs = [
+        paint(model, replace(spec, prompt=text, seed=seeds[0]))
         for text, seeds in zip(prompts.captions, prompts.seeds(1), strict=True)
     ]
-    text, step, decode, encode = Stopwatch(), Stopwatch(), Stopwatch(), Stopwatch()
-    pngs = []
-    for request in requests:
-        text.time(lambda spec=request.spec: model.encode_prompt(spec.prompt))
-        painting = prepare(model, PromptMemo(model, 2), request)
-        while not painting.done:
-            step.time(lambda picture=painting: step_together(model, [picture]))
-        pixels = decode.time(lambda latent=painting.state.latent: model.decode_latent(latent))
-        pngs.append(encode.time(lambda made=pixels: encode_pixels(made, "png")))
-    profile = Profile(
-        load=load.timing(skipped=1),
-        encode_text=text.timing(),
-        step=(step.timing(), *(_time_batch(model, requests, batch) for batch in BATCHES[1:])),
-        decode=decode.timing(),
-        encode_png=encode.timing(),
-    )
-    return Painted(model, _images(pngs, model), pngs, profile, steps, scale)
+    return Painted(model, _images(pngs, model), pngs, profile(folder, model, spec), load.cost(skipped=1), spec)
 
 
-def _spec(model: DiffusionModel, prompt: str, seed: int, steps: int, scale: float) -> GenerationSpec:
+def _spec(model: DiffusionModel, steps: int, scale: float) -> GenerationSpec:
     info = model.info
     size = (info.default_width_px, info.default_height_px)
-    return GenerationSpec(prompt, "", "", *size, steps, scale, info.schedulers[0], seed)
+    return GenerationSpec("", "", "", *size, steps, scale, info.schedulers[0], 0)
 
 
-def _time_batch(model: DiffusionModel, requests: Sequence[PaintingRequest], batch: int) -> Timing:
-    step, memo = Stopwatch(), PromptMemo(model, batch + 1)
-    while len(step.samples_s) < SAMPLES + WARM_UP:
-        paintings = [prepare(model, memo, requests[number % len(requests)]) for number in range(batch)]
-        while not paintings[0].done and len(step.samples_s) < SAMPLES + WARM_UP:
-            step.time(lambda together=paintings: step_together(model, together))
-    return step.timing(batch)
+@torch.inference_mode()
+def paint(model: DiffusionModel, spec: GenerationSpec) -> bytes:
+    """The PNG of a request that the model has to itself."""
+    painting = prepare(model, PromptMemo(model, 2), PaintingRequest(spec, NoiseStart()))
+    while not painting.done:
+        denoise_step(model, painting)
+    return encode_pixels(model.decode_latent(painting.state.latent), "png")
 
 
-def step_together(model: DiffusionModel, paintings: Sequence[Painting]) -> None:
-    """One step of pictures that are equally far, in one pass of the network; of one picture, what the engine does."""
-    for painting in paintings:
-        painting.schedule.fill_model_input(painting.state, painting.rows)
-    first = paintings[0]
-    rows = torch.cat([painting.rows for painting in paintings])
-    states = torch.cat([painting.text_states for painting in paintings])
-    timestep = first.schedule.timesteps[first.state.step_index]
-    predictions = model.predict(DenoiserInput(rows, timestep, states)).split(len(first.rows))
-    for painting, prediction in zip(paintings, predictions, strict=True):
-        if len(prediction) == 2:
-            unconditional, conditional = prediction.chunk(2)
-            prediction = unconditional + painting.request.spec.guidance_scale * (conditional - unconditional)
-        painting.state, _ = painting.schedule.advance(painting.state, prediction, None)
+def profile(folder: Path, model: DiffusionModel, spec: GenerationSpec) -> ModelProfile:
+    """As `pentimento bench profile` measures it."""
+    denoiser = EagerDenoiser(model)
+    return ModelProfile(
+        model=folder.name,
+        model_digest=model.info.model_digest,
+        device=device().type,
+        dtype="float32",
+        threads=torch.get_num_threads(),
+        execution="off",
+        step_count=spec.num_inference_steps,
+        sizes=(profile_size(model, denoiser, spec, REPEATS),),
+        batches=tuple(profile_batches(model, denoiser, [Workload(spec, batch, REPEATS) for batch in BATCHES])),
+        build_version=current_commit(),
+        measured_at=now(),
+    )
 
 
 def _images(pngs: Sequence[bytes], model: DiffusionModel) -> Tensor:
@@ -181,11 +170,9 @@ class Stopwatch:
         self.samples_s.append(time.perf_counter() - began)
         return done
 
-    def timing(self, batch: int = 1, skipped: int | None = None) -> Timing:
-        """Of SAMPLES evenly spread, without those that warmed up, if any are left."""
-        warm = self.samples_s[WARM_UP if skipped is None else skipped :] or self.samples_s
-        chosen = np.linspace(0, len(warm) - 1, min(SAMPLES, len(warm))).astype(int)
-        return make_timing(batch, [warm[number] for number in chosen])
+    def cost(self, skipped: int) -> Cost:
+        """Without the first few, which warmed up."""
+        return Cost.of(self.samples_s[skipped:])
 
 
 class Quality:
@@ -222,10 +209,10 @@ class Quality:
     def time_discriminator(self) -> Discriminator | None:
         if self._discriminator is None:
             return None
-        timings = []
+        scores = []
         for batch in BATCHES:
             watch, pixels = Stopwatch(), as_pixels(self._prompts.drawn[:1]).expand(batch, -1, -1, -1).contiguous()
-            for _ in range(SAMPLES + WARM_UP):
+            for _ in range(SCORES + 1):
                 watch.time(lambda batched=pixels: confidence(self._discriminator, batched))
-            timings.append(watch.timing(batch))
-        return Discriminator(DISCRIMINATOR, self._digest, tuple(timings))
+            scores.append(ScoreCost(batch, watch.cost(skipped=1)))
+        return Discriminator(DISCRIMINATOR, self._digest, tuple(scores))

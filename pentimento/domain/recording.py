@@ -1,7 +1,8 @@
-"""A recording: how long each stage of a model took, and how good its pictures of a fixed set of prompts were.
+"""A recording: what real models made of a fixed set of prompts, how good it was, and what it cost.
 
-A folder of `recording.json`, which mirrors the classes below, and the pictures it names. Needs the standard library
-alone, so that sixteen emulated devices fit a small machine. Times are seconds on the machine that is described.
+A folder of `recording.json`, which mirrors the classes below, a profile for each model (`pentimento.domain.profile`)
+and the pictures that are named. Emulated devices answer with them, the simulator takes qualities and confidences from
+them. Needs the standard library alone, so that sixteen emulated devices fit a small machine.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pentimento.domain.errors import FailedPrecondition, NotFound
+from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError
+from pentimento.domain.profile import Cost, ModelProfile, profile_from_json
 
 DOCUMENT = "recording.json"
-FORMAT, VERSION = "pentimento-recording", 1
+FORMAT, VERSION = "pentimento-recording", 2
 LIMIT_BYTES = 300_000  # of a folder: recordings are committed
 PICTURE_NAME = re.compile(r"[a-z0-9-]+-[0-9]{3}\.png")
+PROFILE_NAME = re.compile(r"[a-z0-9-]+\.profile\.json")
 
 
 @dataclass(frozen=True)
@@ -30,50 +34,8 @@ class Between:
     high: float = math.inf
 
 
-Seconds = Annotated[float, Between(0.0)]
 Count = Annotated[int, Between(1)]
 Share = Annotated[float, Between(0.0, 1.0)]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One stage for `batch` pictures together: the samples as they were taken, and what they come to."""
-
-    batch: Count
-    mean_s: Seconds
-    std_s: Seconds
-    samples_s: tuple[Seconds, ...]
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A model's stages on one device. Text, decoding and encoding are of one picture, a step is of a batch.
-
-    A step evaluates the network for the prompt and, with a guidance scale above 1, for the empty one.
-    """
-
-    load: Timing
-    encode_text: Timing
-    step: tuple[Timing, ...]  # by batch, ascending
-    decode: Timing
-    encode_png: Timing
-
-    def step_s(self, batch: int) -> float:
-        """Mean seconds of a step, e(b) of an allocation; between two recorded batches on the line between them.
-
-        ValueError above the largest recorded one: what lies there was not measured.
-        """
-        known = {timing.batch: timing.mean_s for timing in self.step}
-        if not 1 <= batch <= max(known):
-            raise ValueError(f"batch {batch}: recorded are {', '.join(map(str, known))}")
-        below, above = max(b for b in known if b <= batch), min(b for b in known if b >= batch)
-        share = (batch - below) / (above - below) if above > below else 0.0
-        return known[below] + share * (known[above] - known[below])
-
-    def pictures_s(self, steps: int, batch: int = 1) -> float:
-        """Mean seconds from prompts to PNGs for `batch` pictures that take their steps together."""
-        alone = self.encode_text.mean_s + self.decode.mean_s + self.encode_png.mean_s
-        return batch * alone + steps * self.step_s(batch)
 
 
 @dataclass(frozen=True)
@@ -95,6 +57,8 @@ class Picture:
 
 @dataclass(frozen=True)
 class Model:
+    """`profile` is the name of its profile's file; `load` the cost of a cold load."""
+
     name: str
     digest: str
     family: str
@@ -102,15 +66,24 @@ class Model:
     height_px: Count
     steps: Count
     guidance_scale: float
-    profile: Profile
+    profile: str
+    load: Cost
     pictures: tuple[Picture, ...]  # in the order of the prompts
 
 
 @dataclass(frozen=True)
 class Discriminator:
+    """`score` is the cost of scoring 1, 2, 4, … pictures together, by batch, ascending."""
+
     name: str
     digest: str
-    score: tuple[Timing, ...]  # by batch, ascending
+    score: tuple[ScoreCost, ...]
+
+
+@dataclass(frozen=True)
+class ScoreCost:
+    batch_size: Count
+    cost: Cost
 
 
 @dataclass(frozen=True)
@@ -132,19 +105,36 @@ class Recording:
                 return model
         raise NotFound("NOT_RECORDED", f"model {name!r}: recorded are {', '.join(m.name for m in self.models)}")
 
+    def index_of(self, prompt: str, seed: int) -> int:
+        """Which of the recorded prompts stands for a request: its own where it was recorded, else one that prompt and
+        seed choose. The same for all models, so that a light and a heavy picture of one request belong together."""
+        known = self._numbers.get(prompt)
+        return int(quantile_of(prompt, seed) * len(self.prompts)) if known is None else known
 
-def write_recording(folder: Path, recording: Recording, pngs: dict[str, bytes]) -> None:
-    """Replaces what the folder held of an earlier one. FailedPrecondition when it would be too large to commit."""
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {prompt.text: number for number, prompt in enumerate(self.prompts)}
+
+
+def quantile_of(prompt: str, seed: int) -> float:
+    """A number in 0..1 that looks drawn, exclusive of 1; the same whenever and wherever it is asked for."""
+    digest = hashlib.sha256(f"{seed}\0{prompt}".encode(errors="surrogatepass")).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
+
+
+def write_recording(folder: Path, recording: Recording, files: Mapping[str, bytes]) -> None:
+    """`files` are the pictures and profiles by name. Replaces what the folder held of an earlier recording.
+    FailedPrecondition when it would be too large to commit."""
     document = (json.dumps(_as_json(recording), separators=(",", ":"), ensure_ascii=False) + "\n").encode()
-    size = len(document) + sum(map(len, pngs.values()))
+    size = len(document) + sum(map(len, files.values()))
     if size > LIMIT_BYTES:
         message = f"{folder}: {size} bytes, at most {LIMIT_BYTES} are committed; keep fewer pictures"
         raise FailedPrecondition("RECORDING_TOO_LARGE", message)
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob("*-[0-9][0-9][0-9].png"):
+    for stale in (*folder.glob("*-[0-9][0-9][0-9].png"), *folder.glob("*.profile.json")):
         stale.unlink()
-    for name, png in pngs.items():
-        (folder / name).write_bytes(png)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     (folder / DOCUMENT).write_bytes(document)
 
 
@@ -177,11 +167,18 @@ def read_picture(folder: Path, picture: Picture) -> bytes:
     return png
 
 
-def make_timing(batch: int, samples_s: list[float]) -> Timing:
-    """Mean and standard deviation (of the population) of samples, kept to the microsecond."""
-    mean = math.fsum(samples_s) / len(samples_s)
-    std = math.sqrt(math.fsum((sample - mean) ** 2 for sample in samples_s) / len(samples_s))
-    return Timing(batch, round(mean, 7), round(std, 7), tuple(round(sample, 6) for sample in samples_s))
+def read_profile(folder: Path, model: Model) -> ModelProfile:
+    """NotFound when it is gone; FailedPrecondition for one that is wrong, or of another model; both name the file."""
+    path = folder / model.profile
+    if not path.is_file():
+        raise NotFound("FILE_MISSING", f"{path}: not there; expected a recorded profile")
+    try:
+        profile = profile_from_json(path.read_text())
+    except (PentimentoError, UnicodeDecodeError) as error:
+        raise FailedPrecondition("BAD_RECORDING", f"{path}: {error}") from None
+    if profile.model_digest != model.digest:
+        raise FailedPrecondition("BAD_RECORDING", f"{path}: of {profile.model_digest}, recorded was {model.digest}")
+    return profile
 
 
 class _Wrong(ValueError):
@@ -201,20 +198,31 @@ def _contradictions(recording: Recording) -> Iterator[str]:
     for m, model in enumerate(recording.models):
         if len(model.pictures) != len(recording.prompts):
             yield f"models[{m}].pictures: {len(model.pictures)} of {len(recording.prompts)} prompts"
-        yield from _unordered(model.profile.step, f"models[{m}].profile.step")
+        if not PROFILE_NAME.fullmatch(model.profile):
+            yield f"models[{m}].profile: expected a name like model.profile.json, not {model.profile!r}"
+        yield from _impossible(model.load, f"models[{m}].load")
         for p, picture in enumerate(model.pictures):
             if picture.file is not None and not PICTURE_NAME.fullmatch(picture.file):
                 yield f"models[{m}].pictures[{p}].file: expected a name like model-000.png, not {picture.file!r}"
             if picture.file is not None and picture.sha256 is None:
                 yield f"models[{m}].pictures[{p}].sha256: missing"
+    if not recording.prompts:
+        yield "prompts: expected one at least"
     if recording.discriminator is not None:
-        yield from _unordered(recording.discriminator.score, "discriminator.score")
+        yield from _contradictions_of_scores(recording.discriminator.score)
 
 
-def _unordered(timings: tuple[Timing, ...], where: str) -> Iterator[str]:
-    batches = [timing.batch for timing in timings]
+def _contradictions_of_scores(scores: tuple[ScoreCost, ...]) -> Iterator[str]:
+    batches = [score.batch_size for score in scores]
     if batches[:1] != [1] or batches != sorted(set(batches)):
-        yield f"{where}: expected ascending batches from 1, not {batches}"
+        yield f"discriminator.score: expected ascending batches from 1, not {batches}"
+    for index, score in enumerate(scores):
+        yield from _impossible(score.cost, f"discriminator.score[{index}].cost")
+
+
+def _impossible(cost: Cost, where: str) -> Iterator[str]:
+    if cost.mean_s < 0 or cost.variance_s2 < 0 or cost.sample_count < 1:
+        yield f"{where}: expected seconds and a variance of at least 0 from 1 sample or more, not {cost}"
 
 
 def _as_json(value: object) -> Any:
