@@ -56,6 +56,11 @@ class TomlTable:
     def file(self) -> str:
         return self._name
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What is there, in its order: for tables whose keys are the writer's own."""
+        return tuple(self._values)
+
     def text(self, field: str, default: str = _REQUIRED) -> str:
         value: str = self._take(field, str, "a text", default)
         return value

@@ -1,22 +1,16 @@
 """Which device and precision the model runs in, and how much memory is used and there, in bytes."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from pentimento.domain.errors import FailedPrecondition
+from services.unet_worker.painter import DeviceMemory
 from services.unet_worker.settings import DeviceChoice, DtypeChoice
 
 BUDGET_SHARE = 0.9
 CONTROL_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    used_bytes: int
-    total_bytes: int
 
 
 def choose_device(choice: DeviceChoice) -> torch.device:

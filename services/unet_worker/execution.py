@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pentimento.diffusion.engine import FinishedPainting, StepEngine
+from pentimento.diffusion.latents import latent_to_bytes
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, PentimentoError
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, Started, StepProgress
@@ -15,7 +17,7 @@ from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import CapturedEntries, StageTiming
 from pentimento.tensors.device import tensor_to_wire
 from pentimento.tensors.wire import Binding, WireTensor
-from services.unet_worker import metrics
+from services.unet_worker.accounts import count_result, stage_timings
 from services.unet_worker.finishing import Finisher, Picture
 from services.unet_worker.order import ExecuteOrder, Outcome
 from services.unet_worker.starts import ResolvedStart, StartResolver
@@ -83,7 +85,7 @@ class PaintingBridge:
 
     def captured(self, step: int, sigma: float, latent: Tensor) -> None:
         assert self._uploads is not None
-        self._uploads.add_latent(step, sigma, latent)
+        self._uploads.add_latent(step, sigma, lambda: _finite_latent_bytes(latent))
 
     def finished(self, painting: FinishedPainting) -> None:
         self._loop.call_soon_threadsafe(self._settle, painting)
@@ -165,7 +167,7 @@ class AttemptRunner:
             notes=(*notes, *upload_notes),
             bad_donor_reason=start.bad_donor_reason,
         )
-        _observe(result)
+        count_result(result)
         return Outcome(result, _final_latents(order, painting) if order.return_latents else None)
 
     def _joules(self, painting: FinishedPainting, picture: Picture, device_seconds: float) -> float | None:
@@ -202,25 +204,24 @@ class AttemptRunner:
         return await uploads.collect(self._limits.upload_timeout_s)
 
 
+def _finite_latent_bytes(latent: Tensor) -> bytes | None:
+    """None for what must not enter a cache."""
+    return latent_to_bytes(latent) if torch.isfinite(latent).all() else None
+
+
 def _timings(accepted_at: float, painting: FinishedPainting, picture: Picture, now: float) -> tuple[StageTiming, ...]:
-    """Stages in order, each from its start to the next one's; milliseconds since the order came."""
-    marks = (
-        ("start", accepted_at, painting.queued_at),
-        ("queue", painting.queued_at, painting.started_at),
-        ("prepare", painting.started_at, painting.prepared_at),
-        ("denoise", painting.prepared_at, painting.finished_at),
-        ("decode", picture.started_at, picture.decoded_at),
-        ("encode", picture.decoded_at, picture.encoded_at),
-        ("store", picture.encoded_at, now),
+    return stage_timings(
+        accepted_at,
+        (
+            ("start", accepted_at, painting.queued_at),
+            ("queue", painting.queued_at, painting.started_at),
+            ("prepare", painting.started_at, painting.prepared_at),
+            ("denoise", painting.prepared_at, painting.finished_at),
+            ("decode", picture.started_at, picture.decoded_at),
+            ("encode", picture.decoded_at, picture.encoded_at),
+            ("store", picture.encoded_at, now),
+        ),
     )
-    return tuple(StageTiming(name, (since - accepted_at) * 1e3, (until - since) * 1e3) for name, since, until in marks)
-
-
-def _observe(result: AttemptResult) -> None:
-    for timing in result.timings:
-        metrics.STAGE_SECONDS.labels(timing.stage).observe(timing.duration_ms / 1e3)
-    metrics.SAVED_STEPS.inc(result.steps_saved)
-    metrics.DEVICE_SECONDS.observe(result.device_seconds)
 
 
 def _final_latents(order: ExecuteOrder, painting: FinishedPainting) -> WireTensor:

@@ -22,21 +22,18 @@ from pentimento.diffusion.painting import (
     schedule_for,
 )
 from pentimento.diffusion.schedulers import nearest_step
-from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import (
     FromImage,
     FromLatent,
     GenerationSpec,
     InitImage,
-    ObjectReference,
     Route,
 )
-from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore
+from services.unet_worker.donors import DonorReader, UnusableDonor
 
 T = TypeVar("T")
-
-SKIPPED = "cache skipped"
 
 
 @dataclass(frozen=True)
@@ -49,22 +46,13 @@ class ResolvedStart:
     bad_donor_reason: str = ""
 
 
-class UnusableDonor(Exception):
-    """Why a donor is passed over, and whether its object is to blame."""
-
-    def __init__(self, reason: str, detail: str, *, object_is_bad: bool = False) -> None:
-        super().__init__(f"{SKIPPED}: {reason}: {detail}")
-        self.bad_donor_reason = reason if object_is_bad else ""
-
-
 class StartResolver:
     """Reads and decodes on the threads of `executor`, with a time limit on the store."""
 
     def __init__(self, model: DiffusionModel, objects: ObjectStore, executor: Executor, timeout_s: float) -> None:
         self._model = model
-        self._objects = objects
         self._executor = executor
-        self._timeout_s = timeout_s
+        self._donors = DonorReader(objects, executor, timeout_s)
 
     async def resolve(self, spec: GenerationSpec, route: Route) -> ResolvedStart:
         """Raises InvalidArgument for a schedule or an image of the request that cannot be used."""
@@ -96,26 +84,16 @@ class StartResolver:
         if first_step is None:
             wanted = f"no step of {spec.num_inference_steps} has noise level {start.sigma:g}"
             raise UnusableDonor("NO_SUCH_LEVEL", wanted)
-        data = await self._read(start.latent)
+        data = await self._donors.read(start.latent)
         shape = self._model.latent_shape(spec.width_px, spec.height_px)
         latent = await self._judge(lambda: latent_from_bytes(data, shape))
         return ResolvedStart(LatentStart(latent, first_step), first_step)
 
     async def _donor_image(self, spec: GenerationSpec, start: FromImage) -> ResolvedStart:
         """MoDM: the image re-noised to step k, then the remaining T - k steps."""
-        data = await self._read(start.image)
+        data = await self._donors.read(start.image)
         pixels = await self._judge(lambda: decode_pixels(data, spec.width_px, spec.height_px))
         return ResolvedStart(ImageStart(pixels, start.start_step), start.start_step)
-
-    async def _read(self, reference: ObjectReference) -> bytes:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._in_thread(lambda: self._objects.get(reference))
-        except TimeoutError:
-            raise UnusableDonor("STORE_SLOW", f"no answer in {self._timeout_s:g} s") from None
-        except PentimentoError as error:
-            is_bad = isinstance(error, ObjectMissing | ObjectCorrupt)
-            raise UnusableDonor(error.reason, error.message, object_is_bad=is_bad) from None
 
     async def _judge(self, read: Callable[[], T]) -> T:
         try:

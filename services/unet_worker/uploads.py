@@ -6,10 +6,6 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
-import torch
-from torch import Tensor
-
-from pentimento.diffusion.latents import latent_to_bytes
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import CacheGrant, CapturedEntries, CapturedLatent, ObjectReference
 from pentimento.stores.objects import ObjectStore
@@ -18,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 class Uploads:
-    """Of one attempt. `add_latent` is called on the engine's thread, the rest on the event loop."""
+    """Of one attempt. `add_latent` is called on the engine's thread, the rest on the event loop. What is stored is made
+    on the executor's threads; where there is nothing to be made, nothing is stored."""
 
     def __init__(self, grant: CacheGrant, objects: ObjectStore, executor: Executor) -> None:
         self._grant = grant
@@ -33,8 +30,8 @@ class Uploads:
         """Steps before which a latent is wanted."""
         return frozenset(self._keys)
 
-    def add_latent(self, step: int, sigma: float, latent: Tensor) -> None:
-        self._latents[(step, sigma)] = self._executor.submit(self._put_latent, self._keys[step], latent)
+    def add_latent(self, step: int, sigma: float, make: Callable[[], bytes | None]) -> None:
+        self._latents[(step, sigma)] = self._executor.submit(self._put, self._keys[step], make)
 
     def add_image(self, png: bytes) -> None:
         if self._grant.image_key:
@@ -56,14 +53,12 @@ class Uploads:
         notes = (f"cache: {lost} of {len(futures)} objects could not be stored",) if lost else ()
         return CapturedEntries(self._grant.grant_id, latents, image), notes
 
-    def _put_latent(self, key: str, latent: Tensor) -> ObjectReference | None:
-        if not torch.isfinite(latent).all():
+    def _put(self, key: str, make: Callable[[], bytes | None]) -> ObjectReference | None:
+        content = make()
+        if content is None:
             return None
-        return self._put(key, lambda: latent_to_bytes(latent))
-
-    def _put(self, key: str, make: Callable[[], bytes]) -> ObjectReference | None:
         try:
-            return self._objects.put(key, make(), durable=False)
+            return self._objects.put(key, content, durable=False)
         except PentimentoError as error:
             logger.warning("an object could not be stored: %s", error.reason)
             return None

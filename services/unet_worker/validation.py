@@ -3,12 +3,13 @@
 import math
 from dataclasses import dataclass
 
-from pentimento.diffusion.images import IMAGE_FORMATS
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, GenerationSpec, NoiseForm, Scheduler, Start
+from pentimento.domain.image_request import ImageFormat
 from services.unet_worker.order import ExecuteOrder
 
+IMAGE_FORMATS = tuple(image_format.value for image_format in ImageFormat)
 MAX_GUIDANCE_SCALE = 100.0
 MAX_INIT_IMAGE_BYTES = 16 * 1024 * 1024
 MAX_DONOR_BYTES = 64 * 1024 * 1024

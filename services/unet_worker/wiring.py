@@ -29,14 +29,13 @@ from services.unet_worker.busy import BusyMeter
 from services.unet_worker.device import (
     choose_device,
     choose_dtype,
-    device_memory,
-    device_name,
     memory_budget_bytes,
 )
 from services.unet_worker.energy import EnergyMeter, open_counter
 from services.unet_worker.engine_metrics import EngineMetrics
 from services.unet_worker.execution import AttemptRunner, ExecutionLimits
 from services.unet_worker.finishing import Finisher
+from services.unet_worker.loaded import LoadedModel
 from services.unet_worker.loop_lag import LoopLagProbe
 from services.unet_worker.model_card import default_batch_key, held_model
 from services.unet_worker.order import ExecuteOrder
@@ -46,7 +45,7 @@ from services.unet_worker.starts import StartResolver
 from services.unet_worker.uploads import Uploads
 from services.unet_worker.validation import Limits
 from services.unet_worker.warm_up import prepare_denoiser, warm_up
-from services.unet_worker.worker import CAPABILITIES, LoadedWorker, UnetWorker
+from services.unet_worker.worker import UnetWorker
 
 # Object store traffic waits for others, not for this process; the threads only bound how much of it is under way.
 STORE_THREADS = 4
@@ -90,7 +89,7 @@ class UnetWorkerProcess:
         if self.registration is not None:
             await self.registration.close()
 
-    def _load(self) -> LoadedWorker:
+    def _load(self) -> LoadedModel:
         objects = open_objects(self.settings.objects_url)
         torch.set_num_threads(self.settings.threads)
         quiet_loaders()
@@ -98,7 +97,7 @@ class UnetWorkerProcess:
         model = load_model(self.settings.model, device, choose_dtype(self.settings.dtype, device))
         return self._assemble(model, objects)
 
-    def _assemble(self, model: DiffusionModel, objects: ObjectStore) -> LoadedWorker:
+    def _assemble(self, model: DiffusionModel, objects: ObjectStore) -> LoadedModel:
         settings = self.settings
         held = held_model(model.info, settings, self.generation)
         denoiser = _denoiser(model, settings.compile)
@@ -116,7 +115,7 @@ class UnetWorkerProcess:
             ExecutionLimits(settings.progress_interval_ms / 1000, settings.upload_timeout_s),
             energy.watts if energy is not None else lambda since, until: None,
         )
-        return LoadedWorker(held, model.info, model.device, engine, finisher, runner, store_threads, energy)
+        return LoadedModel(held, model.info, model.device, engine, finisher, runner, store_threads, energy)
 
     def _start_engine(self, model: DiffusionModel, denoiser: Denoiser, held: HeldModel) -> StepEngine:
         """Ready for its first request: memory measured, graphs compiled, on the engine's own thread."""
@@ -142,21 +141,21 @@ class UnetWorkerProcess:
         engine.call(lambda: prepare_denoiser(model, denoiser, engine.limits, key, budget)).result()
         return engine
 
-    def _register(self, loaded: LoadedWorker) -> Registration:
+    def _register(self, loaded: LoadedModel) -> Registration:
         channel = open_channel(self.settings.controller_address, self.settings.channels)
         return Registration(ControllerClient(channel), lambda: self._replica(loaded), lambda: self._report(loaded.held))
 
-    def _replica(self, loaded: LoadedWorker) -> Replica:
+    def _replica(self, loaded: LoadedModel) -> Replica:
         return Replica(
             instance_id=self.server.instance_id,
             kind=ReplicaKind.UNET_WORKER,
             address=self.settings.advertise_address or self.server.bound_addresses[0],
             generation=self.generation,
-            device=device_name(loaded.device),
-            device_memory_bytes=device_memory(loaded.device).total_bytes,
+            device=loaded.device,
+            device_memory_bytes=loaded.memory().total_bytes,
             available_models=(loaded.held.model,),
             resident_models=(loaded.held.model,),
-            capabilities=CAPABILITIES,
+            capabilities=loaded.capabilities,
         )
 
     def _report(self, held: HeldModel) -> ReplicaReport:
