@@ -73,6 +73,33 @@ class UnetWorkerSettings:
 
 
 @dataclass(frozen=True)
+class EmulatedWorkerSettings:
+    """Of `python -m services.unet_worker.emulated`: flags, PENTIMENTO_EMULATED_WORKER_… and the table
+    [emulated_worker]. What is not here, the fleet's file says."""
+
+    rpc: RpcServerSettings
+    channels: RpcChannelSettings
+    fleet: Path = setting(help="TOML file of the fleet that this worker is one of", must_exist=True)
+    devices: str = setting(help="name of the entry under [[devices]] that it stands for")
+    objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
+    max_prompt_chars: int = setting(10_000, help="characters of a prompt", minimum=1)
+    patience_s: float = setting(
+        30.0, help="when a request without a deadline, or with a later one, is due after it came", minimum=0
+    )
+    credits: int = setting(
+        0, help="attempts held at once for a frontdoor; 0: two batches, one running, one ready", minimum=0, maximum=256
+    )
+    progress_interval_ms: int = setting(100, help="least time between two progress messages", minimum=0)
+    orphan_s: float = setting(10.0, help="how long an attempt outlives its stream", minimum=0)
+    donor_timeout_s: float = setting(
+        2.0, help="wait for a cached latent or image before painting from noise", minimum=0
+    )
+    upload_timeout_s: float = setting(2.0, help="wait for uploads once the picture is done", minimum=0)
+    controller_address: str = setting("", help="controller to register with and whose plan it follows; empty for none")
+    advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
+
+
+@dataclass(frozen=True)
 class ProfileSettings:
     """Of `python -m services.unet_worker.profile`: flags, PENTIMENTO_BENCH_PROFILE_… and the table [bench_profile]."""
 

@@ -13,6 +13,8 @@ SERVICES = {
     "vectordb-gateway": "services.vectordb_gateway",
     "unet-worker": "services.unet_worker",
     "controller": "services.controller",
+    "emulated-worker": "services.unet_worker.emulated",
+    "emulated-discriminator": "services.discriminator.emulated",
 }
 
 

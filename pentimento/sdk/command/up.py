@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from pentimento.domain.emulation import EmulatedFleet, read_fleet
 from pentimento.sdk.command.connection import state_dir_option
 from pentimento.sdk.command.detached import start_detached
 from pentimento.sdk.supervisor.access import SuiteTokens
@@ -21,7 +22,7 @@ from pentimento.sdk.supervisor.models import DEFAULT_ENCODER, find_encoder, find
 from pentimento.sdk.supervisor.output import LogView
 from pentimento.sdk.supervisor.process import Surroundings
 from pentimento.sdk.supervisor.state import Endpoint, StateDirectory, make_private
-from pentimento.sdk.supervisor.suite import Suite, SuiteSettings, plan_suite, unix_address
+from pentimento.sdk.supervisor.suite import Suite, SuiteSettings, plan_suite, stores, unix_address
 from pentimento.sdk.supervisor.supervisor import Supervisor
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -41,12 +42,19 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--token-file", type=EXISTING_FILE, help="who may call (see `pentimento token new`); everybody without it"
 )
+@click.option(
+    "--emulate",
+    type=EXISTING_FILE,
+    metavar="FLEET.TOML",
+    help="emulated devices in place of models",
+)
 @click.option("--quiet", is_flag=True, help="keep the services' logs in the state directory only")
 @click.option("--detach", is_flag=True, help="return once all serve; `pentimento down` stops it")
 def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, detach: bool, **options: Any) -> int:
     """Starts embedder, gateway, controller, workers and frontdoor, and keeps them up. Ctrl-C drains and stops them."""
+    fleet = emulated_fleet(options["emulate"], models)
     settings = SuiteSettings(
-        models=find_models(models),
+        models=find_models(models) if fleet is None else (),
         encoder=find_encoder(encoder).path,
         copies=options["workers"],
         public=with_free_port(options["listen"]),
@@ -54,11 +62,20 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
         threads=options["threads"],
         config_file=absolute(options["config_file"]),
         token_file=absolute(options["token_file"]),
+        fleet=fleet,
     )
     state = StateDirectory(state_dir)
     if detach:
         return start_detached(state)
     return run_suite(settings, state, show_logs=not quiet)
+
+
+def emulated_fleet(path: Path | None, models: tuple[str, ...]) -> EmulatedFleet | None:
+    if path is None:
+        return None
+    if models:
+        raise click.UsageError("--model and --emulate exclude each other: the fleet's file names its models")
+    return read_fleet(path)
 
 
 def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool) -> int:
@@ -73,6 +90,7 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
         if tokens:
             tokens.write()
             settings = replace(settings, token_file=tokens.table, service_token_file=tokens.service_token)
+        stores(settings, state).mkdir(exist_ok=True)
         suite = plan_suite(settings, state)
         view = LogView(state.logs, show=show_logs, width=max(len(process.name) for process in suite.processes))
         if leftovers:
@@ -114,6 +132,8 @@ def announce(view: LogView, settings: SuiteSettings, state: StateDirectory) -> N
         supervisor_pid=os.getpid(),
     )
     state.publish(endpoint)
+    if settings.fleet is not None:
+        view.note("EMULATED devices: profiled times, and no picture is painted")
     view.note(f"the public API is at {settings.public or endpoint.frontdoor}; logs and stores are in {state.path}")
 
 

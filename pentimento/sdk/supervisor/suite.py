@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from pentimento.domain.emulation import EmulatedFleet
 from pentimento.sdk.supervisor.models import ModelDirectory
 from pentimento.sdk.supervisor.state import StateDirectory
 
 
 @dataclass(frozen=True)
 class SuiteSettings:
-    """`copies` workers for each model; `public` is the host:port of the public API beside its unix socket."""
+    """`copies` workers for each model; `public` is the host:port of the public API beside its unix socket. With a
+    `fleet` its emulated devices take the place of the models."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path
@@ -20,6 +22,16 @@ class SuiteSettings:
     config_file: Path | None = None
     token_file: Path | None = None
     service_token_file: Path | None = None
+    fleet: EmulatedFleet | None = None
+
+    @property
+    def default_model(self) -> str:
+        return self.fleet.default_model if self.fleet is not None else self.models[0].name
+
+    @property
+    def cached(self) -> bool:
+        """Whether embedder and gateway are there."""
+        return self.fleet is None or self.fleet.cache
 
 
 @dataclass(frozen=True)
@@ -52,19 +64,16 @@ class Suite:
 
 def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:
     """Every service once and a worker for each copy of each model: unix sockets, stores in the state directory."""
-    workers = [
+    cache = (embedder(settings, state), gateway(settings, state)) if settings.cached else ()
+    painters = emulated_devices(settings, state) if settings.fleet is not None else workers(settings, state)
+    return Suite((*cache, controller(settings, state), *painters, frontdoor(settings, state)))
+
+
+def workers(settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:
+    return tuple(
         worker(settings, state, model, f"{model.name}-{copy}")
         for model in settings.models
         for copy in range(settings.copies)
-    ]
-    return Suite(
-        (
-            embedder(settings, state),
-            gateway(settings, state),
-            controller(settings, state),
-            *workers,
-            frontdoor(settings, state),
-        )
     )
 
 
@@ -87,8 +96,13 @@ def caller_arguments(settings: SuiteSettings, state: StateDirectory) -> tuple[st
     return ("--controller-address", unix_address(state, "controller"), *token)
 
 
-def objects_url(state: StateDirectory) -> str:
-    return f"file://{state.path / 'objects'}"
+def stores(settings: SuiteSettings, state: StateDirectory) -> Path:
+    """Emulated pictures never lie in one store with real ones: what is cached there would be painted on from."""
+    return state.path / "emulated" if settings.fleet is not None else state.path
+
+
+def objects_url(settings: SuiteSettings, state: StateDirectory) -> str:
+    return f"file://{stores(settings, state) / 'objects'}"
 
 
 def embedder(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
@@ -111,11 +125,11 @@ def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         "--listen",
         address,
         "--index-url",
-        f"edge://{state.path / 'index'}",
+        f"edge://{stores(settings, state) / 'index'}",
         "--objects-url",
-        objects_url(state),
+        objects_url(settings, state),
     )
-    arguments += ("--ledger-url", f"sqlite:///{state.path / 'gateway.sqlite'}")
+    arguments += ("--ledger-url", f"sqlite:///{stores(settings, state) / 'gateway.sqlite'}")
     arguments += shared_arguments(settings, "gateway") + caller_arguments(settings, state)
     return ProcessSpec("gateway", "services.vectordb_gateway", arguments, address, CACHE_STAGE)
 
@@ -129,21 +143,63 @@ def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
 def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory, name: str) -> ProcessSpec:
     address = unix_address(state, name)
     arguments: tuple[str, ...] = ("--listen", address, "--model", str(model.path), "--model-name", model.name)
-    arguments += ("--objects-url", objects_url(state), "--device", settings.device, "--threads", str(settings.threads))
+    arguments += (
+        "--objects-url",
+        objects_url(settings, state),
+        "--device",
+        settings.device,
+        "--threads",
+        str(settings.threads),
+    )
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
     return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE, "worker")
+
+
+def emulated_devices(settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:
+    """A worker for each device of the fleet, and its discriminators."""
+    fleet = settings.fleet
+    assert fleet is not None
+    workers = tuple(
+        emulated_worker(settings, state, fleet, devices.name, name)
+        for devices in fleet.devices
+        for name in devices.workers()
+    )
+    count = fleet.discriminator.count if fleet.discriminator is not None else 0
+    return (*workers, *(emulated_discriminator(settings, state, fleet, number) for number in range(count)))
+
+
+def emulated_worker(
+    settings: SuiteSettings, state: StateDirectory, fleet: EmulatedFleet, devices: str, name: str
+) -> ProcessSpec:
+    address = unix_address(state, name)
+    arguments: tuple[str, ...] = ("--listen", address, "--fleet", str(fleet.path), "--devices", devices)
+    arguments += ("--objects-url", objects_url(settings, state))
+    arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
+    return ProcessSpec(name, "services.unet_worker.emulated", arguments, address, WORKER_STAGE, "worker")
+
+
+def emulated_discriminator(
+    settings: SuiteSettings, state: StateDirectory, fleet: EmulatedFleet, number: int
+) -> ProcessSpec:
+    name = f"discriminator-{number}"
+    address = unix_address(state, name)
+    arguments: tuple[str, ...] = ("--listen", address, "--fleet", str(fleet.path))
+    arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
+    return ProcessSpec(name, "services.discriminator.emulated", arguments, address, WORKER_STAGE)
 
 
 def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     address = unix_address(state, "frontdoor")
     listen = f"{address},{settings.public}" if settings.public else address
-    arguments: tuple[str, ...] = ("--listen", listen, "--ledger-url", f"sqlite:///{state.path / 'frontdoor.sqlite'}")
-    arguments += ("--objects-url", objects_url(state), "--default-model", settings.models[0].name)
-    arguments += (
-        "--embedder-address",
-        unix_address(state, "embedder"),
-        "--gateway-address",
-        unix_address(state, "gateway"),
+    arguments: tuple[str, ...] = (
+        "--listen",
+        listen,
+        "--ledger-url",
+        f"sqlite:///{stores(settings, state) / 'frontdoor.sqlite'}",
     )
+    arguments += ("--objects-url", objects_url(settings, state), "--default-model", settings.default_model)
+    if settings.cached:
+        embedder_address, gateway_address = unix_address(state, "embedder"), unix_address(state, "gateway")
+        arguments += ("--embedder-address", embedder_address, "--gateway-address", gateway_address)
     arguments += shared_arguments(settings, "frontdoor") + caller_arguments(settings, state)
     return ProcessSpec("frontdoor", "services.frontdoor", arguments, address, FRONTDOOR_STAGE, "frontdoor")

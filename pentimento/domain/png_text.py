@@ -1,0 +1,52 @@
+"""Text inside PNG files (tEXt chunks, PNG specification 11.3.4.3), without decoding them.
+
+An emulated device writes into a recorded picture what the real one would only have shown: the discriminator's
+confidence and the picture's quality.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_HEADER_END = 33  # signature, and IHDR: length, type, 13 bytes, checksum
+
+
+def with_text(png: bytes, keyword: str, text: str) -> bytes:
+    """The same picture with one text more, right after its header. ValueError when it is no PNG, or the keyword or text
+    is none that a PNG takes (Latin-1, the keyword 1 to 79 characters)."""
+    if not png.startswith(SIGNATURE) or png[12:16] != b"IHDR" or len(png) < _HEADER_END:
+        raise ValueError("not a PNG")
+    if not 1 <= len(keyword) <= 79 or "\0" in keyword + text:
+        raise ValueError("a PNG takes keywords of 1 to 79 characters, and no NUL")
+    return png[:_HEADER_END] + chunk(b"tEXt", f"{keyword}\0{text}".encode("latin-1")) + png[_HEADER_END:]
+
+
+def text_of(png: bytes, keyword: str) -> str | None:
+    """The first text under that keyword; None without one, and for what is no PNG."""
+    wanted = keyword.encode("latin-1", errors="replace") + b"\0"
+    found = (data for kind, data in _chunks(png) if kind == b"tEXt" and data.startswith(wanted))
+    data = next(found, None)
+    return None if data is None else data[len(wanted) :].decode("latin-1")
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Up to the first pixels, or the first chunk that is cut off."""
+    position = len(SIGNATURE) if png.startswith(SIGNATURE) else len(png)
+    while position + 12 <= len(png):
+        length, kind = struct.unpack(">I4s", png[position : position + 8])
+        if kind == b"IDAT" or position + 12 + length > len(png):
+            return
+        yield kind, png[position + 8 : position + 8 + length]
+        position += 12 + length
+
+
+def flat_png(width_px: int, height_px: int, colour: tuple[int, int, int]) -> bytes:
+    """One colour, 8 bits a channel."""
+    header = struct.pack(">IIBBBBB", width_px, height_px, 8, 2, 0, 0, 0)
+    rows = (b"\0" + bytes(colour) * width_px) * height_px
+    return SIGNATURE + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")

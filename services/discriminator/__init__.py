@@ -1,0 +1,1 @@
+"""The discriminator: how confident one may be of a light model's picture (DiffServe)."""

@@ -1,0 +1,42 @@
+"""A discriminator that reads what an emulated picture says of itself, in the time that was profiled."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from pentimento.domain.emulation import label_of
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.profile import Cost
+
+DIGEST = "emulated"
+
+
+class EmulatedScorer:
+    """One picture after the other, each at `cost` drawn from `source`. `busy` hears of the seconds that it takes."""
+
+    def __init__(self, cost: Cost, source: random.Random, busy: Callable[[float], None] = lambda seconds: None) -> None:
+        self._cost = cost
+        self._source = source
+        self._busy = busy
+        self._loop = asyncio.get_running_loop()
+        self._free_at = 0.0
+
+    @property
+    def digest(self) -> str:
+        return DIGEST
+
+    async def score(self, images: Sequence[bytes]) -> list[float]:
+        confidences = [_confidence(index, image) for index, image in enumerate(images)]
+        seconds = sum(self._cost.draw(self._source) for _ in images)
+        self._busy(seconds)
+        self._free_at = max(self._free_at, self._loop.time()) + seconds
+        await asyncio.sleep(self._free_at - self._loop.time())
+        return confidences
+
+
+def _confidence(index: int, image: bytes) -> float:
+    label = label_of(image)
+    if label is None:
+        message = "must be a picture of an emulated device: nothing else can be scored without a model"
+        raise InvalidArgument.of(f"images[{index}].image", message)
+    return label.confidence

@@ -1,0 +1,19 @@
+"""Settings of the emulated discriminator: flags, PENTIMENTO_EMULATED_DISCRIMINATOR_… and the table
+[emulated_discriminator]."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.settings import setting
+
+
+@dataclass(frozen=True)
+class EmulatedDiscriminatorSettings:
+    rpc: RpcServerSettings
+    channels: RpcChannelSettings
+    fleet: Path = setting(help="TOML file of the fleet whose pictures it scores", must_exist=True)
+    max_images: int = setting(64, help="pictures of one call", minimum=1, maximum=1024)
+    max_image_bytes: int = setting(16 << 20, help="bytes of a picture", minimum=1)
+    controller_address: str = setting("", help="controller to register with; empty for none")
+    advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
