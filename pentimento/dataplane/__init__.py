@@ -9,6 +9,6 @@ decisions.
 """
 
 from pentimento.dataplane.machine import Dataplane
-from pentimento.dataplane.state import DataplaneSettings
+from pentimento.dataplane.settings import DataplaneSettings
 
 __all__ = ["Dataplane", "DataplaneSettings"]

@@ -1,12 +1,10 @@
-"""Who may come in: a bounded queue, the plan's share, nobody while draining."""
+"""Who may come in: a bounded queue that tenants share, the plan's share, nobody whose deadline cannot be kept."""
 
 from pentimento.dataplane.effects import Announce, Effect, PersistAccepted, PrepareRoute, Reject, ResolveRoute
-from pentimento.dataplane.endings import end_request
+from pentimento.dataplane.endings import drop_late, end_request
 from pentimento.dataplane.events import AcceptDropped, AcceptPersisted, DrainRequested, RequestArrived, RouteResolved
+from pentimento.dataplane.predictions import predicted_end_s, retry_after_ms
 from pentimento.dataplane.state import Phase, Pool, Request, State
-
-# Where nothing is known of a pool's speed yet.
-DEFAULT_WAIT_S = 5.0
 
 
 def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
@@ -15,12 +13,13 @@ def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
         return []
     pool = state.pool(event.pool)
     pool.arrived_count += 1
-    refusal = _refusal(state, pool, event.request_id)
+    refusal = _refusal(state, now, pool, event)
     if refusal is not None:
         state.counters.rejected += 1
         pool.dropped_count += 1
         return [refusal]
-    state.add(Request(event.request_id, event.tenant, event.pool, event.work, event.deadline))
+    identity = (event.request_id, event.tenant, event.pool, event.work, event.deadline)
+    state.add(Request(*identity, arrived_at=now, slo_class=event.slo_class, cascade=event.cascade))
     return [PersistAccepted(event.request_id), PrepareRoute(event.request_id)]
 
 
@@ -47,10 +46,15 @@ def on_accept_dropped(state: State, now: float, event: AcceptDropped) -> list[Ef
 def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Effect]:
     """The route's pool may be another than the one that admitted the request (hit or miss, light or heavy)."""
     request = state.requests.get(event.request_id)
-    if request is None or request.phase is not Phase.ROUTING:
+    if request is None or request.phase is not Phase.ROUTING or request.cascade_stage != event.cascade_stage:
         return []
     state.move(request, event.pool, event.work)
     request.model_digest = event.model_digest
+    request.spare, request.pair = event.spare, event.pair
+    if request.fallback_token and state.settings.drop_late:
+        end_s = predicted_end_s(state, state.pool(event.pool), request)
+        if end_s is not None and now + end_s > request.deadline:
+            return drop_late(state, now, request, end_s)
     state.enqueue(request, rerun=False)
     return []
 
@@ -60,29 +64,43 @@ def on_drain_requested(state: State, now: float, event: DrainRequested) -> list[
     return []
 
 
-def predicted_wait_s(state: State, pool_name: str) -> float:
-    """Seconds that a request admitted now would wait: the work ahead of it over the rate of the pool's workers."""
-    pool = state.pools.get(pool_name)
-    if pool is None:
-        return DEFAULT_WAIT_S
-    credit_count = pool.credit_count
-    if pool.running_count < credit_count and pool.waiting_count == 0:
-        return 0.0
-    if credit_count == 0 or pool.seconds_per_work is None:
-        return DEFAULT_WAIT_S
-    return pool.waiting_work * pool.seconds_per_work / credit_count
-
-
-def _refusal(state: State, pool: Pool, request_id: str) -> Reject | None:
+def _refusal(state: State, now: float, pool: Pool, event: RequestArrived) -> Reject | None:
+    soonest_ms = state.settings.min_retry_after_ms
     if state.draining:
-        return Reject(request_id, "DRAINING", "this frontdoor is shutting down", state.settings.min_retry_after_ms)
-    limit = state.settings.queue_limit
-    if pool.waiting_count >= limit:
-        message = f"the queue of pool {pool.name} is full: {pool.waiting_count} of {limit} requests wait"
-        return Reject(request_id, "QUEUE_FULL", message, _retry_after_ms(state, pool))
+        return Reject(event.request_id, "DRAINING", "this frontdoor is shutting down", soonest_ms)
+    if not state.epoch:
+        return Reject(event.request_id, "STANDBY", "this frontdoor is a standby", soonest_ms)
+    message = _why_full(state.settings.queue_limit, pool, event.tenant)
+    if message:
+        return Reject(event.request_id, "QUEUE_FULL", message, retry_after_ms(state, pool.name))
     if not _plan_admits(state):
-        return Reject(request_id, "OVER_CAPACITY", "more demand than the plan admits", _retry_after_ms(state, pool))
-    return None
+        message = "more demand than the plan admits"
+        return Reject(event.request_id, "OVER_CAPACITY", message, retry_after_ms(state, pool.name))
+    return _too_late(state, now, pool, event)
+
+
+def _why_full(limit: int, pool: Pool, tenant: str) -> str:
+    """A tenant may fill its even share of the queue. One that had the queue to itself leaves room for as many again."""
+    backlog = pool.tenants.get(tenant)
+    own_count = backlog.count if backlog is not None else 0
+    tenant_count = len(pool.tenants) + (backlog is None)
+    share = limit if tenant_count == 1 else max(limit // tenant_count, min(limit, 1))
+    if own_count >= share:
+        whose = "" if tenant_count == 1 else " of this tenant"
+        return f"the queue of pool {pool.name} is full: {own_count} of {share} requests{whose} wait"
+    if pool.waiting_count >= 2 * limit:
+        return f"the queue of pool {pool.name} is full: {pool.waiting_count} requests wait"
+    return ""
+
+
+def _too_late(state: State, now: float, pool: Pool, event: RequestArrived) -> Reject | None:
+    if not state.settings.drop_late:
+        return None
+    end_s = predicted_end_s(state, pool, event)
+    if end_s is None or now + end_s <= event.deadline:
+        return None
+    message = f"predicted to take {end_s:.3g} s, the deadline is in {max(event.deadline - now, 0.0):.3g} s"
+    return Reject(event.request_id, "PREDICTED_LATE", message, retry_after_ms(state, pool.name))
 
 
 def _plan_admits(state: State) -> bool:
@@ -94,10 +112,3 @@ def _plan_admits(state: State) -> bool:
         return False
     state.admission_share -= 1.0
     return True
-
-
-def _retry_after_ms(state: State, pool: Pool) -> int:
-    """When the queue will be half empty, so that those who come back do not all meet a full one."""
-    settings = state.settings
-    wait_ms = predicted_wait_s(state, pool.name) * 1000 / 2
-    return round(min(max(wait_ms, settings.min_retry_after_ms), settings.max_retry_after_ms))

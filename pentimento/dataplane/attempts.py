@@ -1,16 +1,16 @@
 """Tries at a request: how one starts, what its end leads to, and who may have another."""
 
+from pentimento.dataplane.cascade import on_picture
+from pentimento.dataplane.commits import commit_picture, release_picture, resume_commit
 from pentimento.dataplane.credits import give_back, refresh, take
 from pentimento.dataplane.effects import (
-    CommitCacheEntries,
-    CommitResult,
-    Deliver,
     DeliverRecorded,
     Effect,
     End,
     Execute,
     PersistAttempt,
     ReleaseGrant,
+    ReservePair,
 )
 from pentimento.dataplane.endings import end_request, on_deadline
 from pentimento.dataplane.events import (
@@ -19,28 +19,28 @@ from pentimento.dataplane.events import (
     AttemptKey,
     AttemptPersisted,
     AttemptStarted,
-    CommitFailed,
     FailureKind,
-    ResultCommitted,
 )
-from pentimento.dataplane.state import Phase, Request, State, TimerKind, Worker
+from pentimento.dataplane.predictions import learn_speed
+from pentimento.dataplane.state import ATTEMPTED, Phase, Request, State, TimerKind, Worker
 
-# Share of the newest attempt in the moving average of a pool's speed.
-_SPEED_WEIGHT = 0.2
 _UNCOUNTED = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.GONE})
 # What we believed of the worker was stale: nothing more goes there before its next word.
 _DOUBTFUL = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.WORKER_LOST})
 
 
-def start_attempt(state: State, now: float, request: Request, worker: Worker) -> PersistAttempt:
-    """Bind a queued request to a free credit; it runs once the attempt is journalled."""
-    state.enter(request, Phase.STARTING)
+def start_attempt(state: State, request: Request, worker: Worker) -> PersistAttempt:
+    """Bind a request to a free credit; it runs once the attempt is journalled."""
+    if request.phase is Phase.QUEUED:
+        state.enter(request, Phase.STARTING)
     request.attempt_number += 1
     request.fencing_token = max(request.fencing_token + 1, state.first_token)
     request.worker_id = worker.worker_id
     state.unpersisted[request.attempt_key] = None
     take(state, worker, request.attempt_key)
-    return PersistAttempt(request.request_id, request.attempt_number, request.fencing_token, worker.worker_id)
+    number, token = request.attempt_number, request.fencing_token
+    stage, option = request.cascade_stage, request.option
+    return PersistAttempt(request.request_id, number, token, worker.worker_id, stage, option)
 
 
 def on_attempt_persisted(state: State, now: float, event: AttemptPersisted) -> list[Effect]:
@@ -49,23 +49,47 @@ def on_attempt_persisted(state: State, now: float, event: AttemptPersisted) -> l
     if key not in state.unpersisted:
         return []
     del state.unpersisted[key]
-    request = _current(state, *key, Phase.STARTING)
-    if request is None or not event.won:
-        give_back(state, key)
-        return [ReleaseGrant(*key), *_leave_to_others(state, request)]
-    worker = state.workers[request.worker_id]
-    state.enter(request, Phase.RUNNING)
-    request.started_at = now
-    number, token, generation = request.attempt_number, request.fencing_token, worker.worker_generation
-    return [Execute(request.request_id, number, token, worker.worker_id, generation, request.deadline)]
-
-
-def _leave_to_others(state: State, request: Request | None) -> list[Effect]:
-    """Somebody else has ended this request, or runs it under a newer token."""
+    request = state.requests.get(event.request_id)
+    if request is not None and request.fencing_token != event.fencing_token:
+        request = None
+    if event.won and request is not None and request.phase in ATTEMPTED and event.fencing_token in request.live:
+        return _execute(state, now, request)
+    give_back(state, key)
+    release: list[Effect] = [ReleaseGrant(*key)]
     if request is None:
-        return []
+        return release
+    if not event.won and request.phase in (*ATTEMPTED, Phase.COMMITTING):
+        return release + _leave_to_others(state, request)
+    return release + resume_commit(request) if request.phase is Phase.COMMITTING else release
+
+
+def _execute(state: State, now: float, request: Request) -> list[Effect]:
+    key, worker = request.attempt_key, state.workers[request.worker_id]
+    effects: list[Effect] = []
+    request.started_at, request.started_load = now, worker.used_credits
+    if request.phase is Phase.STARTING:
+        state.enter(request, Phase.RUNNING)
+        _watch_for_hedge(state, now, request)
+    if key in state.peers:
+        effects.append(ReservePair(*key, worker.worker_id, state.peers[key]))
+    number, token, generation = request.attempt_number, request.fencing_token, worker.worker_generation
+    execute = Execute(request.request_id, number, token, worker.worker_id, generation, request.deadline)
+    return [*effects, execute]
+
+
+def _watch_for_hedge(state: State, now: float, request: Request) -> None:
+    if state.settings.hedge_after is None:
+        return
+    expected_s = state.pool(request.pool).speed.seconds(request.work, request.started_load)
+    if expected_s is not None:
+        at = now + state.settings.hedge_after * expected_s
+        state.set_timer(at, TimerKind.HEDGE, request.request_id)
+
+
+def _leave_to_others(state: State, request: Request) -> list[Effect]:
+    """Somebody else has ended this request, or runs it under a newer token."""
     state.remove(request)
-    return [DeliverRecorded(request.request_id)]
+    return [*release_picture(request), DeliverRecorded(request.request_id)]
 
 
 def on_attempt_started(state: State, now: float, event: AttemptStarted) -> list[Effect]:
@@ -77,18 +101,27 @@ def on_attempt_started(state: State, now: float, event: AttemptStarted) -> list[
 
 
 def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> list[Effect]:
-    """Only the newest attempt of a running request may be committed."""
-    held = give_back(state, (event.request_id, event.fencing_token))
-    request = _current(state, event.request_id, event.fencing_token, Phase.RUNNING)
-    if request is None or held is None:
-        return [ReleaseGrant(event.request_id, event.fencing_token)] if held else []
-    _learn_speed(state, request, now - request.started_at)
-    state.enter(request, Phase.COMMITTING)
-    return [CommitResult(request.request_id, request.attempt_number, request.fencing_token, request.fencing_token)]
+    """Only a live attempt of a running request has its picture scored or committed."""
+    key = (event.request_id, event.fencing_token)
+    if key in state.unpersisted:
+        return []
+    worker = give_back(state, key)
+    if worker is None:
+        return []
+    request = state.requests.get(event.request_id)
+    if request is None or request.phase is not Phase.RUNNING:
+        return [ReleaseGrant(*key)]
+    if request.worker_id == worker.worker_id:
+        learn_speed(state, request, worker, now - request.started_at)
+    if request.has_next_stage:
+        return on_picture(state, request, event.fencing_token)
+    return commit_picture(state, request, event.fencing_token)
 
 
 def on_attempt_failed(state: State, now: float, event: AttemptFailed) -> list[Effect]:
     key = (event.request_id, event.fencing_token)
+    if key in state.unpersisted:
+        return []
     to_blame = _is_to_blame(state, key)
     worker = give_back(state, key)
     if worker is None:
@@ -97,32 +130,10 @@ def on_attempt_failed(state: State, now: float, event: AttemptFailed) -> list[Ef
         worker.confirmed = False
         refresh(state, worker)
     release: list[Effect] = [ReleaseGrant(*key)]
-    request = _current(state, *key, Phase.RUNNING)
-    if request is None:
+    request = state.requests.get(event.request_id)
+    if request is None or request.phase is not Phase.RUNNING or request.live:
         return release
     return release + _after_failure(state, now, request, worker, event, to_blame)
-
-
-def on_result_committed(state: State, now: float, event: ResultCommitted) -> list[Effect]:
-    request = _current(state, event.request_id, event.fencing_token, Phase.COMMITTING)
-    if request is None:
-        return []
-    state.remove(request)
-    if not event.won:
-        return [ReleaseGrant(*request.attempt_key), DeliverRecorded(request.request_id)]
-    state.counters.completed += 1
-    pool = state.pool(request.pool)
-    pool.completed_count += 1
-    pool.late_count += now > request.deadline
-    return [Deliver(*request.attempt_key, request.fencing_token), CommitCacheEntries(*request.attempt_key)]
-
-
-def on_commit_failed(state: State, now: float, event: CommitFailed) -> list[Effect]:
-    request = _current(state, event.request_id, event.fencing_token, Phase.COMMITTING)
-    if request is None:
-        return []
-    release: list[Effect] = [ReleaseGrant(*request.attempt_key)]
-    return release + end_request(state, request, End.FAILED, event.reason, event.message)
 
 
 def lose_attempt(state: State, now: float, key: AttemptKey) -> list[Effect]:
@@ -132,7 +143,7 @@ def lose_attempt(state: State, now: float, key: AttemptKey) -> list[Effect]:
     request = state.requests.get(key[0])
     # While the journal writes, the grant may not be there yet: AttemptPersisted gives it back.
     release: list[Effect] = [] if key in state.unpersisted else [ReleaseGrant(*key)]
-    if worker is None or request is None or request.attempt_key != key:
+    if worker is None or request is None or request.live:
         return release
     if request.phase is Phase.STARTING:
         state.enqueue(request, rerun=True)
@@ -179,18 +190,3 @@ def _rerun_elsewhere(state: State, now: float, request: Request, worker: Worker,
         state.set_timer(request.suspect_until, TimerKind.SUSPECT_WAIT, request.request_id)
     state.enqueue(request, rerun=True)
     return []
-
-
-def _current(state: State, request_id: str, fencing_token: int, phase: Phase) -> Request | None:
-    """The request, if this is its newest attempt and it is in that phase."""
-    request = state.requests.get(request_id)
-    if request is None or request.fencing_token != fencing_token or request.phase is not phase:
-        return None
-    return request
-
-
-def _learn_speed(state: State, request: Request, seconds: float) -> None:
-    pool = state.pool(request.pool)
-    measured = seconds / request.work if request.work > 0 else 0.0
-    before = pool.seconds_per_work
-    pool.seconds_per_work = measured if before is None else before + _SPEED_WEIGHT * (measured - before)

@@ -1,12 +1,21 @@
 """The credits of workers: who may be offered work, and what is taken."""
 
 from pentimento.dataplane.events import AttemptKey
-from pentimento.dataplane.state import LaneKey, State, Worker
+from pentimento.dataplane.state import Pool, State, Worker
 
 
 def take(state: State, worker: Worker, key: AttemptKey) -> None:
+    """A credit for an attempt of a request."""
     worker.in_flight[key] = None
     state.attempt_workers[key] = worker.worker_id
+    state.requests[key[0]].live += (key[1],)
+    refresh(state, worker)
+
+
+def take_as_peer(state: State, worker: Worker, key: AttemptKey) -> None:
+    """A credit for the other half of an attempt's guidance."""
+    worker.in_flight[key] = None
+    state.peers[key] = worker.worker_id
     refresh(state, worker)
 
 
@@ -15,11 +24,23 @@ def give_back(state: State, key: AttemptKey) -> Worker | None:
     worker_id = state.attempt_workers.pop(key, None)
     if worker_id is None:
         return None
+    give_back_peer(state, key)
+    request = state.requests.get(key[0])
+    if request is not None:
+        request.live = tuple(token for token in request.live if token != key[1])
     worker = state.workers[worker_id]
     del worker.in_flight[key]
     worker.begun.pop(key, None)
     refresh(state, worker)
     return worker
+
+
+def give_back_peer(state: State, key: AttemptKey) -> None:
+    peer_id = state.peers.pop(key, None)
+    if peer_id is not None:
+        peer = state.workers[peer_id]
+        del peer.in_flight[key]
+        refresh(state, peer)
 
 
 def is_eligible(state: State, worker: Worker) -> bool:
@@ -31,15 +52,44 @@ def is_eligible(state: State, worker: Worker) -> bool:
 
 def refresh(state: State, worker: Worker) -> None:
     """Offer the worker in its lanes exactly while it has a free credit."""
-    free = is_eligible(state, worker) and worker.used_credits < worker.credit_count
-    for key in lanes_of(worker):
-        lane = state.lane(key)
+    free = worker.used_credits < worker.credit_count and is_eligible(state, worker)
+    for key in worker.lane_keys:
+        ready = state.lanes[key].ready
         if free:
-            lane.ready.set(worker.worker_id, worker.used_credits)
+            ready.set(worker.worker_id, _cost(state.pools[key[0]], worker))
             state.dirty[key] = None
         else:
-            lane.ready.discard(worker.worker_id)
+            ready.discard(worker.worker_id)
 
 
-def lanes_of(worker: Worker) -> tuple[LaneKey, ...]:
-    return tuple((pool, worker.model_digest) for pool in worker.pools)
+def count(state: State, worker: Worker) -> None:
+    """Keep the credits and the throughput of the worker's pools."""
+    counts = worker.connected and not worker.draining
+    counted = tuple(_contribution(state, worker, pool) for pool in worker.pools) if counts else ()
+    if counted == worker.counted:
+        return
+    for name, credits, throughput in worker.counted:
+        _add(state.pool(name), -credits, -throughput)
+    for name, credits, throughput in counted:
+        _add(state.pool(name), credits, throughput)
+    worker.counted = counted
+
+
+def _contribution(state: State, worker: Worker, pool: str) -> tuple[str, int, float]:
+    credits = worker.credit_count
+    return (pool, credits, state.pool(pool).speed.throughput(credits) if credits else 0.0)
+
+
+def _add(pool: Pool, credits: int, throughput: float) -> None:
+    pool.credit_count += credits
+    pool.throughput = pool.throughput + throughput if pool.credit_count else 0.0
+
+
+def _cost(pool: Pool, worker: Worker) -> float:
+    """What the next request would cost there: its load or, where speeds are known, the seconds of a batch one larger.
+    Rounded, so that the noise of measured speeds does not decide who rests."""
+    load = worker.used_credits
+    if pool.speed.profile is None:
+        return load
+    pace = worker.pace if worker.pace is not None else 1.0
+    return float(f"{pace * pool.speed.seconds_per_work(load + 1):.2g}")

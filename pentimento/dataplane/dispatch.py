@@ -1,8 +1,11 @@
 """Late binding: a request leaves the queue only when a worker that holds its model has a free credit."""
 
 from pentimento.dataplane.attempts import start_attempt
+from pentimento.dataplane.credits import take_as_peer
 from pentimento.dataplane.effects import Effect
-from pentimento.dataplane.state import Lane, LaneKey, Request, State, Worker
+from pentimento.dataplane.endings import drop_late
+from pentimento.dataplane.predictions import predicted_service_s
+from pentimento.dataplane.state import Lane, LaneKey, Phase, Request, State, Worker
 
 
 def dispatch(state: State, now: float) -> list[Effect]:
@@ -11,27 +14,78 @@ def dispatch(state: State, now: float) -> list[Effect]:
     while state.dirty:
         key = next(iter(state.dirty))
         del state.dirty[key]
-        effects += _dispatch_lane(state, now, key)
+        lane = state.lanes[key]
+        if not lane.ready:
+            continue
+        if lane.reruns:
+            effects += _dispatch_reruns(state, now, lane)
+        while lane.ready and (lane.fresh or lane.spare):
+            effects += _dispatch_next(state, now, key, lane)
     return effects
 
 
-def _dispatch_lane(state: State, now: float, key: LaneKey) -> list[Effect]:
-    lane = state.lanes[key]
+def _dispatch_next(state: State, now: float, key: LaneKey, lane: Lane) -> list[Effect]:
+    """The request whose turn it is starts on the worker where it costs least, or is dropped."""
+    queue = lane.fresh or lane.spare
+    request = state.requests[queue.first()]
+    worker = state.workers[lane.ready.first()]
+    if _is_hopeless(state, now, lane, request, worker):
+        service_s = predicted_service_s(state.pools[key[0]], worker, request.work)
+        return drop_late(state, now, request, service_s or 0.0)
+    queue.serve(request.request_id)
+    if request.lane_key != key:
+        _adopt(state, request, key)
+    attempt = start_attempt(state, request, worker)
+    if request.pair:
+        _reserve_peer(state, lane, request, worker)
+    return [attempt]
+
+
+def _is_hopeless(state: State, now: float, lane: Lane, request: Request, worker: Worker) -> bool:
+    """It would miss its deadline, and others wait or an earlier stage's picture is there: else it may be tried."""
+    if not state.settings.drop_late or (len(lane.fresh) < 2 and not request.fallback_token):
+        return False
+    service_s = predicted_service_s(state.pools[request.pool], worker, request.work)
+    return service_s is not None and now + service_s > request.deadline
+
+
+def _adopt(state: State, request: Request, key: LaneKey) -> None:
+    """A lane with nothing of its own takes the request, for good."""
+    index, option = next(
+        (index, option)
+        for index, option in enumerate(request.spare, start=1)
+        if (option.pool, option.model_digest) == key
+    )
+    state.enter(request, Phase.STARTING)
+    state.move(request, option.pool, option.work)
+    request.model_digest, request.option, request.spare = option.model_digest, index, ()
+
+
+def _reserve_peer(state: State, lane: Lane, request: Request, worker: Worker) -> None:
+    """A second worker for the other half of the guidance, as long as it idles and nobody waits for it."""
+    if not worker.pairable or not lane.ready or lane.fresh or lane.spare:
+        return
+    peer = state.workers[lane.ready.first()]
+    if peer is not worker and peer.pairable and not peer.used_credits:
+        take_as_peer(state, peer, request.attempt_key)
+
+
+def _dispatch_reruns(state: State, now: float, lane: Lane) -> list[Effect]:
     effects: list[Effect] = []
-    for request_id in tuple(lane.reruns) if lane.ready else ():
+    for request_id in tuple(lane.reruns):
+        if not lane.ready:
+            break
         request = state.requests[request_id]
         worker = _worker_for_rerun(state, now, lane, request)
         if worker is not None:
-            effects.append(start_attempt(state, now, request, worker))
-    while lane.fresh and lane.ready:
-        request = state.requests[next(iter(lane.fresh))]
-        worker = state.workers[next(iter(lane.ready))]
-        effects.append(start_attempt(state, now, request, worker))
+            effects.append(start_attempt(state, request, worker))
     return effects
 
 
 def _worker_for_rerun(state: State, now: float, lane: Lane, request: Request) -> Worker | None:
     """Not where it was lost before, unless nobody else is there; a suspect waits for a second worker."""
+    if not request.excluded:
+        return state.workers[lane.ready.first()]
     others = state.pool(request.pool).workers.values()
     holders = [worker for worker in others if worker.holds(request.model_digest)]
     if len(holders) < 2 and now < request.suspect_until:

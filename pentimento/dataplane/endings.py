@@ -1,7 +1,9 @@
 """Cancels, deadlines and failures: how a request ends without a picture."""
 
-from pentimento.dataplane.effects import DeliverEnd, DeliverRecorded, Effect, End, PersistEnd, StopAttempt
+from pentimento.dataplane.commits import commit_picture, fall_back, release_picture, stop_attempts
+from pentimento.dataplane.effects import DeliverEnd, DeliverRecorded, Drop, Effect, End, PersistEnd
 from pentimento.dataplane.events import CancelRequested, EndPersisted
+from pentimento.dataplane.predictions import retry_after_ms
 from pentimento.dataplane.state import Phase, Request, State
 
 # The picture is there or the end is decided: too late to change anything.
@@ -18,9 +20,24 @@ def on_cancel_requested(state: State, now: float, event: CancelRequested) -> lis
 
 
 def on_deadline(state: State, request: Request) -> list[Effect]:
-    """Queued work is never started, running work stops."""
+    """Queued work is never started, running work stops; what an earlier stage painted is there in time."""
+    if request.phase is Phase.SCORING and state.settings.fall_back:
+        return commit_picture(state, request, request.picture_token, "UNSCORED")
+    if request.fallback_token and request.phase not in _SETTLED:
+        return fall_back(state, request, "DEADLINE_EXCEEDED")
     message = "the deadline passed before the picture was done"
     return stop_request(state, request, End.EXPIRED, "DEADLINE_EXCEEDED", message)
+
+
+def drop_late(state: State, now: float, request: Request, wait_s: float) -> list[Effect]:
+    """A queued request that would miss its deadline ends now, before it costs more (DiffServe, section 4.1)."""
+    if request.fallback_token:
+        return fall_back(state, request, "PREDICTED_LATE")
+    left_s = max(request.deadline - now, 0.0)
+    message = f"predicted to take {wait_s:.3g} s from now, {left_s:.3g} s were left"
+    request.retry_after_ms = retry_after_ms(state, request.pool)
+    _enter_end(state, request, End.DROPPED, "PREDICTED_LATE", message)
+    return [Drop(request.request_id, request.end_reason, message, wait_s, request.retry_after_ms)]
 
 
 def stop_request(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
@@ -30,18 +47,25 @@ def stop_request(state: State, request: Request, end: End, reason: str, message:
     if request.phase is Phase.ACCEPTING:
         request.end, request.end_reason, request.end_message = end, reason, message
         return []
-    return end_request(state, request, end, reason, message)
+    return _journal_end(state, request, end, reason, message)
 
 
 def end_request(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
-    """Stop its attempt, if it has one, and journal the end. The credit comes back when the attempt's stream ends."""
-    effects: list[Effect] = []
-    if request.phase in (Phase.RUNNING, Phase.ORPHANED) and request.worker_id:
-        effects.append(StopAttempt(request.request_id, request.fencing_token, request.worker_id))
+    """It cannot be painted any more: end it, or fall back to what an earlier stage painted."""
+    if request.fallback_token and end is End.FAILED:
+        return fall_back(state, request, reason)
+    return _journal_end(state, request, end, reason, message)
+
+
+def _journal_end(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
+    effects = [*stop_attempts(state, request), *release_picture(request)]
+    _enter_end(state, request, end, reason, message)
+    return [*effects, PersistEnd(request.request_id, end, reason, message)]
+
+
+def _enter_end(state: State, request: Request, end: End, reason: str, message: str) -> None:
     state.enter(request, Phase.ENDING)
     request.end, request.end_reason, request.end_message = end, reason, message
-    effects.append(PersistEnd(request.request_id, end, reason, message))
-    return effects
 
 
 def on_end_persisted(state: State, now: float, event: EndPersisted) -> list[Effect]:
@@ -52,7 +76,8 @@ def on_end_persisted(state: State, now: float, event: EndPersisted) -> list[Effe
     if not event.won:
         return [DeliverRecorded(request.request_id)]
     _count_end(state, request.pool, request.end)
-    return [DeliverEnd(request.request_id, request.end, request.end_reason, request.end_message)]
+    reason, message = request.end_reason, request.end_message
+    return [DeliverEnd(request.request_id, request.end, reason, message, request.retry_after_ms)]
 
 
 def _count_end(state: State, pool_name: str, end: End) -> None:
@@ -61,7 +86,10 @@ def _count_end(state: State, pool_name: str, end: End) -> None:
         counters.cancelled += 1
         return
     state.pool(pool_name).dropped_count += 1
-    if end is End.EXPIRED:
-        counters.expired += 1
-    else:
-        counters.failed += 1
+    match end:
+        case End.EXPIRED:
+            counters.expired += 1
+        case End.DROPPED:
+            counters.dropped += 1
+        case _:
+            counters.failed += 1

@@ -1,18 +1,27 @@
 """Workers come, report, fall silent; plans arrive."""
 
+import math
+
 from pentimento.dataplane.attempts import lose_attempt
-from pentimento.dataplane.credits import lanes_of, refresh
+from pentimento.dataplane.credits import count, give_back_peer, refresh
 from pentimento.dataplane.effects import Effect, StopAttempt
-from pentimento.dataplane.events import AttemptKey, PlanReceived, WorkerLost, WorkerReported
+from pentimento.dataplane.events import AttemptKey, PlanReceived, ProfilesReceived, WorkerLost, WorkerReported
 from pentimento.dataplane.recovery import attach_orphans, is_orphan
+from pentimento.dataplane.speed import Speed, is_sane
 from pentimento.dataplane.state import State, TimerKind, Worker
 from pentimento.domain.fleet import Plan
+
+# More than any worker can mean.
+_MAX_CREDITS = 4096
 
 
 def on_worker_reported(state: State, now: float, event: WorkerReported) -> list[Effect]:
     """Reports are truth. Another generation under the same name is another process: what ran on the old one is lost."""
     effects: list[Effect] = []
     worker = state.workers.get(event.worker_id)
+    if worker is not None and worker.connected and event.worker_generation < worker.worker_generation:
+        # Two processes under one name: the later start is the one.
+        return []
     if worker is not None and worker.worker_generation != event.worker_generation:
         effects = _lose_worker(state, now, worker)
         worker.abandoned = frozenset()
@@ -30,26 +39,61 @@ def on_worker_lost(state: State, now: float, event: WorkerLost) -> list[Effect]:
     worker = state.workers.get(event.worker_id)
     if worker is None or not worker.connected or worker.worker_generation != event.worker_generation:
         return []
-    state.set_timer(now + state.settings.forget_worker_s, TimerKind.FORGET_WORKER, worker.worker_id)
+    worker.forget_at = now + state.settings.forget_worker_s
+    state.set_timer(worker.forget_at, TimerKind.FORGET_WORKER, worker.worker_id)
     return _lose_worker(state, now, worker)
 
 
 def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effect]:
-    """Take a newer plan; an older or repeated one changes nothing."""
+    """Take a newer plan; an older or repeated one changes nothing, nor does one that makes no sense."""
     if state.plan is not None and event.plan.version <= state.plan.version:
+        return []
+    if not _is_sane(event.plan):
+        state.counters.refused_plans += 1
         return []
     state.plan = event.plan
     state.assigned = frozenset(assignment.worker_id for assignment in event.plan.assignments)
+    thresholds = {pool.pool: pool.confidence_threshold for pool in event.plan.pools}
+    for name in thresholds.keys() | state.pools.keys():
+        state.pool(name).confidence_threshold = thresholds.get(name, 0.0)
+    _set_speeds(state)
     for worker in state.workers.values():
         _place(state, worker, worker.model, worker.model_digest)
         refresh(state, worker)
     return []
 
 
-def forget_worker(state: State, worker_id: str) -> None:
-    """A worker that stayed away is no longer shown."""
+def on_profiles_received(state: State, now: float, event: ProfilesReceived) -> list[Effect]:
+    """Predictions start from them; what makes no sense is left out."""
+    state.profiles |= {profile.name: profile for profile in event.profiles if is_sane(profile)}
+    _set_speeds(state)
+    return []
+
+
+def _set_speeds(state: State) -> None:
+    """Pools take the profile of their own name, or of the model that the plan gives them."""
+    plan_pools = state.plan.pools if state.plan is not None else ()
+    models = {pool.pool: pool.model for pool in plan_pools}
+    for name in [*models, *state.profiles]:
+        pool = state.pool(name)
+        profile = state.profiles.get(name) or state.profiles.get(models.get(name, ""))
+        if profile is not None and profile != pool.speed.profile:
+            pool.speed = Speed(profile)
+            for worker in pool.workers.values():
+                worker.pace = None
+                count(state, worker)
+                refresh(state, worker)
+
+
+def _is_sane(plan: Plan) -> bool:
+    numbers = [plan.admission_rate, *(pool.confidence_threshold for pool in plan.pools)]
+    return all(math.isfinite(number) for number in numbers)
+
+
+def forget_worker(state: State, now: float, worker_id: str) -> None:
+    """A worker that stayed away is no longer shown. One that was back meanwhile has a later timer."""
     worker = state.workers.get(worker_id)
-    if worker is not None and not worker.connected:
+    if worker is not None and not worker.connected and now >= worker.forget_at:
         del state.workers[worker_id]
 
 
@@ -61,20 +105,26 @@ def pools_of(plan: Plan | None, worker_id: str, model: str) -> tuple[str, ...]:
 
 
 def _given_up(state: State, worker: Worker, event: WorkerReported) -> frozenset[AttemptKey]:
-    """What it runs for nobody: taken away while it was silent, or an earlier frontdoor's and run elsewhere by now."""
+    """What it runs for nobody: taken away while it was silent, or an earlier frontdoor's and run elsewhere by now.
+    While it is connected, an attempt of ours that is not in flight has ended since it spoke."""
     return frozenset(
         key
         for key in event.running
         if key in worker.abandoned
-        or (key[1] < state.first_token and key not in worker.in_flight and not is_orphan(state, key))
+        or (
+            (not worker.connected or key[1] < state.first_token)
+            and key not in worker.in_flight
+            and not is_orphan(state, key)
+        )
     )
 
 
 def _update(state: State, worker: Worker, event: WorkerReported) -> None:
     worker.worker_generation = event.worker_generation
-    worker.credit_count = event.credit_count
+    worker.credit_count = min(max(event.credit_count, 0), _MAX_CREDITS)
     worker.draining = event.draining
     worker.pinned = event.pinned
+    worker.pairable = event.pairable
     worker.connected = worker.confirmed = True
     worker.lost_begun = False
     _place(state, worker, event.model, event.model_digest)
@@ -86,14 +136,19 @@ def _place(state: State, worker: Worker, model: str, model_digest: str) -> None:
     pools = pools_of(state.plan, worker.worker_id, model)
     if (pools, model_digest) != (worker.pools, worker.model_digest):
         _withdraw(state, worker)
+        if model_digest != worker.model_digest:
+            worker.pace = None
         worker.model, worker.model_digest, worker.pools = model, model_digest, pools
+        worker.lane_keys = tuple((pool, model_digest) for pool in pools)
     if worker.connected:
-        for pool in pools:
-            state.pool(pool).workers[worker.worker_id] = worker
+        for key in worker.lane_keys:
+            state.lane(key)
+            state.pool(key[0]).workers[worker.worker_id] = worker
+    count(state, worker)
 
 
 def _withdraw(state: State, worker: Worker) -> None:
-    for key in lanes_of(worker):
+    for key in worker.lane_keys:
         state.lane(key).ready.discard(worker.worker_id)
         state.pool(key[0]).workers.pop(worker.worker_id, None)
 
@@ -102,6 +157,10 @@ def _lose_worker(state: State, now: float, worker: Worker) -> list[Effect]:
     """All that ran there runs elsewhere. The attempts are told to stop, should the worker only have been silent."""
     worker.connected = False
     _withdraw(state, worker)
+    count(state, worker)
+    for key in tuple(worker.in_flight):
+        if state.peers.get(key) == worker.worker_id:
+            give_back_peer(state, key)
     lost = tuple(worker.in_flight)
     effects: list[Effect] = [StopAttempt(*key, worker.worker_id) for key in lost]
     # Those it had begun with first: they take the blame from those that waited behind them.

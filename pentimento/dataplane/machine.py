@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pentimento.dataplane import admission, attempts, endings, events, fleet, recovery, timers
+from pentimento.dataplane import admission, attempts, cascade, commits, endings, events, fleet, recovery, timers
 from pentimento.dataplane.dispatch import dispatch
 from pentimento.dataplane.effects import Drained, Effect
-from pentimento.dataplane.state import DataplaneSettings, State
+from pentimento.dataplane.predictions import predicted_wait_s
+from pentimento.dataplane.settings import DataplaneSettings
+from pentimento.dataplane.state import State
 
 Handler = Callable[[State, float, Any], list[Effect]]
 
@@ -20,14 +22,17 @@ _HANDLERS: Mapping[type, Handler] = {
     events.AttemptStarted: attempts.on_attempt_started,
     events.AttemptFinished: attempts.on_attempt_finished,
     events.AttemptFailed: attempts.on_attempt_failed,
-    events.ResultCommitted: attempts.on_result_committed,
-    events.CommitFailed: attempts.on_commit_failed,
+    events.Scored: cascade.on_scored,
+    events.ResultCommitted: commits.on_result_committed,
+    events.CommitFailed: commits.on_commit_failed,
     events.EndPersisted: endings.on_end_persisted,
     events.CancelRequested: endings.on_cancel_requested,
     events.WorkerReported: fleet.on_worker_reported,
     events.WorkerLost: fleet.on_worker_lost,
     events.PlanReceived: fleet.on_plan_received,
+    events.ProfilesReceived: fleet.on_profiles_received,
     events.Recovered: recovery.on_recovered,
+    events.TookOver: recovery.on_took_over,
     events.TimePassed: timers.on_time_passed,
 }
 
@@ -36,6 +41,7 @@ class Dataplane:
     """One active dataplane of a cell. The same events at the same times give the same effects."""
 
     def __init__(self, epoch: int, settings: DataplaneSettings | None = None) -> None:
+        """`epoch` 0: a standby, which takes nothing before `TookOver`."""
         self.state = State(epoch, settings or DataplaneSettings())
 
     def on_event(self, now: float, event: events.Event) -> list[Effect]:
@@ -47,6 +53,7 @@ class Dataplane:
         if state.draining and not state.requests and not state.drained:
             state.drained = True
             effects = [*effects, Drained()]
+        timers.forget_timers(state)
         return effects
 
     def next_wakeup(self) -> float | None:
@@ -55,4 +62,4 @@ class Dataplane:
 
     def predicted_wait_s(self, pool: str) -> float:
         """Seconds that a request admitted to the pool now would wait for a worker."""
-        return admission.predicted_wait_s(self.state, pool)
+        return predicted_wait_s(self.state, pool)

@@ -1,35 +1,45 @@
 """The workers of a lane that have a free credit, in the order in which they are offered work."""
 
+import heapq
 from collections.abc import Iterator
+
+# The heap is swept when so many entries more than workers are in it.
+_SLACK = 64
 
 
 class ReadyWorkers:
-    """Least loaded first, longest idle first among equals; every change costs O(1) in the number of workers."""
+    """Lowest cost first, longest there first among equals; every change costs O(log n) in the number of workers."""
 
     def __init__(self) -> None:
-        self._load: dict[str, int] = {}
-        self._by_load: dict[int, dict[str, None]] = {}
+        self._costs: dict[str, tuple[float, int]] = {}
+        self._heap: list[tuple[float, int, str]] = []
+        self._sequence = 0
 
     def __len__(self) -> int:
-        return len(self._load)
+        return len(self._costs)
 
     def __iter__(self) -> Iterator[str]:
-        for load in sorted(self._by_load):
-            yield from self._by_load[load]
+        """All of them in their order, in O(n log n)."""
+        return iter(sorted(self._costs, key=self._costs.__getitem__))
 
-    def set(self, worker_id: str, load: int) -> None:
-        """The worker has a free credit and `load` attempts."""
-        if self._load.get(worker_id) == load:
+    def first(self) -> str:
+        """IndexError when there is none."""
+        heap = self._heap
+        while self._costs.get(heap[0][2]) != heap[0][:2]:
+            heapq.heappop(heap)
+        return heap[0][2]
+
+    def set(self, worker_id: str, cost: float) -> None:
+        """The worker has a free credit, and the next request would cost so much there."""
+        before = self._costs.get(worker_id)
+        if before is not None and before[0] == cost:
             return
-        self.discard(worker_id)
-        self._load[worker_id] = load
-        self._by_load.setdefault(load, {})[worker_id] = None
+        self._sequence += 1
+        self._costs[worker_id] = (cost, self._sequence)
+        heapq.heappush(self._heap, (cost, self._sequence, worker_id))
+        if len(self._heap) > 2 * len(self._costs) + _SLACK:
+            self._heap = [(*place, name) for name, place in self._costs.items()]
+            heapq.heapify(self._heap)
 
     def discard(self, worker_id: str) -> None:
-        load = self._load.pop(worker_id, None)
-        if load is None:
-            return
-        peers = self._by_load[load]
-        del peers[worker_id]
-        if not peers:
-            del self._by_load[load]
+        self._costs.pop(worker_id, None)

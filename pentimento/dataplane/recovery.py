@@ -2,8 +2,14 @@
 
 from pentimento.dataplane.credits import take
 from pentimento.dataplane.effects import Attach, Effect, PrepareRoute, ResolveRoute
-from pentimento.dataplane.events import AttemptKey, Recovered, RecoveredRequest
+from pentimento.dataplane.events import AttemptKey, Recovered, RecoveredRequest, TookOver
 from pentimento.dataplane.state import Phase, Request, State, TimerKind, Worker
+
+
+def on_took_over(state: State, now: float, event: TookOver) -> list[Effect]:
+    """A standby becomes the one; an epoch that is no newer changes nothing."""
+    state.epoch = max(state.epoch, event.epoch)
+    return []
 
 
 def on_recovered(state: State, now: float, event: Recovered) -> list[Effect]:
@@ -53,6 +59,10 @@ def _take_over(state: State, now: float, recovered: RecoveredRequest) -> list[Ef
         recovered.pool,
         recovered.work,
         recovered.deadline,
+        arrived_at=now,
+        slo_class=recovered.slo_class,
+        cascade=recovered.cascade,
+        cascade_stage=recovered.cascade_stage,
         phase=Phase.ORPHANED,
         model_digest=recovered.model_digest,
         attempt_number=recovered.attempt_number,
@@ -62,8 +72,8 @@ def _take_over(state: State, now: float, recovered: RecoveredRequest) -> list[Ef
     state.add(request)
     if not recovered.routed:
         state.enter(request, Phase.ROUTING)
-        return [PrepareRoute(request.request_id), ResolveRoute(request.request_id)]
-    if recovered.attempt_number == 0:
+        return [PrepareRoute(request.request_id), ResolveRoute(request.request_id, request.cascade_stage)]
+    if not recovered.worker_id:
         state.enqueue(request, rerun=False)
         return []
     return _await_worker(state, now, request)

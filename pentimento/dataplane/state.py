@@ -1,13 +1,17 @@
 """Everything the dataplane knows. Changed by the handlers of the modules beside this one."""
 
 import heapq
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
 from pentimento.dataplane.effects import End
-from pentimento.dataplane.events import AttemptKey
+from pentimento.dataplane.events import AttemptKey, RouteOption, SpeedProfile
+from pentimento.dataplane.fair_queue import FairQueue
 from pentimento.dataplane.ready import ReadyWorkers
+from pentimento.dataplane.settings import DataplaneSettings
+from pentimento.dataplane.speed import Speed
 from pentimento.domain.fleet import Plan
 
 LaneKey = tuple[str, str]
@@ -22,9 +26,13 @@ class Phase(Enum):
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
+    SCORING = "scoring"
     COMMITTING = "committing"
     ENDING = "ending"
     ORPHANED = "orphaned"
+
+    # Compared by identity anyway; Enum's own hash is a Python function that every set of phases would call.
+    __hash__ = object.__hash__
 
 
 TOKENS_PER_EPOCH = 1 << 20
@@ -32,57 +40,69 @@ TOKENS_PER_EPOCH = 1 << 20
 WAITING = frozenset({Phase.ACCEPTING, Phase.ROUTING, Phase.QUEUED})
 ATTEMPTED = frozenset({Phase.STARTING, Phase.RUNNING})
 
+# Timers are swept when so many more than those of live requests are set.
+_TIMER_SLACK = 1024
+_TIMERS_PER_REQUEST = 4
+
 
 class TimerKind(IntEnum):
     DEADLINE = 0
     ORPHAN_WAIT = 1
     SUSPECT_WAIT = 2
     FORGET_WORKER = 3
-
-
-@dataclass(frozen=True)
-class DataplaneSettings:
-    """`queue_limit`: requests of a pool that wait for a worker; times in seconds.
-
-    A request that took `suspect_losses` workers down with it waits up to `suspect_wait_s` for a second worker to be
-    there, so that it cannot empty the pool. `orphan_wait_s`: how long a recovered attempt's worker may take to show up.
-    """
-
-    queue_limit: int = 256
-    max_reruns: int = 2
-    suspect_losses: int = 2
-    suspect_wait_s: float = 10.0
-    orphan_wait_s: float = 3.0
-    forget_worker_s: float = 30.0
-    min_retry_after_ms: int = 100
-    max_retry_after_ms: int = 60_000
+    HEDGE = 4
 
 
 @dataclass(slots=True)
 class Request:
-    """One admitted request. `losses` counts workers lost under it, `excluded` names them as (id, generation)."""
+    """One admitted request. `losses` counts workers lost under it, `excluded` names them as (id, generation).
+
+    `live`: tokens of its attempts that hold a credit, the newest last. `picture_token`: the attempt whose picture is
+    scored or committed, 0 before; `fallback_token`: the one whose picture an earlier stage of the cascade leaves.
+    """
 
     request_id: str
     tenant: str
     pool: str
     work: float
     deadline: float
+    arrived_at: float = 0.0
+    slo_class: str = ""
+    cascade: tuple[str, ...] = ()
+    cascade_stage: int = 0
     phase: Phase = Phase.ACCEPTING
     model_digest: str = ""
+    spare: tuple[RouteOption, ...] = ()
+    option: int = 0
+    pair: bool = False
     attempt_number: int = 0
     fencing_token: int = 0
+    live: tuple[int, ...] = ()
     worker_id: str = ""
     started_at: float = 0.0
+    started_load: int = 1
+    picture_token: int = 0
+    fallback_token: int = 0
+    degraded: str = ""
     losses: int = 0
     excluded: frozenset[tuple[str, int]] = frozenset()
     suspect_until: float = 0.0
     end: End | None = None
     end_reason: str = ""
     end_message: str = ""
+    retry_after_ms: int = 0
 
     @property
     def attempt_key(self) -> AttemptKey:
         return (self.request_id, self.fencing_token)
+
+    @property
+    def lane_key(self) -> LaneKey:
+        return (self.pool, self.model_digest)
+
+    @property
+    def has_next_stage(self) -> bool:
+        return self.cascade_stage + 1 < len(self.cascade)
 
 
 @dataclass(slots=True)
@@ -90,7 +110,7 @@ class Worker:
     """A worker as it last described itself. `abandoned`: attempts we gave up that it may still be running.
 
     `begun`: those in flight that it has started on. `lost_begun`: one of them was lost with this process, so those that
-    only waited behind it are not to blame.
+    only waited behind it are not to blame. `pace` as in `Speed`; None before its first picture.
     """
 
     worker_id: str
@@ -100,6 +120,7 @@ class Worker:
     credit_count: int
     draining: bool = False
     pinned: bool = False
+    pairable: bool = False
     connected: bool = True
     # False from a refusal until the worker's next word: what we believed of it was stale.
     confirmed: bool = True
@@ -108,6 +129,12 @@ class Worker:
     lost_begun: bool = False
     abandoned: frozenset[AttemptKey] = frozenset()
     pools: tuple[str, ...] = ()
+    lane_keys: tuple[LaneKey, ...] = ()
+    pace: float | None = None
+    # Of one that is lost.
+    forget_at: float = 0.0
+    # What it adds to its pools' credits and throughput: (pool, credits, work a second).
+    counted: tuple[tuple[str, int, float], ...] = ()
 
     @property
     def used_credits(self) -> int:
@@ -119,31 +146,63 @@ class Worker:
 
 @dataclass(slots=True)
 class Lane:
-    """Requests of one pool pinned to one digest, and the workers that could take them now. Reruns go first."""
+    """Requests of one pool pinned to one digest, and the workers that could take them now. Reruns go first; `spare` are
+    other lanes' requests, which go last."""
 
     reruns: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    fresh: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    fresh: FairQueue = field(default_factory=FairQueue)
+    spare: FairQueue = field(default_factory=FairQueue)
     ready: ReadyWorkers = field(default_factory=ReadyWorkers)
+
+    def discard(self, request_id: str) -> None:
+        self.reruns.pop(request_id, None)
+        self.fresh.discard(request_id)
+        self.spare.discard(request_id)
+
+
+@dataclass(slots=True)
+class Backlog:
+    """What waits for a worker."""
+
+    count: int = 0
+    work: float = 0.0
 
 
 @dataclass(slots=True)
 class Pool:
-    """Load of a pool. `seconds_per_work` is a moving average over its attempts; None before the first."""
+    """Load of a pool, its counts since the start. `throughput`: work a second of its full workers, before `speed.pace`.
+
+    `arrived_count` has what cascades sent on to it, too.
+    """
 
     name: str
+    speed: Speed = field(default_factory=Speed)
     waiting_count: int = 0
     waiting_work: float = 0.0
+    tenants: dict[str, Backlog] = field(default_factory=dict)
     running_count: int = 0
-    seconds_per_work: float | None = None
+    credit_count: int = 0
+    throughput: float = 0.0
+    confidence_threshold: float = 0.0
     arrived_count: int = 0
     completed_count: int = 0
     dropped_count: int = 0
     late_count: int = 0
+    scored_count: int = 0
+    deferred_count: int = 0
     workers: dict[str, Worker] = field(default_factory=dict)
 
-    @property
-    def credit_count(self) -> int:
-        return sum(worker.credit_count for worker in self.workers.values() if not worker.draining)
+    def wait_for(self, request: Request, step: int) -> None:
+        """Count a request in (1) or out (-1)."""
+        self.waiting_count += step
+        self.waiting_work = self.waiting_work + step * request.work if self.waiting_count else 0.0
+        backlog = self.tenants.get(request.tenant)
+        if backlog is None:
+            backlog = self.tenants[request.tenant] = Backlog()
+        backlog.count += step
+        backlog.work += step * request.work
+        if not backlog.count:
+            del self.tenants[request.tenant]
 
 
 @dataclass(slots=True)
@@ -155,24 +214,30 @@ class Counters:
     failed: int = 0
     cancelled: int = 0
     expired: int = 0
+    dropped: int = 0
     rejected: int = 0
     rerun: int = 0
+    hedged: int = 0
+    fallen_back: int = 0
+    refused_plans: int = 0
 
 
 @dataclass(slots=True)
 class State:
-    """`epoch` is this frontdoor's, larger than that of every one before: the tokens it mints are larger than theirs."""
+    """`epoch` is this frontdoor's, larger than that of every one before: the tokens it mints are larger than theirs; 0
+    for a standby."""
 
     epoch: int
-    settings: DataplaneSettings = DataplaneSettings()
+    settings: DataplaneSettings = field(default_factory=DataplaneSettings)
     requests: dict[str, Request] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
     pools: dict[str, Pool] = field(default_factory=dict)
     lanes: dict[LaneKey, Lane] = field(default_factory=dict)
     # Lanes where a request or a credit has come since the last dispatch; a dict, for its order.
     dirty: dict[LaneKey, None] = field(default_factory=dict)
-    # Which worker's credit an attempt holds.
+    # Which worker's credit an attempt holds, and which worker's as its pair.
     attempt_workers: dict[AttemptKey, str] = field(default_factory=dict)
+    peers: dict[AttemptKey, str] = field(default_factory=dict)
     # Attempts that the journal is writing.
     unpersisted: dict[AttemptKey, None] = field(default_factory=dict)
     # Recovered requests by the worker that may still be running them.
@@ -181,6 +246,7 @@ class State:
     timer_count: int = 0
     plan: Plan | None = None
     assigned: frozenset[str] = frozenset()
+    profiles: dict[str, SpeedProfile] = field(default_factory=dict)
     admission_share: float = 0.0
     draining: bool = False
     drained: bool = False
@@ -192,18 +258,27 @@ class State:
         return self.epoch * TOKENS_PER_EPOCH
 
     def pool(self, name: str) -> Pool:
-        if name not in self.pools:
-            self.pools[name] = Pool(name)
-        return self.pools[name]
+        pool = self.pools.get(name)
+        if pool is None:
+            pool = self.pools[name] = Pool(name)
+        return pool
 
     def lane(self, key: LaneKey) -> Lane:
-        if key not in self.lanes:
-            self.lanes[key] = Lane()
-        return self.lanes[key]
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes[key] = Lane()
+        return lane
 
     def set_timer(self, at: float, kind: TimerKind, key: str) -> None:
         self.timer_count += 1
         heapq.heappush(self.timers, (at, self.timer_count, kind, key))
+        if len(self.timers) > _TIMERS_PER_REQUEST * len(self.requests) + _TIMER_SLACK + len(self.workers):
+            self.timers = [timer for timer in self.timers if self.is_set(timer)]
+            heapq.heapify(self.timers)
+
+    def is_set(self, timer: tuple[float, int, TimerKind, str]) -> bool:
+        """Whether anybody waits for it: the timers of requests that are gone do nothing."""
+        return timer[3] in (self.workers if timer[2] is TimerKind.FORGET_WORKER else self.requests)
 
     def add(self, request: Request) -> None:
         """Take in a request in its first phase."""
@@ -212,12 +287,10 @@ class State:
         self.set_timer(request.deadline, TimerKind.DEADLINE, request.request_id)
 
     def enter(self, request: Request, phase: Phase) -> None:
-        """Move a request to another phase; leaving the queue takes it out of its lane."""
+        """Move a request to another phase; leaving the queue takes it out of its lanes."""
         self._count(request, -1)
         if request.phase is Phase.QUEUED:
-            lane = self.lanes[request.pool, request.model_digest]
-            lane.reruns.pop(request.request_id, None)
-            lane.fresh.pop(request.request_id, None)
+            self._leave_lanes(request)
         request.phase = phase
         self._count(request, +1)
 
@@ -229,20 +302,38 @@ class State:
 
     def remove(self, request: Request) -> None:
         self._count(request, -1)
+        if request.phase is Phase.QUEUED:
+            self._leave_lanes(request)
         del self.requests[request.request_id]
 
     def enqueue(self, request: Request, *, rerun: bool) -> None:
-        """To the back of its lane, or of the lane's reruns."""
+        """Into its lane, by what is due, or to the back of the lane's reruns."""
         self.enter(request, Phase.QUEUED)
-        key = (request.pool, request.model_digest)
+        key = request.lane_key
         lane = self.lane(key)
-        (lane.reruns if rerun else lane.fresh)[request.request_id] = None
         self.dirty[key] = None
+        if rerun:
+            lane.reruns[request.request_id] = None
+            return
+        due = min(request.deadline, request.arrived_at + self._patience_s(request.slo_class))
+        lane.fresh.push(request.request_id, request.tenant, due, request.work)
+        for option in request.spare:
+            key = (option.pool, option.model_digest)
+            self.lane(key).spare.push(request.request_id, request.tenant, due, option.work)
+            self.dirty[key] = None
+
+    def _patience_s(self, slo_class: str) -> float:
+        patience = self.settings.patience_s
+        seconds = patience.get(slo_class, patience.get("")) if patience else None
+        return math.inf if seconds is None else seconds
+
+    def _leave_lanes(self, request: Request) -> None:
+        self.lanes[request.lane_key].discard(request.request_id)
+        for option in request.spare:
+            self.lanes[option.pool, option.model_digest].discard(request.request_id)
 
     def _count(self, request: Request, step: int) -> None:
-        pool = self.pool(request.pool)
         if request.phase in WAITING:
-            pool.waiting_count += step
-            pool.waiting_work += step * request.work
+            self.pool(request.pool).wait_for(request, step)
         elif request.phase in ATTEMPTED:
-            pool.running_count += step
+            self.pool(request.pool).running_count += step

@@ -6,6 +6,7 @@ from pentimento.dataplane.effects import Effect
 from pentimento.dataplane.endings import on_deadline
 from pentimento.dataplane.events import TimePassed
 from pentimento.dataplane.fleet import forget_worker
+from pentimento.dataplane.hedging import on_hedge_due
 from pentimento.dataplane.recovery import on_orphan_wait_over
 from pentimento.dataplane.state import Phase, Request, State, TimerKind
 
@@ -16,19 +17,29 @@ def on_time_passed(state: State, now: float, event: TimePassed) -> list[Effect]:
     while state.timers and state.timers[0][0] <= now:
         _, _, kind, key = heapq.heappop(state.timers)
         if kind is TimerKind.FORGET_WORKER:
-            forget_worker(state, key)
+            forget_worker(state, now, key)
             continue
         request = state.requests.get(key)
         if request is not None:
-            effects += _fire(state, kind, request)
+            effects += _fire(state, now, kind, request)
     return effects
 
 
-def _fire(state: State, kind: TimerKind, request: Request) -> list[Effect]:
-    if kind is TimerKind.DEADLINE:
-        return on_deadline(state, request)
-    if kind is TimerKind.ORPHAN_WAIT:
-        on_orphan_wait_over(state, request)
-    elif request.phase is Phase.QUEUED:
-        state.dirty[request.pool, request.model_digest] = None
+def forget_timers(state: State) -> None:
+    """Timers that nobody waits for any more are no reason to wake up."""
+    timers = state.timers
+    while timers and not state.is_set(timers[0]):
+        heapq.heappop(timers)
+
+
+def _fire(state: State, now: float, kind: TimerKind, request: Request) -> list[Effect]:
+    match kind:
+        case TimerKind.DEADLINE:
+            return on_deadline(state, request)
+        case TimerKind.HEDGE:
+            return on_hedge_due(state, now, request)
+        case TimerKind.ORPHAN_WAIT:
+            on_orphan_wait_over(state, request)
+        case _ if request.phase is Phase.QUEUED:
+            state.dirty[request.lane_key] = None
     return []

@@ -6,20 +6,33 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from pentimento.dataplane import events
 from pentimento.dataplane.events import FailureKind
-from tests.unit.dataplane.world import World, WorldWorker
+from tests.unit.dataplane.world import HEAVY, LIGHT, Wish, World, WorldWorker
 
 indexes = st.integers(0, 50)
-names = st.sampled_from(["w1", "w2", "w3"])
+names = st.sampled_from(["w1", "w2", "w3", "w4"])
+cascades = st.sampled_from([(), (LIGHT, HEAVY)])
+# Pictures of no time at all and seconds a batch, so that some requests are predicted to be late.
+PROFILES = events.ProfilesReceived((events.SpeedProfile(LIGHT, ((1, 3.0),)), events.SpeedProfile(HEAVY, ((1, 12.0),))))
 
 
 class DataplaneInAnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = World(hedge_after=1.0)
 
-    @rule(time_left=st.sampled_from([2.0, 20.0, 1000.0]))
-    def arrive(self, time_left: float) -> None:
-        self.world.arrive(self.world.now + time_left)
+    @rule(
+        tenant=st.sampled_from(["a", "b"]),
+        time_left=st.sampled_from([2.0, 20.0, 1000.0]),
+        cascade=cascades,
+        spare=st.booleans(),
+        pair=st.booleans(),
+    )
+    def arrive(self, tenant: str, time_left: float, cascade: tuple[str, ...], spare: bool, pair: bool) -> None:
+        self.world.arrive(Wish(tenant, self.world.now + time_left, cascade, spare, pair))
+
+    @rule()
+    def learn_speeds(self) -> None:
+        self.world.send(PROFILES)
 
     @precondition(lambda self: self.world.replies)
     @rule(index=indexes)
@@ -73,30 +86,20 @@ class DataplaneInAnyOrder(RuleBasedStateMachine):
 
     @rule(index=indexes)
     def cancel(self, index: int) -> None:
-        if self.world.arrived:
-            self.world.send(events.CancelRequested(f"r{index % len(self.world.arrived)}"))
+        if self.world.wishes:
+            self.world.send(events.CancelRequested(f"r{index % len(self.world.wishes)}"))
 
     @rule(seconds=st.sampled_from([0.5, 4.0, 15.0]))
     def pass_time(self, seconds: float) -> None:
-        self.world.now += seconds
-        self.world.send(events.TimePassed())
+        self.world.pass_time(seconds)
 
-    @rule()
-    def restart_frontdoor(self) -> None:
-        self.world.start_frontdoor()
+    @rule(standby=st.booleans())
+    def restart_frontdoor(self, standby: bool) -> None:
+        self.world.start_frontdoor(standby=standby)
 
     def teardown(self) -> None:
         self.world.settle()
-        world = self.world
-        for request_id, row in world.rows.items():
-            assert len(row.ends) == 1, (request_id, row)
-        for request_id, answers in world.answers.items():
-            assert answers == world.rows[request_id].ends
-        assert world.granted == world.settled_grants
-        state = world.dataplane.state
-        assert all(pool.waiting_count == pool.running_count == 0 for pool in state.pools.values())
-        assert all(not worker.in_flight for worker in state.workers.values())
-        assert not state.attempt_workers
+        self.world.check_at_rest()
 
     def _running(self, name: str) -> WorldWorker | None:
         worker = self.world.workers[name]
@@ -105,5 +108,5 @@ class DataplaneInAnyOrder(RuleBasedStateMachine):
 
 TestDataplaneInAnyOrder = DataplaneInAnyOrder.TestCase
 TestDataplaneInAnyOrder.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

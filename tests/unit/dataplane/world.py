@@ -1,22 +1,28 @@
-"""A world around a dataplane: a journal, workers and clients that answer in any order, late, twice, or die.
+"""A world around a dataplane: a journal, workers, a discriminator and clients that answer in any order, late, twice, or
+die.
 
 What the journal and the workers are told happens at once and in order; what they say back is delivered when the test
 chooses. The world checks on every step what must hold on every step.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
 from pentimento.dataplane.events import AttemptKey, FailureKind
 from pentimento.dataplane.state import WAITING
 
-DIGEST = "digest"
+LIGHT, HEAVY = "light", "heavy"
 QUEUE_LIMIT = 4
+THRESHOLD = 0.5
+# What the discriminator says of a request's light picture, by the request's number.
+CONFIDENCES = (0.9, 0.1, None, math.nan)
 
 
 @dataclass
 class WorldWorker:
     worker_id: str
+    model: str
     generation: int = 1
     credit_count: int = 1
     alive: bool = True
@@ -32,20 +38,42 @@ class JournalRow:
     newest_token: int = 0
     attempt_number: int = 0
     worker_id: str = ""
+    cascade_stage: int = 0
+    model: str = ""
+    picture_token: int = 0
     ends: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a client asks for. `spare`: its light stage may run on a heavy worker."""
+
+    tenant: str
+    deadline: float
+    cascade: tuple[str, ...] = ()
+    spare: bool = False
+    pair: bool = False
 
 
 class World:
     """`replies`: words on their way to the dataplane. `rows`: the journal. `answers`: what clients were told."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: object) -> None:
         self.now = 0.0
         self.epoch = 0
+        self.settings = DataplaneSettings(
+            queue_limit=QUEUE_LIMIT,
+            confidence_threshold=THRESHOLD,
+            **settings,  # type: ignore[arg-type]
+        )
         self.rows: dict[str, JournalRow] = {}
-        self.arrived: dict[str, float] = {}
-        self.rejected: set[str] = set()
+        self.wishes: dict[str, Wish] = {}
+        self.rejected: dict[str, str] = {}
         self.answers: dict[str, list[str]] = {}
-        self.workers = {name: WorldWorker(name) for name in ("w1", "w2", "w3")}
+        models = {"w1": LIGHT, "w2": LIGHT, "w3": HEAVY, "w4": HEAVY}
+        self.workers = {name: WorldWorker(name, model) for name, model in models.items()}
+        # The stage and the model that each attempt paints.
+        self.paints: dict[AttemptKey, tuple[int, str]] = {}
         self.replies: list[events.Event] = []
         self.said: list[events.Event] = []
         # Everything this frontdoor has heard: what must be durable first is in here before what follows it.
@@ -54,10 +82,10 @@ class World:
         self.settled_grants: set[AttemptKey] = set()
         self.start_frontdoor()
 
-    def start_frontdoor(self) -> None:
+    def start_frontdoor(self, *, standby: bool = False) -> None:
         """The first one, or a new one after a kill: what was on its way to the old one is lost, the journal is not."""
         self.epoch += 1
-        self.dataplane = Dataplane(self.epoch, DataplaneSettings(queue_limit=QUEUE_LIMIT))
+        self.dataplane = Dataplane(0 if standby else self.epoch, self.settings)
         self.replies.clear()
         self.said.clear()
         self.heard.clear()
@@ -65,22 +93,30 @@ class World:
         self.settled_grants.clear()
         for worker in self.workers.values():
             worker.connected = worker.heard = False
+        if standby:
+            self.arrive(Wish("tenant", self.now + 1.0))
+            assert next(reversed(self.rejected.values())) == "STANDBY"
+            self.send(events.TookOver(self.epoch))
         unfinished = tuple(self._recovered(name) for name, row in self.rows.items() if not row.ends)
         self.send(events.Recovered(unfinished))
+        self.send(events.TimePassed())
 
     def _recovered(self, request_id: str) -> events.RecoveredRequest:
-        row = self.rows[request_id]
+        row, wish = self.rows[request_id], self.wishes[request_id]
+        model = row.model or LIGHT
         return events.RecoveredRequest(
             request_id,
-            "tenant",
-            "m",
+            wish.tenant,
+            model,
             1.0,
-            self.arrived[request_id],
+            wish.deadline,
             routed=row.attempt_number > 0,
-            model_digest=DIGEST if row.attempt_number else "",
+            model_digest=_digest(model) if row.attempt_number else "",
             attempt_number=row.attempt_number,
             fencing_token=row.newest_token,
             worker_id=row.worker_id,
+            cascade=wish.cascade,
+            cascade_stage=row.cascade_stage,
         )
 
     # -- what the test does to the world -------------------------------------------------------------------------
@@ -90,12 +126,22 @@ class World:
         for effect in self.dataplane.on_event(self.now, event):
             self._interpret(effect)
 
-    def arrive(self, deadline: float) -> None:
-        request_id = f"r{len(self.arrived)}"
-        self.arrived[request_id] = deadline
-        waiting = sum(request.phase in WAITING for request in self.dataplane.state.requests.values())
-        self.send(events.RequestArrived(request_id, "tenant", "m", 1.0, deadline))
-        assert (request_id in self.rejected) == (waiting >= QUEUE_LIMIT)
+    def arrive(self, wish: Wish) -> None:
+        request_id = f"r{len(self.wishes)}"
+        self.wishes[request_id] = wish
+        waiting = [
+            request.tenant
+            for request in self.dataplane.state.requests.values()
+            if request.phase in WAITING and request.pool == LIGHT
+        ]
+        arrival = events.RequestArrived(request_id, wish.tenant, LIGHT, 1.0, wish.deadline, cascade=wish.cascade)
+        self.send(arrival)
+        share = QUEUE_LIMIT // len({*waiting, wish.tenant})
+        full = waiting.count(wish.tenant) >= share or len(waiting) >= 2 * QUEUE_LIMIT
+        reason = self.rejected.get(request_id, "")
+        if self.dataplane.state.epoch:
+            assert (reason == "QUEUE_FULL") == full, reason
+            assert reason in ("", "QUEUE_FULL", "PREDICTED_LATE")
 
     def deliver(self, index: int) -> None:
         event = self.replies.pop(index % len(self.replies))
@@ -115,12 +161,13 @@ class World:
         self.send(
             events.WorkerReported(
                 worker.worker_id,
-                "m",
-                DIGEST,
+                worker.model,
+                _digest(worker.model),
                 worker.generation,
                 worker.credit_count,
                 pinned=True,
                 running=frozenset(worker.running),
+                pairable=True,
             )
         )
 
@@ -139,6 +186,10 @@ class World:
         worker.alive, worker.generation = True, worker.generation + 1
         self.report(worker)
 
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.send(events.TimePassed())
+
     def settle(self) -> None:
         """Everybody becomes healthy and everything that is under way comes to its end."""
         for _ in range(400):
@@ -152,44 +203,61 @@ class World:
             if not self.dataplane.state.requests and wakeup is None:
                 return
             if wakeup is not None:
-                self.now = max(self.now, wakeup)
-                self.send(events.TimePassed())
+                self.pass_time(max(wakeup - self.now, 0.0))
         raise AssertionError(f"never came to rest: {self.dataplane.state.requests}")
+
+    def check_at_rest(self) -> None:
+        """Nothing is left over: every accepted request has one end, its client heard it, every grant and credit is
+        back."""
+        for request_id, row in self.rows.items():
+            assert len(row.ends) == 1, (request_id, row)
+        for request_id, answers in self.answers.items():
+            assert answers == self.rows[request_id].ends
+        assert self.granted == self.settled_grants
+        state = self.dataplane.state
+        for pool in state.pools.values():
+            assert pool.waiting_count == pool.running_count == 0
+            assert not pool.tenants
+        assert all(not worker.in_flight and not worker.begun for worker in state.workers.values())
+        assert not (state.attempt_workers or state.peers or state.unpersisted or state.orphans)
+        assert not any(lane.reruns or lane.fresh or lane.spare for lane in state.lanes.values())
 
     # -- what the dataplane asks for -------------------------------------------------------------------------------
 
     def _interpret(self, effect: effects.Effect) -> None:
         match effect:
             case effects.Reject():
-                self.rejected.add(effect.request_id)
+                self.rejected[effect.request_id] = effect.reason
             case effects.PersistAccepted():
                 self.rows[effect.request_id] = JournalRow()
                 self.replies.append(events.AcceptPersisted(effect.request_id))
             case effects.Announce():
                 assert events.AcceptPersisted(effect.request_id) in self.heard
             case effects.ResolveRoute():
-                assert effect.request_id in self.rows
-                self.replies.append(events.RouteResolved(effect.request_id, "m", DIGEST, 1.0))
+                self._resolve(effect)
             case effects.PersistAttempt():
                 self._persist_attempt(effect)
             case effects.Execute():
                 self._execute(effect)
+            case effects.ReservePair():
+                assert effect.peer_id != effect.worker_id
             case effects.Attach():
                 self._attach(effect)
             case effects.StopAttempt():
                 self._stop(effect)
+            case effects.Score():
+                assert events.AttemptFinished(effect.request_id, effect.fencing_token) in self.heard
+                confidence = CONFIDENCES[_number(effect.request_id) % len(CONFIDENCES)]
+                self.replies.append(events.Scored(effect.request_id, effect.fencing_token, confidence))
             case effects.CommitResult():
-                row = self.rows[effect.request_id]
-                won = not row.ends and row.newest_token == effect.fencing_token
-                row.ends += ["completed"] * won
-                self.replies.append(events.ResultCommitted(effect.request_id, effect.fencing_token, won))
+                self._commit(effect)
             case effects.PersistEnd():
-                row = self.rows[effect.request_id]
-                won = not row.ends
-                row.ends += [effect.end.value] * won
-                self.replies.append(events.EndPersisted(effect.request_id, won))
+                self._end(effect.request_id, effect.end.value)
+            case effects.Drop():
+                self._end(effect.request_id, effects.End.DROPPED.value)
             case effects.Deliver():
-                assert self.rows[effect.request_id].ends == ["completed"]
+                row = self.rows[effect.request_id]
+                assert row.ends == ["completed"] and row.picture_token == effect.picture_token
                 assert events.ResultCommitted(effect.request_id, effect.fencing_token, True) in self.heard
                 self.answers.setdefault(effect.request_id, []).append("completed")
             case effects.DeliverEnd():
@@ -203,16 +271,31 @@ class World:
                 assert key not in self.settled_grants
                 self.settled_grants.add(key)
 
+    def _resolve(self, effect: effects.ResolveRoute) -> None:
+        assert effect.request_id in self.rows
+        wish, stage = self.wishes[effect.request_id], effect.cascade_stage
+        model = wish.cascade[stage] if wish.cascade else LIGHT
+        spare = (events.RouteOption(HEAVY, _digest(HEAVY), 2.0),) if wish.spare and not stage else ()
+        route = events.RouteResolved(effect.request_id, model, _digest(model), 1.0, stage, spare, wish.pair)
+        self.replies.append(route)
+
     def _persist_attempt(self, effect: effects.PersistAttempt) -> None:
-        row = self.rows[effect.request_id]
+        row, wish = self.rows[effect.request_id], self.wishes[effect.request_id]
         assert effect.fencing_token > row.newest_token
+        assert self.now < wish.deadline
         seen, real = self.dataplane.state.workers[effect.worker_id], self.workers[effect.worker_id]
         assert seen.used_credits <= seen.credit_count
         assert not real.heard or len({*seen.in_flight, *real.running}) <= real.credit_count
+        # The stage's route is pinned by its first attempt.
+        pinned = row.attempt_number > 0 and row.cascade_stage == effect.cascade_stage
+        planned = HEAVY if effect.option else (wish.cascade[effect.cascade_stage] if wish.cascade else LIGHT)
+        model = row.model if pinned else planned
+        assert real.model == model
         won = not row.ends
         if won:
             row.newest_token, row.attempt_number = effect.fencing_token, effect.attempt_number
-            row.worker_id = effect.worker_id
+            row.worker_id, row.cascade_stage, row.model = effect.worker_id, effect.cascade_stage, model
+        self.paints[effect.request_id, effect.fencing_token] = (effect.cascade_stage, model)
         self.granted.add((effect.request_id, effect.fencing_token))
         self.replies.append(events.AttemptPersisted(effect.request_id, effect.fencing_token, won))
 
@@ -221,6 +304,7 @@ class World:
         key = (effect.request_id, effect.fencing_token)
         assert row.newest_token == effect.fencing_token and not row.ends
         assert events.AttemptPersisted(*key) in self.heard
+        assert self.now < effect.deadline == self.wishes[effect.request_id].deadline
         if not worker.alive:
             self.replies.append(events.AttemptFailed(*key, FailureKind.WORKER_LOST))
         elif worker.generation != effect.worker_generation:
@@ -242,3 +326,35 @@ class World:
         if worker.connected and key in worker.running:
             del worker.running[key]
             self.replies.append(events.AttemptFailed(*key, FailureKind.STOPPED))
+
+    def _commit(self, effect: effects.CommitResult) -> None:
+        """Under the newest token only; a picture that did not pass its discriminator only with a label."""
+        row, wish = self.rows[effect.request_id], self.wishes[effect.request_id]
+        picture = (effect.request_id, effect.picture_token)
+        assert events.AttemptFinished(*picture) in self.heard
+        stage, _ = self.paints[picture]
+        confidence = CONFIDENCES[_number(effect.request_id) % len(CONFIDENCES)]
+        last = stage + 1 >= len(wish.cascade)
+        if last or confidence == CONFIDENCES[0]:
+            assert effect.degraded in ("", "UNSCORED")
+        else:
+            assert effect.degraded
+        won = not row.ends and row.newest_token == effect.fencing_token
+        if won:
+            row.ends.append("completed")
+            row.picture_token = effect.picture_token
+        self.replies.append(events.ResultCommitted(effect.request_id, effect.fencing_token, won))
+
+    def _end(self, request_id: str, end: str) -> None:
+        row = self.rows[request_id]
+        won = not row.ends
+        row.ends += [end] * won
+        self.replies.append(events.EndPersisted(request_id, won))
+
+
+def _digest(model: str) -> str:
+    return f"sha256:{model}"
+
+
+def _number(request_id: str) -> int:
+    return int(request_id[1:])

@@ -1,0 +1,86 @@
+"""Which picture a request ends with, and that it is committed once, under the newest token."""
+
+from pentimento.dataplane.effects import (
+    CommitCacheEntries,
+    CommitResult,
+    Deliver,
+    DeliverRecorded,
+    Effect,
+    End,
+    PersistEnd,
+    ReleaseGrant,
+    StopAttempt,
+)
+from pentimento.dataplane.events import CommitFailed, ResultCommitted
+from pentimento.dataplane.state import Phase, Request, State
+
+
+def commit_picture(state: State, request: Request, picture_token: int, degraded: str = "") -> list[Effect]:
+    """Stop what else runs and commit; while the journal is still writing a newer attempt, once it has."""
+    effects = stop_attempts(state, request)
+    state.enter(request, Phase.COMMITTING)
+    request.picture_token, request.degraded = picture_token, degraded
+    if request.attempt_key in state.unpersisted:
+        return effects
+    return effects + resume_commit(request)
+
+
+def resume_commit(request: Request) -> list[Effect]:
+    number, token = request.attempt_number, request.fencing_token
+    return [CommitResult(request.request_id, number, token, request.picture_token, request.degraded)]
+
+
+def fall_back(state: State, request: Request, reason: str) -> list[Effect]:
+    """The picture of an earlier stage stands in; `reason` labels it."""
+    state.counters.fallen_back += 1
+    return commit_picture(state, request, request.fallback_token, reason or "FAILED")
+
+
+def stop_attempts(state: State, request: Request) -> list[Effect]:
+    """Those that run, or may do so unheard of. Their credits come back when their streams end."""
+    if request.phase is Phase.ORPHANED:
+        return [StopAttempt(request.request_id, request.fencing_token, request.worker_id)]
+    keys = [(request.request_id, token) for token in request.live]
+    return [StopAttempt(*key, state.attempt_workers[key]) for key in keys if key not in state.unpersisted]
+
+
+def on_result_committed(state: State, now: float, event: ResultCommitted) -> list[Effect]:
+    request = _committing(state, event.request_id, event.fencing_token)
+    if request is None:
+        return []
+    state.remove(request)
+    if not event.won:
+        return [*release_picture(request), DeliverRecorded(request.request_id)]
+    state.counters.completed += 1
+    pool = state.pool(request.pool)
+    pool.completed_count += 1
+    pool.late_count += now > request.deadline
+    effects: list[Effect] = [Deliver(*request.attempt_key, request.picture_token)]
+    # A picture that was scored too low never enters a cache, whoever gets it.
+    if request.picture_token != request.fallback_token:
+        effects.append(CommitCacheEntries(request.request_id, request.picture_token))
+    return effects
+
+
+def on_commit_failed(state: State, now: float, event: CommitFailed) -> list[Effect]:
+    request = _committing(state, event.request_id, event.fencing_token)
+    if request is None:
+        return []
+    release = release_picture(request)
+    state.enter(request, Phase.ENDING)
+    request.end, request.end_reason, request.end_message = End.FAILED, event.reason, event.message
+    return [*release, PersistEnd(request.request_id, End.FAILED, event.reason, event.message)]
+
+
+def release_picture(request: Request) -> list[Effect]:
+    """The grant of a picture that is neither committed nor passed over yet."""
+    if request.phase not in (Phase.SCORING, Phase.COMMITTING) or request.picture_token == request.fallback_token:
+        return []
+    return [ReleaseGrant(request.request_id, request.picture_token)]
+
+
+def _committing(state: State, request_id: str, fencing_token: int) -> Request | None:
+    request = state.requests.get(request_id)
+    if request is None or request.fencing_token != fencing_token or request.phase is not Phase.COMMITTING:
+        return None
+    return request

@@ -1,0 +1,20 @@
+"""A second try beside one that takes too long. Off unless `hedge_after` is set: it costs devices that may be needed."""
+
+from pentimento.dataplane.attempts import start_attempt
+from pentimento.dataplane.effects import Effect, Hedge
+from pentimento.dataplane.state import Phase, Request, State
+
+
+def on_hedge_due(state: State, now: float, request: Request) -> list[Effect]:
+    """Only on a worker that idles while nobody waits, and only once for each attempt."""
+    lane = state.lanes.get(request.lane_key)
+    if request.phase is not Phase.RUNNING or now >= request.deadline or len(request.live) != 1 or lane is None:
+        return []
+    if not lane.ready or lane.reruns or lane.fresh or lane.spare:
+        return []
+    worker = state.workers[lane.ready.first()]
+    slow = (request.request_id, request.live[0])
+    if worker.used_credits or worker.worker_id == state.attempt_workers[slow]:
+        return []
+    state.counters.hedged += 1
+    return [Hedge(*slow), start_attempt(state, request, worker)]

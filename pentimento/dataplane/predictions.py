@@ -1,0 +1,60 @@
+"""When a request would be done: what waits before it over what its pool gets through, and the time it takes itself."""
+
+from pentimento.dataplane.events import RequestArrived
+from pentimento.dataplane.speed import averaged
+from pentimento.dataplane.state import Pool, Request, State, Worker
+
+# Where nothing is known of a pool's speed yet.
+DEFAULT_WAIT_S = 5.0
+
+
+def predicted_wait_s(state: State, pool_name: str) -> float:
+    """Seconds that a request admitted now would wait for a worker."""
+    pool = state.pools.get(pool_name)
+    if pool is None:
+        return DEFAULT_WAIT_S
+    return _wait_s(pool, pool.waiting_work, DEFAULT_WAIT_S)
+
+
+def predicted_end_s(state: State, pool: Pool, request: Request | RequestArrived) -> float | None:
+    """Seconds until a request that joined the queue now would be done; None where that is not known, and while it need
+    not wait: then it is tried, since nobody waits for it.
+
+    Tenants take turns: before it is served, each of the others gets as much as its own tenant has, or all it wants.
+    """
+    work, backlog = request.work, pool.tenants.get(request.tenant)
+    own_work = backlog.work if backlog is not None else 0.0
+    others = len(pool.tenants) - (backlog is not None)
+    ahead = min(pool.waiting_work, own_work + others * (own_work + work))
+    wait_s = _wait_s(pool, ahead, 0.0)
+    service_s = pool.speed.seconds(work, max(round(pool.credit_count / max(len(pool.workers), 1)), 1))
+    return wait_s + service_s if wait_s > 0.0 and service_s is not None else None
+
+
+def predicted_service_s(pool: Pool, worker: Worker, work: float) -> float | None:
+    """Seconds that the request takes once it joins the worker's batch; None where no speed is known yet."""
+    return pool.speed.seconds(work, worker.used_credits + 1, worker.pace)
+
+
+def retry_after_ms(state: State, pool_name: str) -> int:
+    """When the queue will be half empty, so that those who come back do not all meet a full one."""
+    settings = state.settings
+    wait_ms = predicted_wait_s(state, pool_name) * 1000 / 2
+    return round(min(max(wait_ms, settings.min_retry_after_ms), settings.max_retry_after_ms))
+
+
+def learn_speed(state: State, request: Request, worker: Worker, seconds: float) -> None:
+    """From a picture: the worker's batch has been, on average, what it was in the middle of its start and its end."""
+    speed = state.pool(request.pool).speed
+    nominal_s = speed.nominal_s(request.work, max((request.started_load + worker.used_credits + 1) // 2, 1))
+    if nominal_s > 0.0 and seconds >= 0.0:
+        speed.learn(seconds / nominal_s)
+        worker.pace = averaged(worker.pace, seconds / nominal_s)
+
+
+def _wait_s(pool: Pool, work_ahead: float, unknown: float) -> float:
+    if pool.running_count < pool.credit_count and pool.waiting_count == 0:
+        return 0.0
+    if pool.throughput <= 0.0 or pool.speed.pace is None:
+        return unknown
+    return work_ahead * pool.speed.pace / pool.throughput

@@ -1,0 +1,41 @@
+"""What an operator decides about a dataplane."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class DataplaneSettings:
+    """Times in seconds. `queue_limit`: requests of a pool that wait for a worker, shared out among the tenants that
+    have any there.
+
+    A request that took `suspect_losses` workers down with it waits up to `suspect_wait_s` for a second worker to be
+    there, so that it cannot empty the pool. `orphan_wait_s`: how long a recovered attempt's worker may take to show up.
+
+    `drop_late`: requests predicted to miss their deadline are rejected, or dropped when it is their turn (DiffServe,
+    section 4.1), instead of being tried. `patience_s`: by SLO class ("" for all others), how long requests of the same
+    tenant with earlier deadlines may overtake one; None for as long as they like.
+
+    Of a cascade: `confidence_threshold` where the plan has none; `accept_unscored`, rather than going on, when the
+    discriminator does not answer; `fall_back` to an earlier stage's picture, `fall_back_margin_s` before the deadline,
+    when a later stage cannot make it.
+
+    `hedge_after`: an attempt that takes so many times what was predicted is run a second time beside, where a worker
+    idles; None for never.
+    """
+
+    queue_limit: int = 256
+    max_reruns: int = 2
+    suspect_losses: int = 2
+    suspect_wait_s: float = 10.0
+    orphan_wait_s: float = 3.0
+    forget_worker_s: float = 30.0
+    min_retry_after_ms: int = 100
+    max_retry_after_ms: int = 60_000
+    drop_late: bool = True
+    patience_s: Mapping[str, float | None] = field(default_factory=dict)
+    confidence_threshold: float = 0.0
+    accept_unscored: bool = True
+    fall_back: bool = True
+    fall_back_margin_s: float = 0.1
+    hedge_after: float | None = None

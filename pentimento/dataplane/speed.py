@@ -1,0 +1,66 @@
+"""How long a request takes in a pool: as profiled, corrected by what attempts took."""
+
+import math
+
+from pentimento.dataplane.events import SpeedProfile
+
+# Share of the newest attempt in a moving average.
+NEWEST_SHARE = 0.2
+_LARGEST_BATCH = 1024
+
+
+class Speed:
+    """`pace`: seconds taken for each second profiled or, without a profile, for each unit of work; None while neither
+    is known."""
+
+    def __init__(self, profile: SpeedProfile | None = None) -> None:
+        """`profile`: one that `is_sane`."""
+        self.profile = profile
+        self._table = _by_batch(profile.seconds_per_work) if profile is not None else [1.0]
+        self._fixed_s = profile.fixed_s if profile is not None else 0.0
+        self.pace: float | None = 1.0 if profile is not None else None
+
+    def seconds_per_work(self, batch: int) -> float:
+        """e(b) as profiled; 1 without a profile."""
+        table = self._table
+        return table[batch - 1] if 1 <= batch <= len(table) else table[-1 if batch > 1 else 0]
+
+    def nominal_s(self, work: float, batch: int) -> float:
+        """Before `pace`."""
+        return self._fixed_s + work * self.seconds_per_work(batch)
+
+    def seconds(self, work: float, batch: int, pace: float | None = None) -> float | None:
+        """What a request of that work takes in a batch of that size; at a worker's own pace where it has one."""
+        pace = self.pace if pace is None else pace
+        return None if pace is None else pace * self.nominal_s(work, batch)
+
+    def throughput(self, batch: int) -> float:
+        """Work a second of one worker whose batch is full, before `pace`."""
+        seconds = self.seconds_per_work(batch)
+        return batch / seconds if seconds > 0.0 else 0.0
+
+    def learn(self, ratio: float) -> None:
+        self.pace = averaged(self.pace, ratio)
+
+
+def averaged(before: float | None, newest: float) -> float:
+    return newest if before is None else before + NEWEST_SHARE * (newest - before)
+
+
+def is_sane(profile: SpeedProfile) -> bool:
+    """Ascending batch sizes, finite seconds."""
+    sizes = [size for size, _ in profile.seconds_per_work]
+    seconds = [*(value for _, value in profile.seconds_per_work), profile.fixed_s]
+    ascending = all(1 <= size <= _LARGEST_BATCH for size in sizes) and sizes == sorted(set(sizes))
+    return bool(sizes) and ascending and all(math.isfinite(value) and value >= 0.0 for value in seconds)
+
+
+def _by_batch(measured: tuple[tuple[int, float], ...]) -> list[float]:
+    """Seconds at batch sizes 1, 2, … up to the largest measured one."""
+    (size, seconds), *others = measured
+    table = [seconds] * size
+    for larger, value in others:
+        step = (value - table[-1]) / (larger - len(table))
+        start = table[-1]
+        table += [start + step * index for index in range(1, larger - len(table) + 1)]
+    return table
