@@ -132,13 +132,19 @@ def windows(records: Sequence[RequestRecord], window_s: float) -> tuple[Window, 
     """Throughput, violations and quality over time, from second 0 to the last end."""
     if not window_s > 0:
         raise InvalidArgument.of("window_s", f"must be above 0 s, got {window_s}")
-    count = int(max((record.ended_s for record in records), default=-1.0) // window_s) + 1
+    last_s = max((record.ended_s for record in records), default=-1.0)
+    # A run that ends with its last window does not open another one for that instant.
+    count = max(1, math.ceil(last_s / window_s - 1e-9)) if last_s >= 0 else 0
     came: list[list[RequestRecord]] = [[] for _ in range(count)]
     ended: list[list[RequestRecord]] = [[] for _ in range(count)]
     for record in records:
-        came[max(0, int(record.arrived_s // window_s))].append(record)
-        ended[max(0, int(record.ended_s // window_s))].append(record)
+        came[_index(record.arrived_s, window_s, count)].append(record)
+        ended[_index(record.ended_s, window_s, count)].append(record)
     return tuple(_window(index * window_s, window_s, came[index], ended[index]) for index in range(count))
+
+
+def _index(at_s: float, window_s: float, count: int) -> int:
+    return min(max(0, int(at_s // window_s)), count - 1)
 
 
 def _window(from_s: float, length_s: float, came: list[RequestRecord], ended: list[RequestRecord]) -> Window:
