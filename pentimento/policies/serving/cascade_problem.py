@@ -55,14 +55,21 @@ def grid(count: int) -> tuple[float, ...]:
 
 
 def solve(problem: CascadeProblem) -> CascadeSolution:
-    """The largest threshold; among equals the lowest latency, then the smallest batches."""
+    """The largest threshold; among equals what leaves the light pool most to spare, then the lowest latency."""
     candidates = [
         found for light in problem.light for heavy in problem.heavy if (found := _for_batches(problem, light, heavy))
     ]
     if not candidates:
         return _all_light(problem)
+    light = {cost.batch_size: cost.throughput for cost in problem.light}
     return max(
-        candidates, key=lambda found: (found.threshold, -found.latency_s, -found.light_batch, -found.heavy_batch)
+        candidates,
+        key=lambda found: (
+            found.threshold,
+            found.light_count * light[found.light_batch],
+            -found.latency_s,
+            -found.heavy_batch,
+        ),
     )
 
 
@@ -80,7 +87,10 @@ def _for_batches(problem: CascadeProblem, light: BatchCost, heavy: BatchCost) ->
     threshold = _largest(problem.deferral, problem.thresholds, problem.demand, capacity)
     if threshold is None:
         return None
-    latency_s = light_s + heavy_s if problem.deferral.share(threshold) > 0 else light_s
+    if problem.deferral.share(threshold) <= 0.0:
+        # Nobody is sent on: the light pool may as well have all devices.
+        return CascadeSolution(problem.device_count, 0, light.batch_size, heavy.batch_size, threshold, light_s)
+    latency_s = light_s + heavy_s
     return CascadeSolution(light_count, heavy_count, light.batch_size, heavy.batch_size, threshold, latency_s)
 
 

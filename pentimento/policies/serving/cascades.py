@@ -29,7 +29,7 @@ _CURVE_WEIGHT = 0.2
 class _Memory:
     """What the allocator carries from one decision to the next."""
 
-    demand: float | None = None
+    demand: float = 0.0
     bend: float = 1.0
     light_batch: float = 1.0
     heavy_batch: float = 1.0
@@ -39,7 +39,7 @@ class _Memory:
         return cls(*values) if values else cls()
 
     def values(self) -> tuple[float, ...]:
-        return (self.demand or 0.0, self.bend, self.light_batch, self.heavy_batch)
+        return (self.demand, self.bend, self.light_batch, self.heavy_batch)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class CascadeAllocator:
         light, heavy = demand_of(context, settings.light), demand_of(context, settings.heavy)
         memory = self._remember(context, light, heavy)
         problem = CascadeProblem(
-            demand=(memory.demand or 0.0) * settings.overprovision,
+            demand=memory.demand * settings.overprovision,
             device_count=len(context.workers()),
             slo_s=settings.slo_s,
             light=batch_costs(context, settings.light, self._sizes(memory.light_batch)),
@@ -77,7 +77,7 @@ class CascadeAllocator:
 
     def _remember(self, context: AllocationContext, light: ModelDemand, heavy: ModelDemand) -> _Memory:
         before = _Memory.of(context.last.memory)
-        known = before.demand if context.last.memory else None
+        known = before.demand if context.last.memory else self.settings.expected_per_s
         demand = smoothed(light.arrivals_per_s, known, self.settings.demand_weight)
         bend = _bend(context, self.settings, light, before.bend)
         batches = _aimd(before, light, heavy, max(self.settings.batch_sizes))

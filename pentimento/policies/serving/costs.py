@@ -23,13 +23,14 @@ class BatchCost:
 def batch_costs(context: AllocationContext, model: str, sizes: Iterable[int] | None = None) -> tuple[BatchCost, ...]:
     """Ascending batch sizes; `sizes` limits them, those between two profiled ones on the straight line.
 
-    On a mixed fleet the slowest kind of device decides: D3 and MoDM's monitor know one. FailedPrecondition when the
+    On a mixed fleet the slowest kind of device decides: D3 and MoDM's monitor know one; all kinds count while no device
+    is there. FailedPrecondition when the
     model has no profile: a variant without one is never planned.
     """
     present = {worker.device for worker in context.workers()}
     measured: dict[int, float] = {}
     for profile in context.profiles:
-        if profile.model == model and (profile.device in present or not profile.device):
+        if profile.model == model and (not present or not profile.device or profile.device in present):
             measured[profile.batch_size] = max(profile.latency_s, measured.get(profile.batch_size, 0.0))
     if not measured:
         raise FailedPrecondition("PROFILE_MISSING", f"model {model} has no profile for the devices that are there")

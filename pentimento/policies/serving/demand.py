@@ -7,6 +7,6 @@ def demand_of(context: AllocationContext, model: str) -> ModelDemand:
     return next((demand for demand in context.demand if demand.model == model), ModelDemand(model, 0.0))
 
 
-def smoothed(newest: float, before: float | None, weight: float) -> float:
-    """Exponentially weighted moving average; the newest sample counts `weight`, the first one all."""
-    return newest if before is None else before + weight * (newest - before)
+def smoothed(newest: float, before: float, weight: float) -> float:
+    """Exponentially weighted moving average; the newest sample counts `weight`, all where nothing is known (0)."""
+    return before + weight * (newest - before) if before > 0.0 else newest

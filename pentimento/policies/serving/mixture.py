@@ -105,7 +105,7 @@ class MixtureAllocator:
         before = _Memory.of(context.last.memory)
         device_count = len(context.workers())
         rate, starts = self._demand(context)
-        rate = smoothed(rate, before.rate if before else None, self.settings.demand_weight)
+        rate = smoothed(rate, before.rate if before else self.settings.expected_per_s, self.settings.demand_weight)
         load = MixtureLoad.of(rate, starts, self.settings.step_count)
         index, switched_at_s = self._small_model(context, load, before)
         large = self.headroom * self._throughput(context, self.settings.heavy)

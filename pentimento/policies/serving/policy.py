@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from pentimento.policies.allocation import Allocator
+from pentimento.policies.allocation import Allocator, hold_resident
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
 from pentimento.policies.serving.mixture import MixtureAllocator
 from pentimento.policies.serving.proteus import Proteus
@@ -25,6 +25,7 @@ class CacheUse(Enum):
 class ServingPolicy:
     """`allocator` decides models, batch sizes, thresholds and shares; routers follow the plan (`serving.entry`).
 
+    `plans_batches`: whether devices take the plan's batch sizes, or their own.
     `eviction` names the cache's rule (`policies.eviction`). `cache_hits`: whether refined hits are cached too.
     `drops_late`: whether requests that are predicted to miss their deadline are dropped early (D5).
     """
@@ -35,6 +36,12 @@ class ServingPolicy:
     eviction: str = "fifo"
     cache_hits: bool = True
     drops_late: bool = True
+    plans_batches: bool = True
+
+
+def resident(settings: ServingSettings) -> ServingPolicy:
+    """Every worker goes on with the model that it holds, in batches of its own: the suite without a policy."""
+    return ServingPolicy("resident", hold_resident, plans_batches=False)
 
 
 def vanilla(settings: ServingSettings) -> ServingPolicy:
@@ -103,6 +110,7 @@ def _heavy(settings: ServingSettings) -> OneModel:
 
 
 SERVING_POLICIES: Mapping[str, Callable[[ServingSettings], ServingPolicy]] = {
+    "resident": resident,
     "vanilla": vanilla,
     "clipper-light": clipper_light,
     "clipper-heavy": clipper_heavy,

@@ -33,7 +33,7 @@ class Proteus:
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         settings = self.settings
-        known = context.last.memory[0] if context.last.memory else None
+        known = context.last.memory[0] if context.last.memory else settings.expected_per_s
         asked = demand_of(context, settings.light).arrivals_per_s + demand_of(context, settings.heavy).arrivals_per_s
         demand = smoothed(asked, known, settings.demand_weight)
         split = self._best(context, demand * settings.overprovision)

@@ -75,7 +75,8 @@ class ServingSettings:
     """Of every policy here; each reads what it needs. Times in seconds, rates per second.
 
     `light` and `heavy` are the models of a cascade; `small` those that MoDM refines hits with, best first (empty: the
-    light one). `slo_s` is L of D3. Static policies are provisioned for `peak_per_s`. `overprovision` is DiffServe's
+    light one). `slo_s` is L of D3. `expected_per_s` is the demand that dynamic policies begin with (0: what they see
+    first), `peak_per_s` the one that static policies are provisioned for. `overprovision` is DiffServe's
     lambda, `demand_weight` the newest sample's weight in the average of demand. `step_count` is T. `hysteresis` is the
     share of its throughput that a smaller model must be able to spare before MoDM goes back to the better one.
     """
@@ -86,6 +87,7 @@ class ServingSettings:
     slo_s: float = math.inf
     deferral: DeferralCurve = DeferralCurve()
     discriminator_s: float = 0.0
+    expected_per_s: float = 0.0
     peak_per_s: float = 0.0
     fixed_threshold: float = 0.5
     overprovision: float = 1.05

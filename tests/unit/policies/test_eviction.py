@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.policies.eviction import EVICTIONS, Fifo, Lcbfu
@@ -37,6 +37,7 @@ def test_nothing_to_evict_is_a_key_error(name: str) -> None:
         EVICTIONS[name]().pop()
 
 
+@settings(deadline=None, max_examples=50)
 @given(OPERATIONS)
 def test_lcbfu_agrees_with_a_search_through_all_items(operations: list[tuple[str, int, int]]) -> None:
     rule, scores = Lcbfu(), dict[int, list[float]]()

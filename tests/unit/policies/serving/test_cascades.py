@@ -171,6 +171,7 @@ def test_a_model_without_a_profile_is_not_planned() -> None:
         CascadeAllocator(SETTINGS)(nobody_knows)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50), st.floats(0, 1))
 def test_a_curve_of_samples_counts_those_that_are_not_above_the_threshold(samples: list[float], t: float) -> None:
     curve = DeferralCurve.of(samples, count=101)
@@ -180,6 +181,7 @@ def test_a_curve_of_samples_counts_those_that_are_not_above_the_threshold(sample
     assert low - 1e-9 <= curve.share(t) <= high + 1e-9
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.floats(0.01, 0.99), st.floats(0.2, 5.0))
 def test_drawn_confidences_are_deferred_as_the_curve_says(quantile: float, exponent: float) -> None:
     curve = DeferralCurve(grid(21), grid(21)).bent(exponent)

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
@@ -25,6 +25,7 @@ def asked(per_minute: float, now_s: float = 0.0, hit_share: float = 0.75) -> All
     return AllocationContext(now_s, fleet, (demand,), tables)
 
 
+@settings(deadline=None, max_examples=50)
 @given(rate=st.floats(0.01, 5.0), starts=SHARES, devices=st.integers(1, 20), ratio=st.floats(1.0, 20.0))
 def test_quality_mode_takes_as_many_large_models_as_the_constraints_allow(
     rate: float, starts: list[tuple[int, float]], devices: int, ratio: float
@@ -102,6 +103,7 @@ def test_no_load_and_far_too_much_give_a_plan(hit_share: float, rate: float) -> 
     assert sum(counts(decision).values()) == 16
 
 
+@settings(deadline=None, max_examples=50)
 @given(target=st.floats(1, 16), start=st.floats(1, 16))
 def test_the_controller_reaches_its_target(target: float, start: float) -> None:
     memory = PidMemory(start, 0.0, None)

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.fleet import PoolPlan, RouteShare
@@ -28,6 +28,15 @@ def test_every_policy_plans_for_any_demand(name: str, rate: float) -> None:
     assert policy.name == name
     assert sum(counts(decision).values()) == 16
     assert entry_pools(decision.pools, NOISE, 0.5)
+
+
+@pytest.mark.parametrize("name", SERVING_POLICIES)
+def test_every_policy_bears_a_fleet_of_nobody(name: str) -> None:
+    policy = SERVING_POLICIES[name](SETTINGS)
+
+    last, _ = repeat(policy.allocator, context(0, ModelDemand("turbo", 3.0)), 3, 5.0)
+
+    assert last.assignments == ()
 
 
 def test_draws_fall_on_pools_by_their_shares() -> None:
@@ -77,6 +86,7 @@ def test_a_model_that_requests_wait_for_keeps_a_worker() -> None:
     assert [assignment.model for assignment in assigned].count("sd15") == 1
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 20))
 def test_nobody_is_assigned_twice_and_nobody_idles_while_more_are_wanted(light: int, heavy: int, fleet: int) -> None:
     assigned = place(context(fleet), {"turbo": light, "sd15": heavy}, {})

@@ -1,0 +1,17 @@
+"""The simulator: the other interpreter of the dataplane's effects, in virtual time.
+
+| module | what |
+| --- | --- |
+| `simulation` | the event loop, and how every effect is performed |
+| `agenda` | what happens when |
+| `device`, `fleet`, `costs` | workers whose steps take time and nothing else |
+| `cache` | a stateful cache over real embeddings, with the real selector and eviction |
+| `controller` | asks the policy's allocator for plans |
+| `routing`, `ledger` | where a request goes; what is known of it and what stays |
+| `scenario`, `scenario_file` | what is simulated, as a value and as a TOML file |
+"""
+
+from pentimento.simulator.scenario import Scenario
+from pentimento.simulator.simulation import Simulation
+
+__all__ = ["Scenario", "Simulation"]

@@ -1,0 +1,29 @@
+"""What happens when, in virtual time."""
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+Action = Callable[[Any], None]
+
+
+class Agenda:
+    """Actions in the order of their times; those of one instant in the order in which they were noted."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Action, Any]] = []
+        self._numbers = count()
+
+    def at(self, time_s: float, action: Action, argument: Any = None) -> None:
+        """Changes state. An instant that is over is now."""
+        heapq.heappush(self._heap, (max(time_s, self.now), next(self._numbers), action, argument))
+
+    def next_time(self) -> float | None:
+        return self._heap[0][0] if self._heap else None
+
+    def pop(self) -> tuple[Action, Any]:
+        """Changes state: it is the next action's time now. IndexError when there is none."""
+        self.now, _, action, argument = heapq.heappop(self._heap)
+        return action, argument

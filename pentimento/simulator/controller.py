@@ -1,0 +1,110 @@
+"""The controller in virtual time: reads the dataplane's counts, asks the policy's allocator, numbers its plans."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from pentimento.dataplane import Dataplane
+from pentimento.dataplane.state import Pool
+from pentimento.domain.fleet import Plan, Replica, ReplicaKind, StartShare
+from pentimento.domain.generation import PlanVersion
+from pentimento.policies.allocation import (
+    AllocationContext,
+    AllocationDecision,
+    Allocator,
+    ModelDemand,
+    ModelProfile,
+    ReplicaView,
+    check_decision,
+)
+from pentimento.simulator.device import Device
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Counts of a pool at the last look."""
+
+    arrived: int = 0
+    violated: int = 0
+    scored: int = 0
+    deferred: int = 0
+
+
+class SimulatedController:
+    """`devices` are the fleet, `available` the models that a kind of device can hold, `profiles` what they cost."""
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        name: str,
+        devices: dict[str, Device],
+        available: dict[str, tuple[str, ...]],
+        profiles: tuple[ModelProfile, ...],
+    ) -> None:
+        self._allocator = allocator
+        self._name = name
+        self._devices = devices
+        self._available = available
+        self._profiles = profiles
+        self._decision = AllocationDecision()
+        self._told: dict[str, _Told] = {}
+        self._starts: dict[str, Counter[int]] = {}
+        self._last_s = 0.0
+        self._sequence = 0
+
+    def count_start(self, pool: str, start_step: int) -> None:
+        """Changes state: a request of that pool starts there."""
+        self._starts.setdefault(pool, Counter())[start_step] += 1
+
+    def plan(self, now_s: float, dataplane: Dataplane) -> Plan | None:
+        """Changes state: the next plan, or None while the last one still says it. What an allocator raises is a defect
+        of the scenario and ends the simulation, unlike a live one."""
+        window_s = now_s - self._last_s
+        waiting = Counter[str]()
+        for device in self._devices.values():
+            waiting[device.costs.model] += device.waiting_count
+        pools = dataplane.state.pools.values()
+        demand = tuple(self._demand(pool, window_s, waiting[pool.name]) for pool in pools)
+        self._last_s = now_s
+        context = AllocationContext(now_s, self._replicas(), demand, self._profiles, self._decision)
+        decision = self._allocator(context)
+        check_decision(context, decision)
+        same = replace(decision, memory=()) == replace(self._decision, memory=())
+        self._decision = decision
+        if same and self._sequence:
+            return None
+        self._sequence += 1
+        version = PlanVersion(1, self._sequence)
+        return Plan(version, decision.assignments, decision.pools, decision.admission_rate, allocator=self._name)
+
+    def _demand(self, pool: Pool, window_s: float, at_workers: int) -> ModelDemand:
+        before = self._told.get(pool.name, _Told())
+        violated = pool.dropped_count + pool.late_count
+        now = _Told(pool.arrived_count, violated, pool.scored_count, pool.deferred_count)
+        self._told[pool.name] = now
+        starts = self._starts.pop(pool.name, Counter())
+        scored = now.scored - before.scored
+        return ModelDemand(
+            model=pool.name,
+            arrivals_per_s=(now.arrived - before.arrived) / window_s if window_s > 0 else 0.0,
+            queue_length=pool.waiting_count + at_workers,
+            starts=tuple(StartShare(step, count) for step, count in sorted(starts.items())),
+            deferred_share=(now.deferred - before.deferred) / scored if scored else 0.0,
+            violation_count=now.violated - before.violated,
+        )
+
+    def _replicas(self) -> tuple[ReplicaView, ...]:
+        return tuple(
+            ReplicaView(
+                Replica(
+                    instance_id=device.worker_id,
+                    kind=ReplicaKind.UNET_WORKER,
+                    address=f"simulated:{device.worker_id}",
+                    generation=1,
+                    device=device.kind,
+                    available_models=self._available[device.kind],
+                    resident_models=(device.model,),
+                )
+            )
+            for device in self._devices.values()
+            if not device.lost
+        )

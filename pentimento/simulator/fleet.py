@@ -1,0 +1,106 @@
+"""The simulated devices together, and what is known of the models on them."""
+
+from random import Random
+
+from pentimento.dataplane.events import SpeedProfile, WorkerReported
+from pentimento.domain.fleet import Plan
+from pentimento.policies.allocation import ModelProfile
+from pentimento.reports import StartKind
+from pentimento.simulator.agenda import Agenda
+from pentimento.simulator.costs import ModelCosts
+from pentimento.simulator.device import Device, DeviceListener
+from pentimento.simulator.ledger import Painted, SimulatedRequest
+from pentimento.simulator.routing import RETRIEVAL_POOL
+from pentimento.simulator.scenario import Scenario, SimulatedDevices
+from pentimento.workloads import Arrival
+
+# Answers from the cache take no device: the lane that hands them out is never full.
+_RETRIEVAL_CREDITS = 1_000_000
+
+
+class SimulatedFleet:
+    """`devices` by worker id; `available` models by kind of device; `profiles` as allocators read them."""
+
+    def __init__(self, scenario: Scenario, agenda: Agenda, listener: DeviceListener, random: Random) -> None:
+        self._scenario = scenario
+        self._costs: dict[str, dict[str, ModelCosts]] = {}
+        self._limits: dict[str, int] = {}
+        self._models_of_pools: dict[str, str] = {}
+        self._steps = {model.name: model.costs.step_count for model in scenario.models}
+        self.devices: dict[str, Device] = {}
+        self.available: dict[str, tuple[str, ...]] = {}
+        for group, devices in enumerate(scenario.devices):
+            kind = devices.kind or f"kind{group}"
+            self.available[kind] = devices.models or tuple(self._steps)
+            self._costs[kind] = {model.name: model.costs.slower(1.0 / devices.speed) for model in scenario.models}
+            self._limits[kind] = devices.max_batch
+            self._add(kind, devices, agenda, listener, random)
+        self.profiles = tuple(
+            ModelProfile(model, kind, size, costs.run_s(size), 0, costs.load.mean_s)
+            for kind, by_model in self._costs.items()
+            for model, costs in by_model.items()
+            for size in range(1, min(costs.max_batch, self._limits[kind]) + 1)
+        )
+
+    def follow(self, plan: Plan) -> None:
+        """Changes state: devices take the models and batch sizes that the plan gives them."""
+        self._models_of_pools.update((pool.pool, pool.model) for pool in plan.pools)
+        for assignment in plan.assignments:
+            device = self.devices[assignment.worker_id]
+            if not device.lost:
+                limit = self._limits[device.kind]
+                if self._scenario.policy.plans_batches:
+                    limit = min(limit, assignment.max_batch_size)
+                device.assign(self._costs[device.kind][assignment.model], limit)
+
+    def model_of(self, pool: str) -> str:
+        """The model that the plan gives the pool; a pool that no plan names is called after its model."""
+        return self._models_of_pools.get(pool, pool)
+
+    def digest_of(self, model: str) -> str:
+        return f"simulated:{model}"
+
+    def steps_of(self, model: str, arrival: Arrival) -> int:
+        """What the request asks of the model that it is meant for; every other model takes its usual ones."""
+        asked_for = arrival.model or self._scenario.default_model
+        return arrival.steps if model == asked_for else self._steps.get(model, arrival.steps)
+
+    def speed_profiles(self) -> tuple[SpeedProfile, ...]:
+        """What predictions begin with: e(b) of each model, averaged over the devices that may hold it."""
+        return tuple(self._speed_profile(model) for model in self._steps)
+
+    def retrieval_report(self) -> WorkerReported:
+        """Whoever answers with a cached image as it is."""
+        digest = self.digest_of(RETRIEVAL_POOL)
+        return WorkerReported(RETRIEVAL_POOL, RETRIEVAL_POOL, digest, 1, _RETRIEVAL_CREDITS, pinned=True)
+
+    def quality_of(self, request: SimulatedRequest, painted: Painted) -> float | None:
+        """None where the scenario says nothing about the model's quality."""
+        name = painted.model or self._scenario.default_model
+        model = self._scenario.model(name)
+        if model.quality is None:
+            return None
+        quality = model.quality + model.quality_spread * (request.draw - 0.5)
+        return quality if painted.start.kind is StartKind.NOISE else quality * model.reuse_quality
+
+    def _add(
+        self, kind: str, devices: SimulatedDevices, agenda: Agenda, listener: DeviceListener, random: Random
+    ) -> None:
+        costs = self._costs[kind][devices.resident]
+        for _ in range(devices.count):
+            worker_id = f"w{len(self.devices):04d}"
+            settings = self._scenario.device_settings
+            self.devices[worker_id] = Device(
+                worker_id, kind, agenda, listener, random, settings, costs, devices.max_batch
+            )
+
+    def _speed_profile(self, model: str) -> SpeedProfile:
+        kinds = [kind for kind in self._costs if model in self.available[kind]] or list(self._costs)
+        known = [self._costs[kind][model] for kind in kinds]
+        pixels = self._scenario.pixels
+        seconds = tuple(
+            (size, sum(costs.step(size).mean_s for costs in known) / len(known) / pixels)
+            for size in range(1, known[0].max_batch + 1)
+        )
+        fixed_s = sum(costs.prepare.mean_s + costs.finish.mean_s for costs in known) / len(known)
+        return SpeedProfile(model, seconds, fixed_s)

@@ -1,0 +1,67 @@
+"""What the simulator knows of every request under way, and the record that stays of it."""
+
+from dataclasses import dataclass, field
+
+from pentimento.reports import Outcome, RequestRecord, Stage, StartKind
+from pentimento.simulator.cache import MISS, CacheAnswer
+from pentimento.workloads import Arrival
+
+
+@dataclass(slots=True, eq=False)
+class Painted:
+    """The picture of one attempt."""
+
+    pool: str
+    model: str
+    start: CacheAnswer
+    steps: int
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedRequest:
+    """`draw` and `route_draw` are uniform in 0..1 and belong to the request, whatever policies are compared. `draw` is
+    how easy it is: the quantile of its light picture's confidence."""
+
+    request_id: str
+    arrival: Arrival
+    draw: float
+    route_draw: float
+    cascade: tuple[str, ...] = ()
+    # By cascade stage: where it starts; by lane option: which model.
+    start: CacheAnswer = MISS
+    options: tuple[tuple[str, str], ...] = ()
+    pool: str = ""
+    model: str = ""
+    steps: int = 0
+    deferred: bool = False
+    confidence: float | None = None
+    device_s: float = 0.0
+    queued_s: float = 0.0
+    painted: dict[int, Painted] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
+
+
+def record_of(
+    request: SimulatedRequest, outcome: Outcome, ended_s: float, painted: Painted | None, quality: float | None
+) -> RequestRecord:
+    arrival = request.arrival
+    start = painted.start if painted is not None else request.start
+    return RequestRecord(
+        request_id=request.request_id,
+        tenant=arrival.tenant,
+        slo_class=arrival.slo_class,
+        pool=painted.pool if painted is not None else request.pool,
+        arrived_s=arrival.at_s,
+        deadline_s=arrival.deadline_s,
+        ended_s=ended_s,
+        outcome=outcome,
+        start=start.kind if painted is not None else StartKind.NOISE,
+        start_step=start.start_step if painted is not None else 0,
+        steps=painted.steps if painted is not None else request.steps,
+        model=painted.model if painted is not None else request.model,
+        deferred=request.deferred,
+        confidence=request.confidence,
+        quality=quality,
+        stages=tuple(request.stages),
+        device_s=request.device_s,
+    )

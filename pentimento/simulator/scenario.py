@@ -1,0 +1,112 @@
+"""What is simulated, as one value: models, devices, policy, delays, cache, cascade."""
+
+from dataclasses import dataclass, field
+
+from pentimento.dataplane import DataplaneSettings
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.profile import Cost
+from pentimento.policies.serving import DeferralCurve, ServingPolicy
+from pentimento.simulator.cache import CacheSettings
+from pentimento.simulator.costs import NOTHING, ModelCosts
+from pentimento.simulator.device import DeviceSettings
+
+
+@dataclass(frozen=True)
+class SimulatedModel:
+    """`quality` is the mean of a run from noise. `quality_spread`: the most confident light pictures are better than
+    the mean by half of it, the least confident worse. `reuse_quality`: the share that a start from the cache keeps."""
+
+    costs: ModelCosts
+    quality: float | None = None
+    quality_spread: float = 0.0
+    reuse_quality: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return self.costs.model
+
+
+@dataclass(frozen=True)
+class SimulatedDevices:
+    """`count` equal devices. `speed` 2 takes half the time. `models` they can hold (all if empty), `resident` first."""
+
+    count: int
+    resident: str
+    speed: float = 1.0
+    kind: str = ""
+    models: tuple[str, ...] = ()
+    max_batch: int = 1_000
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Seconds that everything but queueing and painting takes: journal commits (`accept`, `attempt`, `commit`, `end`),
+    deciding where to start (`route`), the way to a worker and its answer (`execute`, `result`), the discriminator
+    (`score`), the way back to the client (`answer`)."""
+
+    accept: Cost = NOTHING
+    route: Cost = NOTHING
+    attempt: Cost = NOTHING
+    execute: Cost = NOTHING
+    result: Cost = NOTHING
+    score: Cost = NOTHING
+    commit: Cost = NOTHING
+    end: Cost = NOTHING
+    answer: Cost = NOTHING
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A worker's process dies at `at_s` and another takes its name `for_s` later; the frontdoor notices after
+    `noticed_s`."""
+
+    worker_id: str
+    at_s: float
+    for_s: float
+    noticed_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`deferral` is the true f(t) of the cascade: confidences are drawn from it. What the policy believes is its own.
+
+    `answers_late`: a request whose SLO is broken is still painted (the servers of the papers); otherwise its SLO is its
+    deadline, as in the suite. `control_period_s` is the time between two plans. `cascade`: models in order, where the
+    plan has no shares that lead through one.
+    """
+
+    name: str
+    models: tuple[SimulatedModel, ...]
+    devices: tuple[SimulatedDevices, ...]
+    policy: ServingPolicy
+    device_settings: DeviceSettings = field(default_factory=DeviceSettings)
+    dataplane: DataplaneSettings = field(default_factory=DataplaneSettings)
+    delays: Delays = Delays()
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    deferral: DeferralCurve = field(default_factory=DeferralCurve)
+    control_period_s: float = 5.0
+    answers_late: bool = False
+    outages: tuple[Outage, ...] = ()
+    default_model: str = ""
+    cascade: tuple[str, ...] = ()
+    pixels: int = 1
+
+    def __post_init__(self) -> None:
+        known = {model.name for model in self.models}
+        if len(known) < len(self.models):
+            raise InvalidArgument.of("models", "must have names of their own")
+        if not self.devices:
+            raise InvalidArgument.of("devices", "must be at least one")
+        for devices in self.devices:
+            if strangers := {devices.resident, *devices.models} - known:
+                raise InvalidArgument.of("devices", f"must name models of the scenario, got {sorted(strangers)}")
+        if self.default_model and self.default_model not in known:
+            raise InvalidArgument.of("default_model", f"must be one of {sorted(known)}, got {self.default_model}")
+
+    @property
+    def device_count(self) -> int:
+        return sum(devices.count for devices in self.devices)
+
+    def model(self, name: str) -> SimulatedModel:
+        """KeyError for a stranger."""
+        return next(model for model in self.models if model.name == name)

@@ -1,0 +1,383 @@
+"""The simulator: the dataplane's effects, performed in virtual time.
+
+    arrivals, devices and the controller note events on the agenda; each goes into `Dataplane.on_event`, and every
+    effect that comes out is performed here as `services/frontdoor` performs it live, delayed where that takes time.
+
+The dataplane, the policies, the selector and the eviction rules are the live ones; what is simulated is time: how long
+steps, journal commits and messages take, with their variance. Deterministic by the generator that it is given.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+from pentimento.dataplane import Dataplane, effects, events
+from pentimento.domain.profile import Cost
+from pentimento.policies.serving import CacheUse
+from pentimento.reports import Outcome, RequestRecord, Stage, StartKind
+from pentimento.simulator.agenda import Agenda
+from pentimento.simulator.cache import MISS, CacheAnswer, SimulatedCache
+from pentimento.simulator.controller import SimulatedController
+from pentimento.simulator.device import Device, SimulatedJob
+from pentimento.simulator.fleet import SimulatedFleet
+from pentimento.simulator.ledger import Painted, SimulatedRequest, record_of
+from pentimento.simulator.routing import RETRIEVAL_POOL, arrival_pools, hit_pools
+from pentimento.simulator.scenario import Outage, Scenario
+from pentimento.workloads import Arrival, Workload
+
+# Far beyond the end of any workload, and finite: what waits without a deadline waits till then.
+NEVER_S = 1e9
+
+_OUTCOME_OF = {
+    effects.End.FAILED: Outcome.FAILED,
+    effects.End.CANCELLED: Outcome.CANCELLED,
+    effects.End.EXPIRED: Outcome.DROPPED,
+    effects.End.DROPPED: Outcome.DROPPED,
+}
+
+
+class Simulation:
+    """One run of one workload. `events_count` are the dataplane's."""
+
+    def __init__(self, scenario: Scenario, workload: Workload, rng: Random) -> None:
+        self._scenario = scenario
+        self._workload = workload
+        self._random = rng
+        # Drawn beforehand and by themselves, so that compared policies see the same requests.
+        self._draws = [(rng.random(), rng.random()) for _ in workload.arrivals]
+        self._agenda = Agenda()
+        self.dataplane = Dataplane(1, scenario.dataplane)
+        self.events_count = 0
+        self._events: deque[events.Event] = deque()
+        self._requests: dict[str, SimulatedRequest] = {}
+        self._records: list[RequestRecord] = []
+        self._fleet = SimulatedFleet(scenario, self._agenda, self, rng)
+        self._controller = SimulatedController(
+            scenario.policy.allocator,
+            scenario.policy.name,
+            self._fleet.devices,
+            self._fleet.available,
+            self._fleet.profiles,
+        )
+        self._cache = self._warm_cache()
+        # The request that Deliver has just taken away; CommitCacheEntries comes right after it.
+        self._delivered: tuple[SimulatedRequest, Painted]
+        self._performers: Mapping[type, Callable[[Any], None]] = {
+            effects.Reject: self._reject,
+            effects.PersistAccepted: self._persist_accepted,
+            effects.PrepareRoute: _nothing,
+            effects.Announce: _nothing,
+            effects.ResolveRoute: self._resolve_route,
+            effects.PersistAttempt: self._persist_attempt,
+            effects.ReservePair: _nothing,
+            effects.Hedge: _nothing,
+            effects.Execute: self._execute,
+            effects.Attach: _nothing,
+            effects.StopAttempt: self._stop_attempt,
+            effects.Score: self._score,
+            effects.CommitResult: self._commit_result,
+            effects.CommitCacheEntries: self._commit_cache,
+            effects.ReleaseGrant: _nothing,
+            effects.PersistEnd: self._persist_end,
+            effects.Drop: self._drop,
+            effects.Deliver: self._deliver,
+            effects.DeliverEnd: self._deliver_end,
+            effects.DeliverRecorded: _nothing,
+            effects.Drained: _nothing,
+        }
+
+    def run(self) -> list[RequestRecord]:
+        """What became of every arrival, in the order in which they ended."""
+        self._begin()
+        arrivals = iter(enumerate(self._workload.arrivals))
+        coming = next(arrivals, None)
+        while coming is not None or self._requests:
+            at_s = coming[1].at_s if coming is not None else None
+            due_s, wakeup_s = self._agenda.next_time(), self.dataplane.next_wakeup()
+            if at_s is not None and _first(at_s, due_s) and _first(at_s, wakeup_s):
+                assert coming is not None
+                self._agenda.now = max(at_s, self._agenda.now)
+                self._arrive(*coming)
+                coming = next(arrivals, None)
+            elif due_s is not None and _first(due_s, wakeup_s):
+                action, argument = self._agenda.pop()
+                action(argument)
+            elif wakeup_s is not None:
+                self._agenda.now = max(wakeup_s, self._agenda.now)
+                self.submit(events.TimePassed())
+            self._settle()
+        return self._records
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the start."""
+        return self._agenda.now
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that all devices together computed."""
+        return sum(device.busy_s for device in self._fleet.devices.values())
+
+    def submit(self, event: events.Event) -> None:
+        """It comes after all effects of the events before it, as in the live interpreter."""
+        self._events.append(event)
+
+    def _settle(self) -> None:
+        on_event, performers, agenda, waiting = self.dataplane.on_event, self._performers, self._agenda, self._events
+        while waiting:
+            self.events_count += 1
+            for effect in on_event(agenda.now, waiting.popleft()):
+                performers[type(effect)](effect)
+
+    def _later(self, cost: Cost, event: events.Event) -> None:
+        """Submit it after that time; at once where it costs none."""
+        if cost.mean_s <= 0.0:
+            self._events.append(event)
+        else:
+            self._agenda.at(self._agenda.now + cost.draw(self._random), self.submit, event)
+
+    # What comes from outside.
+
+    def _begin(self) -> None:
+        self.submit(events.ProfilesReceived(self._fleet.speed_profiles()))
+        for device in self._fleet.devices.values():
+            self.device_reports(device)
+        if self._scenario.policy.cache is CacheUse.RETRIEVAL:
+            self.submit(self._fleet.retrieval_report())
+        self._settle()
+        self._control()
+        self._settle()
+        for outage in self._scenario.outages:
+            self._agenda.at(outage.at_s, self._break, outage)
+
+    def _control(self, _: None = None) -> None:
+        plan = self._controller.plan(self._agenda.now, self.dataplane)
+        if plan is not None:
+            self.submit(events.PlanReceived(plan))
+            self._fleet.follow(plan)
+        self._agenda.at(self._agenda.now + self._scenario.control_period_s, self._control)
+
+    def _arrive(self, index: int, arrival: Arrival) -> None:
+        request_id = f"r{index}"
+        draw, route_draw = self._draws[index]
+        plan = self.dataplane.state.plan
+        pools = plan.pools if plan is not None else ()
+        cascade = self._scenario.cascade or arrival_pools(pools, arrival.model, route_draw)
+        pool = cascade[0] if cascade else self._scenario.default_model
+        request = SimulatedRequest(request_id, arrival, draw, route_draw, cascade, pool=pool)
+        self._requests[request_id] = request
+        request.model = self._fleet.model_of(pool)
+        request.steps = self._fleet.steps_of(request.model, arrival)
+        deadline = NEVER_S if self._scenario.answers_late else arrival.at_s + arrival.deadline_s
+        work = float(request.steps * self._scenario.pixels)
+        self.submit(events.RequestArrived(request_id, arrival.tenant, pool, work, deadline, arrival.slo_class, cascade))
+
+    def _break(self, outage: Outage) -> None:
+        device = self._fleet.devices[outage.worker_id]
+        generation = device.generation
+        device.lose()
+        lost = events.WorkerLost(outage.worker_id, generation)
+        self._agenda.at(self._agenda.now + outage.noticed_s, self.submit, lost)
+        self._agenda.at(self._agenda.now + outage.for_s, lambda _: device.revive())
+
+    # What devices say.
+
+    def device_reports(self, device: Device) -> None:
+        self.submit(
+            events.WorkerReported(
+                device.worker_id,
+                device.costs.model,
+                device.costs.digest,
+                device.generation,
+                device.credit_count,
+                draining=device.draining,
+            )
+        )
+
+    def job_began(self, device: Device, job: SimulatedJob) -> None:
+        self.submit(events.AttemptStarted(*job.attempt))
+
+    def job_finished(self, device: Device, job: SimulatedJob) -> None:
+        request = self._requests.get(job.attempt[0])
+        if request is not None:
+            request.device_s += job.device_s
+            # A request that went on while this attempt ran (a hedge, a cascade) has another start by now.
+            request.painted[job.attempt[1]] = Painted(request.pool, device.costs.model, request.start, request.steps)
+            request.stages.append(Stage("wait_worker", job.arrived_s, job.began_s))
+            request.stages.append(Stage("paint", job.began_s, self._agenda.now))
+        self._later(self._scenario.delays.result, events.AttemptFinished(*job.attempt))
+
+    def job_stopped(self, device: Device, job: SimulatedJob) -> None:
+        request = self._requests.get(job.attempt[0])
+        if request is not None:
+            request.device_s += job.device_s
+        failed = events.AttemptFailed(*job.attempt, events.FailureKind.STOPPED)
+        self._later(self._scenario.delays.result, failed)
+
+    # Effects.
+
+    def _persist_accepted(self, effect: effects.PersistAccepted) -> None:
+        self._later(self._scenario.delays.accept, events.AcceptPersisted(effect.request_id))
+
+    def _resolve_route(self, effect: effects.ResolveRoute) -> None:
+        request = self._requests[effect.request_id]
+        stage = effect.cascade_stage
+        plan = self.dataplane.state.plan
+        pools = plan.pools if plan is not None else ()
+        own = request.cascade[stage] if stage < len(request.cascade) else request.pool
+        request.start = self._look_up(request, own) if stage == 0 else MISS
+        request.deferred = stage > 0
+        if request.start.kind is StartKind.NOISE:
+            lanes = [(own, self._fleet.model_of(own))]
+        elif request.start.kind is StartKind.RETRIEVAL:
+            lanes = [(RETRIEVAL_POOL, RETRIEVAL_POOL)]
+        else:
+            lanes = hit_pools(pools, request.start.kind, request.route_draw, own)
+        request.options = tuple(lanes)
+        self._controller.count_start(own, request.start.start_step)
+        work = [float(self._steps_left(request, model) * self._scenario.pixels) for _, model in lanes]
+        options = tuple(
+            events.RouteOption(pool, self._fleet.digest_of(model), left)
+            for (pool, model), left in zip(lanes[1:], work[1:], strict=True)
+        )
+        pool, model = lanes[0]
+        digest = self._fleet.digest_of(model)
+        resolved = events.RouteResolved(effect.request_id, pool, digest, work[0], stage, options)
+        request.queued_s = self._agenda.now
+        self._later(self._scenario.delays.route, resolved)
+
+    def _persist_attempt(self, effect: effects.PersistAttempt) -> None:
+        request = self._requests[effect.request_id]
+        request.pool, request.model = request.options[effect.option]
+        request.steps = self._fleet.steps_of(request.model, request.arrival)
+        request.stages.append(Stage("queue", request.queued_s, self._agenda.now))
+        persisted = events.AttemptPersisted(effect.request_id, effect.fencing_token)
+        self._later(self._scenario.delays.attempt, persisted)
+
+    def _execute(self, effect: effects.Execute) -> None:
+        cost = self._scenario.delays.execute
+        if cost.mean_s <= 0.0:
+            self._start(effect)
+        else:
+            self._agenda.at(self._agenda.now + cost.draw(self._random), self._start, effect)
+
+    def _start(self, effect: effects.Execute) -> None:
+        request = self._requests.get(effect.request_id)
+        attempt = (effect.request_id, effect.fencing_token)
+        if effect.worker_id == RETRIEVAL_POOL:
+            assert request is not None
+            request.painted[effect.fencing_token] = Painted(RETRIEVAL_POOL, "", request.start, request.steps)
+            self.submit(events.AttemptFinished(*attempt))
+            return
+        device = self._fleet.devices[effect.worker_id]
+        if device.lost:
+            return  # nobody answers; the frontdoor notices in its time
+        if request is None or device.generation != effect.worker_generation or device.draining:
+            self.submit(events.AttemptFailed(*attempt, events.FailureKind.NOT_HELD))
+            return
+        device.start(attempt, self._steps_left(request, device.costs.model), effect.deadline)
+
+    def _stop_attempt(self, effect: effects.StopAttempt) -> None:
+        device = self._fleet.devices.get(effect.worker_id)
+        if device is not None:
+            device.stop((effect.request_id, effect.fencing_token))
+
+    def _score(self, effect: effects.Score) -> None:
+        request = self._requests[effect.request_id]
+        request.confidence = self._scenario.deferral.confidence(request.draw)
+        began_s = self._agenda.now
+        request.stages.append(Stage("score", began_s, began_s + self._scenario.delays.score.mean_s))
+        scored = events.Scored(effect.request_id, effect.fencing_token, request.confidence)
+        self._later(self._scenario.delays.score, scored)
+
+    def _commit_result(self, effect: effects.CommitResult) -> None:
+        committed = events.ResultCommitted(effect.request_id, effect.fencing_token, won=True)
+        self._later(self._scenario.delays.commit, committed)
+
+    def _commit_cache(self, effect: effects.CommitCacheEntries) -> None:
+        request, painted = self._delivered
+        if request.request_id == effect.request_id:
+            self._remember(request, painted)
+
+    def _persist_end(self, effect: effects.PersistEnd) -> None:
+        self._later(self._scenario.delays.end, events.EndPersisted(effect.request_id, won=True))
+
+    def _drop(self, effect: effects.Drop) -> None:
+        self._later(self._scenario.delays.end, events.EndPersisted(effect.request_id, won=True))
+
+    def _reject(self, effect: effects.Reject) -> None:
+        self._end(effect.request_id, Outcome.REJECTED)
+
+    def _deliver(self, effect: effects.Deliver) -> None:
+        request = self._requests[effect.request_id]
+        painted = request.painted[effect.picture_token]
+        ended_s = self._agenda.now
+        cost = self._scenario.delays.answer
+        if cost.mean_s > 0.0:
+            ended_s += cost.draw(self._random)
+        late = ended_s > request.arrival.at_s + request.arrival.deadline_s
+        self._delivered = (request, painted)
+        self._end(effect.request_id, Outcome.LATE if late else Outcome.COMPLETED, ended_s, painted)
+
+    def _deliver_end(self, effect: effects.DeliverEnd) -> None:
+        self._end(effect.request_id, _OUTCOME_OF[effect.end])
+
+    def _end(
+        self, request_id: str, outcome: Outcome, ended_s: float | None = None, painted: Painted | None = None
+    ) -> None:
+        request = self._requests.pop(request_id)
+        quality = self._fleet.quality_of(request, painted) if painted is not None else None
+        at_s = self._agenda.now if ended_s is None else ended_s
+        self._records.append(record_of(request, outcome, at_s, painted, quality))
+
+    # The cache.
+
+    def _look_up(self, request: SimulatedRequest, pool: str) -> CacheAnswer:
+        if self._cache is None:
+            return MISS
+        model = self._fleet.model_of(pool)
+        steps = self._fleet.steps_of(model, request.arrival)
+        return self._cache.lookup(request.arrival.tenant, model, request.arrival.embedding_row, steps)
+
+    def _remember(self, request: SimulatedRequest, painted: Painted) -> None:
+        """What the accepted attempt captured becomes findable."""
+        hit = painted.start.kind is not StartKind.NOISE
+        if self._cache is None or painted.start.kind is StartKind.RETRIEVAL:
+            return
+        if hit and not self._scenario.policy.cache_hits:
+            return
+        arrival = request.arrival
+        begun_at = painted.start.start_step if painted.start.kind is StartKind.LATENT else 0
+        self._cache.insert(
+            arrival.tenant, painted.model, arrival.embedding_row, painted.steps, begun_at, painted.start.depth
+        )
+
+    def _steps_left(self, request: SimulatedRequest, model: str) -> int:
+        """On that model: a start at k of T leaves its share of the model's own steps."""
+        if model == RETRIEVAL_POOL:
+            return 0
+        steps = self._fleet.steps_of(model, request.arrival)
+        asked = self._fleet.steps_of(request.model, request.arrival)
+        return max(1, steps - round(request.start.start_step * steps / asked))
+
+    def _warm_cache(self) -> SimulatedCache | None:
+        policy, workload = self._scenario.policy, self._workload
+        if policy.cache is CacheUse.NONE or workload.embeddings is None:
+            return None
+        cache = SimulatedCache(policy.cache, policy.eviction, self._scenario.cache, workload.embeddings)
+        count = min(self._scenario.cache.warm_count, len(workload.embeddings))
+        if count and workload.arrivals:
+            tenants = sorted({arrival.tenant for arrival in workload.arrivals})
+            model = self._scenario.default_model
+            steps = self._fleet.steps_of(model, workload.arrivals[0])
+            cache.warm(tenants, model, steps, range(count))
+        return cache
+
+
+def _first(time_s: float, other: float | None) -> bool:
+    return other is None or time_s <= other
+
+
+def _nothing(effect: object) -> None:
+    pass

@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pentimento.policies.cache_selection import SelectionRules, Threshold
+from pentimento.policies.serving import CacheUse
+from pentimento.reports import StartKind
+from pentimento.simulator.cache import CacheSettings, SimulatedCache
+
+# Row 1 is near row 0, row 2 nearer, row 3 far from all.
+ANGLES = np.array([0.0, 0.60, 0.30, 2.0], np.float32)
+EMBEDDINGS = np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=1)
+RULES = SelectionRules(images=(Threshold(0.8, 0.2), Threshold(0.95, 0.5)))
+
+
+def latents(capacity: int = 100, **changes: object) -> SimulatedCache:
+    return SimulatedCache(CacheUse.LATENTS, "lcbfu", CacheSettings(capacity, **changes), EMBEDDINGS)  # type: ignore[arg-type]
+
+
+def images(capacity: int = 100, **changes: object) -> SimulatedCache:
+    return SimulatedCache(CacheUse.IMAGES, "fifo", CacheSettings(capacity, RULES, **changes), EMBEDDINGS)  # type: ignore[arg-type]
+
+
+def test_the_nearer_the_prompt_the_more_steps_are_saved() -> None:
+    cache = latents()
+    cache.insert("t", "m", 0, 50)
+
+    found = [cache.lookup("t", "m", row, 50).start_step for row in (0, 2, 1, 3)]
+
+    # Cosines 1, 0.955, 0.825 and -0.42.
+    assert found == [25, 25, 10, 0]
+
+
+def test_what_nobody_painted_is_a_miss() -> None:
+    assert latents().lookup("t", "m", 0, 50).kind is StartKind.NOISE
+
+
+@pytest.mark.parametrize(
+    ("tenant", "model", "steps"), [("other", "m", 50), ("t", "other", 50), ("t", "m", 30)], ids=["tenant", "model", "T"]
+)
+def test_latents_of_others_are_misses(tenant: str, model: str, steps: int) -> None:
+    cache = latents()
+    cache.insert("t", "m", 0, 50)
+
+    assert cache.lookup(tenant, model, 0, steps).kind is StartKind.NOISE
+
+
+def test_an_image_serves_any_model() -> None:
+    cache = images()
+    cache.insert("t", "m", 0, 50)
+
+    answer = cache.lookup("t", "another", 2, 50)
+
+    assert (answer.kind, answer.start_step, answer.donor) == (StartKind.IMAGE, 25, 0)
+
+
+def test_a_shared_pool_serves_every_tenant() -> None:
+    cache = images(shared=True)
+    cache.insert("t", "m", 0, 50)
+
+    assert cache.lookup("u", "m", 0, 50).kind is StartKind.IMAGE
+
+
+def test_a_hole_is_filled_by_the_largest_k_below_it() -> None:
+    cache = latents(capacity=5)
+    cache.insert("t", "m", 0, 50)
+    cache.lookup("t", "m", 1, 50)  # uses K = 10, which then outlives K = 5
+    cache.insert("t", "m", 3, 50, begun_at=20)  # one item more: its K = 25 drives out the least worth, K = 5
+
+    assert cache.lookup("t", "m", 0, 50).start_step == 25
+    assert len(cache) == 5
+
+
+def test_a_full_window_lets_the_oldest_image_go() -> None:
+    cache = images(capacity=2)
+    for row in (0, 3, 1):
+        cache.insert("t", "m", row, 50)
+
+    assert cache.lookup("t", "m", 0, 50).donor == 1
+
+
+def test_retrieval_answers_with_what_is_near_enough_as_it_is() -> None:
+    cache = SimulatedCache(CacheUse.RETRIEVAL, "fifo", CacheSettings(10, retrieval_similarity=0.9), EMBEDDINGS)
+    cache.insert("t", "m", 0, 50)
+
+    assert cache.lookup("t", "m", 2, 50).kind is StartKind.RETRIEVAL
+    assert cache.lookup("t", "m", 1, 50).kind is StartKind.NOISE
+
+
+def test_ancestors_are_counted_and_capped() -> None:
+    cache = images(max_depth=1)
+    cache.insert("t", "m", 0, 50)
+    depth = cache.lookup("t", "m", 2, 50).depth
+    cache.insert("t", "m", 2, 50, depth=depth)
+    deeper = cache.lookup("t", "m", 2, 50).depth
+    cache.insert("t", "m", 1, 50, depth=deeper)
+
+    assert (depth, deeper, len(cache)) == (1, 2, 2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 19)), max_size=60), st.integers(1, 30))
+def test_the_nearest_entry_is_the_one_that_a_full_search_finds(steps: list[tuple[bool, int]], capacity: int) -> None:
+    vectors = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    cache = SimulatedCache(CacheUse.IMAGES, "fifo", CacheSettings(capacity, RULES), vectors)
+    held: list[int] = []
+    for inserts, row in steps:
+        if inserts:
+            cache.insert("t", "m", row, 50)
+            held = [*(other for other in held if other != row), row][-capacity:]
+        else:
+            best = max(held, key=lambda other: float(vectors[row] @ vectors[other]), default=None)
+            near = best is not None and float(vectors[row] @ vectors[best]) >= 0.8
+            assert cache.lookup("t", "m", row, 50).donor == (best if near else -1)
