@@ -186,8 +186,8 @@ def _published(table: TomlTable, name: str, latencies: TomlTable) -> ModelProfil
 
 
 def steady(mean_s: float, variation: float = 0.0) -> Cost:
-    """`variation` is the standard deviation as a share of the mean."""
-    return Cost(mean_s, (mean_s * variation) ** 2, 1)
+    """`variation` is the standard deviation as a share of the mean; it counts as two samples, the fewest with one."""
+    return Cost(mean_s, (mean_s * variation) ** 2, 2)
 
 
 def _batch_size(table: TomlTable, field: str) -> int:

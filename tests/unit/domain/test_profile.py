@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
@@ -46,11 +46,13 @@ profiles = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(profiles)
 def test_what_is_written_is_what_is_read(profile: ModelProfile) -> None:
     assert profile_from_json(profile_to_json(profile)) == profile
 
 
+@settings(deadline=None)
 @given(st.lists(samples, min_size=1, max_size=5))
 def test_pooled_costs_are_those_of_all_samples_together(groups: list[list[float]]) -> None:
     together = [sample for group in groups for sample in group]
@@ -120,6 +122,7 @@ def test_what_is_no_profile_is_refused(text: str) -> None:
         profile_from_json(text)
 
 
+@settings(deadline=None)
 @given(st.floats(0.01, 10), st.floats(0.01, 1.0), st.integers(0, 5))
 def test_draws_have_the_mean_and_the_variance_of_the_cost(mean_s: float, spread: float, seed: int) -> None:
     cost = Cost(mean_s, (spread * mean_s) ** 2, 5)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import FailedPrecondition, NotFound
@@ -117,6 +117,7 @@ def test_other_prompts_are_spread_over_the_recorded_ones_the_same_way_each_time(
     assert all(60 <= found.count(index) <= 140 for index in range(4))
 
 
+@settings(deadline=None)
 @given(st.text(), st.integers(0, 2**64 - 1))
 def test_a_quantile_is_at_least_0_and_below_1(prompt: str, seed: int) -> None:
     assert 0.0 <= quantile_of(prompt, seed) < 1.0

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import Cancelled, PentimentoError
@@ -196,6 +196,7 @@ def test_a_device_whose_process_was_stopped_does_not_catch_up() -> None:
     assert job.finished_at == pytest.approx(5.1)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 5), st.integers(1, 6)), min_size=1, max_size=12),
     st.booleans(),
@@ -223,6 +224,7 @@ def test_all_that_come_are_painted_in_the_time_that_the_device_was_busy(
     assert max(world.batches) <= 3
 
 
+@settings(deadline=None)
 @given(st.integers(0, 3))
 def test_the_same_seed_gives_the_same_times(seed: int) -> None:
     def times() -> list[float]:

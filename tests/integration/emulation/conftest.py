@@ -1,0 +1,99 @@
+"""An emulated worker and discriminator over Unix sockets, in this process: real servers, channels, stores, clients."""
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.clients.worker import WorkerClient
+from pentimento.domain.fleet import HeldModel
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
+from services.unet_worker.emulated_painter import EmulatedPainter
+from services.unet_worker.emulated_wiring import EmulatedWorkerProcess, wire
+from services.unet_worker.settings import EmulatedWorkerSettings
+
+FLEET = """\
+seed = 3
+
+[[models]]
+name = "light"
+steps = 1
+guidance_scale = 1.0
+latency_s = { 1 = 0.001 }
+load_s = 0.001
+
+[[models]]
+name = "heavy"
+steps = 10
+latency_s = { 1 = 0.01, 2 = 0.012 }
+quality = 0.6
+
+[[devices]]
+name = "small"
+models = ["heavy", "light"]
+memory_bytes = 1000
+
+[discriminator]
+score_s = 0.001
+"""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Short: a Unix socket lies in it."""
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def fleet_file(directory: Path) -> Path:
+    (directory / "fleet.toml").write_text(FLEET)
+    return directory / "fleet.toml"
+
+
+@dataclass(frozen=True)
+class Emulated:
+    process: EmulatedWorkerProcess
+    client: WorkerClient
+
+    @property
+    def held(self) -> HeldModel:
+        return self.process.worker.loaded.held
+
+    @property
+    def painter(self) -> EmulatedPainter:
+        painter = self.process.worker.loaded
+        assert isinstance(painter, EmulatedPainter)
+        return painter
+
+
+@asynccontextmanager
+async def serve(fleet_file: Path, **settings: Any) -> AsyncIterator[Emulated]:
+    directory = fleet_file.parent
+    address = f"unix:{directory / 'w'}"
+    rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
+    objects_url = f"file://{directory / 'objects'}"
+    process = wire(
+        EmulatedWorkerSettings(
+            rpc, channels, fleet_file, "small", objects_url=objects_url, progress_interval_ms=0, **settings
+        )
+    )
+    await process.server.start()
+    try:
+        await process.warm()
+        process.server.set_serving()
+        async with open_channel(address, channels) as channel:
+            yield Emulated(process, WorkerClient(channel))
+    finally:
+        await process.close()
+        await process.server.stop()
+
+
+@pytest.fixture
+async def worker(fleet_file: Path) -> AsyncIterator[Emulated]:
+    async with serve(fleet_file) as served:
+        yield served
