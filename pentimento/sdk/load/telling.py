@@ -1,0 +1,107 @@
+"""What the client heard, as a record of reports."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pentimento.domain.errors import Cancelled, DeadlineExceeded, PentimentoError, ResourceExhausted
+from pentimento.domain.generation import FromImage, FromLatent, Provenance, Route, StageTiming
+from pentimento.reports import Outcome, RequestRecord, Stage, StartKind
+from pentimento.workloads import Arrival
+
+GENERATOR, WORKER = "generator", "worker."
+# A simulated device knows the wait for it and the painting; a live one's stages are summed up to these.
+COARSE = {
+    "worker.start": "wait_worker",
+    "worker.queue": "wait_worker",
+    "worker.prepare": "paint",
+    "worker.denoise": "paint",
+    "worker.decode": "paint",
+    "worker.encode": "paint",
+    "worker.store": "paint",
+}
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Times are seconds on the run's clock: when it was sent, and when the last word came. One of `provenance` and
+    `error` is set, or neither when the generator lost its patience."""
+
+    sent_s: float
+    ended_s: float
+    request_id: str = ""
+    provenance: Provenance | None = None
+    error: PentimentoError | None = None
+    quality: float | None = None
+
+
+def record_of(number: int, arrival: Arrival, heard: Heard, detailed: bool = False) -> RequestRecord:
+    """The latency counts from when the request was due, whenever it was really sent."""
+    made, due_s = heard.provenance, arrival.at_s
+    late_to_send = (Stage(GENERATOR, due_s, heard.sent_s),) if heard.sent_s > due_s else ()
+    common = {
+        "request_id": heard.request_id or f"unnamed-{number}",
+        "tenant": arrival.tenant,
+        "slo_class": arrival.slo_class,
+        "arrived_s": due_s,
+        "deadline_s": arrival.deadline_s,
+        "ended_s": heard.ended_s,
+    }
+    if made is None:
+        outcome = outcome_of(heard.error)
+        return RequestRecord(**common, pool=arrival.model, outcome=outcome, steps=arrival.steps, stages=late_to_send)  # type: ignore[arg-type]
+    in_time = heard.ended_s - due_s <= arrival.deadline_s
+    start, start_step = start_of(made)
+    return RequestRecord(
+        **common,  # type: ignore[arg-type]
+        pool=made.route.model,
+        outcome=Outcome.COMPLETED if in_time else Outcome.LATE,
+        start=start,
+        start_step=start_step,
+        steps=made.spec.num_inference_steps,
+        model=made.route.model,
+        deferred=was_deferred(made.route),
+        confidence=made.discriminator_confidence,
+        quality=heard.quality,
+        stages=late_to_send + stages_of(made.timings, heard, detailed),
+        device_s=made.device_seconds,
+    )
+
+
+def outcome_of(error: PentimentoError | None) -> Outcome:
+    """Full queues and quotas reject; what would be, or is, past its deadline is dropped; the rest are failures."""
+    if isinstance(error, ResourceExhausted):
+        return Outcome.REJECTED
+    if isinstance(error, DeadlineExceeded):
+        return Outcome.DROPPED
+    return Outcome.CANCELLED if isinstance(error, Cancelled) else Outcome.FAILED
+
+
+def start_of(made: Provenance) -> tuple[StartKind, int]:
+    match made.route.start:
+        case FromLatent(resume_step=step):
+            return StartKind.LATENT, step
+        case FromImage(start_step=step):
+            whole = step >= made.spec.num_inference_steps
+            return StartKind.RETRIEVAL if whole else StartKind.IMAGE, step
+    return StartKind.NOISE, 0
+
+
+def was_deferred(route: Route) -> bool:
+    """Whether the picture is of a later stage of its cascade than the first."""
+    return len(route.stages) > 1 and route.model != route.stages[0].model
+
+
+def stages_of(timings: Sequence[StageTiming], heard: Heard, detailed: bool) -> tuple[Stage, ...]:
+    """The server's clock is not ours: it is taken to have begun when the request was sent. What the server calls
+    "execute" is the worker's stages and the way there; it is left out where those are known."""
+    known = {timing.stage for timing in timings}
+    inside = any(name.startswith(WORKER) for name in known)
+    return tuple(
+        Stage(
+            timing.stage if detailed else COARSE.get(timing.stage, timing.stage),
+            heard.sent_s + timing.start_ms / 1000,
+            heard.sent_s + (timing.start_ms + timing.duration_ms) / 1000,
+        )
+        for timing in timings
+        if not (inside and timing.stage == "execute")
+    )
