@@ -30,7 +30,7 @@ class SimulatedFleet:
         self.devices: dict[str, Device] = {}
         self.available: dict[str, tuple[str, ...]] = {}
         for group, devices in enumerate(scenario.devices):
-            kind = devices.kind or f"kind{group}"
+            kind = devices.kind or f"w{group}"
             self.available[kind] = devices.models or tuple(self._steps)
             self._costs[kind] = {model.name: model.costs.slower(1.0 / devices.speed) for model in scenario.models}
             self._limits[kind] = devices.max_batch
@@ -87,8 +87,8 @@ class SimulatedFleet:
         self, kind: str, devices: SimulatedDevices, agenda: Agenda, listener: DeviceListener, random: Random
     ) -> None:
         costs = self._costs[kind][devices.resident]
-        for _ in range(devices.count):
-            worker_id = f"w{len(self.devices):04d}"
+        for number in range(devices.count):
+            worker_id = f"{kind}-{number}"
             settings = self._scenario.device_settings
             self.devices[worker_id] = Device(
                 worker_id, kind, agenda, listener, random, settings, costs, devices.max_batch

@@ -49,7 +49,7 @@ def test_every_arrival_ends_exactly_once(
     policy: str, rate: float, devices: int, load_s: float, late: bool, outages: list[tuple[int, float, float]]
 ) -> None:
     workload = poisson(rate, 120)
-    broken = tuple(Outage(f"w{index % devices:04d}", at_s, for_s) for index, at_s, for_s in outages)
+    broken = tuple(Outage(f"w0-{index % devices}", at_s, for_s) for index, at_s, for_s in outages)
     scenario = cascade(policy, devices, rate, load_s, outages=broken, answers_late=late)
 
     records = run(scenario, workload)
@@ -129,7 +129,7 @@ def test_requests_that_are_predicted_late_are_not_painted() -> None:
 
 
 def test_what_a_lost_worker_held_is_painted_by_another() -> None:
-    scenario = one_model({1: 1.0, 2: 1.5}, count=2, outages=(Outage("w0000", 0.5, 100.0, noticed_s=0.25),))
+    scenario = one_model({1: 1.0, 2: 1.5}, count=2, outages=(Outage("w0-0", 0.5, 100.0, noticed_s=0.25),))
 
     records = run(scenario, arrivals([0.0, 0.0]))
 
@@ -139,7 +139,7 @@ def test_what_a_lost_worker_held_is_painted_by_another() -> None:
 
 
 def test_a_worker_that_comes_back_works_again() -> None:
-    scenario = one_model({1: 1.0}, outages=(Outage("w0000", 0.5, 4.0, noticed_s=0.25),))
+    scenario = one_model({1: 1.0}, outages=(Outage("w0-0", 0.5, 4.0, noticed_s=0.25),))
 
     (record,) = run(scenario, arrivals([0.0]))
 

@@ -1,0 +1,75 @@
+"""`python -m pentimento.simulator SCENARIO`: plays a scenario file and prints the policies side by side."""
+
+import argparse
+import sys
+from pathlib import Path
+from random import Random
+
+from pentimento.domain.errors import FailedPrecondition, PentimentoError
+from pentimento.policies.serving import SERVING_POLICIES
+from pentimento.reports import Report, Run, as_html, as_json, as_text, make_report, save_png, save_run
+from pentimento.simulator.scenario_file import ScenarioFile, read_scenario
+from pentimento.simulator.simulation import Simulation
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        file = read_scenario(options.scenario, options.policy or (), options.seed)
+        reports = play(file, options.out)
+    except PentimentoError as error:
+        print(f"pentimento: {_line(error)}", file=sys.stderr)
+        return 1
+    print("\n\n".join(as_json(report) for report in reports) if options.json else as_text(reports))
+    return 0
+
+
+def play(file: ScenarioFile, out: Path | None = None) -> list[Report]:
+    """A report for each policy; records and pictures go to the folder `out` where one is given."""
+    reports = []
+    for scenario in file.scenarios:
+        records = Simulation(scenario, file.workload, Random(file.seed)).run()
+        provenance = {**file.provenance, "policy": scenario.name, "workload": dict(file.workload.provenance)}
+        reports.append(make_report(scenario.name, records, provenance, warm_up_s=file.warm_up_s))
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            save_run(Run(scenario.name, provenance, tuple(records)), out / f"{scenario.name}.jsonl.gz")
+    if out is not None:
+        _save(file, reports, out)
+    return reports
+
+
+def _save(file: ScenarioFile, reports: list[Report], out: Path) -> None:
+    for report in reports:
+        (out / f"{report.name}.json").write_text(as_json(report) + "\n")
+    (out / "report.txt").write_text(as_text(reports) + "\n")
+    (out / "report.html").write_text(as_html(reports, f"{file.name} (simulated)"))
+    try:
+        save_png(reports, out / "report.png", f"{file.name} (simulated)")
+    except FailedPrecondition as error:
+        print(f"pentimento: no report.png: {error.message}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pentimento simulate", description="Plays a scenario in virtual time.")
+    parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (TOML)")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help=f"in place of those the file names; again for several: {', '.join(SERVING_POLICIES)}",
+    )
+    parser.add_argument("--seed", type=int, help="in place of the file's")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="records, report.txt, report.html, report.png go there")
+    parser.add_argument("--json", action="store_true", help="print the reports as JSON")
+    return parser
+
+
+def _line(error: PentimentoError) -> str:
+    if not error.violations:
+        return error.message
+    return "; ".join(f"{violation.field}: {violation.description}" for violation in error.violations)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

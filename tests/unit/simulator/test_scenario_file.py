@@ -1,0 +1,136 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.simulator.__main__ import main
+from pentimento.simulator.scenario_file import read_scenario
+from pentimento.simulator.synthetic_log import DIFFUSIONDB_SHARES, synthetic_log
+
+SCENARIOS = Path(__file__).parents[3] / "scenarios"
+
+FLEET = """
+batching = "requests"
+default_model = "heavy"
+[[models]]
+name = "light"
+steps = 1
+latency_s = { 1 = 0.1 }
+quality = 0.7
+[[models]]
+name = "heavy"
+steps = 50
+latency_s = { 1 = 2.0, 2 = 3.0 }
+quality = 0.8
+[[devices]]
+name = "a"
+count = 4
+models = ["heavy", "light"]
+"""
+
+SCENARIO = """
+fleet = "fleet.toml"
+policies = ["diffserve", "clipper-light"]
+seed = 3
+[workload]
+kind = "poisson"
+rate = 1.0
+duration_s = 20.0
+deadline_s = 5.0
+[policy]
+light = "light"
+heavy = "heavy"
+slo_s = 5.0
+expected_per_s = 1.0
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    path = tmp_path / "scenario.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
+def test_scenarios_that_ship_are_read(path: Path) -> None:
+    file = read_scenario(path)
+
+    assert file.workload.arrivals
+    assert all(scenario.device_count == 16 for scenario in file.scenarios)
+
+
+def test_a_file_becomes_a_scenario_for_each_policy(scenario: Path) -> None:
+    file = read_scenario(scenario)
+
+    assert [one.policy.name for one in file.scenarios] == ["diffserve", "clipper-light"]
+    assert file.scenarios[0].device_settings.steps is False
+    assert file.workload.arrivals[0].deadline_s == 5.0
+
+
+def test_the_command_line_may_choose_policy_and_seed(scenario: Path) -> None:
+    file = read_scenario(scenario, ["vanilla"], seed=9)
+
+    assert [one.policy.name for one in file.scenarios] == ["vanilla"]
+    assert file.seed == 9
+    assert file.workload != read_scenario(scenario).workload
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("rate = 1.0", "rate = -1.0", r"scenario.toml:7: workload.rate: must be at least"),
+        ('kind = "poisson"', 'kind = "gauss"', r"scenario.toml:6: workload.kind: must be one of .*got 'gauss'"),
+        ("duration_s = 20.0", "duration = 20.0", r"workload.duration_s: must be given"),
+        ("deadline_s = 5.0", "deadline_s = 5.0\nhaste = 1", r"scenario.toml:10: workload.haste: is no field"),
+        ('light = "light"', 'light = "tiny"', r"scenario.toml:11: policy.light: must be models of the fleet"),
+        ('"clipper-light"]', '"clipper-dark"]', r"scenario.toml:3: policies: must be some of .*got 'clipper-dark'"),
+        ("seed = 3", "[[outages]]\nworker = 'b-0'\nat_s = 1\nfor_s = 1", r"worker: must be a worker of the fleet"),
+        ("seed = 3", "[cache.images]\nsimilarity = [0.5]\nsaved_share = []", r"saved_share: must be one for each"),
+        ("seed = 3", "[cache.images]\nsimilarity = [0.5]\nsaved_share = [1.5]", r"saved_share must be above 0"),
+        ("seed = 3", "seed = ", r"scenario.toml: must be TOML"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_line(scenario: Path, before: str, after: str, told: str) -> None:
+    scenario.write_text(SCENARIO.replace(before, after, 1))
+
+    with pytest.raises(InvalidArgument, match=told):
+        read_scenario(scenario)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"nothing\.toml"):
+        read_scenario(tmp_path / "nothing.toml")
+
+
+def test_the_command_prints_policies_side_by_side_and_saves_what_it_made(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+
+    code = main([str(scenario), "--out", str(out)])
+
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert "diffserve" in printed and "clipper-light" in printed and "simulated" in printed
+    assert {"diffserve.jsonl.gz", "diffserve.json", "report.html", "report.txt"} <= {p.name for p in out.iterdir()}
+    assert json.loads((out / "diffserve.json").read_text())["provenance"]["kind"] == "simulated"
+
+
+def test_the_command_says_what_is_wrong_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main([str(tmp_path / "nothing.toml")])
+
+    assert code == 1
+    assert capsys.readouterr().err.startswith("pentimento: ")
+
+
+def test_a_made_up_log_has_the_locality_that_it_was_asked_for() -> None:
+    vectors = synthetic_log(2_000, np.random.default_rng(0))
+
+    similarities = np.tril(vectors @ vectors.T, k=-1)
+    nearest = similarities.max(axis=1)
+    for similarity, share in DIFFUSIONDB_SHARES:
+        assert (nearest[1:] > similarity).mean() == pytest.approx(share, abs=0.03)
