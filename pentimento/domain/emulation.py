@@ -16,7 +16,8 @@ The emulated worker, the supervisor and the parity benchmark read it.
 """
 
 import json
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pentimento.domain.errors import InvalidArgument, PentimentoError
@@ -25,6 +26,7 @@ from pentimento.domain.profile import BatchProfile, Cost, ModelProfile, SizeProf
 from pentimento.domain.toml_document import TomlTable, read_toml
 
 MAX_DEVICES = 1024
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 GUIDANCE_SCALE = 3.0
 NOTHING = Cost(0.0, 0.0, 1)
 
@@ -80,8 +82,9 @@ class EmulatedDiscriminator:
 @dataclass(frozen=True)
 class EmulatedFleet:
     """`step_batching`: requests join and leave a batch at any step; otherwise a batch runs from its first to its last
-    step. `cache`: whether embedder and gateway are started. `deferral`: f(t) of the cascade as points (threshold, share
-    of pictures whose confidence is not above it), for models without a recording."""
+    step. `cache`: whether embedder and gateway are started. `cascade`: models by their stages, light first, of requests
+    that name none; pictures below `confidence_threshold` go on. `deferral`: f(t) of the cascade as points (threshold,
+    share of pictures whose confidence is not above it), for models without a recording."""
 
     path: Path
     models: tuple[EmulatedModel, ...]
@@ -91,6 +94,8 @@ class EmulatedFleet:
     step_batching: bool = True
     preempt: bool = True
     cache: bool = False
+    cascade: tuple[str, ...] = ()
+    confidence_threshold: float = 0.0
     discriminator: EmulatedDiscriminator | None = None
     deferral: tuple[tuple[float, float], ...] = ((0.0, 0.0), (1.0, 1.0))
 
@@ -125,6 +130,8 @@ def read_fleet(path: Path) -> EmulatedFleet:
         step_batching=_one_of(table, "batching", ["steps", "requests"], "steps") == "steps",
         preempt=table.flag("preempt", True),
         cache=table.flag("cache", False),
+        cascade=_cascade(table, [model.name for model in models]),
+        confidence_threshold=table.number("confidence_threshold", 0.0, maximum=1.0),
         discriminator=_discriminator(table.table("discriminator")),
         deferral=_deferral(table.table("deferral")),
     )
@@ -134,6 +141,8 @@ def read_fleet(path: Path) -> EmulatedFleet:
 
 def _model(table: TomlTable) -> EmulatedModel:
     name = table.text("name")
+    if not _MODEL_NAME.fullmatch(name):
+        raise table.error("name", f"must be 1 to 64 letters, digits and . _ -, got {name[:80]!r}")
     profile = _profile(table, name)
     if not profile.batches:
         raise table.error("profile", "must have at least one batch")
@@ -234,6 +243,13 @@ def _fits(batch: BatchProfile, memory_bytes: int | None) -> bool:
     return memory_bytes is None or batch.peak_memory_bytes is None or batch.peak_memory_bytes <= memory_bytes
 
 
+def _cascade(table: TomlTable, known: list[str]) -> tuple[str, ...]:
+    cascade = table.texts("cascade", ())
+    if set(cascade) - set(known) or len(set(cascade)) < len(cascade):
+        raise table.error("cascade", f"must be some of {', '.join(known)}, each once, got {list(cascade)}")
+    return cascade
+
+
 def _discriminator(table: TomlTable | None) -> EmulatedDiscriminator | None:
     if table is None:
         return None
@@ -268,6 +284,19 @@ def _one_of(table: TomlTable, field: str, allowed: list[str], default: str) -> s
     if value not in allowed:
         raise table.error(field, f"must be one of {', '.join(allowed)}, got {value!r}")
     return value
+
+
+def served_profile(fleet: EmulatedFleet, model: EmulatedModel) -> ModelProfile:
+    """What a frontdoor is to expect of the model: its profile under the name it is served by, on the fleet's average
+    device that may hold it, up to the batches that such devices run."""
+    holding = [devices for devices in fleet.devices if model.name in devices.models]
+    count = sum(devices.count for devices in holding)
+    slowness = sum(devices.count / devices.speed for devices in holding) / count if count else 1.0
+    most = max((largest_batch(model, devices) for devices in holding), default=1)
+    measured = measured_batches(model)
+    kept = [batch for batch in measured if batch.batch_size <= most] or list(measured[:1])
+    batches = tuple(replace(batch, steps=tuple(step.times(slowness) for step in batch.steps)) for batch in kept)
+    return replace(model.profile, model=model.name, batches=batches)
 
 
 @dataclass(frozen=True)

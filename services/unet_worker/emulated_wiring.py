@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import Registration, generation_at
 from pentimento.domain.clock import SystemClock
-from pentimento.domain.emulation import EmulatedDevices, EmulatedFleet, read_fleet
+from pentimento.domain.emulation import EmulatedDevices, EmulatedFleet, largest_batch, read_fleet
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.stores.objects import open_objects
@@ -130,6 +130,12 @@ def wire(settings: EmulatedWorkerSettings) -> EmulatedWorkerProcess:
     fleet = read_fleet(settings.fleet)
     devices = fleet.devices_named(settings.devices)
     server = RpcServer(settings.rpc, "unet_worker")
-    worker = UnetWorker(server.instance_id, settings.credits, settings.orphan_s, Limits(settings.max_prompt_chars))
+    credits = settings.credits or (0 if fleet.step_batching else _one_batch(fleet, devices))
+    worker = UnetWorker(server.instance_id, credits, settings.orphan_s, Limits(settings.max_prompt_chars))
     server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(worker), FULL_NAME)
     return EmulatedWorkerProcess(server, worker, settings, fleet, devices, generation_at(SystemClock()))
+
+
+def _one_batch(fleet: EmulatedFleet, devices: EmulatedDevices) -> int:
+    """Where whole requests are batched, whoever waits at a worker could not join there, and would elsewhere."""
+    return min(largest_batch(fleet.model(name), devices) for name in devices.models)

@@ -22,7 +22,7 @@ from pentimento.sdk.supervisor.models import DEFAULT_ENCODER, find_encoder, find
 from pentimento.sdk.supervisor.output import LogView
 from pentimento.sdk.supervisor.process import Surroundings
 from pentimento.sdk.supervisor.state import Endpoint, StateDirectory, make_private
-from pentimento.sdk.supervisor.suite import Suite, SuiteSettings, plan_suite, stores, unix_address
+from pentimento.sdk.supervisor.suite import Suite, SuiteSettings, plan_suite, stores, unix_address, write_profiles
 from pentimento.sdk.supervisor.supervisor import Supervisor
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -90,7 +90,8 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
         if tokens:
             tokens.write()
             settings = replace(settings, token_file=tokens.table, service_token_file=tokens.service_token)
-        stores(settings, state).mkdir(exist_ok=True)
+        if settings.fleet is not None:
+            write_profiles(settings.fleet, stores(settings, state))
         suite = plan_suite(settings, state)
         view = LogView(state.logs, show=show_logs, width=max(len(process.name) for process in suite.processes))
         if leftovers:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pentimento.domain.emulation import EmulatedFleet
+from pentimento.domain.emulation import EmulatedFleet, served_profile
+from pentimento.domain.profile import profile_to_json
 from pentimento.sdk.supervisor.models import ModelDirectory
 from pentimento.sdk.supervisor.state import StateDirectory
 
@@ -198,8 +199,31 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         f"sqlite:///{stores(settings, state) / 'frontdoor.sqlite'}",
     )
     arguments += ("--objects-url", objects_url(settings, state), "--default-model", settings.default_model)
+    if settings.fleet is not None:
+        arguments += emulated_frontdoor(settings.fleet, stores(settings, state))
     if settings.cached:
         embedder_address, gateway_address = unix_address(state, "embedder"), unix_address(state, "gateway")
         arguments += ("--embedder-address", embedder_address, "--gateway-address", gateway_address)
     arguments += shared_arguments(settings, "frontdoor") + caller_arguments(settings, state)
     return ProcessSpec("frontdoor", "services.frontdoor", arguments, address, FRONTDOOR_STAGE, "frontdoor")
+
+
+def emulated_frontdoor(fleet: EmulatedFleet, folder: Path) -> tuple[str, ...]:
+    """What the fleet's file says of its cascade, and the profiles that predictions start from."""
+    profiles = ",".join(str(profile_file(folder, model.name)) for model in fleet.models)
+    arguments: tuple[str, ...] = ("--profiles", profiles)
+    if fleet.cascade:
+        arguments += ("--cascade", ",".join(fleet.cascade))
+        arguments += ("--confidence-threshold", str(fleet.confidence_threshold))
+    return arguments
+
+
+def profile_file(folder: Path, model: str) -> Path:
+    return folder / "profiles" / f"{model}.json"
+
+
+def write_profiles(fleet: EmulatedFleet, folder: Path) -> None:
+    """As the frontdoor reads them."""
+    (folder / "profiles").mkdir(parents=True, exist_ok=True)
+    for model in fleet.models:
+        profile_file(folder, model.name).write_text(profile_to_json(served_profile(fleet, model)))

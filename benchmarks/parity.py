@@ -1,0 +1,287 @@
+"""The simulator against the runs that it stands for: an emulated fleet of sixteen, and a small real one.
+
+Each load is played open-loop on the live suite, and the very same arrivals on the simulator, which knows the fleet's
+file (the real worker's profile), the dataplane's settings, and what a request spends outside queues and devices: that
+is measured in a run of its own, with another seed, and never in the one compared. Violations count late, dropped and
+rejected requests. A simulated figure is the mean over `SIMULATIONS` seeds.
+
+Targets are DiffServe's own averages between its simulator and its testbed (section 4.3) and 5 % for latencies.
+"""
+
+import argparse
+import asyncio
+import itertools
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.emulated_runs import FLEETS, capacity_per_s, clients_of, emulated_suite, played, steady_load
+from benchmarks.report import Figure, Options, Target, at_most, parse_options, publish
+from pentimento.domain.emulation import read_fleet
+from pentimento.domain.profile import Cost, profile_from_json
+from pentimento.reports import Report, RequestRecord, make_report
+from pentimento.sdk.local import LocalSuite, local_suite
+from pentimento.sdk.supervisor.models import find_model
+from pentimento.simulator import Scenario, Simulation
+from pentimento.simulator.scenario import Delays
+from pentimento.simulator.scenario_file import read_scenario
+from pentimento.workloads import Workload
+
+VIOLATIONS = at_most(1.1, "points")
+LATENCY = at_most(5.0, "%")
+QUALITY = at_most(0.56, "%")
+
+# Of what the fleet can paint: the live run then breaks the SLOs of about 5 to 40 % of its requests.
+LOADS = (1.0, 1.15, 1.4)
+# An SLO in units of the time that a picture takes in a full batch.
+SLO_FACTOR = 2.0
+SIMULATIONS = 5
+CALIBRATION_SEED, FIRST_SEED = 1, 100
+SCORE = "score"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A live suite that is compared: its name, how it is started, and what the simulator knows of it."""
+
+    name: str
+    start: Callable[[], Any]
+    fleet: Path
+    model: str
+    steps: int
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One load, live and simulated; differences in points and percent of the live figure."""
+
+    side: str
+    rate: float
+    live: Report
+    simulated: tuple[Report, ...]
+
+    @property
+    def violations_points(self) -> float:
+        return 100.0 * abs(self._simulated(lambda report: report.overall.violation_share) - self._live_violations)
+
+    @property
+    def _live_violations(self) -> float:
+        return self.live.overall.violation_share
+
+    def latency_percent(self, name: str) -> float:
+        return self._percent(lambda report: float(getattr(report.overall.latency_s, name)))
+
+    @property
+    def quality_percent(self) -> float | None:
+        """None where nobody judged."""
+        return None if math.isnan(self.live.quality) else self._percent(lambda report: report.quality)
+
+    def _simulated(self, figure: Callable[[Report], float]) -> float:
+        return math.fsum(figure(report) for report in self.simulated) / len(self.simulated)
+
+    def _percent(self, figure: Callable[[Report], float]) -> float:
+        return 100.0 * abs(self._simulated(figure) / figure(self.live) - 1.0)
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "side": self.side,
+            "rate_per_s": self.rate,
+            "requests": self.live.overall.total,
+            "violation_share": [self._live_violations, self._simulated(lambda report: report.overall.violation_share)],
+            "p50_s": [self.live.overall.latency_s.p50, self._simulated(lambda report: report.overall.latency_s.p50)],
+            "p95_s": [self.live.overall.latency_s.p95, self._simulated(lambda report: report.overall.latency_s.p95)],
+            "quality": None
+            if self.quality_percent is None
+            else [self.live.quality, self._simulated(lambda report: report.quality)],
+        }
+
+
+def main() -> int:
+    options = parse_options("parity", __doc__, add_options)
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        pairs = [pair for side in sides(options, Path(folder)) for pair in compare(options, side, Path(folder))]
+    return publish(options, figures(pairs), notes=notes(options))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fleet", type=Path, action="append", help="fleet files [heavy-16 and cascade-16]")
+    parser.add_argument("--model", default="tiny-heavy", help="of the small real run; '' for none")
+    parser.add_argument("--duration", type=float, default=180.0, help="seconds of a load")
+
+
+def sides(options: Options, folder: Path) -> Iterator[Side]:
+    fleets = options.rest["fleet"] or [FLEETS / "heavy-16.toml", FLEETS / "cascade-16.toml"]
+    for path in fleets[: 1 if options.quick else None]:
+        fleet = read_fleet(path)
+        heaviest = fleet.cascade[-1] if fleet.cascade else fleet.default_model
+        yield Side(path.stem, partial(emulated_suite, path), path, heaviest, fleet.model(heaviest).steps)
+    if options.rest["model"]:
+        yield real_side(options, folder)
+
+
+def real_side(options: Options, folder: Path) -> Side:
+    """One real worker. Its profile is measured here, before and apart from the run that is compared."""
+    model = find_model(options.rest["model"])
+    profile = folder / "profile.json"
+    flags = ["--model", str(model.path), "--out", str(profile), "--batch-sizes", "1,2,4,8", "--steps", "20"]
+    repeats = "1" if options.quick else "10"
+    subprocess.run([sys.executable, "-m", "services.unet_worker.profile", *flags, "--repeats", repeats], check=True)
+    steps = profile_from_json(profile.read_text()).step_count
+    fleet = folder / "real.toml"
+    fleet.write_text(
+        f'[[models]]\nname = "{model.name}"\nprofile = "{profile}"\nsteps = {steps}\n'
+        f'[[devices]]\nname = "real"\ncount = 1\nmodels = ["{model.name}"]\n'
+    )
+    return Side(f"real {model.name}", partial(local_suite, ["--model", model.name]), fleet, model.name, steps)
+
+
+def compare(options: Options, side: Side, folder: Path) -> list[Pair]:
+    """Every load on one suite: first the run that tells the delays, then those that are compared."""
+    scenario = scenario_of(side, folder)
+    rate, slo_s = rate_and_slo(side)
+    duration_s = 8.0 if options.quick else float(options.rest["duration"])
+    with started(side) as suite:
+        calibration = load(side, rate, duration_s / 2, slo_s, CALIBRATION_SEED)
+        delays = delays_of(run_live(suite, calibration, detailed=True), scenario.delays)
+        scenario = replace(scenario, delays=delays)
+        pairs = []
+        for number, share in enumerate(LOADS[:1] if options.quick else LOADS):
+            workload = load(side, share * rate, duration_s, slo_s, FIRST_SEED + number)
+            pairs.append(pair(side, share * rate, run_live(suite, workload), scenario, workload))
+            print(pairs[-1].row(), flush=True)
+    return pairs
+
+
+@contextmanager
+def started(side: Side) -> Iterator[LocalSuite]:
+    with side.start() as suite:
+        yield suite
+
+
+def rate_and_slo(side: Side) -> tuple[float, float]:
+    """What the side can paint a second, and the SLO that its requests have."""
+    fleet = read_fleet(side.fleet)
+    capacity = capacity_per_s(fleet, side.model)
+    if fleet.cascade:
+        # Only what is deferred reaches the heavy model: as many more come to the light one.
+        capacity /= share_deferred(fleet.deferral, fleet.confidence_threshold)
+    model = fleet.model(side.model)
+    devices = next(devices for devices in fleet.devices if devices.models[0] == side.model)
+    batch = min(devices.max_batch, max(entry.batch_size for entry in model.profile.batches))
+    step_s = model.profile.step_seconds(model.width_px, model.height_px, guided=model.guided, batch_size=batch)
+    assert step_s is not None
+    return capacity, SLO_FACTOR * model.steps * step_s / devices.speed
+
+
+def share_deferred(curve: Sequence[tuple[float, float]], threshold: float) -> float:
+    for (low, below), (high, above) in itertools.pairwise(curve):
+        if low <= threshold <= high:
+            return below + (above - below) * (threshold - low) / (high - low)
+    raise ValueError(f"threshold {threshold} is not on the curve")
+
+
+def load(side: Side, rate: float, duration_s: float, slo_s: float, seed: int) -> Workload:
+    return steady_load(rate, duration_s, slo_s, seed, steps=side.steps)
+
+
+def run_live(suite: LocalSuite, workload: Workload, *, detailed: bool = False) -> list[RequestRecord]:
+    async def run() -> list[RequestRecord]:
+        async with clients_of(suite, {"": ""}) as clients:
+            return await played(workload, clients, detailed=detailed)
+
+    return asyncio.run(run())
+
+
+def pair(side: Side, rate: float, live: list[RequestRecord], scenario: Scenario, workload: Workload) -> Pair:
+    runs = [Simulation(scenario, workload, Random(seed)).run() for seed in range(SIMULATIONS)]
+    told = {"side": side.name, "rate_per_s": rate}
+    return Pair(
+        side.name,
+        rate,
+        make_report("live", live, {"kind": "live", **told}),
+        tuple(make_report("simulated", records, {"kind": "simulated", **told}) for records in runs),
+    )
+
+
+def scenario_of(side: Side, folder: Path) -> Scenario:
+    """The simulator's view of the suite as it runs without a policy: workers keep what they hold."""
+    fleet = read_fleet(side.fleet)
+    cascade = ", ".join(f'"{name}"' for name in fleet.cascade)
+    path = folder / f"{side.fleet.stem}.scenario.toml"
+    path.write_text(
+        f'fleet = "{side.fleet}"\npolicies = ["resident"]\ncascade = [{cascade}]\n'
+        '[workload]\nkind = "poisson"\nrate = 1.0\nduration_s = 1.0\n'
+        f"[dataplane]\nconfidence_threshold = {fleet.confidence_threshold}\n"
+    )
+    return read_scenario(path).scenarios[0]
+
+
+def delays_of(records: Sequence[RequestRecord], known: Delays) -> Delays:
+    """What requests spent outside queues and devices: the journal and the ways there and back."""
+    answered = [spent for record in records if record.outcome.answered and (spent := _spent(record))]
+    if not answered:
+        raise RuntimeError("the calibration run answered nothing")
+    cost = {name: Cost.of([spent[name] for spent in answered]) for name in answered[0]}
+    return replace(known, accept=cost["accept"], route=cost["route"], execute=cost["execute"], answer=cost["answer"])
+
+
+def _spent(record: RequestRecord) -> dict[str, float] | None:
+    """Of a picture that was painted in one attempt; the way back begins when the device is done."""
+    stages: Mapping[str, Any] = {stage.name: stage for stage in record.stages}
+    wanted = ("accept", "route", "queue", "worker.start", "worker.queue", "worker.decode")
+    if record.deferred or any(name not in stages for name in wanted):
+        return None
+    start = stages["worker.start"]
+    scored_s = stages[SCORE].ended_s - stages[SCORE].began_s if SCORE in stages else 0.0
+    return {
+        "accept": stages["accept"].ended_s - stages["accept"].began_s,
+        "route": stages["route"].ended_s - stages["route"].began_s,
+        "execute": max(start.ended_s - stages["queue"].ended_s, 0.0),
+        "answer": max(record.ended_s - stages["worker.decode"].ended_s - scored_s, 0.0),
+    }
+
+
+def figures(pairs: Sequence[Pair]) -> list[Figure]:
+    """The worst of all loads decides; the real run's stand beside the emulated ones'."""
+    found = []
+    for side in dict.fromkeys(pair.side for pair in pairs):
+        mine = [pair for pair in pairs if pair.side == side]
+        rows = [pair.row() for pair in mine]
+        found += [
+            worst(f"{side}: SLO violations", [pair.violations_points for pair in mine], VIOLATIONS, rows),
+            worst(f"{side}: p50 latency", [pair.latency_percent("p50") for pair in mine], LATENCY, rows),
+            worst(f"{side}: p95 latency", [pair.latency_percent("p95") for pair in mine], LATENCY, rows),
+        ]
+        qualities = [pair.quality_percent for pair in mine if pair.quality_percent is not None]
+        if qualities:
+            found.append(worst(f"{side}: quality", qualities, QUALITY, rows))
+    return found
+
+
+def worst(name: str, differences: Sequence[float], target: Target, rows: Sequence[Any]) -> Figure:
+    known = [difference for difference in differences if math.isfinite(difference)]
+    value = max(known) if len(known) == len(differences) else None
+    return Figure(f"{name}, simulated against live", value, target, rows, None)
+
+
+def notes(options: Options) -> dict[str, Any]:
+    return {
+        "loads": LOADS,
+        "slo_factor": SLO_FACTOR,
+        "duration_s": options.rest["duration"],
+        "simulations": SIMULATIONS,
+        "calibration": "delays outside queues and devices, from a run of their own",
+        "emulated": "sixteen devices: profiled times, no pictures are painted",
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,92 @@
+"""What the parity benchmark makes of runs: pure parts, without a suite."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from benchmarks.emulated_runs import FLEETS, capacity_per_s, steady_load
+from benchmarks.parity import SIMULATIONS, Side, delays_of, figures, pair, rate_and_slo, scenario_of, share_deferred
+from pentimento.domain.emulation import read_fleet
+from pentimento.reports import Outcome, RequestRecord, Stage
+from pentimento.simulator import Simulation
+from pentimento.simulator.scenario import Delays
+
+
+def heavy_side() -> Side:
+    return Side("heavy-16", lambda: None, FLEETS / "heavy-16.toml", "sd15", 50)
+
+
+def record(**changes: object) -> RequestRecord:
+    stages = (
+        Stage("accept", 10.0, 10.5),
+        Stage("route", 10.5, 10.75),
+        Stage("queue", 10.75, 12.0),
+        Stage("worker.start", 12.25, 12.25),
+        Stage("worker.queue", 12.25, 13.0),
+        Stage("worker.decode", 14.0, 14.5),
+    )
+    values = {
+        "request_id": "r",
+        "tenant": "t",
+        "slo_class": "standard",
+        "pool": "sd15",
+        "arrived_s": 10.0,
+        "deadline_s": 10.0,
+        "ended_s": 15.5,
+        "outcome": Outcome.COMPLETED,
+        "stages": stages,
+    }
+    return RequestRecord(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_delays_are_what_is_spent_outside_queues_and_devices() -> None:
+    delays = delays_of([record(), record()], Delays())
+
+    found = [delays.accept.mean_s, delays.route.mean_s, delays.execute.mean_s, delays.answer.mean_s]
+    assert found == pytest.approx([0.5, 0.25, 0.25, 1.0])
+
+
+def test_requests_that_tell_nothing_of_delays_are_left_out() -> None:
+    others = [record(outcome=Outcome.DROPPED), record(deferred=True), record(stages=())]
+
+    assert delays_of([*others, record()], Delays()).answer.sample_count == 1
+    with pytest.raises(RuntimeError, match="answered nothing"):
+        delays_of(others, Delays())
+
+
+@pytest.mark.parametrize(("threshold", "share"), [(0.0, 0.0), (0.25, 0.1), (0.5, 0.2), (0.75, 0.6), (1.0, 1.0)])
+def test_the_deferral_curve_is_read_between_its_points(threshold: float, share: float) -> None:
+    assert share_deferred(((0.0, 0.0), (0.5, 0.2), (1.0, 1.0)), threshold) == pytest.approx(share)
+
+
+def test_capacity_is_that_of_full_batches() -> None:
+    fleet = read_fleet(FLEETS / "heavy-16.toml")
+
+    assert capacity_per_s(fleet, "sd15") == pytest.approx(16 * 4 / 3.68)
+    assert rate_and_slo(heavy_side()) == pytest.approx((16 * 4 / 3.68, 2 * 3.68))
+
+
+def test_a_simulated_run_matches_another_of_itself(tmp_path: Path) -> None:
+    side = heavy_side()
+    scenario = scenario_of(side, tmp_path)
+    rate, slo_s = rate_and_slo(side)
+    workload = steady_load(1.3 * rate, 20.0, slo_s, seed=5)
+    stand_in = Simulation(scenario, workload, Random(99)).run()
+
+    found = pair(side, rate, stand_in, scenario, workload)
+
+    assert len(found.simulated) == SIMULATIONS
+    assert found.live.overall.violations > 0
+    assert found.violations_points < 3.0
+    assert found.latency_percent("p50") < 5.0
+    assert found.quality_percent is not None
+    assert all(figure.value is not None for figure in figures([found]))
+
+
+def test_the_discriminators_time_is_a_delay_of_its_own() -> None:
+    scored = record(stages=(*record().stages, Stage("score", 14.5, 14.75)))
+
+    delays = delays_of([scored], Delays())
+
+    assert (delays.score.mean_s, delays.answer.mean_s) == pytest.approx((0.25, 0.75))
