@@ -7,7 +7,7 @@ from pentimento.workloads.arrival import Arrival, Workload
 from pentimento.workloads.builders import fluctuating, from_trace, poisson
 from pentimento.workloads.content import Content, SloClass
 from pentimento.workloads.files import load_workload, save_workload
-from pentimento.workloads.production import production_mix
+from pentimento.workloads.production import from_production_log, production_mix
 from pentimento.workloads.times import Segment
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "SloClass",
     "Workload",
     "fluctuating",
+    "from_production_log",
     "from_trace",
     "load_workload",
     "poisson",

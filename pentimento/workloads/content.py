@@ -54,6 +54,15 @@ class Content:
             rows = len(self.embeddings)
             _require(rows == len(self.prompts), "embeddings", f"must be one a prompt: {len(self.prompts)}, got {rows}")
 
+    @classmethod
+    def of_workload(cls, workload: Workload, **fields: Any) -> "Content":
+        """What a workload asks for, in its order, to be asked for at other times; `fields` as for a new one."""
+        prompts = tuple(arrival.prompt for arrival in workload.arrivals)
+        rows = [arrival.embedding_row for arrival in workload.arrivals]
+        known = workload.embeddings is not None and min(rows, default=-1) >= 0
+        embeddings = workload.embeddings[rows] if known and workload.embeddings is not None else None
+        return cls(prompts, embeddings, sources=tuple(workload.provenance.get("sources", ())), **fields)
+
     def fill(
         self, name: str, times_s: npt.NDArray[np.float64], rng: np.random.Generator, provenance: Mapping[str, Any]
     ) -> Workload:

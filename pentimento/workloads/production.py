@@ -16,7 +16,8 @@ import numpy.typing as npt
 from pentimento.domain.errors import InvalidArgument
 from pentimento.workloads.arrival import Workload
 from pentimento.workloads.content import Content
-from pentimento.workloads.times import Times
+from pentimento.workloads.readers import ProductionRequest
+from pentimento.workloads.times import Times, compressed
 
 RECENT = 10
 LARGEST_SHIFT = 1e3
@@ -137,6 +138,32 @@ def production_mix(
             controlnets=choice.controlnets,
         )
         for arrival, choice in zip(plain.arrivals, choices, strict=True)
+    )
+    return replace(plain, arrivals=arrivals)
+
+
+def from_production_log(
+    requests: Sequence[ProductionRequest],
+    rng: np.random.Generator,
+    content: Content | None = None,
+    *,
+    compress: float = 100.0,
+    source: str = "gentd26",
+) -> Workload:
+    """A recorded log of production played `compress` times as fast: its times, users (as tenants), checkpoints, LoRAs
+    and steps; the texts are the content's. A composite."""
+    times = compressed([request.at_s for request in requests], compress)
+    told = {"builder": "from_production_log", "times": source, "compress": compress, "composite": True}
+    plain = (content or Content()).fill("production-log", times, rng, told)
+    arrivals = tuple(
+        replace(
+            arrival,
+            tenant=request.group,
+            model=request.checkpoint,
+            loras=tuple(name for name, _ in request.loras),
+            steps=request.steps or arrival.steps,
+        )
+        for arrival, request in zip(plain.arrivals, requests, strict=True)
     )
     return replace(plain, arrivals=arrivals)
 

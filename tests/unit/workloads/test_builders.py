@@ -43,6 +43,16 @@ def test_embedding_rows_are_the_prompts_rows() -> None:
     assert all(PROMPTS[arrival.embedding_row] == arrival.prompt for arrival in made.arrivals)
 
 
+def test_a_workloads_requests_may_be_asked_for_at_other_times() -> None:
+    first = from_trace(range(5), np.random.default_rng(0), Content(PROMPTS, np.eye(7, 8, dtype=np.float32)))
+
+    again = poisson(1.0, 30.0, np.random.default_rng(1), Content.of_workload(first, steps=20))
+
+    assert [arrival.prompt for arrival in again.arrivals[:5]] == [arrival.prompt for arrival in first.arrivals]
+    assert again.embeddings is not None and again.embeddings.shape == (5, 8) and again.arrivals[0].steps == 20
+    assert Content.of_workload(from_trace([0.0], np.random.default_rng(0))).embeddings is None
+
+
 def test_classes_and_tenants_come_by_their_shares() -> None:
     content = Content(
         PROMPTS, slo_classes=(SloClass("fast", 5.0, 3.0), SloClass("slow", 60.0, 1.0)), tenants={"a": 1.0, "b": 9.0}

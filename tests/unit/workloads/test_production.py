@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.workloads import Content, production_mix
+from pentimento.workloads import Content, from_production_log, production_mix
 from pentimento.workloads.production import KATZ_A, KATZ_B, MLORA, Choice, Popularity, ProductionMix, choose
+from pentimento.workloads.readers import ProductionRequest
 
 COUNT = 6000
 
@@ -111,3 +112,16 @@ def test_users_may_be_the_tenants() -> None:
     made = production_mix(np.arange(40.0), np.random.default_rng(2), tenants_are_users=True)
 
     assert len({arrival.tenant for arrival in made.arrivals}) > 5
+
+
+def test_a_recorded_log_keeps_its_users_models_adapters_and_the_shape_of_its_times() -> None:
+    first = ProductionRequest(100.0, "TXT_2_IMG", True, 30.0, "G1", 1, 30, "M1", (("L1", 0.8),))
+    second = ProductionRequest(300.0, "TXT_2_IMG", True, 30.0, "G2", 1, None, "M2", ())
+
+    made = from_production_log([first, second], np.random.default_rng(0), Content(("a", "b"), steps=50), compress=100.0)
+
+    assert [(a.at_s, a.tenant, a.model, a.loras, a.steps, a.prompt) for a in made.arrivals] == [
+        (0.0, "G1", "M1", ("L1",), 30, "a"),
+        (2.0, "G2", "M2", (), 50, "b"),
+    ]
+    assert made.provenance["composite"] is True
