@@ -48,8 +48,10 @@ class WorkerClient:
         preview_interval_steps: int = 0,
         cache_grant: CacheGrant | None = None,
         image_format: str = "png",
+        peer: tuple[str, str] | None = None,
     ) -> AsyncGenerator[ExecuteEvent, None]:
-        """Started, progress, result; `deadline_remaining_ms` 0 means none."""
+        """Started, progress, result; `deadline_remaining_ms` 0 means none. `peer`: (worker id, address) that computes
+        the other half of the guidance."""
         request = pb.ExecuteRequest(
             attempt=attempt_to_proto(attempt),
             spec=spec_to_proto(spec),
@@ -59,6 +61,7 @@ class WorkerClient:
             preview_interval_steps=preview_interval_steps,
             cache_grant=grant_to_proto(cache_grant) if cache_grant else None,
             image_format=image_format,
+            latent_parallel_peer=pb.LatentParallelPeer(worker_id=peer[0], address=peer[1]) if peer else None,
         )
         call = self._stub.Execute(request)
         try:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 
 from pentimento.clients.worker import WorkerClient
-from pentimento.dataplane.effects import Attach, Execute, StopAttempt
+from pentimento.dataplane.effects import Attach, Execute, Hedge, ReservePair, StopAttempt
 from pentimento.dataplane.events import AttemptFailed, AttemptFinished, AttemptStarted, Event, FailureKind
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import (
@@ -23,6 +23,7 @@ from pentimento.domain.execution import AttemptResult, ExecuteEvent, Started, St
 from pentimento.domain.generation import Attempt, Route, StageTiming
 from pentimento.domain.image_request import Progress
 from pentimento.stores.objects.store import digest_of
+from services.frontdoor.identity import Identity
 from services.frontdoor.jobs import Execution, Job, Jobs
 from services.frontdoor.worker_links import WorkerLink, WorkerLinks
 
@@ -44,14 +45,14 @@ class AttemptRunner:
         report_bad_donor: Callable[[Route, str], None],
         submit: Callable[[Event], None],
         clock: Clock,
-        frontdoor: tuple[str, int],
+        identity: Identity,
     ) -> None:
         self._links = links
         self._jobs = jobs
         self._report_bad_donor = report_bad_donor
         self._submit = submit
         self._clock = clock
-        self._frontdoor = frontdoor
+        self._identity = identity
 
     def execute(self, effect: Execute) -> None:
         job = self._jobs.get(effect.request_id)
@@ -61,9 +62,16 @@ class AttemptRunner:
     def attach(self, effect: Attach) -> None:
         job = self._jobs.get(effect.request_id)
         number, token = effect.attempt_number, effect.fencing_token
-        attempt = Attempt(job.request_id, number, token, *self._frontdoor, job.tenant)
-        execution = job.executions[token] = Execution(attempt, effect.worker_id)
-        self._run(job, execution, lambda client: client.attach(job.request_id, token, *self._frontdoor))
+        frontdoor = (self._identity.frontdoor_id, self._identity.epoch)
+        execution = job.execution(Attempt(job.request_id, number, token, *frontdoor, job.tenant), effect.worker_id)
+        self._run(job, execution, lambda client: client.attach(job.request_id, token, *frontdoor))
+
+    def reserve_pair(self, effect: ReservePair) -> None:
+        execution = self._jobs.get(effect.request_id).executions[effect.fencing_token]
+        execution.peer = (effect.peer_id, self._links.address_of(effect.peer_id))
+
+    def hedge(self, effect: Hedge) -> None:
+        self._jobs.get(effect.request_id).note("run a second time beside a slow attempt")
 
     def stop(self, effect: StopAttempt) -> None:
         link = self._links.of_worker(effect.worker_id)
@@ -87,17 +95,18 @@ class AttemptRunner:
     def _execute(
         self, client: WorkerClient, job: Job, execution: Execution, effect: Execute
     ) -> AsyncIterator[ExecuteEvent]:
-        assert job.route is not None
+        assert execution.route is not None
         remaining_ms = max(int((effect.deadline - self._clock.monotonic()) * 1000), 1)
         return client.execute(
             execution.attempt,
-            job.resolved.spec,
-            job.route,
+            execution.resolved.spec,
+            execution.route,
             effect.worker_generation,
             deadline_remaining_ms=remaining_ms,
-            preview_interval_steps=job.resolved.preview_interval_steps,
+            preview_interval_steps=execution.resolved.preview_interval_steps,
             cache_grant=execution.grant,
-            image_format=job.resolved.format.value,
+            image_format=execution.resolved.format.value,
+            peer=execution.peer,
         )
 
     async def _follow(self, job: Job, execution: Execution, stream: AsyncIterator[ExecuteEvent]) -> None:
@@ -137,8 +146,8 @@ class AttemptRunner:
         if digest_of(result.image) != result.image_digest:
             raise Internal("RESULT_CORRUPT", "the picture does not match its digest")
         execution.result = result
-        if result.bad_donor_reason and job.route is not None:
-            self._report_bad_donor(job.route, result.bad_donor_reason)
+        if result.bad_donor_reason and execution.route is not None:
+            self._report_bad_donor(execution.route, result.bad_donor_reason)
         now = self._clock.monotonic()
         job.time_stage("execute", execution.sent_at, now)
         # The worker's clock starts when the attempt reaches it.

@@ -43,18 +43,19 @@ class CacheWrites:
     async def reserve(self, job: Job, execution: Execution) -> CacheGrant | None:
         """Changes state: a grant for the attempt, or None where the cache takes nothing from it."""
         embedding = job.embedding.result() if job.embedding is not None and job.embedding.done() else None
-        if self._gateway is None or embedding is None or job.route is None or job.held is None:
+        resolved, held, route = execution.resolved, execution.held, execution.route
+        if self._gateway is None or embedding is None or route is None or held is None:
             return None
-        if job.resolved.cache is CacheMode.READ:
+        if resolved.cache is CacheMode.READ:
             return None
-        scope, attempt = scope_of(job.tenant, job.resolved, job.held), execution.attempt
-        steps = capturable_steps(job.resolved.spec.num_inference_steps, job.route, self._rules)
+        scope, attempt = scope_of(job.tenant, resolved, held), execution.attempt
+        steps = capturable_steps(resolved.spec.num_inference_steps, route, self._rules)
         timeout_s = self._patience.reserve_s
         call = self._gateway.reserve(scope, attempt, steps, True, timeout_s)
         grant = await bounded("reserve", timeout_s, call, lambda sentence: None)
         if grant is not None:
             key = (attempt.request_id, attempt.fencing_token)
-            self._pending[key] = PendingEntries(scope, embedding, job.route, execution, grant)
+            self._pending[key] = PendingEntries(scope, embedding, route, execution, grant)
         return grant
 
     def commit(self, effect: CommitCacheEntries) -> None:

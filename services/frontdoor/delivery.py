@@ -46,7 +46,7 @@ class Delivery:
     def deliver_end(self, effect: DeliverEnd) -> None:
         job, state = self._jobs.get(effect.request_id), STATE_OF[effect.end]
         self._count(job, state)
-        self.drop(job, end_error(state, effect.reason, effect.message, job.failure))
+        self.drop(job, end_error(state, effect.reason, effect.message, job.failure, effect.retry_after_ms))
 
     def deliver_recorded(self, effect: DeliverRecorded) -> None:
         job = self._jobs.get(effect.request_id)

@@ -20,12 +20,20 @@ STATE_OF = {
 
 
 def rejection(effect: Reject) -> PentimentoError:
-    error = Unavailable if effect.reason == "DRAINING" else ResourceExhausted
+    error = Unavailable if effect.reason in ("DRAINING", "STANDBY") else ResourceExhausted
     return error(effect.reason, effect.message, retry_after_ms=effect.retry_after_ms)
 
 
-def end_error(state: RequestState, reason: str, message: str, failure: PentimentoError | None) -> PentimentoError:
+# For those who ask later, when nobody knows any more how long the queue was.
+DROPPED_RETRY_MS = 1000
+
+
+def end_error(
+    state: RequestState, reason: str, message: str, failure: PentimentoError | None, retry_after_ms: int = 0
+) -> PentimentoError:
     """`failure` is what the attempt raised, where this process saw it; the journal keeps reason and message alone."""
+    if reason == "PREDICTED_LATE":
+        return ResourceExhausted(reason, message, retry_after_ms=retry_after_ms or DROPPED_RETRY_MS)
     if state is RequestState.CANCELLED:
         return Cancelled(reason, message)
     if state is RequestState.EXPIRED:

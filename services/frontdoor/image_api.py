@@ -28,6 +28,7 @@ from services.frontdoor.audience import Audience, Listener
 from services.frontdoor.catalogue import Catalogue
 from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.jobs import Job, Jobs
+from services.frontdoor.paths import Paths, Stop, as_painted_by, fits
 from services.frontdoor.resolution import RequestLimits, ResolvedRequest, check_idempotency_key, resolve
 from services.frontdoor.results import Results
 from services.frontdoor.routing import Router
@@ -54,6 +55,7 @@ class ImageApi:
         results: Results,
         router: Router,
         catalogue: Catalogue,
+        paths: Paths,
         limits: RequestLimits,
         clock: Clock,
     ) -> None:
@@ -63,6 +65,7 @@ class ImageApi:
         self._results = results
         self._router = router
         self._catalogue = catalogue
+        self._paths = paths
         self._limits = limits
         self._clock = clock
         # From when the process stops, streams break because of us, not because their clients went away.
@@ -73,12 +76,17 @@ class ImageApi:
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen."""
         check_idempotency_key(idempotency_key, self._limits)
-        held = self._catalogue.find(request.model)
+        held, way = self._paths.choose(request)
         seed = secrets.randbits(_SEED_BITS)
         resolved = resolve(request, held, self._limits, seed, preview_interval_steps)
-        job = self._new_job(tenant, request, resolved, held, idempotency_key)
+        first = self._catalogue.find(way[0].model)
+        if not fits(resolved, first):
+            first, way = held, way[-1:]
+        job = self._new_job(tenant, request, resolved, way, idempotency_key)
         listener = job.audience.join()
-        self._interpreter.submit(RequestArrived(job.request_id, tenant, held.model, resolved.cost, job.deadline))
+        pools, work = tuple(stop.pool for stop in way), as_painted_by(resolved, first).cost
+        arrived = RequestArrived(job.request_id, tenant, pools[0], work, job.deadline, cascade=pools)
+        self._interpreter.submit(arrived)
         try:
             async for event in listener.events():
                 yield event
@@ -103,20 +111,22 @@ class ImageApi:
 
     async def explain(self, tenant: str, request: ImageRequest) -> Explanation:
         """The route that `generate` would take now; nothing is accepted or journalled."""
-        held = self._catalogue.find(request.model)
-        resolved = resolve(request, held, self._limits, 0)
+        judged_by, way = self._paths.choose(request)
+        resolved = resolve(request, judged_by, self._limits, 0)
+        held = self._catalogue.find(way[0].model)
+        resolved = as_painted_by(resolved, held)
         notes: list[str] = []
         embedding = await self._router.embed(tenant, resolved, notes.append)
         dataplane = self._interpreter.dataplane
         version = dataplane.state.plan.version if dataplane.state.plan is not None else PlanVersion()
         route = await self._router.decide(tenant, resolved, held, embedding, version, notes.append)
-        return Explanation(route, version, held.model, dataplane.predicted_wait_s(held.model) * 1000)
+        return Explanation(route, version, way[0].pool, dataplane.predicted_wait_s(way[0].pool) * 1000)
 
     def list_models(self) -> tuple[ModelInfo, ...]:
         return self._catalogue.infos(self._ready_worker_count)
 
     def _new_job(
-        self, tenant: str, request: ImageRequest, resolved: ResolvedRequest, held: HeldModel, idempotency_key: str
+        self, tenant: str, request: ImageRequest, resolved: ResolvedRequest, way: tuple[Stop, ...], idempotency_key: str
     ) -> Job:
         request_id = f"r-{secrets.token_hex(16)}"
         now, wall = self._clock.monotonic(), self._clock.wall()
@@ -132,7 +142,7 @@ class ImageApi:
             audience=Audience(request_id),
             idempotency_key=idempotency_key,
             body_hash=hashlib.sha256(request_to_bytes(request)).hexdigest() if idempotency_key else "",
-            held=held,
+            way=way,
         )
         self._jobs.add(job)
         return job

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from pentimento.dataplane import Dataplane
@@ -14,6 +14,7 @@ from pentimento.domain.clock import Clock
 logger = logging.getLogger(__name__)
 
 Performer = Callable[[Any], None]
+Observer = Callable[[float, Event, Sequence[Effect]], None]
 
 
 class Interpreter:
@@ -22,6 +23,8 @@ class Interpreter:
     def __init__(self, dataplane: Dataplane, clock: Clock) -> None:
         self.dataplane = dataplane
         self._clock = clock
+        # Hears every event with its effects, before they are performed.
+        self.observer: Observer | None = None
         self._performers: dict[type, Performer] = {}
         self._events: deque[Event] = deque()
         self._submitting = False
@@ -58,7 +61,11 @@ class Interpreter:
             self._timer.cancel()
 
     def _take(self, event: Event) -> None:
-        for effect in self.dataplane.on_event(self._clock.monotonic(), event):
+        now = self._clock.monotonic()
+        effects = self.dataplane.on_event(now, event)
+        if self.observer is not None:
+            self.observer(now, event, effects)
+        for effect in effects:
             try:
                 self._performers[type(effect)](effect)
             except Exception:  # one request's defect must not keep the others' effects from being performed

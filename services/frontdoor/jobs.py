@@ -15,6 +15,7 @@ from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
 from pentimento.domain.image_request import Completed
 from pentimento.rpc import spawn_detached
 from services.frontdoor.audience import Audience
+from services.frontdoor.paths import Stop
 from services.frontdoor.resolution import ResolvedRequest
 
 logger = logging.getLogger(__name__)
@@ -26,14 +27,26 @@ class Execution:
 
     attempt: Attempt
     worker_id: str
+    resolved: ResolvedRequest
+    held: HeldModel | None
+    route: Route | None
+    cascade_stage: int = 0
     grant: CacheGrant | None = None
+    # Who computes the other half of its guidance: (worker id, address).
+    peer: tuple[str, str] | None = None
+    # What the discriminator said of its picture.
+    confidence: float | None = None
     sent_at: float = 0.0
     result: AttemptResult | None = None
 
 
 @dataclass
 class Job:
-    """`arrived_at` and `deadline` are monotonic, `accepted_at` and `deadline_at` wall-clock seconds."""
+    """`arrived_at` and `deadline` are monotonic, `accepted_at` and `deadline_at` wall-clock seconds.
+
+    `resolved` is what was accepted, `way` the pools of its cascade; `current`, `held` and `route` are those of its
+    stage now.
+    """
 
     request_id: str
     tenant: str
@@ -43,8 +56,11 @@ class Job:
     deadline: float
     deadline_at: float
     audience: Audience
+    way: tuple[Stop, ...] = ()
     idempotency_key: str = ""
     body_hash: str = ""
+    cascade_stage: int = 0
+    current: ResolvedRequest | None = None
     held: HeldModel | None = None
     embedding: "asyncio.Task[Embedding | None] | None" = None
     route: Route | None = None
@@ -58,6 +74,13 @@ class Job:
     completed: Completed | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
+
+    def execution(self, attempt: Attempt, worker_id: str) -> Execution:
+        """An attempt at the stage it is in now; kept from here on."""
+        resolved = self.current or self.resolved
+        execution = Execution(attempt, worker_id, resolved, self.held, self.route, self.cascade_stage)
+        self.executions[attempt.fencing_token] = execution
+        return execution
 
     def time_stage(self, stage: str, started_at: float, ended_at: float) -> None:
         """Note a stage, in milliseconds since the request arrived."""

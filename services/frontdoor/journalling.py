@@ -25,10 +25,13 @@ from pentimento.domain.image_request import Completed
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, AcceptOutcome, ResultRecord
 from services.frontdoor.cache_writes import CacheWrites
+from services.frontdoor.catalogue import Catalogue
 from services.frontdoor.delivery import Delivery
 from services.frontdoor.endings import STATE_OF
+from services.frontdoor.identity import Identity
 from services.frontdoor.jobs import Execution, Job, Jobs
-from services.frontdoor.metrics import QUEUE_SECONDS
+from services.frontdoor.metrics import DEGRADED, QUEUE_SECONDS
+from services.frontdoor.paths import as_painted_by
 from services.frontdoor.resolution import as_request
 from services.frontdoor.results import Results
 
@@ -52,9 +55,9 @@ class Journalling:
         jobs: Jobs,
         submit: Callable[[Event], None],
         clock: Clock,
-        frontdoor: tuple[str, int],
+        identity: Identity,
+        catalogue: Catalogue,
     ) -> None:
-        """`frontdoor`: its id and epoch."""
         self._journal = journal
         self._results = results
         self._cache_writes = cache_writes
@@ -62,7 +65,8 @@ class Journalling:
         self._jobs = jobs
         self._submit = submit
         self._clock = clock
-        self._frontdoor_id, self._epoch = frontdoor
+        self._identity = identity
+        self._catalogue = catalogue
 
     def persist_accepted(self, effect: PersistAccepted) -> None:
         job = self._jobs.get(effect.request_id)
@@ -70,27 +74,31 @@ class Journalling:
 
     def persist_attempt(self, effect: PersistAttempt) -> None:
         job = self._jobs.get(effect.request_id)
-        attempt = Attempt(
-            effect.request_id,
-            effect.attempt_number,
-            effect.fencing_token,
-            self._frontdoor_id,
-            self._epoch,
-            job.tenant,
-        )
-        self._jobs.spawn(job, self._start_attempt(job, Execution(attempt, effect.worker_id)), "start attempt")
+        attempt = self._attempt(job, effect.attempt_number, effect.fencing_token)
+        if job.current is None and job.route is not None:
+            # Recovered: the worker that takes it has said what it holds.
+            job.current = as_painted_by(job.resolved, self._catalogue.find(job.route.model))
+        execution = job.execution(attempt, effect.worker_id)
+        self._jobs.spawn(job, self._start_attempt(job, execution), "start attempt")
 
     def commit_result(self, effect: CommitResult) -> None:
         job = self._jobs.get(effect.request_id)
-        execution = job.executions[effect.fencing_token]
-        self._jobs.spawn(job, self._commit(job, execution), "commit result")
+        execution = job.executions[effect.picture_token]
+        attempt = self._attempt(job, effect.attempt_number, effect.fencing_token)
+        if effect.degraded:
+            DEGRADED.labels(effect.degraded).inc()
+            job.note(f"degraded: {effect.degraded}")
+        self._jobs.spawn(job, self._commit(job, attempt, execution), "commit result")
 
     def persist_end(self, effect: PersistEnd) -> None:
         self._jobs.spawn(self._jobs.get(effect.request_id), self._end(effect), "end")
 
     def drop(self, effect: Drop) -> None:
-        end = PersistEnd(effect.request_id, End.DROPPED, effect.reason, effect.message)
-        self.persist_end(end)
+        self.persist_end(PersistEnd(effect.request_id, End.DROPPED, effect.reason, effect.message))
+
+    def _attempt(self, job: Job, number: int, token: int) -> Attempt:
+        identity = self._identity
+        return Attempt(job.request_id, number, token, identity.frontdoor_id, identity.epoch, job.tenant)
 
     async def _accept(self, job: Job) -> None:
         """Until this has succeeded nothing is promised, so an error goes straight to the client."""
@@ -118,8 +126,8 @@ class Journalling:
             accepted_at=job.accepted_at,
             idempotency_key=job.idempotency_key,
             deadline_at=job.deadline_at,
-            frontdoor_id=self._frontdoor_id,
-            frontdoor_epoch=self._epoch,
+            frontdoor_id=self._identity.frontdoor_id,
+            frontdoor_epoch=self._identity.epoch,
         )
 
     def _drop(self, job: Job, error: PentimentoError) -> None:
@@ -136,31 +144,32 @@ class Journalling:
 
     async def _start_attempt(self, job: Job, execution: Execution) -> None:
         """Route and attempt share a commit; the cache's grant is asked for meanwhile."""
-        assert job.route is not None
-        attempt = execution.attempt
+        assert execution.route is not None
+        attempt, stage = execution.attempt, execution.cascade_stage
         reserving = asyncio.ensure_future(self._cache_writes.reserve(job, execution))
-        pinning = None if job.route_journalled else self._pin(job, job.route)
-        won = await self._until_durable(lambda: self._journal.start_attempt(attempt, execution.worker_id))
+        pinning = None if job.route_journalled else self._pin(job, execution.route, stage)
+        won = await self._until_durable(lambda: self._journal.start_attempt(attempt, execution.worker_id, stage))
         if pinning is not None:
-            job.route, job.route_journalled = route_from_bytes(await pinning), True
+            execution.route = route_from_bytes(await pinning)
+            if job.cascade_stage == stage:
+                job.route, job.route_journalled = execution.route, True
         execution.grant = await reserving
-        job.executions[attempt.fencing_token] = execution
         self._time_queue(job)
         self._submit(AttemptPersisted(job.request_id, attempt.fencing_token, won))
 
-    def _pin(self, job: Job, route: Route) -> Awaitable[bytes]:
+    def _pin(self, job: Job, route: Route, stage: int) -> Awaitable[bytes]:
         """The route is handed to the journal now, so that what is written next shares its commit."""
         data = route_to_bytes(route)
-        first = self._journal.record_route(job.request_id, data)
-        return self._until_durable(lambda: self._journal.record_route(job.request_id, data), first)
+        first = self._journal.record_route(job.request_id, data, stage)
+        return self._until_durable(lambda: self._journal.record_route(job.request_id, data, stage), first)
 
     def _time_queue(self, job: Job) -> None:
         now = self._clock.monotonic()
         job.time_stage("queue", job.queued_at, now)
         QUEUE_SECONDS.observe(now - job.queued_at)
 
-    async def _commit(self, job: Job, execution: Execution) -> None:
-        attempt = execution.attempt
+    async def _commit(self, job: Job, attempt: Attempt, execution: Execution) -> None:
+        """`attempt` holds the newest token, `execution` the picture."""
         try:
             record, completed = await self._until_stored(job, execution)
         except PentimentoError as error:
@@ -176,11 +185,10 @@ class Journalling:
 
     async def _until_stored(self, job: Job, execution: Execution) -> tuple[ResultRecord, Completed]:
         """A store that is away may come back before the deadline: the picture is too dear to drop it at once."""
-        assert execution.result is not None
         delay = _FIRST_RETRY_S
         while True:
             try:
-                return await self._results.store(job, execution.result, execution.worker_id)
+                return await self._results.store(job, execution)
             except (Unavailable, ResourceExhausted) as error:
                 if self._clock.monotonic() + delay > job.deadline:
                     raise

@@ -17,4 +17,12 @@ CACHE_SKIPS = counter(
     "Requests painted without what the cache could have given or taken, by stage and reason.",
     ["stage", "reason"],
 )
+UNSCORED = counter(
+    "pentimento_frontdoor_unscored_total", "Light pictures that no discriminator scored; the settings say what then."
+)
+DEGRADED = counter(
+    "pentimento_frontdoor_degraded_total", "Pictures that are less than was asked for, by the reason.", ["reason"]
+)
+DEFERRED = gauge("pentimento_frontdoor_deferred_count", "Requests sent on to the next pool, since the start.", ["pool"])
+REFUSED_PLANS = gauge("pentimento_frontdoor_refused_plans_count", "Plans that made no sense, since the start.")
 WORKERS = gauge("pentimento_frontdoor_workers_count", "Workers with an open stream of credits.")

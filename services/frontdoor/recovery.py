@@ -8,6 +8,7 @@ from pentimento.domain.generation import Route
 from pentimento.stores.ledger.records import RequestRecord
 from services.frontdoor.audience import Audience
 from services.frontdoor.jobs import Job, Jobs
+from services.frontdoor.paths import Stop
 from services.frontdoor.resolution import restore
 from services.frontdoor.routing import work_left
 
@@ -20,7 +21,9 @@ def recover(records: list[RequestRecord], jobs: Jobs, clock: Clock, default_dead
 def _recover_one(record: RequestRecord, jobs: Jobs, clock: Clock, default_deadline_s: float) -> RecoveredRequest:
     job = _job_of(record, clock, default_deadline_s)
     jobs.add(job)
-    newest = record.newest_attempt
+    newest, stage = record.newest_attempt, record.cascade_stage
+    # The stage was routed but never tried: what its predecessor painted is gone, and nothing of it runs.
+    tried = newest is not None and newest.cascade_stage == stage
     return RecoveredRequest(
         request_id=job.request_id,
         tenant=job.tenant,
@@ -31,7 +34,9 @@ def _recover_one(record: RequestRecord, jobs: Jobs, clock: Clock, default_deadli
         model_digest=job.route.model_digest if job.route else "",
         attempt_number=newest.attempt.attempt_number if newest else 0,
         fencing_token=newest.attempt.fencing_token if newest else 0,
-        worker_id=newest.worker_id if newest else "",
+        worker_id=newest.worker_id if newest and tried else "",
+        cascade=tuple(stop.pool for stop in job.way),
+        cascade_stage=stage,
     )
 
 
@@ -40,15 +45,20 @@ def _job_of(record: RequestRecord, clock: Clock, default_deadline_s: float) -> J
     now, wall = clock.monotonic(), clock.wall()
     deadline_at = accepted.deadline_at or accepted.accepted_at + default_deadline_s
     route: Route | None = route_from_bytes(record.route) if record.route else None
+    resolved = restore(request_from_bytes(accepted.body))
+    models = [stage.model for stage in route.stages] if route else []
+    way = tuple(Stop(model, model) for model in models or [route.model if route else resolved.spec.model])
     return Job(
         request_id=accepted.request_id,
         tenant=accepted.tenant,
-        resolved=restore(request_from_bytes(accepted.body)),
+        resolved=resolved,
         arrived_at=now - max(wall - accepted.accepted_at, 0.0),
         accepted_at=accepted.accepted_at,
         deadline=now + deadline_at - wall,
         deadline_at=deadline_at,
         audience=Audience(accepted.request_id, route),
+        way=way,
+        cascade_stage=record.cascade_stage,
         idempotency_key=accepted.idempotency_key,
         route=route,
         route_journalled=route is not None,

@@ -12,7 +12,7 @@ from pentimento.domain.generation import ObjectReference, Provenance
 from pentimento.domain.image_request import Completed, ImageFormat
 from pentimento.stores.ledger.records import RequestRecord, ResultRecord
 from pentimento.stores.objects import ObjectStore
-from services.frontdoor.jobs import Job
+from services.frontdoor.jobs import Execution, Job
 
 T = TypeVar("T")
 
@@ -27,11 +27,13 @@ class Results:
         self._clock = clock
         self._build_version = build_version
 
-    async def store(self, job: Job, result: AttemptResult, worker_id: str) -> tuple[ResultRecord, Completed]:
+    async def store(self, job: Job, execution: Execution) -> tuple[ResultRecord, Completed]:
         """Changes state: the picture lies in the store under an unguessable key. Raises StoreFull, StoreUnavailable."""
+        result = execution.result
+        assert result is not None
         key = f"{PREFIX}/{secrets.token_hex(16)}"
         image = await _on_thread(lambda: self._objects.put(key, result.image))
-        provenance = self._provenance(job, result, worker_id)
+        provenance = self._provenance(job, execution, result)
         record = ResultRecord(
             image=image,
             image_format=job.resolved.format.value,
@@ -64,20 +66,21 @@ class Results:
         """Changes state: no journal row names the picture."""
         await _on_thread(lambda: self._objects.delete(image.key))
 
-    def _provenance(self, job: Job, result: AttemptResult, worker_id: str) -> Provenance:
-        assert job.route is not None
+    def _provenance(self, job: Job, execution: Execution, result: AttemptResult) -> Provenance:
+        assert execution.route is not None
         return Provenance(
             request_id=job.request_id,
-            spec=job.resolved.spec,
-            route=job.route,
+            spec=execution.resolved.spec,
+            route=execution.route,
             model_digest=result.model_digest,
-            worker_id=worker_id,
+            worker_id=execution.worker_id,
             worker_generation=result.worker_generation,
             attempt_number=result.attempt.attempt_number,
             steps_run=result.steps_run,
             steps_saved=result.steps_saved,
             build_version=self._build_version,
             timings=tuple(job.timings),
+            discriminator_confidence=execution.confidence,
             device_seconds=result.device_seconds,
             energy_joules=result.energy_joules,
             notes=(*job.notes, *result.notes),

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.effects import PrepareRoute, ResolveRoute
@@ -11,6 +12,8 @@ from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import PlanVersion, Route
 from services.frontdoor.catalogue import Catalogue
 from services.frontdoor.jobs import Job, Jobs
+from services.frontdoor.paths import as_painted_by, stages_of
+from services.frontdoor.resolution import ResolvedRequest
 from services.frontdoor.routing import Router, work_left
 
 logger = logging.getLogger(__name__)
@@ -41,21 +44,25 @@ class RoutePerformer:
 
     def resolve(self, effect: ResolveRoute) -> None:
         job = self._jobs.get(effect.request_id)
-        self._jobs.spawn(job, self._resolve(job), "route")
+        self._jobs.spawn(job, self._resolve(job, effect.cascade_stage), "route")
 
-    async def _resolve(self, job: Job) -> None:
-        held = job.held or await self._catalogue.wait_for(job.resolved.spec.model)
-        job.held = held
+    async def _resolve(self, job: Job, stage: int) -> None:
+        stop = job.way[stage]
+        held = await self._catalogue.wait_for(stop.model)
         started_at = self._clock.monotonic()
-        job.route = await self._decide(job, held)
+        resolved = as_painted_by(job.resolved, held)
+        route = await self._decide(job, resolved, held)
+        job.cascade_stage, job.current, job.held = stage, resolved, held
+        job.route, job.route_journalled = route, False
         job.queued_at = self._clock.monotonic()
         job.time_stage("route", started_at, job.queued_at)
-        job.audience.routed(job.route)
-        work = work_left(job.resolved, job.route.start)
-        self._submit(RouteResolved(job.request_id, job.route.model, job.route.model_digest, work))
+        job.audience.routed(route)
+        work = work_left(resolved, route.start)
+        self._submit(RouteResolved(job.request_id, stop.pool, route.model_digest, work, stage))
 
-    async def _decide(self, job: Job, held: HeldModel) -> Route:
+    async def _decide(self, job: Job, resolved: ResolvedRequest, held: HeldModel) -> Route:
         assert job.embedding is not None
         plan = self._dataplane.state.plan
         version = plan.version if plan is not None else PlanVersion()
-        return await self._router.decide(job.tenant, job.resolved, held, await job.embedding, version, job.note)
+        route = await self._router.decide(job.tenant, resolved, held, await job.embedding, version, job.note)
+        return replace(route, stages=stages_of(job.way))

@@ -22,6 +22,23 @@ class FrontdoorSettings:
     worker_addresses: tuple[str, ...] = setting((), help="workers to use whether the plan names them or not")
     default_model: str = setting("", help="model of requests that name none; empty for the first by name")
     queue_limit: int = setting(256, help="requests of a pool that wait for a worker", minimum=0)
+    drop_late: bool = setting(True, help="refuse or drop requests that are predicted to miss their deadline")
+    cascade: tuple[str, ...] = setting(
+        (), help="models that paint requests which name none, light first, where the plan says nothing of it"
+    )
+    confidence_threshold: float = setting(
+        0.0, help="a light picture below it goes on to the next model, where the plan has no threshold", maximum=1.0
+    )
+    accept_unscored: bool = setting(True, help="keep a light picture that no discriminator answers for; else go on")
+    discriminator_addresses: tuple[str, ...] = setting((), help="discriminators, beside those of the plan")
+    score_timeout_ms: int = setting(1000, help="wait for a discriminator before the next one is asked", minimum=1)
+    hedge_after: float = setting(
+        0.0, help="run an attempt a second time after so many times its predicted seconds; 0 for never", minimum=0
+    )
+    profiles: tuple[str, ...] = setting((), help="files of `pentimento bench profile`, which predictions start from")
+    record_effects: str = setting("", help="file for every event of the dataplane with its effects; empty for none")
+    standby: bool = setting(False, help="wait until no other frontdoor over this journal is active, then take over")
+    lease_s: float = setting(2.0, help="silence of the active frontdoor after which a standby takes over", minimum=0.2)
     max_reruns: int = setting(2, help="further attempts at a request whose workers were lost", minimum=0, maximum=10)
     suspect_wait_s: float = setting(
         10.0, help="a request that took two workers down waits so long for a second one to be there", minimum=0

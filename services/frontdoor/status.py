@@ -6,7 +6,7 @@ from pentimento.dataplane import Dataplane
 from pentimento.dataplane.state import Pool, Worker
 from pentimento.domain.fleet import PlanAcknowledgement, PoolDemand, ReplicaReport
 from pentimento.domain.generation import PlanVersion
-from services.frontdoor.metrics import QUEUE, RERUNS, RUNNING
+from services.frontdoor.metrics import DEFERRED, QUEUE, REFUSED_PLANS, RERUNS, RUNNING
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,8 @@ class Totals:
     completed: int = 0
     dropped: int = 0
     late: int = 0
+    scored: int = 0
+    deferred: int = 0
 
 
 class DemandReport:
@@ -38,7 +40,7 @@ class DemandReport:
             queue_length=sum(pool.waiting_count for pool in pools),
             running_count=sum(pool.running_count for pool in pools),
             completed_count=state.counters.completed,
-            failed_count=state.counters.failed + state.counters.expired,
+            failed_count=state.counters.failed + state.counters.expired + state.counters.dropped,
             demand=tuple(self._demand(pool) for pool in pools),
             plan=PlanAcknowledgement(state.plan.version) if state.plan is not None else None,
             draining=state.draining,
@@ -46,7 +48,8 @@ class DemandReport:
 
     def _demand(self, pool: Pool) -> PoolDemand:
         before = self._told.get(pool.name, Totals())
-        now = Totals(pool.arrived_count, pool.completed_count, pool.dropped_count, pool.late_count)
+        counts = (pool.arrived_count, pool.completed_count, pool.dropped_count, pool.late_count)
+        now = Totals(*counts, pool.scored_count, pool.deferred_count)
         self._told[pool.name] = now
         return PoolDemand(
             model=pool.name,
@@ -55,6 +58,7 @@ class DemandReport:
             dropped_count=now.dropped - before.dropped,
             late_count=now.late - before.late,
             queue_length=pool.waiting_count,
+            deferred_share=(now.deferred - before.deferred) / max(now.scored - before.scored, 1),
         )
 
 
@@ -89,7 +93,7 @@ def frontdoor_status(dataplane: Dataplane, frontdoor_id: str) -> FrontdoorStatus
         workers=tuple(state.workers[worker_id] for worker_id in sorted(state.workers)),
         accepted=counters.accepted,
         completed=counters.completed,
-        failed=counters.failed + counters.expired,
+        failed=counters.failed + counters.expired + counters.dropped,
         cancelled=counters.cancelled,
         rejected=counters.rejected,
         rerun=counters.rerun,
@@ -102,4 +106,6 @@ def publish_levels(dataplane: Dataplane) -> None:
     for pool in dataplane.state.pools.values():
         QUEUE.labels(pool.name).set(pool.waiting_count)
         RUNNING.labels(pool.name).set(pool.running_count)
+        DEFERRED.labels(pool.name).set(pool.deferred_count)
     RERUNS.set(dataplane.state.counters.rerun)
+    REFUSED_PLANS.set(dataplane.state.counters.refused_plans)

@@ -1,16 +1,20 @@
 """Puts a frontdoor process together."""
 
 import asyncio
+import random
+import signal
 from collections.abc import Coroutine
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from pentimento.clients.controller import ControllerClient
+from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.registration import Registration, generation_at
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
-from pentimento.dataplane.events import DrainRequested, PlanReceived, Scored
+from pentimento.dataplane.events import DrainRequested, PlanReceived, TookOver
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind
 from pentimento.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
@@ -24,18 +28,24 @@ from services.frontdoor.cache_writes import CacheWrites
 from services.frontdoor.catalogue import Catalogue
 from services.frontdoor.delivery import Delivery
 from services.frontdoor.housekeeping import forget_old_requests_forever, publish_levels_forever
+from services.frontdoor.identity import Identity
 from services.frontdoor.image_api import ImageApi
 from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.jobs import Jobs
 from services.frontdoor.journalling import Journalling
+from services.frontdoor.lease import Lease
+from services.frontdoor.paths import Paths
 from services.frontdoor.plan_watch import PlanWatch
+from services.frontdoor.recorder import EffectsRecorder
 from services.frontdoor.recovery import recover
 from services.frontdoor.resolution import RequestLimits
 from services.frontdoor.results import Results
 from services.frontdoor.route_performer import RoutePerformer
 from services.frontdoor.routing import Patience, Router
+from services.frontdoor.scoring import Discriminators, ScorePerformer
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
+from services.frontdoor.speeds import read_profiles
 from services.frontdoor.status import DemandReport, frontdoor_status
 from services.frontdoor.worker_links import WorkerLinks
 
@@ -52,7 +62,7 @@ async def run(settings: FrontdoorSettings) -> None:
     """The life of the process, from the claim of an epoch to the last answer."""
     journal = await asyncio.to_thread(open_journal, settings.ledger_url)
     try:
-        epoch = await asyncio.wrap_future(journal.claim_epoch(settings.frontdoor_id))
+        epoch = 0 if settings.standby else await asyncio.wrap_future(journal.claim_epoch(settings.frontdoor_id))
         frontdoor = Frontdoor(settings, journal, epoch)
         try:
             await frontdoor.server.run_until_stopped(frontdoor.warm, frontdoor.drain)
@@ -66,18 +76,24 @@ class Frontdoor:
     """The composition root: constructs everything, starts and stops it."""
 
     def __init__(self, settings: FrontdoorSettings, journal: Journal, epoch: int) -> None:
-        """Call it inside the event loop that the process runs on."""
+        """Call it inside the event loop that the process runs on. `epoch` 0: a standby, until `warm` is done."""
         self.settings = settings
         self.server = RpcServer(settings.rpc, "frontdoor")
         self._journal = journal
         self._clock = SystemClock()
-        self._identity = (settings.frontdoor_id, epoch)
+        self._identity = Identity(settings.frontdoor_id, epoch)
+        self._lease = Lease(journal, self._identity, self._clock, settings.lease_s)
         self._generation = generation_at(self._clock)
         self._drained = asyncio.Event()
         self._jobs = Jobs()
         self._catalogue = Catalogue(settings.default_model)
         self._dataplane = Dataplane(epoch, dataplane_settings(settings))
         self._interpreter = Interpreter(self._dataplane, self._clock)
+        self._recorder = self._open_recorder()
+        self._discriminators = Discriminators(
+            lambda address: DiscriminatorClient(open_channel(address, settings.channels)),
+            settings.discriminator_addresses,
+        )
         self._results = Results(open_objects(settings.objects_url), self._clock, build_version())
         self._links = WorkerLinks(
             lambda address: open_channel(address, settings.channels),
@@ -90,11 +106,20 @@ class Frontdoor:
         self._plans = PlanWatch(self._controller, journal, self.server.instance_id)
         self._registration: Registration | None = None
         self._forever: list[asyncio.Task[None]] = []
+        self._superseded = False
         self._api = self._connect_parts()
         self._add_services()
 
     async def warm(self) -> None:
-        """Take over what an earlier frontdoor left, follow the last plan, and wait a while for a worker."""
+        """Take over what an earlier frontdoor left, follow the last plan, and wait a while for a worker.
+
+        A standby waits for its turn first.
+        """
+        if not self._identity.epoch:
+            self._identity.epoch = await self._lease.wait_and_take_over()
+            self._interpreter.submit(TookOver(self._identity.epoch))
+        if profiles := read_profiles(self.settings.profiles):
+            self._interpreter.submit(profiles)
         if (plan := await self._plans.load()) is not None:
             self._interpreter.submit(PlanReceived(plan))
         unfinished = await asyncio.wrap_future(self._journal.unfinished())
@@ -111,6 +136,8 @@ class Frontdoor:
         """Until every accepted request has ended; those that have not are in the journal for the next start."""
         try:
             self._interpreter.submit(DrainRequested())
+            if self._superseded:
+                return
             if self._registration is not None:
                 self._registration.report_soon()
             await self._drained.wait()
@@ -128,6 +155,8 @@ class Frontdoor:
         for task in self._forever:
             task.cancel()
         self._interpreter.close()
+        if self._recorder is not None:
+            self._recorder.close()
         await self._jobs.cancel_tasks()
         await self._links.close()
 
@@ -139,7 +168,10 @@ class Frontdoor:
         router = Router(self._open_embedder(), gateway, patience)
         delivery = Delivery(self._journal, self._results, jobs, clock)
         cache = CacheWrites(gateway, jobs, patience, SelectionRules())
-        journalling = Journalling(self._journal, self._results, cache, delivery, jobs, submit, clock, self._identity)
+        journalling = Journalling(
+            self._journal, self._results, cache, delivery, jobs, submit, clock, self._identity, self._catalogue
+        )
+        scores = ScorePerformer(self._discriminators, jobs, submit, clock, self.settings.score_timeout_ms / 1000)
         routes = RoutePerformer(router, self._catalogue, jobs, self._dataplane, submit, clock)
         attempts = AttemptRunner(self._links, jobs, cache.report_bad_donor, submit, clock, self._identity)
         self._interpreter.perform_with(
@@ -158,9 +190,9 @@ class Frontdoor:
                 effects.ReleaseGrant: cache.release,
                 effects.PersistEnd: journalling.persist_end,
                 effects.Drop: journalling.drop,
-                effects.Score: lambda effect: submit(Scored(effect.request_id, effect.fencing_token, None)),
-                effects.ReservePair: lambda effect: None,
-                effects.Hedge: lambda effect: None,
+                effects.Score: scores.score,
+                effects.ReservePair: attempts.reserve_pair,
+                effects.Hedge: attempts.hedge,
                 effects.Deliver: delivery.deliver,
                 effects.DeliverEnd: delivery.deliver_end,
                 effects.DeliverRecorded: delivery.deliver_recorded,
@@ -168,7 +200,10 @@ class Frontdoor:
             }
         )
         limits = request_limits(self.settings)
-        return ImageApi(self._interpreter, jobs, self._journal, self._results, router, self._catalogue, limits, clock)
+        paths = Paths(self._catalogue, self._dataplane, self.settings.cascade, random.Random())
+        return ImageApi(
+            self._interpreter, jobs, self._journal, self._results, router, self._catalogue, paths, limits, clock
+        )
 
     def _add_services(self) -> None:
         images = ImageServicer(self._api, self.settings.stream_idle_s)
@@ -179,6 +214,7 @@ class Frontdoor:
         self.server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
 
     def _start_background(self) -> None:
+        self._keep(self._lease.hold(self._on_superseded))
         self._keep(publish_levels_forever(self._dataplane))
         retention_s = self.settings.result_retention_h * 3600
         self._keep(forget_old_requests_forever(self._journal, self._results, self._clock, retention_s))
@@ -195,8 +231,19 @@ class Frontdoor:
         self._interpreter.submit(PlanReceived(plan))
         self._follow_workers()
 
+    def _on_superseded(self) -> None:
+        """Another frontdoor is active: whatever this one still does is fenced off. Its clients find theirs there."""
+        self._superseded = True
+        self.stop_listening_to_clients()
+        self._interpreter.close()
+        signal.raise_signal(signal.SIGTERM)
+
     def _follow_workers(self) -> None:
         plan = self._plans.plan
+        endpoints = plan.endpoints if plan is not None else ()
+        self._discriminators.follow(
+            tuple(endpoint.address for endpoint in endpoints if endpoint.kind is ReplicaKind.DISCRIMINATOR)
+        )
         planned = {assignment.address: False for assignment in plan.assignments} if plan is not None else {}
         self._links.follow(planned | dict.fromkeys(self.settings.worker_addresses, True))
 
@@ -204,6 +251,13 @@ class Frontdoor:
         address = self.settings.advertise_address or self.server.bound_addresses[0]
         identity = (self.server.instance_id, ReplicaKind.FRONTDOOR, address, self._generation)
         return Replica(*identity, build_version=build_version(), device="cpu")
+
+    def _open_recorder(self) -> EffectsRecorder | None:
+        if not self.settings.record_effects:
+            return None
+        recorder = EffectsRecorder(Path(self.settings.record_effects), self._dataplane)
+        self._interpreter.observer = recorder.record
+        return recorder
 
     def _open_controller(self) -> ControllerClient | None:
         address = self.settings.controller_address
@@ -221,6 +275,10 @@ class Frontdoor:
 def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
     return DataplaneSettings(
         queue_limit=settings.queue_limit,
+        drop_late=settings.drop_late,
+        confidence_threshold=settings.confidence_threshold,
+        accept_unscored=settings.accept_unscored,
+        hedge_after=settings.hedge_after or None,
         max_reruns=settings.max_reruns,
         suspect_wait_s=settings.suspect_wait_s,
         orphan_wait_s=settings.orphan_wait_s,

@@ -10,7 +10,9 @@ from pentimento.clients.worker import WorkerClient
 from pentimento.dataplane.events import Event, WorkerLost, WorkerReported
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.execution import WorkerCredits
+from pentimento.domain.fleet import Capability
 from services.frontdoor.catalogue import Catalogue
+from services.frontdoor.identity import Identity
 from services.frontdoor.metrics import WORKERS
 
 logger = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ class WorkerLink:
         self,
         address: str,
         channel: grpc.aio.Channel,
-        frontdoor: tuple[str, int],
+        identity: Identity,
         silence_s: float,
         on_credits: Callable[["WorkerLink", WorkerCredits], None],
         on_loss: Callable[["WorkerLink"], None],
@@ -40,7 +42,7 @@ class WorkerLink:
         # Streams of attempts, cancelled when the worker is lost: nobody would read on.
         self.runs: set[asyncio.Task[None]] = set()
         self._channel = channel
-        self._frontdoor = frontdoor
+        self._identity = identity
         self._silence_s = silence_s
         self._on_credits = on_credits
         self._on_loss = on_loss
@@ -63,7 +65,7 @@ class WorkerLink:
         heard = False
         try:
             async with asyncio.timeout(self._silence_s) as silence:
-                async for credits in self.client.watch_credits(*self._frontdoor):
+                async for credits in self.client.watch_credits(self._identity.frontdoor_id, self._identity.epoch):
                     silence.reschedule(asyncio.get_running_loop().time() + self._silence_s)
                     heard = True
                     self._on_credits(self, credits)
@@ -93,13 +95,13 @@ class WorkerLinks:
         open_channel: Callable[[str], grpc.aio.Channel],
         catalogue: Catalogue,
         submit: Callable[[Event], None],
-        frontdoor: tuple[str, int],
+        identity: Identity,
         silence_s: float,
     ) -> None:
         self._open_channel = open_channel
         self._catalogue = catalogue
         self._submit = submit
-        self._frontdoor = frontdoor
+        self._identity = identity
         self._silence_s = silence_s
         self._wanted: frozenset[str] = frozenset()
         self._links: dict[str, WorkerLink] = {}
@@ -131,7 +133,7 @@ class WorkerLinks:
 
     def _open(self, address: str) -> None:
         link = WorkerLink(
-            address, self._open_channel(address), self._frontdoor, self._silence_s, self._on_credits, self._on_loss
+            address, self._open_channel(address), self._identity, self._silence_s, self._on_credits, self._on_loss
         )
         self._links[address] = link
         self._watches[address] = asyncio.get_running_loop().create_task(link.watch(), name=f"watch {address}")
@@ -145,6 +147,11 @@ class WorkerLinks:
         self._watches.pop(address).cancel()
 
     def _on_credits(self, link: WorkerLink, credits: WorkerCredits) -> None:
+        namesake = self._by_worker.get(credits.worker_id)
+        if namesake not in (None, link) and credits.held.worker_generation < namesake.worker_generation:
+            # Two processes under one name: the later start is the one, as the dataplane sees it.
+            logger.error("two workers of one name", extra={"worker": credits.worker_id, "address": link.address})
+            return
         if link.worker_id != credits.worker_id:
             logger.info("worker connected", extra={"worker": credits.worker_id, "address": link.address})
         link.worker_id, link.worker_generation = credits.worker_id, credits.held.worker_generation
@@ -171,5 +178,6 @@ def _reported(credits: WorkerCredits, pinned: bool) -> WorkerReported:
         credit_count=credits.credit_count,
         draining=credits.draining,
         pinned=pinned,
+        pairable=Capability.LATENT_PARALLEL in credits.capabilities,
         running=frozenset((attempt.request_id, attempt.fencing_token) for attempt in credits.attempts),
     )

@@ -9,9 +9,10 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Row, Select, and_, delete, insert, or_, select, update
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from pentimento.domain.clock import Clock, SystemClock
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
@@ -22,6 +23,7 @@ from pentimento.stores.ledger.records import (
     AcceptKind,
     AcceptOutcome,
     AttemptRecord,
+    LeaseState,
     RequestRecord,
     ResultRecord,
 )
@@ -31,6 +33,9 @@ T = TypeVar("T")
 
 _requests = tables.requests
 _attempts = tables.attempts
+_epoch = tables.epoch
+# By then its clients have been told where to go, or it is gone.
+SUPERSEDED_RETRY_MS = 1000
 _IS_OPEN = _requests.c.finished_at.is_(None)
 
 
@@ -53,25 +58,46 @@ class Journal:
         self._clock = clock
 
     def claim_epoch(self, frontdoor_id: str) -> "Future[int]":
-        """An epoch larger than every one claimed before, by anybody."""
-        table = tables.epoch
-        statement = update(table).values(epoch=table.c.epoch + 1, frontdoor_id=frontdoor_id).returning(table.c.epoch)
+        """An epoch larger than every one claimed before, by anybody. Its holder is the active one from then on."""
+        statement = _claim(frontdoor_id)
         return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
 
+    def lease(self) -> "Future[LeaseState]":
+        """Which epoch is active, and its holder's beats: a standby watches whether they go on."""
+        statement = select(_epoch.c.epoch, _epoch.c.beat)
+        return self._submit(lambda connection: LeaseState(*connection.execute(statement).one()))
+
+    def beat(self, epoch: int) -> "Future[bool]":
+        """Show that the holder of the epoch is there; False when a newer epoch was claimed: it has to stop."""
+        statement = update(_epoch).where(_epoch.c.epoch == epoch).values(beat=_epoch.c.beat + 1)
+        return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
+
+    def take_over(self, frontdoor_id: str, seen: LeaseState) -> "Future[int | None]":
+        """Claim an epoch from a holder that has not beaten since `seen`; None when it has, or somebody was faster."""
+        is_as_seen = and_(_epoch.c.epoch == seen.epoch, _epoch.c.beat == seen.beat)
+        statement = _claim(frontdoor_id).where(is_as_seen)
+        return self._submit(lambda connection: connection.execute(statement).scalar_one_or_none())
+
     def accept(self, record: AcceptedRequest) -> "Future[AcceptOutcome]":
-        """Make a request durable, or find the one that holds its (tenant, idempotency key)."""
+        """Make a request durable, or find the one that holds its (tenant, idempotency key).
+
+        Fails with Unavailable SUPERSEDED when a newer epoch than the record's was claimed (0: of no epoch): whoever
+        holds it has taken over what was there, and would never hear of this one.
+        """
         return self._submit(lambda connection: _accept(connection, record))
 
-    def record_route(self, request_id: str, route: bytes) -> "Future[bytes]":
-        """Pin the route of a request. The first route stays; the answer is the one in force."""
-        return self._submit(lambda connection: _pin_route(connection, request_id, route))
+    def record_route(self, request_id: str, route: bytes, cascade_stage: int = 0) -> "Future[bytes]":
+        """Pin the route of a request for a stage of its cascade. The first route of the newest stage stays; the answer
+        is the one in force."""
+        return self._submit(lambda connection: _pin_route(connection, request_id, route, cascade_stage))
 
-    def start_attempt(self, attempt: Attempt, worker_id: str) -> "Future[bool]":
+    def start_attempt(self, attempt: Attempt, worker_id: str, cascade_stage: int = 0) -> "Future[bool]":
         """Add an attempt; True when repeated.
 
         False, and nothing changed, when the request is terminal or unknown, or a newer token or epoch has been there.
         """
-        return self._submit(lambda connection: _start_attempt(connection, attempt, worker_id, self._clock.wall()))
+        row = {**_attempt_row(attempt, worker_id, self._clock.wall()), "cascade_stage": cascade_stage}
+        return self._submit(lambda connection: _start_attempt(connection, attempt, row))
 
     def commit_result(self, attempt: Attempt, result: ResultRecord) -> "Future[bool]":
         """Complete the request if `attempt` holds its newest token and it is not terminal; True when repeated."""
@@ -122,7 +148,15 @@ class Journal:
         return self._writer.submit(work)
 
 
+def _claim(frontdoor_id: str) -> ReturningUpdate[int]:
+    return update(_epoch).values(epoch=_epoch.c.epoch + 1, frontdoor_id=frontdoor_id, beat=0).returning(_epoch.c.epoch)
+
+
 def _accept(connection: Connection, record: AcceptedRequest) -> AcceptOutcome:
+    # Shared lock: no epoch is claimed between this look and the commit.
+    newest = select(_epoch.c.epoch).with_for_update(read=True)
+    if record.frontdoor_epoch and connection.execute(newest).scalar_one() > record.frontdoor_epoch:
+        raise Unavailable("SUPERSEDED", "another frontdoor has taken over", retry_after_ms=SUPERSEDED_RETRY_MS)
     if insert_unless_present(connection, _requests, _new_row(record)):
         return AcceptOutcome(AcceptKind.NEW, record.request_id)
     row = connection.execute(_holder_of_key(record)).one()
@@ -147,6 +181,7 @@ def _new_row(record: AcceptedRequest) -> dict[str, Any]:
         "newest_token": 0,
         "newest_epoch": 0,
         "attempt_count": 0,
+        "cascade_stage": 0,
         "error_reason": "",
         "error_message": "",
     }
@@ -160,9 +195,10 @@ def _holder_of_key(record: AcceptedRequest) -> Select[Any]:
     return select(columns.request_id, columns.tenant, columns.body_hash, columns.state).where(found)
 
 
-def _pin_route(connection: Connection, request_id: str, route: bytes) -> bytes:
-    unrouted = update(_requests).where(_requests.c.request_id == request_id, _requests.c.route.is_(None))
-    if connection.execute(unrouted.values(route=route)).rowcount == 1:
+def _pin_route(connection: Connection, request_id: str, route: bytes, cascade_stage: int) -> bytes:
+    unrouted = or_(_requests.c.route.is_(None), _requests.c.cascade_stage < cascade_stage)
+    statement = update(_requests).where(_requests.c.request_id == request_id, unrouted)
+    if connection.execute(statement.values(route=route, cascade_stage=cascade_stage)).rowcount == 1:
         return route
     found = connection.execute(select(_requests.c.route).where(_requests.c.request_id == request_id)).scalar()
     if found is None:
@@ -170,7 +206,7 @@ def _pin_route(connection: Connection, request_id: str, route: bytes) -> bytes:
     return bytes(found)
 
 
-def _start_attempt(connection: Connection, attempt: Attempt, worker_id: str, now: float) -> bool:
+def _start_attempt(connection: Connection, attempt: Attempt, row: dict[str, Any]) -> bool:
     columns = _requests.c
     is_newest = and_(columns.newest_token < attempt.fencing_token, columns.newest_epoch <= attempt.frontdoor_epoch)
     statement = update(_requests).where(columns.request_id == attempt.request_id, _IS_OPEN, is_newest)
@@ -181,9 +217,9 @@ def _start_attempt(connection: Connection, attempt: Attempt, worker_id: str, now
         "attempt_count": columns.attempt_count + 1,
     }
     if connection.execute(statement.values(values)).rowcount == 1:
-        connection.execute(insert(_attempts), _attempt_row(attempt, worker_id, now))
+        connection.execute(insert(_attempts), row)
         return True
-    return _is_newest_attempt(connection, attempt, worker_id)
+    return _is_newest_attempt(connection, attempt, row["worker_id"])
 
 
 def _attempt_row(attempt: Attempt, worker_id: str, now: float) -> dict[str, Any]:
@@ -270,6 +306,7 @@ def _record(row: Row[Any]) -> RequestRecord:
         error_reason=row.error_reason,
         error_message=row.error_message,
         finished_at=row.finished_at,
+        cascade_stage=row.cascade_stage,
     )
 
 
@@ -296,7 +333,7 @@ def _attempt(row: Row[Any]) -> AttemptRecord:
         frontdoor_epoch=row.attempt_frontdoor_epoch,
         tenant=row.tenant,
     )
-    return AttemptRecord(attempt, row.attempt_worker_id, row.attempt_started_at)
+    return AttemptRecord(attempt, row.attempt_worker_id, row.attempt_started_at, row.attempt_cascade_stage)
 
 
 def _result(row: Row[Any]) -> ResultRecord:

@@ -19,7 +19,9 @@ requests = Table(
     Column("frontdoor_id", Text, nullable=False),
     Column("frontdoor_epoch", BigInteger, nullable=False),
     Column("state", Text, nullable=False),
+    # Of the newest stage of the cascade that was routed.
     Column("route", LargeBinary),
+    Column("cascade_stage", BigInteger, nullable=False),
     # The newest attempt, repeated here so that one UPDATE compares and sets.
     Column("newest_token", BigInteger, nullable=False),
     Column("newest_epoch", BigInteger, nullable=False),
@@ -46,15 +48,17 @@ attempts = Table(
     Column("frontdoor_epoch", BigInteger, nullable=False),
     Column("worker_id", Text, nullable=False),
     Column("started_at", Double, nullable=False),
+    Column("cascade_stage", BigInteger, nullable=False),
 )
 
-# One row each.
+# One row each. The holder of an epoch beats as long as it is there.
 epoch = Table(
     "journal_epoch",
     _METADATA,
     Column("singleton", BigInteger, primary_key=True),
     Column("epoch", BigInteger, nullable=False),
     Column("frontdoor_id", Text, nullable=False),
+    Column("beat", BigInteger, nullable=False),
 )
 plan = Table(
     "journal_plan",
@@ -113,6 +117,14 @@ MIGRATIONS = (
             )""",
             "INSERT INTO journal_epoch (singleton, epoch, frontdoor_id) VALUES (1, 0, '')",
             "CREATE TABLE journal_plan (singleton BIGINT PRIMARY KEY, plan {blob} NOT NULL)",
+        ),
+    ),
+    Migration(
+        2,
+        (
+            "ALTER TABLE journal_requests ADD COLUMN cascade_stage BIGINT NOT NULL DEFAULT 0",
+            "ALTER TABLE journal_attempts ADD COLUMN cascade_stage BIGINT NOT NULL DEFAULT 0",
+            "ALTER TABLE journal_epoch ADD COLUMN beat BIGINT NOT NULL DEFAULT 0",
         ),
     ),
 )

@@ -44,6 +44,7 @@ class AttemptRecord:
     attempt: Attempt
     worker_id: str
     started_at: float
+    cascade_stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class ResultRecord:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """A request as the journal knows it. `newest_attempt` is the only one whose result may still be committed."""
+    """A request as the journal knows it. Results are committed under the token of `newest_attempt` alone;
+    `cascade_stage` is that of its route."""
 
     request: AcceptedRequest
     state: RequestState
@@ -71,3 +73,12 @@ class RequestRecord:
     error_reason: str = ""
     error_message: str = ""
     finished_at: float | None = None
+    cascade_stage: int = 0
+
+
+@dataclass(frozen=True)
+class LeaseState:
+    """Who is active in this ledger: the newest epoch, and how often its holder has beaten. Epoch 0: nobody ever was."""
+
+    epoch: int
+    beat: int

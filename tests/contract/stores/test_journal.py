@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, ResultRecord
+from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, LeaseState, ResultRecord
 
 
 @pytest.fixture
@@ -280,3 +280,56 @@ def test_what_was_queued_is_committed_on_close(ledger_url: str) -> None:
     assert all(future.result().kind is AcceptKind.NEW for future in futures)
     with pytest.raises(StoreUnavailable):
         journal.accept(request())
+
+
+def test_a_holder_that_beats_is_not_taken_over(journal: Journal) -> None:
+    epoch = journal.claim_epoch("f1").result()
+    seen = journal.lease().result()
+    assert journal.beat(epoch).result()
+
+    assert journal.take_over("f2", seen).result() is None
+    assert journal.beat(epoch).result()
+
+
+def test_one_of_two_standbys_takes_over_from_a_silent_holder(journal: Journal) -> None:
+    epoch = journal.claim_epoch("f1").result()
+    seen = journal.lease().result()
+
+    answers = [journal.take_over("f2", seen).result(), journal.take_over("f3", seen).result()]
+
+    assert answers == [epoch + 1, None]
+    assert not journal.beat(epoch).result()
+
+
+def test_nobody_was_ever_active_in_a_new_ledger(journal: Journal) -> None:
+    assert journal.take_over("f1", LeaseState(0, 0)).result() == 1
+
+
+def test_what_a_superseded_frontdoor_would_accept_is_refused(journal: Journal) -> None:
+    """Whoever superseded it has read what was accepted already: this one would be lost."""
+    epoch = journal.claim_epoch("f1").result()
+    journal.claim_epoch("f2").result()
+
+    with pytest.raises(Unavailable, match="taken over"):
+        journal.accept(request(frontdoor_epoch=epoch)).result()
+    assert journal.unfinished().result() == []
+
+
+def test_a_route_is_pinned_for_each_stage_of_a_cascade(journal: Journal) -> None:
+    journal.accept(request()).result()
+    journal.record_route("r1", b"light").result()
+
+    assert journal.record_route("r1", b"heavy", 1).result() == b"heavy"
+    assert journal.record_route("r1", b"heavy again", 1).result() == b"heavy"
+    assert journal.record_route("r1", b"late", 0).result() == b"heavy"
+
+
+def test_an_attempt_knows_its_stage(journal: Journal) -> None:
+    journal.accept(request()).result()
+    journal.record_route("r1", b"heavy", 1).result()
+
+    journal.start_attempt(attempt(1), "w1", 0).result()
+
+    (record,) = journal.unfinished().result()
+    assert record.newest_attempt is not None
+    assert (record.cascade_stage, record.newest_attempt.cascade_stage) == (1, 0)

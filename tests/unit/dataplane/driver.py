@@ -1,6 +1,6 @@
 """A dataplane and short words to drive it with."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
 
@@ -38,17 +38,34 @@ class Driver:
         )
 
     def arrive(
-        self, request_id: str = "r1", deadline: float = 1000.0, pool: str = "m", work: float = 1.0
+        self,
+        request_id: str = "r1",
+        deadline: float = 1000.0,
+        pool: str = "m",
+        work: float = 1.0,
+        tenant: str = "tenant",
+        **changes: Any,
     ) -> list[effects.Effect]:
-        return self.send(events.RequestArrived(request_id, "tenant", pool, work, deadline))
+        return self.send(events.RequestArrived(request_id, tenant, pool, work, deadline, **changes))
 
     def queue(
-        self, request_id: str = "r1", deadline: float = 1000.0, digest: str = "d", pool: str = "m"
+        self,
+        request_id: str = "r1",
+        deadline: float = 1000.0,
+        digest: str = "d",
+        pool: str = "m",
+        work: float = 1.0,
+        spare: tuple[events.RouteOption, ...] = (),
+        pair: bool = False,
+        **arrival: Any,
     ) -> list[effects.Effect]:
         """Arrived, accepted and routed."""
-        self.arrive(request_id, deadline)
+        self.arrive(request_id, deadline, work=work, **arrival)
         self.send(events.AcceptPersisted(request_id))
-        return self.send(events.RouteResolved(request_id, pool, digest, 1.0))
+        return self.send(events.RouteResolved(request_id, pool, digest, work, spare=spare, pair=pair))
+
+    def profile(self, pool: str = "m", *seconds_per_work: tuple[int, float]) -> None:
+        self.send(events.ProfilesReceived((events.SpeedProfile(pool, seconds_per_work or ((1, 1.0),)),)))
 
     def start(self, effect_list: list[effects.Effect]) -> effects.Execute:
         """The journal has written the one attempt among the effects."""

@@ -6,6 +6,7 @@ chooses. The world checks on every step what must hold on every step.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
@@ -80,12 +81,15 @@ class World:
         self.heard: set[events.Event] = set()
         self.granted: set[AttemptKey] = set()
         self.settled_grants: set[AttemptKey] = set()
+        # Hears of every frontdoor before its first event.
+        self.on_start: Callable[[World], None] = lambda world: None
         self.start_frontdoor()
 
     def start_frontdoor(self, *, standby: bool = False) -> None:
         """The first one, or a new one after a kill: what was on its way to the old one is lost, the journal is not."""
         self.epoch += 1
         self.dataplane = Dataplane(0 if standby else self.epoch, self.settings)
+        self.on_start(self)
         self.replies.clear()
         self.said.clear()
         self.heard.clear()

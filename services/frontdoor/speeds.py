@@ -1,0 +1,44 @@
+"""Profiles of models, as the dataplane predicts with them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pentimento.dataplane.events import ProfilesReceived, SpeedProfile
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.profile import BatchProfile, ModelProfile, profile_from_json
+
+
+def read_profiles(paths: Sequence[str]) -> ProfilesReceived | None:
+    """Files of `pentimento bench profile`; None without any. Raises InvalidArgument naming file and field."""
+    return ProfilesReceived(tuple(speed_profile(_read(Path(path))) for path in paths)) if paths else None
+
+
+def speed_profile(profile: ModelProfile) -> SpeedProfile:
+    """Of the largest size that was profiled with guidance, or without where there is none: the dataplane's work is in
+    pixel steps, so that other sizes scale with it."""
+    largest = max(profile.batches, key=lambda batch: (batch.guided, batch.width_px * batch.height_px))
+    batches = [batch for batch in profile.batches if _shape(batch) == _shape(largest)]
+    pixels = largest.width_px * largest.height_px
+    seconds = {batch.batch_size: batch.step.mean_s / pixels for batch in batches}
+    fixed = [
+        size.prepare.mean_s + size.decode.mean_s + size.encode.mean_s
+        for size in profile.sizes
+        if (size.width_px, size.height_px) == (largest.width_px, largest.height_px)
+    ]
+    return SpeedProfile(profile.model, tuple(sorted(seconds.items())), fixed[0] if fixed else 0.0)
+
+
+def _shape(batch: BatchProfile) -> tuple[int, int, bool]:
+    return (batch.width_px, batch.height_px, batch.guided)
+
+
+def _read(path: Path) -> ModelProfile:
+    try:
+        profile = profile_from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument.of("profiles", f"must be files that can be read: {path}: {error}") from None
+    except InvalidArgument as error:
+        raise InvalidArgument.of("profiles", f"{path}: {error.message}") from None
+    if not profile.batches:
+        raise InvalidArgument.of("profiles", f"{path}: profile.batches must have at least one entry")
+    return profile

@@ -1,0 +1,170 @@
+"""A live cascade: light first, scored, the doubtful ones painted again by the heavy model."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.dataplane.recording import read_recording, replay
+from pentimento.discriminator.v1 import discriminator_service_pb2 as pb
+from pentimento.discriminator.v1.discriminator_service_pb2_grpc import (
+    DiscriminatorServiceServicer,
+    add_DiscriminatorServiceServicer_to_server,
+)
+from pentimento.domain.errors import Internal
+from pentimento.domain.image_request import Completed, ImageRequest
+from pentimento.domain.requests import RequestState
+from pentimento.rpc import RpcServer, RpcServerSettings
+from tests.integration.frontdoor.paced_worker import PacedWorker, serve
+from tests.integration.frontdoor.suite import Suite, running_suite
+from tests.unit.frontdoor.models import HELD
+
+DISCRIMINATOR = pb.DESCRIPTOR.services_by_name["DiscriminatorService"].full_name
+UNNAMED = ImageRequest(prompt="a red circle", seed=1)
+
+
+class FixedDiscriminator(DiscriminatorServiceServicer):
+    """Answers every image with one confidence; None for an error."""
+
+    def __init__(self, confidence: float | None) -> None:
+        self.confidence = confidence
+        self.asked: list[pb.ScoreRequest] = []
+
+    async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
+        self.asked.append(request)
+        if self.confidence is None:
+            raise Internal("BROKEN", "no score today")
+        scores = [
+            pb.ImageScore(request_id=image.request_id, fencing_token=image.fencing_token, confidence=self.confidence)
+            for image in request.images
+        ]
+        return pb.ScoreResponse(scores=scores)
+
+
+class Cascade:
+    def __init__(self, suite: Suite, light: PacedWorker, heavy: PacedWorker, discriminator: FixedDiscriminator) -> None:
+        self.suite = suite
+        self.light = light
+        self.heavy = heavy
+        self.discriminator = discriminator
+
+
+@asynccontextmanager
+async def running_cascade(folder: Path, confidence: float | None, **changes: Any) -> AsyncIterator[Cascade]:
+    light, heavy = PacedWorker("w1"), PacedWorker("w2")
+    light.held = replace(HELD, model="light", model_digest="sha256:light", default_steps=2)
+    heavy.held = replace(HELD, model="heavy", model_digest="sha256:heavy", default_steps=4)
+    discriminator = FixedDiscriminator(confidence)
+    async with AsyncExitStack() as stack:
+        for worker in (light, heavy):
+            server = await serve(worker, f"unix:{folder / worker.worker_id}")
+            stack.push_async_callback(server.stop)
+        scorer = RpcServer(RpcServerSettings(listen=(f"unix:{folder / 'd'}",)), "discriminator")
+        scorer.add(add_DiscriminatorServiceServicer_to_server, discriminator, DISCRIMINATOR)
+        await scorer.start()
+        stack.push_async_callback(scorer.stop)
+        addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
+        settings = {
+            "worker_addresses": addresses,
+            "discriminator_addresses": (f"unix:{folder / 'd'}",),
+            "cascade": ("light", "heavy"),
+            "confidence_threshold": 0.5,
+            **changes,
+        }
+        suite = await stack.enter_async_context(running_suite(folder, **settings))
+        await suite.wait_for_workers(2)
+        yield Cascade(suite, light, heavy, discriminator)
+
+
+async def test_a_confident_light_picture_is_the_answer(folder: Path) -> None:
+    async with running_cascade(folder, 0.9) as cascade:
+        completed = await cascade.suite.paint(UNNAMED)
+
+    provenance = completed.provenance
+    assert (provenance.model_digest, provenance.discriminator_confidence) == ("sha256:light", 0.9)
+    assert provenance.spec.num_inference_steps == 2
+    assert not cascade.heavy.executed
+    (asked,) = cascade.discriminator.asked
+    assert (asked.cascade, asked.images[0].image) == ("light>heavy", completed.image)
+
+
+async def test_a_doubtful_one_is_painted_again_by_the_heavy_model(folder: Path) -> None:
+    async with running_cascade(folder, 0.2) as cascade:
+        completed = await cascade.suite.paint(UNNAMED)
+
+    provenance = completed.provenance
+    assert (provenance.model_digest, provenance.spec.model) == ("sha256:heavy", "heavy")
+    assert [stage.model for stage in provenance.route.stages] == ["light", "heavy"]
+    assert provenance.spec.num_inference_steps == 4
+    assert provenance.spec.seed == cascade.light.executed[0].seed
+    assert provenance.attempt_number == 2
+
+
+async def test_a_request_that_names_its_model_is_painted_by_it_alone(folder: Path) -> None:
+    async with running_cascade(folder, 0.2) as cascade:
+        completed = await cascade.suite.paint(replace(UNNAMED, model="light"))
+
+    assert completed.provenance.model_digest == "sha256:light"
+    assert not cascade.discriminator.asked
+
+
+@pytest.mark.parametrize(("accept", "digest"), [(True, "sha256:light"), (False, "sha256:heavy")])
+async def test_without_a_score_the_settings_decide_and_say_so(folder: Path, accept: bool, digest: str) -> None:
+    async with running_cascade(folder, None, accept_unscored=accept) as cascade:
+        completed = await cascade.suite.paint(UNNAMED)
+
+    assert completed.provenance.model_digest == digest
+    assert ("degraded: UNSCORED" in completed.provenance.notes) == accept
+
+
+async def test_the_light_picture_stands_in_when_the_heavy_model_fails(folder: Path) -> None:
+    async with running_cascade(folder, 0.2) as cascade:
+        cascade.heavy.fail_with = Internal("NAN_IN_LATENT", "step 3")
+        completed = await cascade.suite.paint(UNNAMED)
+
+    assert completed.provenance.model_digest == "sha256:light"
+    assert "degraded: NAN_IN_LATENT" in completed.provenance.notes
+
+
+async def test_a_deferred_request_outlives_its_frontdoor(folder: Path) -> None:
+    """The heavy attempt is attached to as what it is: its picture is not scored again."""
+    async with running_cascade(folder, 0.2) as cascade:
+        cascade.heavy.hold.clear()
+        request_id = await cascade.suite.accepted(cascade.suite.client.generate(UNNAMED, "key"))
+        await cascade.heavy.wait_until(lambda: cascade.heavy.running)
+        cascade.suite.frontdoor.stop_listening_to_clients()
+        await cascade.suite.frontdoor.close()
+        await cascade.suite.frontdoor.server.stop()
+        addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
+
+        async with running_suite(folder, worker_addresses=addresses, default_model="heavy") as successor:
+            cascade.heavy.hold.set()
+            last = await ended(successor, request_id)
+
+    assert last.provenance.model_digest == "sha256:heavy"
+    assert (len(cascade.light.executed), len(cascade.heavy.executed)) == (1, 1)
+    assert len(cascade.discriminator.asked) == 1
+
+
+async def ended(suite: Suite, request_id: str) -> Completed:
+    *_, last = [event async for event in suite.client.generate(UNNAMED, "key")]
+    assert isinstance(last, Completed) and last.request_id == request_id
+    assert (await suite.client.get_request(request_id)).state is RequestState.COMPLETED
+    return last
+
+
+async def test_what_was_recorded_replays_to_the_same_effects(folder: Path) -> None:
+    path = folder / "effects.jsonl"
+    async with running_cascade(folder, 0.2, record_effects=str(path)) as cascade:
+        await cascade.suite.paint(UNNAMED)
+        await cascade.suite.paint(UNNAMED)
+
+    lines = path.read_text().splitlines()
+    dataplane, steps = read_recording(lines, "effects.jsonl")
+    count, divergence = replay(dataplane, steps)
+
+    assert divergence is None
+    assert count == len(lines) - 1 > 20

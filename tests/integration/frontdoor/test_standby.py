@@ -1,0 +1,89 @@
+"""Two frontdoors over one journal: one active, the other ready to be."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.clients.image import ImageClient
+from pentimento.domain.errors import Unavailable
+from pentimento.domain.image_request import Completed
+from pentimento.rpc import open_channel
+from pentimento.stores.ledger import open_journal
+from services.frontdoor.wiring import Frontdoor
+from tests.integration.frontdoor.paced_worker import PacedWorker
+from tests.integration.frontdoor.suite import REQUEST, running_suite, settings_of
+
+LEASE_S = 1.0
+
+
+class Standby:
+    def __init__(self, frontdoor: Frontdoor, client: ImageClient) -> None:
+        self.frontdoor = frontdoor
+        self.client = client
+        self.active = asyncio.get_running_loop().create_task(frontdoor.warm())
+
+
+@asynccontextmanager
+async def running_standby(folder: Path, **changes: Any) -> AsyncIterator[Standby]:
+    home = folder / "standby"
+    home.mkdir()
+    shared = {"ledger_url": f"sqlite:///{folder / 'journal.sqlite'}", "objects_url": f"file://{folder / 'objects'}"}
+    workers = (f"unix:{folder / 'w1'}",)
+    settings = settings_of(home, worker_addresses=workers, lease_s=LEASE_S, standby=True, **shared, **changes)
+    journal = open_journal(settings.ledger_url)
+    frontdoor = Frontdoor(settings, journal, 0)
+    await frontdoor.server.start()
+    async with open_channel(settings.rpc.listen[0], settings.channels) as channel:
+        standby = Standby(frontdoor, ImageClient(channel))
+        try:
+            yield standby
+        finally:
+            standby.active.cancel()
+            frontdoor.stop_listening_to_clients()
+            await frontdoor.server.stop()
+            await frontdoor.close()
+            journal.close()
+
+
+async def test_a_standby_stays_one_while_the_active_frontdoor_beats(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, lease_s=LEASE_S) as suite, running_standby(folder) as standby:
+        await asyncio.wait([standby.active], timeout=2 * LEASE_S)
+
+        assert not standby.active.done()
+        assert (await suite.paint()).image
+
+
+async def test_a_standby_finishes_what_a_killed_frontdoor_had_accepted(folder: Path, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with running_suite(folder, lease_s=LEASE_S) as suite:
+        request_id = await suite.accepted(suite.client.generate(REQUEST, "key"))
+        await worker.wait_until(lambda: worker.running)
+    async with running_standby(folder) as standby:
+        await standby.active
+        worker.hold.set()
+        *_, last = [event async for event in standby.client.generate(REQUEST, "key")]
+
+    assert isinstance(last, Completed) and last.request_id == request_id
+    assert len(worker.executed) == 1
+
+
+async def test_a_frontdoor_that_was_taken_over_from_accepts_nothing_and_stops(
+    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was stopped for a while and wakes up: its journal knows of a newer epoch."""
+    asked_to_stop = asyncio.Event()
+    monkeypatch.setattr("services.frontdoor.wiring.signal.raise_signal", lambda number: asked_to_stop.set())
+    async with running_suite(folder, lease_s=LEASE_S) as suite:
+        journal = open_journal(f"sqlite:///{folder / 'journal.sqlite'}")
+        await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
+
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(suite.paint(), 10.0)
+        await asked_to_stop.wait()
+        assert await asyncio.wrap_future(journal.unfinished()) == []
+        await asyncio.wait_for(suite.frontdoor.drain(), 5.0)
+        journal.close()

@@ -1,0 +1,218 @@
+import math
+
+import pytest
+
+from pentimento.dataplane import DataplaneSettings, effects, events
+from pentimento.dataplane.effects import End
+from pentimento.dataplane.events import FailureKind
+from pentimento.domain.fleet import Plan, PoolPlan
+from pentimento.domain.generation import PlanVersion
+from tests.unit.dataplane.driver import Driver, kinds, only
+
+CASCADE = ("light", "heavy")
+
+
+def cascade_driver(**settings: object) -> Driver:
+    driver = Driver(DataplaneSettings(**settings))  # type: ignore[arg-type]
+    driver.worker("lw", model="light", model_digest="dl")
+    driver.worker("hw", model="heavy", model_digest="dh")
+    plan = Plan(PlanVersion(1, 1), pools=(PoolPlan("light", "light", ("lw",), 0.7), PoolPlan("heavy", "heavy", ())))
+    driver.send(events.PlanReceived(plan))
+    return driver
+
+
+def paint_light(driver: Driver, request_id: str = "r1", deadline: float = 1000.0) -> int:
+    """The token of the light attempt, whose picture is here."""
+    queued = driver.queue(request_id, deadline, digest="dl", pool="light", cascade=CASCADE)
+    token = driver.start(queued).fencing_token
+    scored = only(effects.Score, driver.send(events.AttemptFinished(request_id, token)))
+    assert (scored.fencing_token, scored.cascade_stage) == (token, 0)
+    return token
+
+
+def defer(driver: Driver, request_id: str = "r1", deadline: float = 1000.0) -> int:
+    token = paint_light(driver, request_id, deadline)
+    deferred = driver.send(events.Scored(request_id, token, 0.3))
+    assert kinds(deferred) == [effects.ReleaseGrant, effects.ResolveRoute]
+    assert only(effects.ResolveRoute, deferred).cascade_stage == 1
+    return token
+
+
+def route_heavy(driver: Driver, request_id: str = "r1") -> list[effects.Effect]:
+    return driver.send(events.RouteResolved(request_id, "heavy", "dh", 1.0, cascade_stage=1))
+
+
+def test_a_confident_picture_is_committed_and_cached() -> None:
+    driver = cascade_driver()
+    token = paint_light(driver)
+
+    commit = only(effects.CommitResult, driver.send(events.Scored("r1", token, 0.71)))
+
+    assert (commit.picture_token, commit.degraded) == (token, "")
+    last = driver.send(events.ResultCommitted("r1", token, True))
+    assert kinds(last) == [effects.Deliver, effects.CommitCacheEntries]
+
+
+def test_the_threshold_itself_is_not_enough() -> None:
+    driver = cascade_driver()
+    token = paint_light(driver)
+
+    assert effects.ResolveRoute in kinds(driver.send(events.Scored("r1", token, 0.7)))
+
+
+def test_a_deferred_request_is_painted_by_the_next_pool_with_its_deadline() -> None:
+    driver = cascade_driver()
+    token = defer(driver, deadline=500.0)
+
+    heavy = driver.start(route_heavy(driver))
+
+    assert (heavy.worker_id, heavy.deadline) == ("hw", 500.0)
+    commit = only(effects.CommitResult, driver.send(events.AttemptFinished("r1", heavy.fencing_token)))
+    assert (commit.picture_token, commit.degraded) == (heavy.fencing_token, "")
+    assert heavy.fencing_token > token
+
+
+def test_shares_of_deferred_requests_are_counted() -> None:
+    driver = cascade_driver()
+    defer(driver, "r1")
+    token = paint_light(driver, "r2")
+    driver.send(events.Scored("r2", token, 0.9))
+
+    pools = driver.dataplane.state.pools
+    assert (pools["light"].scored_count, pools["light"].deferred_count) == (2, 1)
+    assert pools["heavy"].arrived_count == 1
+
+
+@pytest.mark.parametrize("confidence", [None, math.nan])
+@pytest.mark.parametrize("accept", [True, False])
+def test_without_a_score_the_settings_decide(confidence: float | None, accept: bool) -> None:
+    driver = cascade_driver(accept_unscored=accept)
+    token = paint_light(driver)
+
+    after = driver.send(events.Scored("r1", token, confidence))
+
+    if accept:
+        assert only(effects.CommitResult, after).degraded == "UNSCORED"
+    else:
+        assert only(effects.ResolveRoute, after).cascade_stage == 1
+
+
+def test_the_threshold_of_the_settings_holds_where_the_plan_has_none(driver: Driver) -> None:
+    driver = Driver(DataplaneSettings(confidence_threshold=0.5))
+    driver.worker("lw", model="light", model_digest="dl")
+    token = paint_light(driver)
+
+    assert effects.ResolveRoute in kinds(driver.send(events.Scored("r1", token, 0.4)))
+
+
+def test_the_light_picture_is_delivered_shortly_before_the_deadline() -> None:
+    driver = cascade_driver(fall_back_margin_s=1.0)
+    token = defer(driver, deadline=200.0)
+    heavy = driver.start(route_heavy(driver))
+    assert driver.dataplane.next_wakeup() == 199.0
+    driver.now = 199.0
+
+    after = driver.send(events.TimePassed())
+
+    assert kinds(after) == [effects.StopAttempt, effects.CommitResult]
+    commit = only(effects.CommitResult, after)
+    assert (commit.fencing_token, commit.picture_token) == (heavy.fencing_token, token)
+    assert commit.degraded == "DEADLINE_EXCEEDED"
+
+
+def test_a_picture_that_was_passed_over_never_enters_the_cache() -> None:
+    driver = cascade_driver()
+    token = defer(driver, deadline=200.0)
+    driver.now = 199.95
+    commit = only(effects.CommitResult, driver.send(events.TimePassed()))
+
+    last = driver.send(events.ResultCommitted("r1", commit.fencing_token, True))
+
+    assert last == [effects.Deliver("r1", token, token)]
+
+
+def test_a_light_picture_nobody_has_scored_yet_is_better_than_none_at_the_deadline() -> None:
+    driver = cascade_driver()
+    token = paint_light(driver, deadline=200.0)
+    driver.now = 199.95
+
+    commit = only(effects.CommitResult, driver.send(events.TimePassed()))
+
+    assert (commit.picture_token, commit.degraded) == (token, "UNSCORED")
+    assert driver.send(events.Scored("r1", token, 0.1)) == []
+
+
+def test_a_heavy_attempt_at_fault_leaves_the_light_picture() -> None:
+    driver = cascade_driver()
+    token = defer(driver)
+    heavy = driver.start(route_heavy(driver)).fencing_token
+
+    after = driver.send(events.AttemptFailed("r1", heavy, FailureKind.FATAL, "NAN_IN_LATENT"))
+
+    commit = only(effects.CommitResult, after)
+    assert (commit.fencing_token, commit.picture_token, commit.degraded) == (heavy, token, "NAN_IN_LATENT")
+
+
+def test_a_fallback_waits_for_the_journal_that_writes_the_heavy_attempt() -> None:
+    """The newest token is on its way into the journal: nothing can be committed under an older or unknown one."""
+    driver = cascade_driver()
+    token = defer(driver, deadline=200.0)
+    heavy = only(effects.PersistAttempt, route_heavy(driver)).fencing_token
+    driver.now = 199.95
+    assert driver.send(events.TimePassed()) == []
+
+    after = driver.send(events.AttemptPersisted("r1", heavy))
+
+    assert kinds(after) == [effects.ReleaseGrant, effects.CommitResult]
+    commit = only(effects.CommitResult, after)
+    assert (commit.fencing_token, commit.picture_token) == (heavy, token)
+    assert not driver.dataplane.state.workers["hw"].in_flight
+
+
+def test_a_deferral_that_cannot_make_it_keeps_the_light_picture() -> None:
+    driver = cascade_driver()
+    driver.profile("heavy", (1, 60.0))
+    for number in range(2):
+        driver.queue(f"other-{number}", digest="dh", pool="heavy")
+    token = defer(driver, deadline=driver.now + 90.0)
+
+    commit = only(effects.CommitResult, route_heavy(driver))
+
+    assert (commit.picture_token, commit.degraded) == (token, "PREDICTED_LATE")
+
+
+def test_without_a_fallback_a_deferred_request_expires() -> None:
+    driver = cascade_driver(fall_back=False)
+    defer(driver, deadline=200.0)
+    driver.now = 200.0
+
+    assert only(effects.PersistEnd, driver.send(events.TimePassed())).end is End.EXPIRED
+
+
+def test_a_cancel_while_it_is_scored_gives_the_grant_back() -> None:
+    driver = cascade_driver()
+    token = paint_light(driver)
+
+    cancelled = driver.send(events.CancelRequested("r1"))
+
+    assert kinds(cancelled) == [effects.ReleaseGrant, effects.PersistEnd]
+    assert driver.send(events.Scored("r1", token, 0.9)) == []
+
+
+def test_the_route_of_an_earlier_stage_does_not_come_true_twice() -> None:
+    driver = cascade_driver()
+    defer(driver)
+
+    assert driver.send(events.RouteResolved("r1", "light", "dl", 1.0, cascade_stage=0)) == []
+
+
+def test_a_recovered_second_stage_goes_on_without_a_fallback() -> None:
+    driver = cascade_driver()
+    recovered = events.RecoveredRequest(
+        "r1", "t", "heavy", 1.0, 1000.0, True, "dh", 2, 9, cascade=CASCADE, cascade_stage=1
+    )
+
+    heavy = driver.start(driver.send(events.Recovered((recovered,))))
+
+    assert (heavy.worker_id, heavy.attempt_number) == ("hw", 3)
+    assert effects.CommitResult in kinds(driver.send(events.AttemptFinished("r1", heavy.fencing_token)))

@@ -1,0 +1,108 @@
+import pytest
+
+from pentimento.dataplane import DataplaneSettings, effects, events
+from pentimento.dataplane.effects import End
+from tests.unit.dataplane.driver import Driver, kinds, only
+
+
+@pytest.fixture
+def busy() -> Driver:
+    """One worker of one credit, ten seconds a picture, one request running and two waiting."""
+    driver = Driver()
+    driver.profile("m", (1, 10.0))
+    driver.worker()
+    driver.run("running")
+    driver.queue("waiting-1")
+    driver.queue("waiting-2")
+    return driver
+
+
+def test_a_request_that_cannot_make_it_is_rejected_at_once(busy: Driver) -> None:
+    reject = only(effects.Reject, busy.arrive("r1", deadline=busy.now + 25.0))
+
+    assert (reject.reason, reject.retry_after_ms) == ("PREDICTED_LATE", 10_000)
+    assert "30 s" in reject.message and "25 s" in reject.message
+
+
+def test_a_request_that_can_make_it_is_admitted(busy: Driver) -> None:
+    assert kinds(busy.arrive("r1", deadline=busy.now + 35.0))[0] is effects.PersistAccepted
+
+
+def test_predictions_may_be_switched_off() -> None:
+    driver = Driver(DataplaneSettings(drop_late=False))
+    driver.profile("m", (1, 10.0))
+    driver.worker()
+    for number in range(3):
+        driver.queue(f"r{number}")
+
+    assert kinds(driver.arrive("late", deadline=driver.now + 1.0))[0] is effects.PersistAccepted
+
+
+def test_with_a_free_credit_even_the_hopeless_are_tried(driver: Driver) -> None:
+    driver.profile("m", (1, 10.0))
+    driver.worker()
+
+    assert only(effects.PersistAttempt, driver.queue("r1", deadline=driver.now + 1.0)).request_id == "r1"
+
+
+def test_what_would_be_late_is_dropped_when_it_is_its_turn(busy: Driver) -> None:
+    """Admitted in time, but the one before took twice as long as predicted."""
+    busy.queue("r1", deadline=busy.now + 35.0)
+    token = busy.dataplane.state.requests["running"].fencing_token
+    busy.now += 28.0
+
+    after = busy.send(events.AttemptFinished("running", token))
+
+    drop = only(effects.Drop, after)
+    assert (drop.request_id, drop.reason, drop.predicted_wait_s) == ("r1", "PREDICTED_LATE", pytest.approx(28.0))
+    assert only(effects.PersistAttempt, after).request_id == "waiting-1"
+    end = only(effects.DeliverEnd, busy.send(events.EndPersisted("r1", True)))
+    assert (end.end, end.reason, end.retry_after_ms) == (End.DROPPED, "PREDICTED_LATE", drop.retry_after_ms)
+    assert busy.dataplane.state.counters.dropped == 1
+
+
+def test_the_wait_of_a_modest_tenant_is_not_that_of_a_greedy_one(busy: Driver) -> None:
+    for number in range(20):
+        busy.queue(f"greedy-{number}", tenant="greedy")
+
+    assert only(effects.Reject, busy.arrive("r1", deadline=busy.now + 60.0, tenant="greedy"))
+    assert kinds(busy.arrive("r2", deadline=busy.now + 60.0, tenant="modest"))[0] is effects.PersistAccepted
+
+
+def test_a_tenant_fills_its_share_of_the_queue_only() -> None:
+    driver = Driver(DataplaneSettings(queue_limit=4))
+    for number in range(3):
+        driver.arrive(f"greedy-{number}", tenant="greedy")
+    driver.arrive("modest-0", tenant="modest")
+
+    reject = only(effects.Reject, driver.arrive("greedy-3", tenant="greedy"))
+
+    assert (reject.reason, "3 of 2" in reject.message) == ("QUEUE_FULL", True)
+    assert kinds(driver.arrive("modest-1", tenant="modest"))[0] is effects.PersistAccepted
+
+
+def test_many_tenants_together_hold_no_more_than_twice_the_limit() -> None:
+    driver = Driver(DataplaneSettings(queue_limit=4))
+
+    verdicts = [kinds(driver.arrive(f"r{number}", tenant=f"t{number}"))[0] for number in range(12)]
+
+    assert verdicts == [effects.PersistAccepted] * 8 + [effects.Reject] * 4
+
+
+def test_a_request_is_overtaken_for_no_longer_than_its_class_is_patient() -> None:
+    driver = Driver(DataplaneSettings(patience_s={"batch": 30.0}))
+    driver.queue("batch", deadline=10_000.0, slo_class="batch")
+    driver.now += 20.0
+    driver.queue("in time", deadline=driver.now + 5.0)
+    driver.now += 20.0
+    driver.queue("too late", deadline=driver.now + 5.0)
+
+    driver.worker()
+    order = []
+    for _ in range(3):
+        running = next(r for r in driver.dataplane.state.requests.values() if r.phase.value == "starting")
+        order.append(running.request_id)
+        driver.send(events.AttemptPersisted(running.request_id, running.fencing_token))
+        driver.send(events.AttemptFinished(running.request_id, running.fencing_token))
+
+    assert order == ["in time", "batch", "too late"]

@@ -1,0 +1,127 @@
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pentimento.dataplane.fair_queue import FairQueue
+
+works = st.floats(0.1, 1000.0)
+
+
+def serve(queue: FairQueue) -> str:
+    request_id = queue.first()
+    queue.serve(request_id)
+    return request_id
+
+
+def test_an_empty_queue_has_no_first() -> None:
+    with pytest.raises(IndexError):
+        FairQueue().first()
+
+
+def test_of_one_tenant_the_earliest_due_is_first() -> None:
+    queue = FairQueue()
+    for request_id, due in (("late", 9.0), ("soon", 1.0), ("then", 5.0)):
+        queue.push(request_id, "t", due, 1.0)
+
+    assert [serve(queue) for _ in range(3)] == ["soon", "then", "late"]
+
+
+def test_what_is_due_at_once_goes_in_order_of_arrival() -> None:
+    queue = FairQueue()
+    for number in range(5):
+        queue.push(f"r{number}", "t", 1.0, 1.0)
+
+    assert [serve(queue) for _ in range(5)] == [f"r{number}" for number in range(5)]
+
+
+def test_a_tenant_with_much_waiting_does_not_delay_one_with_little() -> None:
+    queue = FairQueue()
+    for number in range(100):
+        queue.push(f"greedy-{number}", "greedy", 0.0, 1.0)
+    queue.push("modest", "modest", 1.0, 1.0)
+
+    assert "modest" in [serve(queue) for _ in range(3)]
+
+
+def test_turns_are_worth_work_not_requests() -> None:
+    queue = FairQueue()
+    for number in range(100):
+        queue.push(f"large-{number}", "large", 0.0, 10.0)
+        queue.push(f"small-{number}", "small", 0.0, 1.0)
+
+    served = [serve(queue) for _ in range(88)]
+
+    assert sum(name.startswith("large") for name in served) == pytest.approx(8, abs=2)
+
+
+def test_one_huge_request_does_not_make_turns_long_for_ever() -> None:
+    queue = FairQueue()
+    queue.push("huge", "a", 0.0, 1e9)
+    serve(queue)
+    for number in range(50):
+        queue.push(f"a{number}", "a", 0.0, 1.0)
+        queue.push(f"b{number}", "b", 0.0, 1.0)
+
+    served = [serve(queue)[0] for _ in range(20)]
+
+    assert abs(served.count("a") - served.count("b")) <= 3
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abc"), works, st.floats(0, 10), st.integers(0, 3)), max_size=60))
+def test_everything_is_served_once_whatever_leaves_meanwhile(
+    requests: list[tuple[str, float, float, int]],
+) -> None:
+    queue, waiting = FairQueue(), dict[str, tuple[str, float]]()
+    for number, (tenant, work, due, action) in enumerate(requests):
+        queue.push(f"r{number}", tenant, due, work)
+        waiting[f"r{number}"] = (tenant, due)
+        if action == 0:
+            waiting.pop(serve(queue))
+        elif action == 1:
+            left = next(iter(waiting))
+            queue.discard(left)
+            del waiting[left]
+
+    while queue:
+        tenant, due = waiting.pop(serve(queue))
+        assert all(due <= other for name, other in waiting.values() if name == tenant)
+    assert not waiting
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(works, min_size=1, max_size=30), st.lists(works, min_size=1, max_size=30), st.integers(2, 4))
+def test_tenants_that_always_have_something_waiting_are_served_alike(
+    mine: list[float], theirs: list[float], tenant_count: int
+) -> None:
+    """The bound of deficit round robin, after every single service: a quantum and two of the largest requests."""
+    queue, served = FairQueue(), dict.fromkeys(range(tenant_count), 0.0)
+    sizes = {tenant: itertools.cycle(mine if tenant % 2 else theirs) for tenant in served}
+    work_of: dict[str, tuple[int, float]] = {}
+    names = itertools.count()
+
+    def push(tenant: int) -> None:
+        name, work = f"r{next(names)}", next(sizes[tenant])
+        work_of[name] = (tenant, work)
+        queue.push(name, str(tenant), 0.0, work)
+
+    for tenant in served:
+        push(tenant)
+        push(tenant)
+    for _ in range(150):
+        tenant, work = work_of[serve(queue)]
+        served[tenant] += work
+        push(tenant)
+        assert max(served.values()) - min(served.values()) <= 3 * max(*mine, *theirs) + 1e-6
+
+
+def test_memory_does_not_grow_with_what_has_left() -> None:
+    queue = FairQueue()
+    queue.push("stays", "t", 0.0, 1.0)
+    for number in range(1000):
+        queue.push(f"r{number}", "t", 1.0, 1.0)
+        queue.discard(f"r{number}")
+
+    assert len(queue._backlogs["t"].heap) < 200

@@ -1,0 +1,42 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pentimento.dataplane.ready import ReadyWorkers
+
+
+def test_the_cheapest_is_first_and_the_longest_there_among_equals() -> None:
+    ready = ReadyWorkers()
+    for worker_id, cost in (("a", 2.0), ("b", 1.0), ("c", 1.0), ("b", 2.0), ("b", 1.0)):
+        ready.set(worker_id, cost)
+
+    assert (ready.first(), list(ready)) == ("c", ["c", "b", "a"])
+
+
+def test_nobody_is_first_of_none() -> None:
+    ready = ReadyWorkers()
+    ready.set("a", 1.0)
+    ready.discard("a")
+
+    assert not ready
+    with pytest.raises(IndexError):
+        ready.first()
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 3)), max_size=300))
+def test_any_changes_leave_it_as_if_it_were_sorted_anew(changes: list[tuple[str, int | None]]) -> None:
+    ready, costs = ReadyWorkers(), dict[str, int]()
+    for worker_id, cost in changes:
+        if cost is None:
+            ready.discard(worker_id)
+            costs.pop(worker_id, None)
+        elif costs.get(worker_id) != cost:
+            ready.set(worker_id, cost)
+            costs.pop(worker_id, None)
+            costs[worker_id] = cost
+
+    # `sorted` keeps the order of equals, which is that of their last change.
+    assert list(ready) == sorted(costs, key=costs.__getitem__)
+    assert not costs or ready.first() == next(iter(ready))
+    assert len(ready._heap) <= 2 * len(costs) + 65

@@ -1,0 +1,83 @@
+import json
+import random
+
+import pytest
+
+from pentimento.dataplane import effects, events
+from pentimento.dataplane.recording import header_line, read_recording, replay, step_line
+from pentimento.domain.errors import InvalidArgument
+from tests.unit.dataplane.test_random_walks import Walk
+from tests.unit.dataplane.world import World
+
+
+def recorded_walk(seed: int) -> list[str]:
+    """Lines of one frontdoor's life in a random walk."""
+    walk = Walk(random.Random(seed))
+    lines: list[str] = []
+
+    def record(world: World) -> None:
+        dataplane = world.dataplane
+        lines[:] = [header_line(dataplane.state.epoch, dataplane.state.settings)]
+        answer = dataplane.on_event
+
+        def on_event(now: float, event: events.Event) -> list[effects.Effect]:
+            answered = answer(now, event)
+            lines.append(step_line(now, event, answered))
+            return answered
+
+        dataplane.on_event = on_event  # type: ignore[method-assign]
+
+    walk.world.on_start = record
+    walk.world.start_frontdoor()
+    walk.run()
+    return lines
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_replay_gives_the_same_effects(seed: int) -> None:
+    lines = recorded_walk(seed)
+
+    dataplane, steps = read_recording(lines, "recording")
+
+    assert replay(dataplane, steps) == (len(lines) - 1, None)
+
+
+def test_a_replay_that_answers_something_else_says_where() -> None:
+    lines = recorded_walk(1)
+    index = next(number for number, line in enumerate(lines) if '"PersistAccepted"' in line)
+    lines[index] = lines[index].replace('"PersistAccepted"', '"Announce"')
+
+    dataplane, steps = read_recording(lines, "recording")
+    count, divergence = replay(dataplane, steps)
+
+    assert divergence is not None
+    assert (count, divergence.step.line) == (index - 1, index + 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("{", "must be JSON"),
+        ("[1]", "must be"),
+        ('[1.0,["Unheard",{}],[]]', "known kind"),
+        ('[1.0,["AcceptPersisted",{}],[]]', "lacks fields"),
+        ('[1.0,["AcceptPersisted",{"request_id":3}],[]]', "request_id"),
+        ('[1.0,["AcceptPersisted",{"request_id":"r","more":1}],[]]', "more"),
+        ('["x",["TimePassed",{}],[]]', "time"),
+        ('[1.0,["AttemptFailed",{"request_id":"r","fencing_token":1,"kind":"bored"}],[]]', "kind"),
+    ],
+)
+def test_a_bad_line_is_named(line: str, named: str) -> None:
+    header = header_line(1, World().settings)
+
+    with pytest.raises(InvalidArgument) as raised:
+        dataplane, steps = read_recording([header, line], "file.jsonl")
+        replay(dataplane, steps)
+
+    assert "file.jsonl:2" in str(raised.value) and named in str(raised.value)
+
+
+@pytest.mark.parametrize("line", ["", "[]", json.dumps({"format": "other"})])
+def test_a_file_of_another_kind_is_refused(line: str) -> None:
+    with pytest.raises(InvalidArgument, match="file:1"):
+        read_recording([line], "file")

@@ -1,0 +1,91 @@
+import math
+
+import pytest
+
+from pentimento.dataplane import effects, events
+from pentimento.dataplane.events import SpeedProfile
+from pentimento.dataplane.speed import Speed, is_sane
+from tests.unit.dataplane.driver import Driver, only
+
+
+def test_between_measured_batch_sizes_speeds_lie_on_the_straight_line() -> None:
+    speed = Speed(SpeedProfile("m", ((2, 1.0), (4, 2.0), (8, 2.4)), fixed_s=0.5))
+
+    assert [speed.seconds_per_work(batch) for batch in (1, 2, 3, 4, 6, 8, 99)] == pytest.approx(
+        [1.0, 1.0, 1.5, 2.0, 2.2, 2.4, 2.4]
+    )
+    assert speed.seconds(10.0, 4) == pytest.approx(20.5)
+
+
+def test_without_a_profile_nothing_is_known_before_the_first_picture() -> None:
+    assert Speed().seconds(1.0, 1) is None
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        SpeedProfile("m", ()),
+        SpeedProfile("m", ((2, 1.0), (1, 1.0))),
+        SpeedProfile("m", ((0, 1.0),)),
+        SpeedProfile("m", ((1, math.nan),)),
+        SpeedProfile("m", ((1, -1.0),)),
+        SpeedProfile("m", ((1, 1.0),), fixed_s=math.inf),
+    ],
+)
+def test_a_profile_that_makes_no_sense_is_left_out(profile: SpeedProfile, driver: Driver) -> None:
+    assert not is_sane(profile)
+
+    driver.send(events.ProfilesReceived((profile,)))
+
+    assert not driver.dataplane.state.profiles
+
+
+def test_measured_speeds_correct_the_profile(driver: Driver) -> None:
+    """Profiled as 1 s, every picture takes 3."""
+    driver.profile()
+    driver.worker()
+    for number in range(30):
+        run = driver.run(f"r{number}")
+        driver.now += 3.0
+        driver.send(events.AttemptFinished(f"r{number}", run.fencing_token))
+
+    assert driver.dataplane.state.pools["m"].speed.pace == pytest.approx(3.0, rel=0.01)
+
+
+def test_the_faster_worker_is_offered_work_first(driver: Driver) -> None:
+    driver.profile()
+    driver.worker("slow")
+    driver.worker("fast")
+    for name, seconds in (("r1", 4.0), ("r2", 1.0)):
+        run = driver.run(name)
+        assert run.worker_id == ("slow" if name == "r1" else "fast")
+        driver.now += seconds
+        driver.send(events.AttemptFinished(name, run.fencing_token))
+        driver.worker(run.worker_id)
+
+    assert only(effects.PersistAttempt, driver.queue("r3")).worker_id == "fast"
+
+
+def test_a_larger_batch_on_a_fast_worker_may_cost_less_than_a_slow_one(driver: Driver) -> None:
+    driver.profile("m", (1, 1.0), (2, 1.2))
+    driver.worker("slow")
+    driver.dataplane.state.workers["slow"].pace = 3.0
+    driver.worker("slow", credit_count=2)
+    driver.worker("fast", credit_count=2)
+
+    chosen = [only(effects.PersistAttempt, driver.queue(f"r{number}")).worker_id for number in range(2)]
+
+    assert chosen == ["fast", "fast"]
+
+
+def test_credits_and_throughput_follow_the_workers_of_a_pool(driver: Driver) -> None:
+    driver.profile("m", (1, 1.0), (4, 2.0))
+    driver.worker("w1", credit_count=4)
+    driver.worker("w2", credit_count=1)
+    pool = driver.dataplane.state.pools["m"]
+    assert (pool.credit_count, pool.throughput) == (5, pytest.approx(4 / 2.0 + 1.0))
+
+    driver.worker("w1", credit_count=4, draining=True)
+    driver.send(events.WorkerLost("w2", 1))
+
+    assert (pool.credit_count, pool.throughput) == (0, 0.0)
