@@ -230,7 +230,10 @@ def delays_of(records: Sequence[RequestRecord], known: Delays) -> Delays:
     if not answered:
         raise RuntimeError("the calibration run answered nothing")
     cost = {name: Cost.of([spent[name] for spent in answered]) for name in answered[0]}
-    return replace(known, accept=cost["accept"], route=cost["route"], execute=cost["execute"], answer=cost["answer"])
+    scored = [stage for record in records for stage in record.stages if stage.name == SCORE]
+    score = Cost.of([stage.ended_s - stage.began_s for stage in scored]) if scored else known.score
+    accept, route, execute, answer = (cost[name] for name in ("accept", "route", "execute", "answer"))
+    return replace(known, accept=accept, route=route, execute=execute, answer=answer, score=score)
 
 
 def _spent(record: RequestRecord) -> dict[str, float] | None:
