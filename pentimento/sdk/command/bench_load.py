@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,7 +18,7 @@ from pentimento.reports.figures import Spread
 from pentimento.sdk.client import AsyncClient
 from pentimento.sdk.command.bench_report import check_forms, report_of, show
 from pentimento.sdk.load import LoadSettings, play
-from pentimento.sdk.load.telling import GENERATOR
+from pentimento.sdk.load.telling import GENERATOR, Heard
 from pentimento.sdk.retries import RetryPolicy
 from pentimento.workloads import Content, SloClass, Workload, load_workload, poisson
 from pentimento.workloads.readers import read_prompts
@@ -78,13 +79,14 @@ async def run_of(
         # A suite that is not there is told of once, and not once a request.
         await next(iter(clients.values())).list_models()
         began_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        records = await play(workload, clients, settings, judge=seen.judge)
+        records = await play(workload, clients, settings, judge=seen.judge, told=seen.count)
     kind = "emulated" if seen.emulated else "live"
     provenance = {
         "kind": kind,
         "began_at": began_at,
         "workload": {"name": workload.name, **workload.provenance},
         "builds": sorted(seen.builds),
+        "reasons": dict(sorted(seen.reasons.items())),
         "generator_late_s": lateness(records),
     }
     return Run(name or kind, provenance, tuple(records))
@@ -107,6 +109,12 @@ class _Seen:
     def __init__(self) -> None:
         self.emulated = False
         self.builds: set[str] = set()
+        self.reasons: Counter[str] = Counter()
+
+    def count(self, record: RequestRecord, heard: Heard) -> None:
+        """Why a request got no picture, by the error's reason."""
+        if not record.outcome.answered:
+            self.reasons[heard.error.reason if heard.error is not None else "NO_ANSWER"] += 1
 
     def judge(self, completed: Completed) -> float | None:
         """The quality that a recording knows; nobody judges a live picture here."""

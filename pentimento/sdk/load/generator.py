@@ -20,7 +20,7 @@ from pentimento.workloads import Arrival, Workload
 
 ANY_TENANT = ""
 Judge = Callable[[Completed], float | None]
-Progress = Callable[[RequestRecord], None]
+Told = Callable[[RequestRecord, Heard], None]
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,15 @@ async def play(
     settings: LoadSettings | None = None,
     *,
     judge: Judge | None = None,
-    progress: Progress | None = None,
+    told: Told | None = None,
 ) -> list[RequestRecord]:
     """One record an arrival, in the order of the workload.
 
     `clients` are by tenant, ANY_TENANT for all that have none of their own. `judge` tells a picture's quality; it runs
-    on a thread, after the request's end was noted. Cancelling the task cancels what is under way.
+    on a thread, after the request's end was noted; `told` hears of every end. Cancelling the task cancels what is under
+    way.
     """
-    player = _Player(clients, settings or LoadSettings(), judge, progress)
+    player = _Player(clients, settings or LoadSettings(), judge, told)
     check_askable(workload, player.settings.conditioning_image)
     for tenant in {arrival.tenant for arrival in workload.arrivals}:
         player.client_of(tenant)
@@ -64,12 +65,12 @@ async def play(
 
 class _Player:
     def __init__(
-        self, clients: Mapping[str, AsyncClient], settings: LoadSettings, judge: Judge | None, progress: Progress | None
+        self, clients: Mapping[str, AsyncClient], settings: LoadSettings, judge: Judge | None, told: Told | None
     ) -> None:
         self._clients = clients
         self.settings = settings
         self._judge = judge
-        self._progress = progress
+        self._told = told
         self._began_at = 0.0
 
     def client_of(self, tenant: str) -> AsyncClient:
@@ -92,9 +93,10 @@ class _Player:
         return asyncio.get_running_loop().time() - self._began_at
 
     async def _ask(self, number: int, arrival: Arrival) -> RequestRecord:
-        record = record_of(number, arrival, await self._hear(arrival), self.settings.detailed_stages)
-        if self._progress is not None:
-            self._progress(record)
+        heard = await self._hear(arrival)
+        record = record_of(number, arrival, heard, self.settings.detailed_stages)
+        if self._told is not None:
+            self._told(record, heard)
         return record
 
     async def _hear(self, arrival: Arrival) -> Heard:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -11,17 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
 from pentimento.clients.messages.image import event_to_proto
-from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
+from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import Completed, ImageFormat
 from pentimento.image.v1 import image_service_pb2 as pb
 from pentimento.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
-from pentimento.reports import Outcome, RequestRecord, load_run
+from pentimento.reports import Outcome, RequestRecord, Run, load_run, save_run
 from pentimento.rpc.server import RpcServer
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.sdk import AsyncClient, RetryPolicy
+from pentimento.sdk.command import cli, describe
 from pentimento.sdk.load import LoadSettings, play
 from pentimento.workloads import Content, SloClass, Workload, from_trace, save_workload
 
@@ -161,33 +161,38 @@ async def test_an_error_of_the_generator_itself_is_no_outcome(tmp_path: Path) ->
             await play(workload([0.0]), {"": client}, QUICK, judge=broken)
 
 
-async def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    whole = [sys.executable, "-m", "pentimento.sdk", "bench", *arguments]
-    return await asyncio.to_thread(
-        subprocess.run, whole, capture_output=True, text=True, check=False, timeout=120
-    )  # fmt: skip
+async def command(*arguments: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, cli, ["bench", *arguments])
 
 
 async def test_the_command_plays_a_file_and_writes_records_and_reports(tmp_path: Path) -> None:
-    save_workload(workload([0.0, 0.05, 0.1], PROMPTS[:3]), tmp_path / "w.jsonl")
-    files = [tmp_path / "r.html", tmp_path / "r.json"]
+    save_workload(workload([0.0, 0.05, 0.1], PROMPTS[:3], deadline_s=600.0), tmp_path / "w.jsonl")
+    page, document, kept = tmp_path / "r.html", tmp_path / "r.json", tmp_path / "run.jsonl"
 
     async with serving(Gallery(), tmp_path) as address:
+        reports = ("--report", str(page), "--report", str(document))
         done = await command(
-            "load", str(tmp_path / "w.jsonl"), "--address", address, "--save", str(tmp_path / "run.jsonl"),
-            *(part for file in files for part in ("--report", str(file))),
+            "load", str(tmp_path / "w.jsonl"), "--address", address, "--save", str(kept), *reports
         )  # fmt: skip
 
-    assert done.returncode == 0, done.stderr
-    assert "SLO attainment" in done.stdout and "1 dropped, 1 rejected" in done.stdout
-    run = load_run(tmp_path / "run.jsonl")
+    assert done.exit_code == 0, done.output
+    assert "SLO attainment" in done.output and "1 dropped, 1 rejected" in done.output
+    run = load_run(kept)
     assert run.provenance["kind"] == "live" and run.provenance["builds"] == ["build-1"]
+    assert run.provenance["reasons"] == {"PREDICTED_LATE": 1, "QUEUE_FULL": 1}
     assert [record.outcome for record in run.records] == [Outcome.COMPLETED, Outcome.REJECTED, Outcome.DROPPED]
-    assert json.loads(files[1].read_text())["overall"]["violations"] == 2
-    assert files[0].read_text().startswith("<!doctype html>")
+    assert json.loads(document.read_text())["overall"]["violations"] == 2
+    assert page.read_text().startswith("<!doctype html>")
 
-    both = await command("report", str(tmp_path / "run.jsonl"), str(tmp_path / "run.jsonl"), "--report", "x.json")
-    assert both.returncode == 1 and "a .json is of one run, got 2" in both.stderr
+
+async def test_runs_are_laid_side_by_side(tmp_path: Path) -> None:
+    record = RequestRecord("r", "a", "standard", "heavy", 0.0, 10.0, 2.0, Outcome.COMPLETED)
+    for name in ("live", "simulated"):
+        save_run(Run(name, {"kind": name}, (record,)), tmp_path / f"{name}.jsonl")
+
+    done = await command("report", *(str(tmp_path / f"{name}.jsonl") for name in ("live", "simulated")))
+
+    assert done.exit_code == 0 and done.output.split()[:2] == ["live", "simulated"]
 
 
 @pytest.mark.parametrize(
@@ -196,11 +201,17 @@ async def test_the_command_plays_a_file_and_writes_records_and_reports(tmp_path:
         (["--report", "r.pdf"], "report: must end in one of .html, .json, .png, .txt, got r.pdf"),
         (["--rate", "-1"], "rate: must be at least 0"),
         (["--tenant-token", "a"], "tenant-token: must be TENANT=TOKEN"),
-        (["--address", "unix:/nobody/there"], "unix:/nobody/there"),
+        (["--patience", "nan"], "patience_s: must be at least 0"),
     ],
 )
-async def test_what_is_wrong_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+async def test_what_is_wrong_is_told_by_its_field(tmp_path: Path, arguments: list[str], message: str) -> None:
     done = await command("load", "--address", f"unix:{tmp_path}/s", *arguments)
 
-    assert done.returncode == 1
-    assert message in done.stderr and done.stderr.count("\n") == 1
+    assert isinstance(done.exception, InvalidArgument)
+    assert message in describe(done.exception)
+
+
+async def test_a_suite_that_is_not_there_is_told_of_once(tmp_path: Path) -> None:
+    done = await command("load", "--address", f"unix:{tmp_path}/s", "--duration", "1")
+
+    assert isinstance(done.exception, Unavailable)

@@ -1,0 +1,33 @@
+"""Load on a running suite, and its report."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from pentimento.reports import Outcome, load_run
+from pentimento.sdk.local import LocalSuite
+
+
+def test_bench_load_tells_of_every_request_where_its_time_went(suite: LocalSuite, tmp_path: Path) -> None:
+    flags = ("--rate", "2", "--duration", "3", "--steps", "4", "--deadline", "60", "--no-cache")
+    files = ("--save", str(tmp_path / "run.jsonl"), "--report", str(tmp_path / "report.json"))
+    state = ("--state-dir", str(suite.state.path))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pentimento.sdk", "bench", "load", *flags, *files, *state],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+
+    assert done.returncode == 0, done.stderr
+    run = load_run(tmp_path / "run.jsonl")
+    assert run.provenance["kind"] == "live" and len(run.records) > 0
+    for record in run.records:
+        assert record.outcome in (Outcome.COMPLETED, Outcome.LATE)
+        assert {"queue", "wait_worker", "paint"} <= {stage.name for stage in record.stages}
+        assert record.steps == 4 and record.device_s > 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert sum(stage["share"] for stage in report["stages"]) > 0.99
