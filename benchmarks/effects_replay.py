@@ -1,0 +1,115 @@
+"""What the frontdoor's dataplane answered live, replayed: the same events must give the same effects, all of them.
+
+    pentimento serve frontdoor … --record-effects FILE
+    python -m benchmarks.effects_replay --recording FILE
+
+Without a recording the benchmark makes one of its own: a frontdoor with a real journal and real sockets over a cascade
+whose workers fail now and then, under a load that is partly refused, cancelled and late. A recording is replayed in
+processes of their own with different hash seeds, so that nothing may hang on the order of a set.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.report import Figure, at_least, at_most, counted, informative, measured, parse_options, publish
+from pentimento.dataplane.recording import read_recording, replay
+from pentimento.domain.errors import Internal, PentimentoError, Unavailable
+from pentimento.domain.image_request import ImageRequest
+from tests.integration.frontdoor.cascade import running_cascade
+from tests.integration.frontdoor.suite import Suite
+
+HASH_SEEDS = ("0", "1", "31337")
+CONFIDENCES = (0.9, 0.2, None)
+FAILURES = (Unavailable("MADE_TO_FAIL", "as a lost worker"), Internal("MADE_TO_FAIL", "as a request at fault"))
+
+
+def main() -> int:
+    options = parse_options("effects_replay", __doc__, add_options)
+    if options.rest["replay_only"]:
+        return replay_here(Path(options.rest["recording"]))
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        recording = Path(options.rest["recording"] or Path(folder) / "effects.jsonl")
+        if not options.rest["recording"]:
+            asyncio.run(record(Path(folder), recording, 40 if options.quick else 400, options.rest["seed"]))
+        figures = figures_of(recording)
+    return publish(options, figures, notes={"hash_seeds": HASH_SEEDS, "seed": options.rest["seed"]})
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--recording", default="", help="file of a frontdoor's --record-effects; empty to make one")
+    parser.add_argument("--seed", type=int, default=1, help="of the load and the faults of an own recording")
+    parser.add_argument("--replay-only", action="store_true", help="(used by the benchmark itself) replay and say how")
+
+
+def figures_of(recording: Path) -> list[Figure]:
+    with recording.open(encoding="utf-8") as lines:
+        _, steps = read_recording(lines, recording.name)
+        kinds = [type(step.event).__name__ for step in steps]
+    diverged = [replayed(recording, seed) for seed in HASH_SEEDS]
+    return [
+        counted("replays that answered otherwise", sum(diverged), len(diverged), at_most(0, "replays"), diverged),
+        measured("events replayed", [len(kinds)], max, at_least(1, "events")),
+        measured("kinds of events", [len(set(kinds))], max, informative("kinds")),
+    ]
+
+
+def replayed(recording: Path, hash_seed: str) -> bool:
+    """Whether a replay under that hash seed answered anything otherwise."""
+    command = [sys.executable, "-m", "benchmarks.effects_replay", "--replay-only", "--recording", str(recording)]
+    return subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": hash_seed}, check=False).returncode != 0
+
+
+def replay_here(recording: Path) -> int:
+    with recording.open(encoding="utf-8") as lines:
+        dataplane, steps = read_recording(lines, recording.name)
+        count, divergence = replay(dataplane, steps)
+    if divergence is None:
+        print(f"{count} events, the same effects")
+        return 0
+    step = divergence.step
+    print(f"line {step.line}: {step.event}\n  recorded {step.effects}\n  replayed {divergence.answered}")
+    return 1
+
+
+async def record(folder: Path, recording: Path, count: int, seed: int) -> None:
+    """A cascade under load: requests that are too many, cancelled or late, and workers that fail under them."""
+    rng = random.Random(seed)
+    settings = {"queue_limit": count // 8, "hedge_after": 3.0, "record_effects": str(recording)}
+    async with running_cascade(folder, 0.9, **settings) as cascade, asyncio.TaskGroup() as clients:
+        for worker in (cascade.light, cascade.heavy):
+            worker.credit_count, worker.step_s = 3, 0.01
+            worker.change()
+        for number in range(count):
+            cascade.discriminator.confidence = rng.choice(CONFIDENCES)
+            clients.create_task(ask(cascade.suite, rng.choice([0, 0, 150, 5000]), leaves=rng.random() < 0.1))
+            if rng.random() < 0.1:
+                rng.choice([cascade.light, cascade.heavy]).fail_with = PentimentoError(
+                    "MADE_TO_FAIL", "by the benchmark"
+                )
+            if number % 10 == 9:
+                await asyncio.sleep(rng.expovariate(10.0))
+
+
+async def ask(suite: Suite, deadline_ms: int, *, leaves: bool) -> None:
+    """A client that takes whatever comes, or leaves as soon as it is accepted."""
+    request = ImageRequest(prompt="a red circle", num_inference_steps=5, seed=1)
+    stream = suite.client.generate(replace(request, deadline_ms=deadline_ms) if deadline_ms else request)
+    try:
+        async with aclosing(stream):
+            async for _ in stream:
+                if leaves:
+                    return
+    except PentimentoError:
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())
