@@ -67,7 +67,7 @@ def read_scenario(path: Path, policies: Sequence[str] = (), seed: int | None = N
         name=table.text("name", path.stem),
         seed=chosen,
         warm_up_s=table.number("warm_up_s", 0.0),
-        scenarios=tuple(_dropping(scenario) for scenario in scenarios),
+        scenarios=tuple(_as_decided(scenario) for scenario in scenarios),
         workload=read_workload(asked, np.random.default_rng(chosen)),
         provenance={"kind": "simulated", "scenario": path.name, "fleet": fleet_path.name, "seed": chosen},
     )
@@ -75,16 +75,19 @@ def read_scenario(path: Path, policies: Sequence[str] = (), seed: int | None = N
     return file
 
 
-def _dropping(scenario: Scenario) -> Scenario:
-    """Predicted misses are dropped where both the policy and the scenario want it."""
-    drop_late = scenario.dataplane.drop_late and scenario.policy.drops_late
-    return replace(scenario, dataplane=replace(scenario.dataplane, drop_late=drop_late))
+def _as_decided(scenario: Scenario) -> Scenario:
+    """Predicted misses are dropped where both policy and scenario want it; the fleet's own threshold is for policies
+    that plan none."""
+    dataplane = scenario.dataplane
+    threshold = dataplane.confidence_threshold if scenario.policy.name == "resident" else 0.0
+    drop_late = dataplane.drop_late and scenario.policy.drops_late
+    return replace(scenario, dataplane=replace(dataplane, drop_late=drop_late, confidence_threshold=threshold))
 
 
 def _base(table: TomlTable, fleet: EmulatedFleet) -> Scenario:
     """The scenario without its policy."""
     devices = table.table("engine") or TomlTable({}, (), table.file, {})
-    cascade = table.texts("cascade", ())
+    cascade = table.texts("cascade", fleet.cascade)
     _check_models(table, "cascade", cascade, fleet)
     return Scenario(
         name="",
@@ -97,7 +100,7 @@ def _base(table: TomlTable, fleet: EmulatedFleet) -> Scenario:
             credit_batches=devices.whole("credit_batches", 2 if fleet.step_batching else 1, minimum=1, maximum=16),
             patience_s=devices.number("patience_s", 30.0),
         ),
-        dataplane=_dataplane(table.table("dataplane")),
+        dataplane=_dataplane(table.table("dataplane"), fleet),
         delays=_delays(table.table("delays"), fleet),
         cache=_cache(table.table("cache")),
         deferral=DeferralCurve(*(tuple(values) for values in zip(*fleet.deferral, strict=True))),
@@ -175,10 +178,10 @@ def _check_models(table: TomlTable, field: str, names: Sequence[str], fleet: Emu
         )
 
 
-def _dataplane(table: TomlTable | None) -> DataplaneSettings:
+def _dataplane(table: TomlTable | None, fleet: EmulatedFleet) -> DataplaneSettings:
+    default = DataplaneSettings(confidence_threshold=fleet.confidence_threshold)
     if table is None:
-        return DataplaneSettings()
-    default = DataplaneSettings()
+        return default
     return DataplaneSettings(
         queue_limit=table.whole("queue_limit", default.queue_limit, minimum=1),
         drop_late=table.flag("drop_late", default.drop_late),

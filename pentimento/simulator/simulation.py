@@ -163,7 +163,10 @@ class Simulation:
         draw, route_draw = self._draws[index]
         plan = self.dataplane.state.plan
         pools = plan.pools if plan is not None else ()
-        cascade = self._scenario.cascade or arrival_pools(pools, arrival.model, route_draw)
+        shared = any(pool.routes for pool in pools)
+        cascade = arrival_pools(pools, arrival.model, route_draw)
+        if not shared and not arrival.model and self._scenario.cascade:
+            cascade = self._scenario.cascade
         pool = cascade[0] if cascade else self._scenario.default_model
         request = SimulatedRequest(request_id, arrival, draw, route_draw, cascade, pool=pool)
         self._requests[request_id] = request

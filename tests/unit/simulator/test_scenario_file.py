@@ -8,6 +8,7 @@ from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.simulator.__main__ import main
 from pentimento.simulator.scenario_file import read_scenario
 from pentimento.simulator.synthetic_log import DIFFUSIONDB_SHARES, synthetic_log
+from tests.unit.simulator.scenarios import arrivals, run
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
 
@@ -69,6 +70,17 @@ def test_a_file_becomes_a_scenario_for_each_policy(scenario: Path) -> None:
     assert [one.policy.name for one in file.scenarios] == ["diffserve", "clipper-light"]
     assert file.scenarios[0].device_settings.steps is False
     assert file.workload.arrivals[0].deadline_s == 5.0
+
+
+def test_the_fleet_s_cascade_is_for_policies_that_plan_none(scenario: Path) -> None:
+    fleet = scenario.with_name("fleet.toml")
+    fleet.write_text('cascade = ["light", "heavy"]\nconfidence_threshold = 0.4\n' + FLEET)
+
+    resident, planned = read_scenario(scenario, ["resident", "clipper-heavy"]).scenarios
+
+    assert resident.dataplane.confidence_threshold == 0.4
+    assert planned.dataplane.confidence_threshold == 0.0
+    assert {record.model for record in run(planned, arrivals([0.0, 0.1], steps=50))} == {"heavy"}
 
 
 def test_the_command_line_may_choose_policy_and_seed(scenario: Path) -> None:

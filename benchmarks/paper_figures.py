@@ -1,0 +1,54 @@
+"""The papers' figures from the papers' constants, simulated with the dataplane and the policies that serve.
+
+    python -m benchmarks.paper_figures [--only diffserve4 modm10 …]
+
+DiffServe Fig. 4-8, MoDM Fig. 10-13 and 17, NIRVANA's throughput, Katz Fig. 14. What counts is the order of the systems:
+each figure is the share of the orderings its paper states that come out; the numbers of both sides stand in the samples
+and the notes. Prompts come from a made-up log with DiffusionDB's locality.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.paper_diffserve import figure_4, figure_5, figure_6, figure_7, figure_8
+from benchmarks.paper_katz import katz_14
+from benchmarks.paper_mixture import figure_10, figure_11, figure_12_13, figure_17, nirvana_throughput
+from benchmarks.paper_orders import Comparison
+from benchmarks.report import Figure, at_least, parse_options, publish
+
+FIGURES: Mapping[str, Callable[[bool], Comparison]] = {
+    "diffserve4": figure_4,
+    "diffserve5": figure_5,
+    "diffserve6": figure_6,
+    "diffserve7": figure_7,
+    "diffserve8": figure_8,
+    "modm10": figure_10,
+    "modm11": figure_11,
+    "modm12_13": figure_12_13,
+    "modm17": figure_17,
+    "nirvana": nirvana_throughput,
+    "katz14": katz_14,
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES), help="these figures alone")
+
+
+def as_figure(name: str, comparison: Comparison) -> Figure:
+    rows: list[dict[str, Any]] = [*comparison.rows, {"orders": dict(comparison.orders)}]
+    return Figure(name, comparison.share, at_least(1.0, "of orderings"), rows, None)
+
+
+def main() -> int:
+    options = parse_options("paper_figures", __doc__, add_options)
+    comparisons = {name: FIGURES[name](options.quick) for name in options.rest["only"]}
+    for name, comparison in comparisons.items():
+        print(f"{name}: {comparison.told()}", flush=True)
+    notes = {name: comparison.note for name, comparison in comparisons.items()}
+    return publish(options, [as_figure(name, comparison) for name, comparison in comparisons.items()], notes=notes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
