@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def as_figure(name: str, comparison: Comparison) -> Figure:
-    rows: list[dict[str, Any]] = [*comparison.rows, {"orders": dict(comparison.orders)}]
+    rows: list[Mapping[str, Any]] = [*comparison.rows, {"orders": dict(comparison.orders)}]
     return Figure(name, comparison.share, at_least(1.0, "of orderings"), rows, None)
 
 

@@ -24,7 +24,7 @@ Rows = list[dict[str, Any]]
 def figure_10(quick: bool) -> Comparison:
     """Throughput on sixteen MI210s as the load rises from 6 to 26 requests a minute."""
     rates = (6, 14, 26) if quick else (6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26)
-    rows = [
+    rows: Rows = [
         {"policy": name, "per_minute": rate, **_throughput(name, rate, quick)} for rate in rates for name in SYSTEMS
     ]
     most = {name: max(row["answered_per_minute"] for row in rows if row["policy"] == name) for name in SYSTEMS}

@@ -9,6 +9,7 @@ time over the dataplane's events, everything around them included.
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from random import Random
@@ -64,8 +65,7 @@ def main() -> int:
     return publish(options, figures, notes=notes)
 
 
-def _ratio(pairs: object) -> float:
-    assert isinstance(pairs, list | tuple)
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
     return statistics.median(many for many, _ in pairs) / statistics.median(few for _, few in pairs)
 
 
