@@ -38,36 +38,50 @@ class FixedDiscriminator(DiscriminatorServiceServicer):
         return pb.ScoreResponse(scores=scores)
 
 
+class Parts:
+    """What a frontdoor finds, and how it is set to use it."""
+
+    def __init__(self, folder: Path, confidence: float | None) -> None:
+        self.light, self.heavy = PacedWorker("w1"), PacedWorker("w2")
+        self.light.held = replace(HELD, model="light", model_digest="sha256:light", default_steps=2)
+        self.heavy.held = replace(HELD, model="heavy", model_digest="sha256:heavy", default_steps=4)
+        self.discriminator = FixedDiscriminator(confidence)
+        self.settings: dict[str, Any] = {
+            "worker_addresses": (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}"),
+            "discriminator_addresses": (f"unix:{folder / 'd'}",),
+            "cascade": ("light", "heavy"),
+            "confidence_threshold": 0.5,
+            "score_timeout_ms": 60_000,
+        }
+
+
 class Cascade:
-    def __init__(self, suite: Suite, light: PacedWorker, heavy: PacedWorker, discriminator: FixedDiscriminator) -> None:
+    def __init__(self, suite: Suite, parts: Parts) -> None:
         self.suite = suite
-        self.light = light
-        self.heavy = heavy
-        self.discriminator = discriminator
+        self.light = parts.light
+        self.heavy = parts.heavy
+        self.discriminator = parts.discriminator
+
+
+@asynccontextmanager
+async def running_parts(folder: Path, confidence: float | None) -> AsyncIterator[Parts]:
+    parts = Parts(folder, confidence)
+    async with AsyncExitStack() as stack:
+        for worker in (parts.light, parts.heavy):
+            server = await serve(worker, f"unix:{folder / worker.worker_id}")
+            stack.push_async_callback(server.stop)
+        scorer = RpcServer(RpcServerSettings(listen=(f"unix:{folder / 'd'}",)), "discriminator")
+        scorer.add(add_DiscriminatorServiceServicer_to_server, parts.discriminator, DISCRIMINATOR)
+        await scorer.start()
+        stack.push_async_callback(scorer.stop)
+        yield parts
 
 
 @asynccontextmanager
 async def running_cascade(folder: Path, confidence: float | None, **changes: Any) -> AsyncIterator[Cascade]:
-    light, heavy = PacedWorker("w1"), PacedWorker("w2")
-    light.held = replace(HELD, model="light", model_digest="sha256:light", default_steps=2)
-    heavy.held = replace(HELD, model="heavy", model_digest="sha256:heavy", default_steps=4)
-    discriminator = FixedDiscriminator(confidence)
-    async with AsyncExitStack() as stack:
-        for worker in (light, heavy):
-            server = await serve(worker, f"unix:{folder / worker.worker_id}")
-            stack.push_async_callback(server.stop)
-        scorer = RpcServer(RpcServerSettings(listen=(f"unix:{folder / 'd'}",)), "discriminator")
-        scorer.add(add_DiscriminatorServiceServicer_to_server, discriminator, DISCRIMINATOR)
-        await scorer.start()
-        stack.push_async_callback(scorer.stop)
-        addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
-        settings = {
-            "worker_addresses": addresses,
-            "discriminator_addresses": (f"unix:{folder / 'd'}",),
-            "cascade": ("light", "heavy"),
-            "confidence_threshold": 0.5,
-            **changes,
-        }
-        suite = await stack.enter_async_context(running_suite(folder, **settings))
+    async with (
+        running_parts(folder, confidence) as parts,
+        running_suite(folder, **{**parts.settings, **changes}) as suite,
+    ):
         await suite.wait_for_workers(2)
-        yield Cascade(suite, light, heavy, discriminator)
+        yield Cascade(suite, parts)

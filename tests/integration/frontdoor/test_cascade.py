@@ -9,7 +9,7 @@ from pentimento.dataplane.recording import read_recording, replay
 from pentimento.domain.errors import Internal
 from pentimento.domain.image_request import Completed, ImageRequest
 from pentimento.domain.requests import RequestState
-from tests.integration.frontdoor.cascade import running_cascade
+from tests.integration.frontdoor.cascade import running_cascade, running_parts
 from tests.integration.frontdoor.suite import Suite, running_suite
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1)
@@ -67,22 +67,20 @@ async def test_the_light_picture_stands_in_when_the_heavy_model_fails(folder: Pa
 
 async def test_a_deferred_request_outlives_its_frontdoor(folder: Path) -> None:
     """The heavy attempt is attached to as what it is: its picture is not scored again."""
-    async with running_cascade(folder, 0.2) as cascade:
-        cascade.heavy.hold.clear()
-        request_id = await cascade.suite.accepted(cascade.suite.client.generate(UNNAMED, "key"))
-        await cascade.heavy.wait_until(lambda: cascade.heavy.running)
-        cascade.suite.frontdoor.stop_listening_to_clients()
-        await cascade.suite.frontdoor.close()
-        await cascade.suite.frontdoor.server.stop()
-        addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
+    async with running_parts(folder, 0.2) as parts:
+        parts.heavy.hold.clear()
+        async with running_suite(folder, **parts.settings) as suite:
+            await suite.wait_for_workers(2)
+            request_id = await suite.accepted(suite.client.generate(UNNAMED, "key"))
+            await parts.heavy.wait_until(lambda: parts.heavy.running)
 
-        async with running_suite(folder, worker_addresses=addresses, default_model="heavy") as successor:
-            cascade.heavy.hold.set()
+        async with running_suite(folder, **parts.settings) as successor:
+            parts.heavy.hold.set()
             last = await ended(successor, request_id)
 
     assert last.provenance.model_digest == "sha256:heavy"
-    assert (len(cascade.light.executed), len(cascade.heavy.executed)) == (1, 1)
-    assert len(cascade.discriminator.asked) == 1
+    assert (len(parts.light.executed), len(parts.heavy.executed)) == (1, 1)
+    assert len(parts.discriminator.asked) == 1
 
 
 async def ended(suite: Suite, request_id: str) -> Completed:
