@@ -71,7 +71,8 @@ async def test_a_deferred_request_outlives_its_frontdoor(folder: Path) -> None:
         parts.heavy.hold.clear()
         async with running_suite(folder, **parts.settings) as suite:
             await suite.wait_for_workers(2)
-            request_id = await suite.accepted(suite.client.generate(UNNAMED, "key"))
+            stream = suite.client.generate(UNNAMED, "key")
+            request_id = await suite.accepted(stream)
             await parts.heavy.wait_until(lambda: parts.heavy.running)
 
         async with running_suite(folder, **parts.settings) as successor:

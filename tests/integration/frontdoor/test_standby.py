@@ -60,7 +60,8 @@ async def test_a_standby_stays_one_while_the_active_frontdoor_beats(folder: Path
 async def test_a_standby_finishes_what_a_killed_frontdoor_had_accepted(folder: Path, worker: PacedWorker) -> None:
     worker.hold.clear()
     async with running_suite(folder, lease_s=LEASE_S) as suite:
-        request_id = await suite.accepted(suite.client.generate(REQUEST, "key"))
+        stream = suite.client.generate(REQUEST, "key")
+        request_id = await suite.accepted(stream)
         await worker.wait_until(lambda: worker.running)
     async with running_standby(folder) as standby:
         await standby.active
