@@ -216,3 +216,18 @@ def test_a_recovered_second_stage_goes_on_without_a_fallback() -> None:
 
     assert (heavy.worker_id, heavy.attempt_number) == ("hw", 3)
     assert effects.CommitResult in kinds(driver.send(events.AttemptFinished("r1", heavy.fencing_token)))
+
+
+def test_the_score_of_an_earlier_stage_says_nothing_of_a_later_one() -> None:
+    driver = Driver(DataplaneSettings(confidence_threshold=0.5))
+    driver.worker("lw", model="light", model_digest="dl")
+    driver.worker("hw", model="heavy", model_digest="dh")
+    queued = driver.queue("r1", digest="dl", pool="light", cascade=("light", "heavy", "heaviest"))
+    light = driver.start(queued).fencing_token
+    driver.send(events.AttemptFinished("r1", light))
+    driver.send(events.Scored("r1", light, 0.3))
+    heavy = driver.start(route_heavy(driver)).fencing_token
+    driver.send(events.AttemptFinished("r1", heavy))
+
+    assert driver.send(events.Scored("r1", light, 0.9)) == []
+    assert only(effects.CommitResult, driver.send(events.Scored("r1", heavy, 0.9))).picture_token == heavy

@@ -106,3 +106,16 @@ def test_a_request_is_overtaken_for_no_longer_than_its_class_is_patient() -> Non
         driver.send(events.AttemptFinished(running.request_id, running.fencing_token))
 
     assert order == ["in time", "batch", "too late"]
+
+
+def test_tenants_take_turns_at_the_workers() -> None:
+    driver = Driver()
+    for tenant in ("greedy", "modest"):
+        for number in range(10):
+            driver.queue(f"{tenant}-{number}", tenant=tenant)
+
+    served = [
+        effect.request_id for effect in driver.worker(credit_count=10) if isinstance(effect, effects.PersistAttempt)
+    ]
+
+    assert sum(name.startswith("modest") for name in served) == pytest.approx(5, abs=1)
