@@ -12,6 +12,7 @@ from torch import Tensor
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import examination_prompts
 from zoo.evaluate.bar import Goal, Row, attribute_rows, clip_score_row, difference_row, mean_row, pairs, ratio_row
+from zoo.evaluate.detail import LEVELS_PX, patch_distance
 from zoo.evaluate.estimates import Array, estimate, mean, ratio
 from zoo.evaluate.studio import BASE, FLOW, LIGHT, Studio
 from zoo.painting.pipeline import paint
@@ -94,11 +95,22 @@ def heavy_steps_rows(studio: Studio) -> Iterator[Row]:
     """Same prompts, same noise, the default number of steps against few."""
     steps, _ = studio.defaults(BASE)
     many, few = studio.marks(BASE), studio.marks(BASE, steps=FEW_STEPS)
-    told, goal = f"{steps} steps minus {FEW_STEPS}", Goal(at_least=0.0, surely=True)
-    yield difference_row("heavy-steps", f"CLIPScore, {told}", many.clip_score, few.clip_score, goal)
-    yield difference_row("heavy-steps", f"share of attributes, {told}", many.score, few.score, goal)
+    told = f"{steps} steps minus {FEW_STEPS}"
+    yield difference_row("heavy-steps", f"CLIPScore, {told}", many.clip_score, few.clip_score, None)
+    yield difference_row("heavy-steps", f"share of attributes, {told}", many.score, few.score, None)
     sharper = many.log_likelihood, few.log_likelihood
-    yield difference_row("heavy-steps", f"judge's log-likelihood, {told}", *sharper, goal)
+    yield difference_row("heavy-steps", f"judge's log-likelihood, {told}", *sharper, None)
+    yield from _detail_rows(studio, steps)
+
+
+def _detail_rows(studio: Studio, steps: int) -> Iterator[Row]:
+    """What is painted is settled within few steps, and the judge sees no more than that; how finely is not."""
+    many, few = studio.paint(BASE), studio.paint(BASE, FEW_STEPS)
+    for level_px in LEVELS_PX:
+        what = f"distance of patches from reconstructions', {level_px} px"
+        distances = [patch_distance(pictures, studio.rebuilt, level_px) for pictures in (few, many)]
+        goal = Goal(at_least=0.0, surely=True) if level_px in LEVELS_PX[:2] else None
+        yield difference_row("heavy-steps", f"{what}, {FEW_STEPS} steps minus {steps}", *distances, goal)
 
 
 def light_rows(studio: Studio) -> Iterator[Row]:
