@@ -21,10 +21,14 @@ def as_typed(error: Exception) -> PentimentoError:
     if isinstance(error, PentimentoError):
         return error
     if is_out_of_memory(error):
-        return ResourceExhausted(DEVICE_OUT_OF_MEMORY, "the picture does not fit the device's memory")
+        return out_of_memory()
     # The class only: messages of libraries may quote their input, and prompts never reach a log.
     logger.error("a denoising step raised %s", type(error).__name__)
     return Internal("STEP_FAILED", f"a denoising step raised {type(error).__name__}")
+
+
+def out_of_memory() -> PentimentoError:
+    return ResourceExhausted(DEVICE_OUT_OF_MEMORY, "the picture does not fit the device's memory")
 
 
 def not_finite() -> PentimentoError:
