@@ -9,8 +9,8 @@ from pathlib import Path
 from pentimento.domain.errors import PentimentoError
 from zoo.command import run
 from zoo.registry import MODELS, REGISTRY, WEIGHTS, read_registry
-from zoo.train import NEEDS, PARTS, WORK
-from zoo.training import CHECKPOINT, read_state
+from zoo.train.loop import CHECKPOINT, read_state
+from zoo.train.parts import NEEDS, PARTS, WORK
 
 HEADINGS = ("PART", "TRAINED", "STANDS ON", "EXPORTED AS")
 UNEXPORTED = {

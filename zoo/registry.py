@@ -13,8 +13,8 @@ from typing import Any
 
 from pentimento.diffusion.checkpoint import digest_directory
 from pentimento.domain.errors import FailedPrecondition, NotFound
+from zoo.drawing.scenes import IMAGE_SIZE
 from zoo.files import replacing
-from zoo.scenes import IMAGE_SIZE
 
 WEIGHTS = Path(__file__).parent / "weights"
 REGISTRY = "registry.json"

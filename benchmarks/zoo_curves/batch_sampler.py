@@ -10,8 +10,8 @@ from pentimento.diffusion.families import Conditioning, DenoiserInput, load_mode
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.diffusion.schedulers import SamplerState, make_schedule
 from pentimento.domain.generation import Scheduler
-from zoo.dataset import as_pixels
-from zoo.painted import as_bytes
+from zoo.drawing.dataset import as_pixels
+from zoo.painting.store import as_bytes
 
 BATCH = 64
 

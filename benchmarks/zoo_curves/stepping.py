@@ -8,10 +8,10 @@ from benchmarks.parts import PartResult
 from benchmarks.report import Figure, between, informative, surely_above
 from benchmarks.zoo_curves import plots
 from benchmarks.zoo_curves.setting import METRICS, Setting, figure, numbers, triple, values_of
-from zoo.bar_models import as_good_by_prompt
-from zoo.estimates import Array, estimate, mean, mean_difference
-from zoo.examination import Marks
-from zoo.studio import BASE, LIGHT
+from zoo.evaluate.bar_models import as_good_by_prompt
+from zoo.evaluate.estimates import Array, estimate, mean, mean_difference
+from zoo.evaluate.examination import Marks
+from zoo.evaluate.studio import BASE, LIGHT
 
 STEPS = (5, 10, 15, 20, 30, 50)
 FEW = 10

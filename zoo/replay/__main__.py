@@ -13,7 +13,7 @@ import torch
 from zoo.registry import WEIGHTS
 from zoo.replay.record import record
 from zoo.replay.recording import write_recording
-from zoo.train import WORK
+from zoo.train.parts import WORK
 
 RECORDED = Path(__file__).parent / "recorded"
 

@@ -21,9 +21,11 @@ from pentimento.diffusion.images import decode_pixels, encode_pixels
 from pentimento.diffusion.painting import NoiseStart, Painting, PaintingRequest, model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import GenerationSpec
-from zoo.dataset import as_pixels
-from zoo.examination import Examiner, Prompts, examination_prompts
-from zoo.export_discriminator import confidence
+from zoo.devices import device
+from zoo.drawing.dataset import as_pixels
+from zoo.drawing.prompts import Prompts, examination_prompts
+from zoo.evaluate.calibration import confidence
+from zoo.evaluate.examination import Examiner
 from zoo.registry import entry_of
 from zoo.replay.recording import (
     FORMAT,
@@ -37,7 +39,7 @@ from zoo.replay.recording import (
     Timing,
     make_timing,
 )
-from zoo.training import CHECKPOINT, device
+from zoo.train.loop import CHECKPOINT
 
 PAIR = ("tiny-light", "tiny-heavy")
 DISCRIMINATOR = "tiny-discriminator"
