@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ import litserve
 import torch
 from torch import Tensor
 
+from benchmarks.painted import Painted
 from benchmarks.worker_load import STEPS
 from pentimento.diffusion.engine import (
     BatchLimits,
     EagerDenoiser,
     EngineSettings,
-    FinishedPainting,
     PaintingTicket,
     SilentObserver,
     StepLoop,
@@ -35,7 +35,6 @@ from pentimento.diffusion.engine import (
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import encode_pixels
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
-from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
 
 
@@ -44,30 +43,6 @@ class PictureOrder:
     prompt: str
     seed: int
     first_step: int
-
-
-@dataclass
-class _Painted:
-    """Keeps what a painting ends with."""
-
-    latent: Tensor | None = None
-    error: PentimentoError | None = None
-    steps: list[int] = field(default_factory=list)
-
-    def started(self, first_step: int, step_count: int) -> None:
-        pass
-
-    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        pass
-
-    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        pass
-
-    def finished(self, painting: FinishedPainting) -> None:
-        self.latent = painting.latent
-
-    def failed(self, error: PentimentoError) -> None:
-        self.error = error
 
 
 class WholeBatches:
@@ -82,17 +57,15 @@ class WholeBatches:
 
     @torch.inference_mode()
     def paint(self, orders: Sequence[PictureOrder]) -> list[bytes]:
-        heard = [_Painted() for _ in orders]
+        heard = [Painted() for _ in orders]
         for order, one in zip(orders, heard, strict=True):
             self._loop.submit(PaintingTicket(self._request(order), one, time.monotonic()))
         while self._loop.tick():
             pass
         return [self._png(one) for one in heard]
 
-    def _png(self, painted: _Painted) -> bytes:
-        if painted.latent is None:
-            raise RuntimeError("a picture failed") from painted.error
-        return encode_pixels(self._model.decode_latent(painted.latent), "png")
+    def _png(self, painted: Painted) -> bytes:
+        return encode_pixels(self._model.decode_latent(painted.result()), "png")
 
     def _request(self, order: PictureOrder) -> PaintingRequest:
         info, step = self._model.info, order.first_step

@@ -17,6 +17,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or _CPU_ALLOCATOR in str(error)
 
 
+def release_unused(device: torch.device) -> None:
+    """Hands the blocks that torch's allocator keeps for later back to the device: what was cut for a large batch may
+    lie in the way of small ones. To be called when the error is over, whose traceback holds the failed pass's tensors.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def as_typed(error: Exception) -> PentimentoError:
     if isinstance(error, PentimentoError):
         return error
