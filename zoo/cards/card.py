@@ -34,11 +34,16 @@ DATA = (
 )
 LICENCE_TEXT = f"{LICENCE}, as the rest of this repository."
 # Parts whose training a card tells of, where that is more than the model's own.
-TRAINED = {"tiny-heavy": ("heavy", "autoencoder"), "tiny-clip": ("dual-encoder", "image-tower")}
+TRAINED = {
+    "tiny-heavy": ("heavy", "autoencoder"),
+    "tiny-flow": ("flow", "flow-distilled"),
+    "tiny-clip": ("dual-encoder", "image-tower"),
+}
 # Parts of the bar whose figures a card shows, where they are more or others than the model's own.
 MEASURED = {
     "tiny-heavy": ("heavy", "heavy-steps", "autoencoder"),
     "tiny-light": ("light", "light-speed"),
+    "tiny-flow": ("flow",),
     "tiny-clip": ("dual-encoder",),
 }
 WHAT = {

@@ -21,6 +21,8 @@ from zoo.train.finder import Finder, find_things
 from zoo.train.loop import load_trained
 from zoo.train.style_judge import CLASSES, StyleJudge, style_scores
 
+# Of what is painted with an adapter and without it: what heavy paints changes little with more.
+STEPS = 20
 OF_THE_CEILING = Goal(at_least=0.7)
 BEYOND_NOISE = Goal(at_least=0.0, surely=True)
 WELL_ABOVE = Goal(at_least=1.5)
@@ -51,7 +53,7 @@ def edges_rows(studio: Studio) -> Iterator[Row]:
     """Told the drawings' edges: those of the whole picture, and those on the things alone."""
     part = "controlnet-edges"
     wanted = edges(as_unit(studio.prompts.drawn))
-    painted = studio.paint_controlled("tiny-controlnet-edges", wanted)
+    painted = studio.paint_controlled("tiny-controlnet-edges", wanted, STEPS)
     agreement = by_picture(studio, lambda pictures, told: edge_f1(edges(pictures), told), wanted)
     yield from _obedience_rows(studio, part, "edge F1", painted, agreement, WELL_ABOVE)
     things = (studio.prompts.coverage > 0).float()[:, None]
@@ -67,7 +69,7 @@ def layout_rows(studio: Studio) -> Iterator[Row]:
     """Told where things are and how large; a finder that has seen drawings alone says where they are painted."""
     part = "controlnet-layout"
     finder = load_trained(Finder(), studio.work / "finder")
-    painted = studio.paint_controlled("tiny-controlnet-layout", layout(studio.prompts.scenes))
+    painted = studio.paint_controlled("tiny-controlnet-layout", layout(studio.prompts.scenes), STEPS)
     agreement = by_picture(
         studio, lambda pictures, told: place_iou(find_things(finder, pictures), told), studio.prompts.coverage
     )
@@ -78,7 +80,7 @@ def layout_rows(studio: Studio) -> Iterator[Row]:
 def _obedience_rows(
     studio: Studio, part: str, name: str, painted: Tensor, agreement: Agreement, above: Goal | None
 ) -> Iterator[Row]:
-    obeyed, ceiling, without = agreement(painted), agreement(studio.rebuilt), agreement(studio.paint(BASE))
+    obeyed, ceiling, without = agreement(painted), agreement(studio.rebuilt), agreement(studio.paint(BASE, STEPS))
     judged = "on the things" not in name
     yield ratio_row(part, f"{name}, share of reconstructions'", obeyed, ceiling, OF_THE_CEILING if judged else None)
     gain = BEYOND_NOISE if judged else None
@@ -104,10 +106,10 @@ def style_rows(studio: Studio, style: str) -> Iterator[Row]:
     """In how many pictures a classifier, trained on drawings alone, sees the style."""
     part = f"lora-{style}"
     judge = load_trained(StyleJudge(), studio.work / "style-judge")
-    styled = studio.paint_styled(f"tiny-{part}")
+    styled = studio.paint_styled(f"tiny-{part}", steps=STEPS)
     seen = sees_style(judge, styled, style)
     yield mean_row(part, "pictures in the style at weight 1", seen, Goal(at_least=0.9))
-    yield mean_row(part, "pictures in the style without it", sees_style(judge, studio.paint(BASE), style))
+    yield mean_row(part, "pictures in the style without it", sees_style(judge, studio.paint(BASE, STEPS), style))
     yield from attribute_rows(part, studio.mark(styled), None)
 
 

@@ -25,7 +25,6 @@ from zoo.export.directories import save_half, save_transformers_config, write_js
 from zoo.train.discriminator import (
     CALIBRATING,
     COUNT,
-    GUIDANCE_SCALE,
     LIGHT_STEPS,
     MEASURING,
     MIX,
@@ -37,7 +36,7 @@ from zoo.train.judge import Judge
 from zoo.train.loop import CHECKPOINT, load_trained
 from zoo.train.parts import WORK
 
-CASCADE = {"light": "tiny-light", "heavy": "tiny-heavy", "light_steps": LIGHT_STEPS, "guidance_scale": GUIDANCE_SCALE}
+CASCADE = {"light": "tiny-light", "heavy": "tiny-heavy", "light_steps": LIGHT_STEPS}
 
 
 def export_discriminator(work: Path, folder: Path, count: int = COUNT) -> None:

@@ -35,7 +35,7 @@ PLAN = Plan(steps=2000, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.05)
 SEED, COUNT = 5, 3_000  # of scenes: each is drawn, rendered and painted by light, one in HEAVY_EVERY by heavy
 HEAVY_EVERY = 3
 BATCH = 64
-LIGHT_STEPS, GUIDANCE_SCALE = MODELS["tiny-light"].steps, MODELS["tiny-light"].guidance_scale  # as it is served
+LIGHT_STEPS = MODELS["tiny-light"].steps
 HEAVY_STEPS = 20  # fewer than it is served with: its pictures differ little after these
 KINDS = ("drawn", "rendered", "light", "heavy")
 MIX = (0.125, 0.375, 0.375, 0.125)  # of a batch: even odds of real and generated
@@ -125,11 +125,12 @@ def render(autoencoder: AutoencoderTiny, images: Tensor) -> Tensor:
 
 def _paint_part(work: Path, part: str, captions: list[str], seeds: list[int], steps: int) -> Tensor:
     folders = [work / name for name in (part, "autoencoder", "dual-encoder")]
-    manner: dict[str, object] = {"weights": weights_digest(*folders), "steps": steps, "scale": GUIDANCE_SCALE}
+    scale = MODELS[f"tiny-{part}"].guidance_scale  # as it is served
+    manner: dict[str, object] = {"weights": weights_digest(*folders), "steps": steps, "scale": scale}
     pipeline = cache(lambda: trained_pipeline(work, part))  # needed where something is not painted yet
 
     def painted(rows: list[int]) -> Tensor:
-        return paint(pipeline(), [captions[row] for row in rows], [seeds[row] for row in rows], steps, GUIDANCE_SCALE)
+        return paint(pipeline(), [captions[row] for row in rows], [seeds[row] for row in rows], steps, scale)
 
     return PaintedPictures(work, manner).get(captions, seeds, painted)
 

@@ -167,17 +167,24 @@ class FlowPart:
     def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
         rows = torch.randint(len(self.latents), (self.batch,), generator=generator)
         dropped = torch.rand(self.batch, generator=generator) < CAPTION_DROPOUT
-        states, pooled = self.captions.batch(rows, dropped)
-        states = functional.pad(states, (0, 0, 0, 1))
         clean, when = self.latents[rows], moments(self.batch, generator)
         noise = torch.randn(clean.shape, generator=generator)
         noisy = torch.lerp(clean, noise, when[:, None, None, None])
+        squared = self.squared_error(noisy, when, rows, dropped, noise - clean, generator)
+        return squared.mean(), self.by_third(squared)
+
+    def squared_error(
+        self, noisy: Tensor, when: Tensor, rows: Tensor, dropped: Tensor, wanted: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """Of the velocity found at `noisy`, weighted by where the things are: as large as the latents."""
+        states, pooled = self.captions.batch(rows, dropped)
+        states = functional.pad(states, (0, 0, 0, 1))
         where = device()
         given = [tensor.to(where) for tensor in (noisy, states, pooled, TIMESTEPS * when)]
         with LastTokenRepeated(padding(self.batch, generator).to(where)), half_precision():
             found = self.module(*given, return_dict=False)[0]
-        squared = (found.float() - (noise - clean).to(where)).square() * self.weights[rows].to(where)
-        middle = squared.detach().mean(dim=(1, 2, 3))
-        third = self.batch // 3
-        figures = {"clean_third": middle[:third].mean(), "noisy_third": middle[-third:].mean()}
-        return squared.mean(), {name: float(value) for name, value in figures.items()}
+        return (found.float() - wanted.to(where)).square() * self.weights[rows].to(where)
+
+    def by_third(self, squared: Tensor) -> dict[str, float]:
+        middle, third = squared.detach().mean(dim=(1, 2, 3)), self.batch // 3
+        return {"clean_third": float(middle[:third].mean()), "noisy_third": float(middle[-third:].mean())}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import CLIPTextModelWithProjection
 
@@ -30,6 +30,7 @@ from zoo.train.flow import (
     moments,
     padding,
 )
+from zoo.train.flow_distilled import FlowDistilledPart
 from zoo.train.loop import Plan, Run
 from zoo.train.parts import part_and_plan
 
@@ -48,7 +49,7 @@ def one_thread() -> Iterator[None]:
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("zoo-work")
     build_tokenizer(folder / "tokenizer", count=200, merges=50)
-    for name in ("autoencoder", "dual-encoder", "flow"):
+    for name in ("autoencoder", "dual-encoder", "heavy", "flow", "flow-distilled"):
         make_part, _ = part_and_plan(name)
         Run(make_part(folder, count=COUNT, batch=BATCH), Plan(steps=2, peak_rate=1e-3), folder / name).train()
     return folder
@@ -78,6 +79,47 @@ def test_the_loss_of_a_batch_falls_while_it_is_learnt(work: Path) -> None:
         losses.append(float(loss.detach()))
 
     assert losses[-1] < 0.9 * losses[0]
+
+
+class KnowingTeacher(nn.Module):
+    """Finds the v-prediction of pictures whose drawing and noise it was told: v = signal noise - spread drawing."""
+
+    def __init__(self, signal: Tensor, spread: Tensor) -> None:
+        super().__init__()
+        self.signal, self.spread = signal, spread
+        self.clean = self.noise = torch.empty(0)
+
+    def forward(self, point: Tensor, timesteps: Tensor, states: Tensor, return_dict: bool) -> tuple[Tensor]:
+        signal, spread = (part[timesteps][:, None, None, None] for part in (self.signal, self.spread))
+        torch.testing.assert_close(point, signal * self.clean + spread * self.noise)
+        return (signal * self.noise - spread * self.clean,)
+
+
+def test_what_a_teacher_finds_becomes_the_velocity_of_the_flow(work: Path) -> None:
+    part = FlowDistilledPart(work, count=COUNT, batch=BATCH)
+    part.teacher = teacher = KnowingTeacher(part.signal, part.spread)
+    timesteps = torch.tensor([0, 300, 700, 998])
+    teacher.clean, teacher.noise = torch.randn(2, 4, LATENT_CHANNELS, LATENT_SIZE, LATENT_SIZE)
+    noisy = torch.lerp(teacher.clean, teacher.noise, part.times[timesteps][:, None, None, None])
+
+    velocity = part._velocity(noisy, timesteps, part.states[:4])
+
+    torch.testing.assert_close(velocity, teacher.noise - teacher.clean, rtol=1e-4, atol=1e-4)
+
+
+def test_distilling_starts_from_the_flow_trained_on_drawings_and_changes_it(work: Path) -> None:
+    part = FlowDistilledPart(work, count=COUNT, batch=BATCH)
+    optimiser = torch.optim.Adam(part.module.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(5):
+        loss, _ = part.loss(torch.Generator().manual_seed(5))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+
+    assert losses[-1] < losses[0]
+    assert not any(parameter.requires_grad for parameter in part.teacher.parameters())
 
 
 @pytest.mark.parametrize("count", [0, 1, 9])
