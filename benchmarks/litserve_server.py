@@ -9,11 +9,12 @@ DONORS is a safetensors file with the latents that requests start from, kept in 
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import encode_pixels
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
+
+
+END_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,16 @@ def litserve_process(model: Path, donors: Path, port: int, max_batch: int, timeo
         try:
             yield
         finally:
-            process.terminate()
+            end_group(process)
+
+
+def end_group(process: "subprocess.Popen[bytes]") -> None:
+    """With LitServe's HTTP server and worker, processes of their own that would outlive the first one and compute on."""
+    os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def read_donors(path: Path) -> dict[int, Tensor]:
