@@ -38,7 +38,6 @@ from pentimento.diffusion.images import encode_pixels
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
 
-
 END_S = 10.0
 
 
@@ -101,7 +100,7 @@ def litserve_process(model: Path, donors: Path, port: int, max_batch: int, timeo
 
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:
-    """With LitServe's HTTP server and worker, processes of their own that would outlive the first one and compute on."""
+    """With LitServe's HTTP server and worker: processes of their own, which would outlive the first and compute on."""
     os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
