@@ -36,7 +36,7 @@ LICENCE_TEXT = f"{LICENCE}, as the rest of this repository."
 # Parts whose training a card tells of, where that is more than the model's own.
 TRAINED = {
     "tiny-heavy": ("heavy", "autoencoder"),
-    "tiny-flow": ("flow", "flow-distilled"),
+    "tiny-flow": ("flow", "flow-distilled", "flow-refined"),
     "tiny-clip": ("dual-encoder", "image-tower"),
 }
 # Parts of the bar whose figures a card shows, where they are more or others than the model's own.

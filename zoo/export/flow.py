@@ -50,10 +50,10 @@ MODEL_INDEX = {
 
 
 def export_flow(work: Path, folder: Path) -> None:
-    """Write the `flow-distilled` part as it was last checkpointed in the work folder, and what it stands on."""
+    """Write the `flow-refined` part as it was last checkpointed in the work folder, and what it stands on."""
     tokenizer = load_tokenizer(work / "tokenizer")
     towers = load_trained(TowersAndHeads(tokenizer), work / "dual-encoder")
-    save_diffusers_model(load_trained(make_flow(), work / "flow-distilled"), folder / "transformer")
+    save_diffusers_model(load_trained(make_flow(), work / "flow-refined"), folder / "transformer")
     save_diffusers_model(load_trained(make_autoencoder(), work / "autoencoder"), folder / "vae")
     make_flow_scheduler().save_pretrained(folder / "scheduler")
     _save_text_encoder(towers.clip, folder / "text_encoder")

@@ -1,7 +1,8 @@
 """The flow transformer, trained further against what the heavy UNet finds (knowledge distillation, Hinton et al. 2015).
 
 Data alone teach it shapes slowly: at most moments of the flow the drawing's velocity is mostly chance. The UNet's
-prediction at the same point is its mean, with nothing of the chance in it.
+prediction at the same point is its mean, with nothing of the chance in it. Two stages: all of a picture first, then
+mostly the things in it, whose shapes and fills are few of the latents and are learnt last.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from zoo.train.flow import BATCH, FlowPart, make_flow, moments
 from zoo.train.loop import Plan, load_trained
 
 PLAN = Plan(steps=4500, peak_rate=1.5e-3, warmup=100, cooldown=0.6, ema_decay=0.998)
+REFINING_PLAN = Plan(steps=4000, peak_rate=1.2e-3, warmup=100, cooldown=0.7, ema_decay=0.998)
 
 
 class FlowDistilledPart(FlowPart):
-    name = "flow-distilled"
+    name, start = "flow-distilled", "flow"
 
     def __init__(self, work: Path, seed: int = 0, count: int = TRAIN_COUNT, batch: int = BATCH) -> None:
         super().__init__(work, seed, count, batch)
-        self.module = load_trained(make_flow(), work / "flow").to(device()).requires_grad_(True)
+        self.module = load_trained(make_flow(), work / self.start).to(device()).requires_grad_(True)
         self.teacher = load_trained(make_heavy(), work / "heavy").to(device())
         encoded = encode_drawings(work, count)
         self.states, self.empty = encoded.states, encoded.empty
@@ -54,3 +56,14 @@ class FlowDistilledPart(FlowPart):
             found = self.teacher(point.to(where), timesteps.to(where), states.float().to(where), return_dict=False)[0]
         # Noise less drawing, each as the UNet sees it from here.
         return (spread - signal) * point + (spread + signal) * found.float().cpu()
+
+
+class FlowRefinedPart(FlowDistilledPart):
+    """Goes on from `flow-distilled`, with what the things count squared."""
+
+    name, start = "flow-refined", "flow-distilled"
+
+    def __init__(self, work: Path, seed: int = 0, count: int = TRAIN_COUNT, batch: int = BATCH) -> None:
+        super().__init__(work, seed, count, batch)
+        squared = self.weights.square()
+        self.weights = squared / squared.mean()

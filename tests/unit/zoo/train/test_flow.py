@@ -49,7 +49,7 @@ def one_thread() -> Iterator[None]:
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("zoo-work")
     build_tokenizer(folder / "tokenizer", count=200, merges=50)
-    for name in ("autoencoder", "dual-encoder", "heavy", "flow", "flow-distilled"):
+    for name in ("autoencoder", "dual-encoder", "heavy", "flow", "flow-distilled", "flow-refined"):
         make_part, _ = part_and_plan(name)
         Run(make_part(folder, count=COUNT, batch=BATCH), Plan(steps=2, peak_rate=1e-3), folder / name).train()
     return folder
