@@ -29,6 +29,7 @@ MADE := $(VENV)/.made
 TORCH_READY := $(VENV)/.torch-$(DEVICE)
 DEMO_READY := $(VENV)/.installed-all-$(DEVICE)
 DEV_READY := $(VENV)/.installed-dev-$(DEVICE)
+BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format protos client-wheel bench bench-quick setup clean distclean
@@ -60,9 +61,10 @@ protos: $(DEV_READY) ## regenerate the code of the contracts
 client-wheel: $(DEV_READY) ## dist/pentimento_protos-*.whl: the contracts alone, for clients in Python
 	$(BIN)/python scripts/build_client_wheel.py
 
-BENCHMARKS := golden_diffusers overhead cold_start kill_one
+BENCHMARKS := golden_families overhead cold_start kill_one \
+	batch_invariance engine_latency engine_throughput engine_preempt engine_lag
 
-bench: $(DEV_READY) ## every figure, written to benchmarks/results (needs an otherwise idle machine)
+bench: $(BENCH_READY) ## every figure, written to benchmarks/results (needs an otherwise idle machine)
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name $(BENCH_ARGS) || short="$$short $$name"; done; \
 	if [ -n "$$short" ]; then echo "short:$$short"; exit 1; fi
 
@@ -94,6 +96,11 @@ $(DEV_READY): $(TORCH_READY) pyproject.toml constraints/base.txt
 	@echo "Installing what the suite and its tests need (a few minutes, once) …"
 	@$(PIP) install -qq $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[dev]"
 	@touch $@ $(DEMO_READY)
+
+$(BENCH_READY): $(DEV_READY)
+	@echo "Installing what the benchmarks compare with …"
+	@$(PIP) install -qq $(EXTRA_INDEX) -c $(CONSTRAINTS) --editable ".[bench]"
+	@touch $@
 
 clean: ## what tests, builds and runs left behind (the venv stays)
 	rm -rf .pentimento demo-pictures build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,17 +5,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, AutoencoderTiny, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderTiny,
+    DDIMScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
+)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 TOKENS = 16
 WIDTH = 16
 SIDE_PX = 32
+T5_TOKENS = 12
+_JOINT_WIDTH = 40
 
 
-def write_checkpoint(directory: Path, *, vae: str = "tiny", half: bool = False, **scheduler: Any) -> Path:
-    """A StableDiffusionPipeline of 32x32 pixels; `vae` is "tiny" or "kl", the rest goes to its DDIM configuration."""
+def write_checkpoint(
+    directory: Path, *, vae: str = "tiny", half: bool = False, sampler: Any = DDIMScheduler, **scheduler: Any
+) -> Path:
+    """A StableDiffusionPipeline of 32x32 pixels; `vae` is "tiny" or "kl", the rest goes to its `sampler`."""
     torch.manual_seed(0)
     autoencoder = _tiny_autoencoder() if vae == "tiny" else _kl_autoencoder()
     pipeline = StableDiffusionPipeline(
@@ -23,28 +45,96 @@ def write_checkpoint(directory: Path, *, vae: str = "tiny", half: bool = False, 
         text_encoder=CLIPTextModel(_text_config()).eval(),
         tokenizer=_tokenizer(directory / "tokenizer"),
         unet=_unet(autoencoder.config.latent_channels),
-        scheduler=DDIMScheduler(**{"clip_sample": False, "steps_offset": 1, **scheduler}),
+        scheduler=_scheduler(sampler, scheduler),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
     )
+    return _save(pipeline, directory, half)
+
+
+def write_xl_checkpoint(
+    directory: Path,
+    *,
+    half: bool = False,
+    vae: dict[str, Any] | None = None,
+    zeros: bool = True,
+    sampler: Any = DDIMScheduler,
+    **scheduler: Any,
+) -> Path:
+    """A StableDiffusionXLPipeline of 32x32 pixels; `vae` goes to its AutoencoderKL, `zeros` says what an absent
+    negative prompt is, the rest goes to its `sampler`."""
+    torch.manual_seed(1)
+    sizes = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8}
+    pipeline = StableDiffusionXLPipeline(
+        vae=_kl_autoencoder(scaling_factor=0.13025, **(vae or {})),
+        text_encoder=CLIPTextModel(_text_config()).eval(),
+        text_encoder_2=CLIPTextModelWithProjection(_text_config(hidden_size=24, projection_dim=20)).eval(),
+        tokenizer=_tokenizer(directory / "tokenizer"),
+        tokenizer_2=_tokenizer(directory / "tokenizer_2"),
+        unet=_unet(4, cross_attention_dim=40, projection_class_embeddings_input_dim=6 * 8 + 20, **sizes),
+        scheduler=_scheduler(sampler, scheduler),
+        force_zeros_for_empty_prompt=zeros,
+        add_watermarker=False,
+    )
+    return _save(pipeline, directory, half)
+
+
+def write_flow_checkpoint(
+    directory: Path,
+    *,
+    t5: bool = False,
+    max_sequence_length: int | None = None,
+    half: bool = False,
+    shift: float = 3.0,
+    dual_layers: tuple[int, ...] = (),
+) -> Path:
+    """A StableDiffusion3Pipeline of 32x32 pixels; `max_sequence_length` goes to its index, as its own key."""
+    torch.manual_seed(2)
+    pipeline = StableDiffusion3Pipeline(
+        transformer=_transformer(dual_layers),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=shift),
+        vae=_kl_autoencoder(scaling_factor=1.5305, shift_factor=0.0609, latent_channels=8),
+        text_encoder=CLIPTextModelWithProjection(_text_config(projection_dim=WIDTH)).eval(),
+        tokenizer=_tokenizer(directory / "tokenizer"),
+        text_encoder_2=CLIPTextModelWithProjection(_text_config(hidden_size=20, projection_dim=20)).eval(),
+        tokenizer_2=_tokenizer(directory / "tokenizer_2"),
+        text_encoder_3=_t5() if t5 else None,
+        tokenizer_3=_t5_tokenizer() if t5 else None,
+    )
+    _save(pipeline, directory, half)
+    if max_sequence_length is not None:
+        index = directory / "model_index.json"
+        index.write_text(json.dumps({**json.loads(index.read_text()), "max_sequence_length": max_sequence_length}))
+    return directory
+
+
+def _scheduler(sampler: Any, settings: dict[str, Any]) -> Any:
+    own = {"clip_sample": False} if sampler is DDIMScheduler else {}
+    return sampler(**{"steps_offset": 1, **own, **settings})
+
+
+def _save(pipeline: Any, directory: Path, half: bool) -> Path:
     if half:
         pipeline.to(dtype=torch.float16)
     pipeline.save_pretrained(directory)
     return directory
 
 
-def _text_config() -> CLIPTextConfig:
+def _text_config(**changes: Any) -> CLIPTextConfig:
     return CLIPTextConfig(
-        vocab_size=514,
-        hidden_size=WIDTH,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=TOKENS,
-        bos_token_id=512,
-        eos_token_id=513,
-        pad_token_id=513,
+        **{
+            "vocab_size": 514,
+            "hidden_size": WIDTH,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "max_position_embeddings": TOKENS,
+            "bos_token_id": 512,
+            "eos_token_id": 513,
+            "pad_token_id": 513,
+            **changes,
+        }
     )
 
 
@@ -58,18 +148,52 @@ def _tokenizer(directory: Path) -> CLIPTokenizer:
     return CLIPTokenizer.from_pretrained(directory, model_max_length=TOKENS)
 
 
-def _unet(channels: int) -> UNet2DConditionModel:
+def _t5() -> T5EncoderModel:
+    return T5EncoderModel(
+        T5Config(vocab_size=64, d_model=_JOINT_WIDTH, d_kv=8, d_ff=32, num_layers=2, num_heads=4, dropout_rate=0.0)
+    ).eval()
+
+
+def _t5_tokenizer() -> T5Tokenizer:
+    """Letters, each a word piece."""
+    letters = ["▁", *"abcdefghijklmnopqrstuvwxyz"]
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -2.0), *((letter, -3.0) for letter in letters)]
+    return T5Tokenizer(vocab=pieces, extra_ids=0)
+
+
+def _unet(channels: int, **changes: Any) -> UNet2DConditionModel:
     return UNet2DConditionModel(
+        **{
+            "sample_size": SIDE_PX // 4,
+            "in_channels": channels,
+            "out_channels": channels,
+            "block_out_channels": (16, 32),
+            "layers_per_block": 1,
+            "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+            "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+            "cross_attention_dim": WIDTH,
+            "attention_head_dim": 8,
+            "norm_num_groups": 4,
+            **changes,
+        }
+    ).eval()
+
+
+def _transformer(dual_layers: tuple[int, ...]) -> SD3Transformer2DModel:
+    return SD3Transformer2DModel(
         sample_size=SIDE_PX // 4,
-        in_channels=channels,
-        out_channels=channels,
-        block_out_channels=(16, 32),
-        layers_per_block=1,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        cross_attention_dim=WIDTH,
+        patch_size=2,
+        in_channels=8,
+        out_channels=8,
+        num_layers=2,
         attention_head_dim=8,
-        norm_num_groups=4,
+        num_attention_heads=2,
+        joint_attention_dim=_JOINT_WIDTH,
+        caption_projection_dim=16,
+        pooled_projection_dim=WIDTH + 20,
+        pos_embed_max_size=8,
+        dual_attention_layers=dual_layers,
+        qk_norm="rms_norm" if dual_layers else None,
     ).eval()
 
 
@@ -83,11 +207,14 @@ def _tiny_autoencoder() -> AutoencoderTiny:
     ).eval()
 
 
-def _kl_autoencoder() -> AutoencoderKL:
+def _kl_autoencoder(**changes: Any) -> AutoencoderKL:
     return AutoencoderKL(
-        latent_channels=4,
-        block_out_channels=(8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        norm_num_groups=4,
+        **{
+            "latent_channels": 4,
+            "block_out_channels": (8, 8, 8),
+            "down_block_types": ("DownEncoderBlock2D",) * 3,
+            "up_block_types": ("UpDecoderBlock2D",) * 3,
+            "norm_num_groups": 4,
+            **changes,
+        }
     ).eval()

@@ -20,35 +20,90 @@ def _classes(library: str, *names: str) -> frozenset[ComponentClass]:
     return frozenset(ComponentClass(library, name) for name in names)
 
 
+_CLIP_TOKENIZER = _classes("transformers", "CLIPTokenizer", "CLIPTokenizerFast")
+_CLIP_PROJECTING = _classes("transformers", "CLIPTextModelWithProjection")
+_AUTOENCODER = _classes("diffusers", "AutoencoderKL", "AutoencoderTiny")
+_UNET = _classes("diffusers", "UNet2DConditionModel")
+_DIFFUSION_SCHEDULER = _classes(
+    "diffusers",
+    "DDIMScheduler",
+    "EulerDiscreteScheduler",
+    "EulerAncestralDiscreteScheduler",
+    "DPMSolverMultistepScheduler",
+    "PNDMScheduler",
+    "DDPMScheduler",
+    "LMSDiscreteScheduler",
+)
+# Of adapters that see images; nothing here asks them.
+_IMAGE_CONDITIONING = {
+    "feature_extractor": _classes(
+        "transformers", "CLIPFeatureExtractor", "CLIPImageProcessor", "CLIPImageProcessorFast", "SiglipImageProcessor"
+    ),
+    "image_encoder": _classes("transformers", "CLIPVisionModelWithProjection", "SiglipVisionModel"),
+}
+
 STABLE_DIFFUSION = Family(
     name="stable_diffusion",
     pipeline_classes=frozenset({"StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline"}),
     rules=ComponentRules(
         required={
-            "unet": _classes("diffusers", "UNet2DConditionModel"),
-            "vae": _classes("diffusers", "AutoencoderKL", "AutoencoderTiny"),
+            "unet": _UNET,
+            "vae": _AUTOENCODER,
             "text_encoder": _classes("transformers", "CLIPTextModel"),
-            "tokenizer": _classes("transformers", "CLIPTokenizer", "CLIPTokenizerFast"),
-            "scheduler": _classes(
-                "diffusers",
-                "DDIMScheduler",
-                "EulerDiscreteScheduler",
-                "PNDMScheduler",
-                "DDPMScheduler",
-                "DPMSolverMultistepScheduler",
-                "EulerAncestralDiscreteScheduler",
-                "LMSDiscreteScheduler",
-            ),
+            "tokenizer": _CLIP_TOKENIZER,
+            "scheduler": _DIFFUSION_SCHEDULER,
         },
         unused={
             "safety_checker": _classes("stable_diffusion", "StableDiffusionSafetyChecker"),
-            "feature_extractor": _classes("transformers", "CLIPFeatureExtractor", "CLIPImageProcessor"),
+            **_IMAGE_CONDITIONING,
         },
     ),
     module="pentimento.diffusion.families.stable_diffusion",
 )
 
-FAMILIES = (STABLE_DIFFUSION,)
+STABLE_DIFFUSION_XL = Family(
+    name="stable_diffusion_xl",
+    pipeline_classes=frozenset({"StableDiffusionXLPipeline", "StableDiffusionXLImg2ImgPipeline"}),
+    rules=ComponentRules(
+        required={
+            "unet": _UNET,
+            "vae": _AUTOENCODER,
+            "text_encoder": _classes("transformers", "CLIPTextModel"),
+            "text_encoder_2": _CLIP_PROJECTING,
+            "tokenizer": _CLIP_TOKENIZER,
+            "tokenizer_2": _CLIP_TOKENIZER,
+            "scheduler": _DIFFUSION_SCHEDULER,
+        },
+        unused=_IMAGE_CONDITIONING,
+        settings=frozenset({"force_zeros_for_empty_prompt", "requires_aesthetics_score"}),
+    ),
+    module="pentimento.diffusion.families.stable_diffusion_xl",
+)
+
+STABLE_DIFFUSION_3 = Family(
+    name="stable_diffusion_3",
+    pipeline_classes=frozenset({"StableDiffusion3Pipeline", "StableDiffusion3Img2ImgPipeline"}),
+    rules=ComponentRules(
+        required={
+            "transformer": _classes("diffusers", "SD3Transformer2DModel"),
+            "vae": _AUTOENCODER,
+            "text_encoder": _CLIP_PROJECTING,
+            "text_encoder_2": _CLIP_PROJECTING,
+            "tokenizer": _CLIP_TOKENIZER,
+            "tokenizer_2": _CLIP_TOKENIZER,
+            "scheduler": _classes("diffusers", "FlowMatchEulerDiscreteScheduler"),
+        },
+        optional={
+            "text_encoder_3": _classes("transformers", "T5EncoderModel"),
+            "tokenizer_3": _classes("transformers", "T5Tokenizer", "T5TokenizerFast"),
+        },
+        unused=_IMAGE_CONDITIONING,
+        settings=frozenset({"max_sequence_length"}),
+    ),
+    module="pentimento.diffusion.families.stable_diffusion_3",
+)
+
+FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3)
 
 
 def check_checkpoint(directory: Path) -> Checkpoint:

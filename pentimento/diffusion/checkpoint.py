@@ -1,14 +1,15 @@
 """A diffusers checkpoint directory, judged before anything of it is loaded.
 
 Only JSON, tokenizer text and safetensors files are ever opened, and of those only what an allowed component owns.
-Pickles (*.bin, *.pt, *.ckpt) may lie beside them; they are not touched.
+Pickles (*.bin, *.pt, *.ckpt) may lie beside them; they are not touched. Weights lie in their components' directories
+or, as model sites hand them out, together in one safetensors file beside model_index.json.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from pentimento.domain.errors import FailedPrecondition
 
 _MAX_JSON_BYTES = 64 * 1024 * 1024
 _TEXT_SUFFIXES = (".json", ".txt", ".model")
+_MAX_SETTING = 4096
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5")
 
 
 class BadCheckpoint(FailedPrecondition):
@@ -36,20 +39,26 @@ class ComponentClass:
 
 @dataclass(frozen=True)
 class ComponentRules:
-    """Allowed classes by component: `required` ones are loaded, `unused` ones may be there and stay untouched."""
+    """Allowed classes by component: `required` ones are loaded, and `optional` ones that are there; `unused` ones may
+    be there and stay untouched. `settings` are the pipeline's own numbers and switches that the family reads."""
 
     required: dict[str, frozenset[ComponentClass]]
-    unused: dict[str, frozenset[ComponentClass]]
+    optional: dict[str, frozenset[ComponentClass]] = field(default_factory=dict)
+    unused: dict[str, frozenset[ComponentClass]] = field(default_factory=dict)
+    settings: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A directory that passed: its pipeline class, the components to load, and the files that are read for them."""
+    """A directory that passed: its pipeline class, the components to load, and the files that are read for them;
+    `single_file` holds all weights where the components' directories hold none."""
 
     directory: Path
     pipeline_class: str
     components: dict[str, ComponentClass]
     files: tuple[Path, ...]
+    settings: Mapping[str, bool | int] = field(default_factory=dict)
+    single_file: Path | None = None
 
     def component_directory(self, component: str) -> Path:
         return self.directory / component
@@ -74,8 +83,10 @@ def open_checkpoint(directory: Path, rules: dict[str, ComponentRules]) -> Checkp
     if not isinstance(pipeline_class, str) or pipeline_class not in rules:
         known = ", ".join(sorted(rules))
         raise BadCheckpoint(f"{path}: pipeline class {pipeline_class!r} is not one of {known}")
-    components = _allowed_components(path, index, rules[pipeline_class])
-    return Checkpoint(directory, pipeline_class, components, tuple(_component_files(directory, components)))
+    allowed = rules[pipeline_class]
+    components = _allowed_components(path, index, allowed)
+    files, single_file = _files(directory, components)
+    return Checkpoint(directory, pipeline_class, components, files, _settings(path, index, allowed), single_file)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -95,13 +106,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def _allowed_components(path: Path, index: dict[str, Any], rules: ComponentRules) -> dict[str, ComponentClass]:
     """The components to load; every one that is named must be allowed, loaded or not."""
-    named = {name: value for name, value in index.items() if not _is_absent(name, value)}
+    named = {name: value for name, value in index.items() if not _is_absent(name, value, rules)}
     for name, value in named.items():
-        _check_component(path, name, value, {**rules.required, **rules.unused})
+        _check_component(path, name, value, {**rules.required, **rules.optional, **rules.unused})
     missing = [name for name in rules.required if name not in named]
     if missing:
         raise BadCheckpoint(f"{path}: component {missing[0]!r} is missing")
-    return {name: ComponentClass(*named[name]) for name in rules.required}
+    loaded = [*rules.required, *(name for name in rules.optional if name in named)]
+    return {name: ComponentClass(*named[name]) for name in loaded}
 
 
 def _check_component(path: Path, name: str, value: Any, allowed: dict[str, frozenset[ComponentClass]]) -> None:
@@ -113,24 +125,59 @@ def _check_component(path: Path, name: str, value: Any, allowed: dict[str, froze
         raise BadCheckpoint(f"{path}: class {value[0]}.{value[1]} is not allowed for component {name!r}")
 
 
-def _is_absent(name: str, value: Any) -> bool:
+def _is_absent(name: str, value: Any, rules: ComponentRules) -> bool:
     """Keys of the pipeline itself, optional components left out, and switches (requires_safety_checker: false)."""
-    return name.startswith("_") or value is None or value == [None, None] or isinstance(value, bool)
+    is_own = name.startswith("_") or name in rules.settings
+    return is_own or value is None or value == [None, None] or isinstance(value, bool)
 
 
-def _component_files(directory: Path, components: dict[str, ComponentClass]) -> list[Path]:
+def _settings(path: Path, index: dict[str, Any], rules: ComponentRules) -> dict[str, bool | int]:
+    settings = {name: index[name] for name in rules.settings if index.get(name) is not None}
+    for name, value in settings.items():
+        if not isinstance(value, int) or not 0 <= value <= _MAX_SETTING:
+            raise BadCheckpoint(f"{path}: {name}={value!r} is not between 0 and {_MAX_SETTING}")
+    return settings
+
+
+def _files(directory: Path, components: dict[str, ComponentClass]) -> tuple[tuple[Path, ...], Path | None]:
+    """All files that are read, and which of them holds all weights, if one does."""
     files = [directory / "model_index.json"]
+    has_weights = False
     for name in components:
         folder = directory / name
         if not folder.is_dir():
             raise BadCheckpoint(f"{folder}: the directory of component {name!r} is missing")
         files += sorted(path for path in folder.iterdir() if path.suffix in _TEXT_SUFFIXES and path.is_file())
-        files += weight_files(folder)
+        weights = weight_files(folder)
+        has_weights = has_weights or bool(weights)
+        files += weights
+    single_file = None if has_weights else _single_file(directory, components)
+    if single_file is not None:
+        files.append(single_file)
+    _check_containment(directory, files)
+    return tuple(files), single_file
+
+
+def _single_file(directory: Path, components: Iterable[str]) -> Path | None:
+    """The one safetensors file beside model_index.json. The library that reads it would open any weights that it finds
+    in the components' directories, pickles too: there must be none."""
+    files = weight_files(directory)
+    if not files:
+        return None
+    if len(files) > 1:
+        raise BadCheckpoint(f"{directory}: {len(files)} safetensors files, one must hold all weights")
+    for name in components:
+        for path in (directory / name).iterdir():
+            if path.suffix in _WEIGHT_SUFFIXES:
+                raise BadCheckpoint(f"{path}: must not be there beside {files[0].name}")
+    return files[0]
+
+
+def _check_containment(directory: Path, files: Iterable[Path]) -> None:
     root = directory.resolve()
     for path in files:
         if not path.resolve().is_relative_to(root) and not _is_hub_link(path):
             raise BadCheckpoint(f"{path}: leads out of the checkpoint")
-    return files
 
 
 def _is_hub_link(path: Path) -> bool:
@@ -156,7 +203,15 @@ def digest_checkpoint(checkpoint: Checkpoint) -> CheckpointDigests:
     for name, value in sums.items():
         component, _, rest = name.rpartition("/")
         parts.setdefault(component, {})[rest] = value
+    if checkpoint.single_file is not None:
+        _count_in(parts, checkpoint.single_file.name, sums)
     return CheckpointDigests(_digest_of(sums), {name: _digest_of(part) for name, part in parts.items() if name})
+
+
+def _count_in(parts: dict[str, dict[str, str]], single_file: str, sums: Mapping[str, str]) -> None:
+    """Whose weights changed is not to be seen in a single file: every component counts as changed (changes `parts`)."""
+    for component in parts.keys() - {"", "scheduler"}:
+        parts[component][f"../{single_file}"] = sums[single_file]
 
 
 def digest_directory(directory: Path) -> str:

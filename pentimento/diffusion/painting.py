@@ -4,17 +4,27 @@ painting = prepare(model, prompts, request)
 while not painting.done:
     denoise_step(model, painting)
 latent = painting.state.latent          # for `model.decode_latent`
+
+A step has two halves around the network, `fill_model_input` and `take_step`, so that a batch can share the network.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.families.model import DenoiserInput, DiffusionModel
+from pentimento.diffusion.families.model import (
+    Conditioning,
+    ControlResiduals,
+    DenoiserInput,
+    DiffusionModel,
+    PerSampleAdapters,
+    is_guided,
+)
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.diffusion.schedulers import SamplerState, Schedule, make_schedule
-from pentimento.domain.generation import GenerationSpec
+from pentimento.domain.generation import GenerationSpec, NoiseForm
 
 
 @dataclass(frozen=True)
@@ -43,16 +53,32 @@ class ImageStart:
 PaintingStart = NoiseStart | LatentStart | ImageStart
 
 
+class ControlSource(Protocol):
+    """Where the ControlNet residuals of one picture come from (Katz). Called on the engine's thread; must not block."""
+
+    def ask(self, step_index: int, inputs: DenoiserInput) -> None:
+        """Once before each step: what the network will see, this picture's rows alone."""
+        ...
+
+    def take(self, step_index: int) -> ControlResiduals | None:
+        """The residuals for what was asked, by rows; None while they are under way. What it raises ends the picture.
+        Whoever completes them wakes the engine."""
+        ...
+
+
 @dataclass(frozen=True)
 class PaintingRequest:
     """What to paint. `deadline` is on the engine's monotonic clock in seconds; latents are handed out before each of
-    `capture_steps`, the predicted clean latent after every `preview_interval_steps` steps (0: never)."""
+    `capture_steps`, the predicted clean latent after every `preview_interval_steps` steps (0: never). `adapters` hold
+    one row, for all rows of this picture."""
 
     spec: GenerationSpec
     start: PaintingStart
     capture_steps: frozenset[int] = frozenset()
     preview_interval_steps: int = 0
     deadline: float | None = None
+    control: ControlSource | None = None
+    adapters: PerSampleAdapters | None = None
 
 
 @dataclass
@@ -62,20 +88,19 @@ class Painting:
     request: PaintingRequest
     schedule: Schedule
     state: SamplerState
-    text_states: Tensor
-    rows: Tensor
+    conditioning: Conditioning
     generator: torch.Generator
     predicted_clean: Tensor | None = None
     prompt_truncated: bool = False
 
     @property
+    def row_count(self) -> int:
+        """Two with guidance, the unconditional one first."""
+        return self.conditioning.states.shape[0]
+
+    @property
     def done(self) -> bool:
         return self.state.step_index >= self.schedule.step_count
-
-
-def is_guided(spec: GenerationSpec) -> bool:
-    """Whether classifier-free guidance runs, by diffusers' rule."""
-    return spec.guidance_scale > 1.0
 
 
 def schedule_for(model: DiffusionModel, spec: GenerationSpec) -> Schedule:
@@ -83,8 +108,11 @@ def schedule_for(model: DiffusionModel, spec: GenerationSpec) -> Schedule:
     return make_schedule(model.scheduler_config(spec.scheduler), spec.num_inference_steps, spec.eta)
 
 
-def first_img2img_step(step_count: int, strength: float) -> int:
-    """Where img2img starts: diffusers' rule, `int(steps * strength)` steps remain."""
+def first_img2img_step(step_count: int, strength: float, noise_form: NoiseForm) -> int:
+    """Where img2img starts, by diffusers' rules: about `steps * strength` steps remain, rounded down for diffusion
+    models and up for flows."""
+    if noise_form is NoiseForm.FLOW_MATCHING:
+        return int(max(step_count - min(step_count * strength, step_count), 0))
     return step_count - min(int(step_count * strength), step_count)
 
 
@@ -96,12 +124,11 @@ def prepare(model: DiffusionModel, prompts: PromptMemo, request: PaintingRequest
     schedule = schedule_for(model, spec)
     generator = torch.Generator("cpu").manual_seed(spec.seed)
     prompt = prompts.encode(spec.prompt)
-    texts = [prompts.encode(spec.negative_prompt), prompt] if is_guided(spec) else [prompt]
-    text_states = torch.cat([text.states for text in texts])
+    texts = [prompts.encode(spec.negative_prompt, negative=True), prompt] if is_guided(spec) else [prompt]
+    conditioning = Conditioning.concatenate([model.conditioning(text, spec.width_px, spec.height_px) for text in texts])
     state = _initial_state(model, schedule, request, generator)
-    rows = state.latent.new_empty((len(texts), *state.latent.shape[1:]), dtype=model.dtype)
     truncated = any(text.truncated for text in texts)
-    return Painting(request, schedule, state, text_states, rows, generator, prompt_truncated=truncated)
+    return Painting(request, schedule, state, conditioning, generator, prompt_truncated=truncated)
 
 
 def _initial_state(
@@ -123,13 +150,35 @@ def _noise(model: DiffusionModel, shape: tuple[int, ...], generator: torch.Gener
     return torch.randn(shape, generator=generator, dtype=model.dtype).to(model.device)
 
 
-def denoise_step(model: DiffusionModel, painting: Painting) -> None:
-    """One step of one picture: predict for its rows (unconditional first), guide, advance."""
-    schedule, state, rows = painting.schedule, painting.state, painting.rows
-    schedule.fill_model_input(state, rows)
-    prediction = model.predict(DenoiserInput(rows, schedule.timesteps[state.step_index], painting.text_states))
-    if rows.shape[0] == 2:
+def fill_model_input(painting: Painting, latents: Tensor, timesteps: Tensor) -> None:
+    """Writes the next step's input into `latents` (rows, channels, height, width) and `timesteps` (rows,)."""
+    painting.schedule.fill_model_input(painting.state, latents)
+    timesteps.fill_(painting.schedule.timesteps[painting.state.step_index])
+
+
+def model_input(model: DiffusionModel, painting: Painting) -> DenoiserInput:
+    """The next step's input of one picture alone, in tensors of its own."""
+    latent = painting.state.latent
+    latents = latent.new_empty((painting.row_count, *latent.shape[1:]), dtype=model.dtype)
+    timesteps = torch.empty(painting.row_count, dtype=torch.float32, device=model.device)
+    fill_model_input(painting, latents, timesteps)
+    return DenoiserInput(latents, timesteps, painting.conditioning)
+
+
+def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> None:
+    """From the network's prediction for the picture's rows to its next state: guide, then advance.
+
+    Classifier-free guidance (Ho and Salimans 2022) in diffusers' order of operations; row by row even in a batch, where
+    it costs microseconds: the arithmetic of a picture then never depends on who shares the batch.
+    """
+    if painting.row_count == 2:
         unconditional, conditional = prediction.chunk(2)
         prediction = unconditional + painting.request.spec.guidance_scale * (conditional - unconditional)
+    schedule = painting.schedule
     noise = _noise(model, prediction.shape, painting.generator) if schedule.needs_noise else None
-    painting.state, painting.predicted_clean = schedule.advance(state, prediction, noise)
+    painting.state, painting.predicted_clean = schedule.advance(painting.state, prediction, noise)
+
+
+def denoise_step(model: DiffusionModel, painting: Painting) -> None:
+    """One step of one picture alone."""
+    take_step(model, painting, model.predict(model_input(model, painting)))

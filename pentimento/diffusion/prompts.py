@@ -11,11 +11,12 @@ class PromptMemo:
     def __init__(self, model: DiffusionModel, capacity: int) -> None:
         self._model = model
         self._capacity = capacity
-        self._states: OrderedDict[str, PromptStates] = OrderedDict()
+        self._states: OrderedDict[tuple[str, bool], PromptStates] = OrderedDict()
 
-    def encode(self, prompt: str) -> PromptStates:
-        states = self._states.pop(prompt, None) or self._model.encode_prompt(prompt)
-        self._states[prompt] = states
+    def encode(self, prompt: str, *, negative: bool = False) -> PromptStates:
+        key = (prompt, negative and not prompt)  # only an empty prompt may mean something else as a negative one
+        states = self._states.pop(key, None) or self._model.encode_prompt(prompt, negative=negative)
+        self._states[key] = states
         while len(self._states) > self._capacity:
             self._states.popitem(last=False)
         return states

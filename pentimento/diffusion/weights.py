@@ -1,6 +1,10 @@
 """Components of a checked checkpoint through the stock loaders of diffusers and transformers: local files, safetensors
 only, no code from the directory."""
 
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,16 +13,27 @@ import torch
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, weight_files
 
-# The module of each class of model_index.json: submodules load in a fraction of the time of the packages' namespaces.
-_MODULES = {
-    "UNet2DConditionModel": "diffusers.models.unets.unet_2d_condition",
-    "AutoencoderKL": "diffusers.models.autoencoders.autoencoder_kl",
-    "AutoencoderTiny": "diffusers.models.autoencoders.autoencoder_tiny",
-    "CLIPTextModel": "transformers.models.clip.modeling_clip",
-    "CLIPTokenizer": "transformers.models.clip.tokenization_clip",
-    "CLIPTokenizerFast": "transformers.models.clip.tokenization_clip",
+# Where each class of model_index.json lies: submodules load in a fraction of the time of the packages' namespaces.
+_CLASSES = {
+    "UNet2DConditionModel": ("diffusers.models.unets.unet_2d_condition", "UNet2DConditionModel"),
+    "SD3Transformer2DModel": ("diffusers.models.transformers.transformer_sd3", "SD3Transformer2DModel"),
+    "AutoencoderKL": ("diffusers.models.autoencoders.autoencoder_kl", "AutoencoderKL"),
+    "AutoencoderTiny": ("diffusers.models.autoencoders.autoencoder_tiny", "AutoencoderTiny"),
+    "CLIPTextModel": ("transformers.models.clip.modeling_clip", "CLIPTextModel"),
+    "CLIPTextModelWithProjection": ("transformers.models.clip.modeling_clip", "CLIPTextModelWithProjection"),
+    "T5EncoderModel": ("transformers.models.t5.modeling_t5", "T5EncoderModel"),
 }
-_TOKENIZERS = {"CLIPTokenizer", "CLIPTokenizerFast"}
+_TOKENIZERS = {
+    "CLIPTokenizer": ("transformers.models.clip.tokenization_clip", "CLIPTokenizer"),
+    "CLIPTokenizerFast": ("transformers.models.clip.tokenization_clip", "CLIPTokenizer"),
+    "T5Tokenizer": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),
+    "T5TokenizerFast": ("transformers.models.t5.tokenization_t5", "T5Tokenizer"),
+}
+# What a pipeline's constructor may ask for and is told not to expect.
+_OPTIONAL_IN_PIPELINES = frozenset(
+    {"safety_checker", "feature_extractor", "image_encoder", "text_encoder_3", "tokenizer_3"}
+)
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def quiet_loaders() -> None:
@@ -27,28 +42,54 @@ def quiet_loaders() -> None:
     from transformers.utils import logging as transformers_logging
 
     diffusers_logging.set_verbosity_error()
+    diffusers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
 
 
-def load_component(checkpoint: Checkpoint, component: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """The component in evaluation mode on `device`; stored half precision becomes `dtype`. Raises BadCheckpoint."""
-    class_name = checkpoint.components[component].name
-    folder = checkpoint.component_directory(component)
+def load_components(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """All but the scheduler, in evaluation mode on `device`; stored half precision becomes `dtype`. Raises
+    BadCheckpoint."""
+    names = [name for name in checkpoint.components if name != "scheduler"]
+    if checkpoint.single_file is not None:
+        with _refusing(f"{checkpoint.single_file}: {checkpoint.pipeline_class}"):
+            pipeline = _load_single_file(checkpoint, checkpoint.single_file, dtype)
+            return {name: _placed(getattr(pipeline, name), device) for name in names}
+    return {name: _load_component(checkpoint, name, device, dtype) for name in names}
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """The libraries' errors, of whatever type, as BadCheckpoint in one line."""
     try:
-        if class_name in _TOKENIZERS:
-            return _class(class_name).from_pretrained(folder, local_files_only=True)
-        return _load_module(_class(class_name), folder, dtype).to(device).eval().requires_grad_(False)
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        yield
+    except BadCheckpoint:
+        raise
+    except Exception as error:
         first_line = str(error).strip().partition("\n")[0]
-        raise BadCheckpoint(f"{folder}: {class_name} does not load: {first_line}") from None
+        raise BadCheckpoint(f"{what} does not load: {first_line}") from None
 
 
-def _class(name: str) -> Any:
-    return getattr(import_module(_MODULES[name]), name)
+def _placed(component: Any, device: torch.device) -> Any:
+    is_network = isinstance(component, torch.nn.Module)
+    return component.to(device).eval().requires_grad_(False) if is_network else component
 
 
-def _load_module(model_class: Any, folder: Path, dtype: torch.dtype) -> Any:
+def _load_component(checkpoint: Checkpoint, component: str, device: torch.device, dtype: torch.dtype) -> Any:
+    name = checkpoint.components[component].name
+    folder = checkpoint.component_directory(component)
+    with _refusing(f"{folder}: {name}"):
+        if name in _TOKENIZERS:
+            return _class(_TOKENIZERS[name]).from_pretrained(folder, local_files_only=True)
+        return _placed(_load_network(_class(_CLASSES[name]), folder, dtype), device)
+
+
+def _class(place: tuple[str, str]) -> Any:
+    module, name = place
+    return getattr(import_module(module), name)
+
+
+def _load_network(model_class: Any, folder: Path, dtype: torch.dtype) -> Any:
     options = {"local_files_only": True, "use_safetensors": True, "variant": _variant(folder)}
     key = "torch_dtype" if model_class.__module__.startswith("diffusers") else "dtype"
     return model_class.from_pretrained(folder, **options, **{key: dtype})
@@ -56,8 +97,22 @@ def _load_module(model_class: Any, folder: Path, dtype: torch.dtype) -> Any:
 
 def _variant(folder: Path) -> str | None:
     """Half-precision copies are named `<stem>.fp16.safetensors`; the full one is taken where both are there."""
-    stems = [path.name.removesuffix(".safetensors") for path in weight_files(folder)]
+    stems = [_SHARD.sub("", path.name.removesuffix(".safetensors")) for path in weight_files(folder)]
     if not stems:
         raise BadCheckpoint(f"{folder}: no safetensors file in it (pickled weights are never opened)")
     plain = [stem for stem in stems if "." not in stem]
     return None if plain else stems[0].split(".")[1]
+
+
+def _load_single_file(checkpoint: Checkpoint, path: Path, dtype: torch.dtype) -> Any:
+    """The pipeline of the checkpoint's own class: only it knows how the original layout maps to its components. The
+    configurations beside the file stand for those that diffusers would fetch from a hub."""
+    import diffusers
+
+    pipeline_class = getattr(diffusers, checkpoint.pipeline_class)
+    absent = {name: None for name in _OPTIONAL_IN_PIPELINES - checkpoint.components.keys()}
+    taken = inspect.signature(pipeline_class.__init__).parameters
+    options = {"config": str(checkpoint.directory), "local_files_only": True, "torch_dtype": dtype}
+    return pipeline_class.from_single_file(
+        str(path), **options, **{name: value for name, value in absent.items() if name in taken}
+    )

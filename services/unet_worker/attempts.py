@@ -114,9 +114,12 @@ class HeldAttempt:
 
 
 class AttemptBook:
-    """Admits, holds and forgets attempts; on the event loop only. `changed` is called when one comes, goes or ends."""
+    """Admits, holds and forgets attempts; on the event loop only. `capacity` is asked for each one; `changed` is called
+    when one comes, goes or ends."""
 
-    def __init__(self, runner: Runner, capacity: int, orphan_s: float, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, runner: Runner, capacity: Callable[[], int], orphan_s: float, changed: Callable[[], None]
+    ) -> None:
         self._runner = runner
         self._capacity = capacity
         self._orphan_s = orphan_s
@@ -198,8 +201,8 @@ class AttemptBook:
             raise Unavailable("DRAINING", "this worker is stopping")
         if held.key in self._held:
             raise FailedPrecondition("ATTEMPT_EXISTS", "this attempt is here already: attach to it")
-        if len(self.running()) >= self._capacity:
-            raise ResourceExhausted("NO_CREDIT", f"this worker holds at most {self._capacity} attempts at once")
+        if len(self.running()) >= (capacity := self._capacity()):
+            raise ResourceExhausted("NO_CREDIT", f"this worker holds at most {capacity} attempts at once")
         self._held[held.key] = held
         held.task = spawn_detached(self._run(held, order), "attempt")
         self._expire_later(held)

@@ -9,6 +9,9 @@ import torch
 from pentimento.domain.errors import FailedPrecondition
 from services.unet_worker.settings import DeviceChoice, DtypeChoice
 
+BUDGET_SHARE = 0.9
+CONTROL_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
 
 @dataclass(frozen=True)
 class DeviceMemory:
@@ -36,6 +39,23 @@ def choose_dtype(choice: DtypeChoice, device: torch.device) -> torch.dtype:
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def memory_budget_bytes(device: torch.device, budget_mib: int) -> int:
+    """What weights and batches may take: as set, else nine tenths of the device's memory, or of what the control group
+    grants a process on the CPU."""
+    if budget_mib:
+        return budget_mib * 2**20
+    total = device_memory(device).total_bytes
+    return int(min(total, _group_limit_bytes(total) if device.type == "cpu" else total) * BUDGET_SHARE)
+
+
+def _group_limit_bytes(default: int) -> int:
+    try:
+        limit = CONTROL_GROUP_LIMIT.read_text().strip()
+    except OSError:
+        return default
+    return int(limit) if limit.isdigit() else default
 
 
 def device_memory(device: torch.device) -> DeviceMemory:

@@ -101,7 +101,8 @@ class PaintingBridge:
 
 
 class AttemptRunner:
-    """Runs attempts of one loaded model; `make_uploads` gives an order with a grant the place to store under it."""
+    """Runs attempts of one loaded model; `make_uploads` gives an order with a grant the place to store under it,
+    `watts` the device's mean power between two times, where it is known."""
 
     def __init__(
         self,
@@ -112,6 +113,7 @@ class AttemptRunner:
         starts: StartResolver,
         make_uploads: Callable[[ExecuteOrder], Uploads | None],
         limits: ExecutionLimits,
+        watts: Callable[[float, float], float | None] = lambda since, until: None,
     ) -> None:
         self._worker_id = worker_id
         self._held = held
@@ -120,6 +122,7 @@ class AttemptRunner:
         self._starts = starts
         self._make_uploads = make_uploads
         self._limits = limits
+        self._watts = watts
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
         """Emits Started and StepProgress, returns the rest. Raises domain errors; cancelling stops the engine's work at
@@ -144,6 +147,7 @@ class AttemptRunner:
         captured, upload_notes = await self._store(uploads, picture)
         notes = [note for note in (start.note, TRUNCATED_NOTE if painting.prompt_truncated else "") if note]
         timings = _timings(accepted_at, painting, picture, time.monotonic())
+        device_seconds = painting.device_s + picture.decoded_at - picture.started_at
         result = AttemptResult(
             attempt=order.attempt,
             image=picture.image,
@@ -156,12 +160,18 @@ class AttemptRunner:
             model_digest=self._held.model_digest,
             worker_generation=self._held.worker_generation,
             timings=timings,
-            device_seconds=painting.busy_s + picture.decoded_at - picture.started_at,
+            device_seconds=device_seconds,
+            energy_joules=self._joules(painting, picture, device_seconds),
             notes=(*notes, *upload_notes),
             bad_donor_reason=start.bad_donor_reason,
         )
         _observe(result)
         return Outcome(result, _final_latents(order, painting) if order.return_latents else None)
+
+    def _joules(self, painting: FinishedPainting, picture: Picture, device_seconds: float) -> float | None:
+        """The device's power while the picture was made, for the picture's share of its time."""
+        watts = self._watts(painting.started_at, picture.decoded_at)
+        return watts * device_seconds if watts is not None else None
 
     async def _paint(
         self,
@@ -210,6 +220,7 @@ def _observe(result: AttemptResult) -> None:
     for timing in result.timings:
         metrics.STAGE_SECONDS.labels(timing.stage).observe(timing.duration_ms / 1e3)
     metrics.SAVED_STEPS.inc(result.steps_saved)
+    metrics.DEVICE_SECONDS.observe(result.device_seconds)
 
 
 def _final_latents(order: ExecuteOrder, painting: FinishedPainting) -> WireTensor:

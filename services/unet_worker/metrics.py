@@ -2,7 +2,23 @@
 
 from pentimento.telemetry import counter, gauge, histogram
 
-STEP_SECONDS = histogram("pentimento_worker_step_seconds", "Time of a denoising step on the engine's thread.")
+STEP_SECONDS = histogram("pentimento_worker_step_seconds", "Time of a denoising step of a whole batch.")
+BATCH = histogram(
+    "pentimento_worker_batch_count",
+    "Requests that share a denoising step.",
+    buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
+)
+QUEUE_WAIT_SECONDS = histogram("pentimento_worker_queue_wait_seconds", "Wait of an attempt for its first step.")
+PREEMPTIONS = counter("pentimento_worker_preemptions_total", "Times that an attempt gave way to a more urgent one.")
+OUT_OF_MEMORY = counter("pentimento_worker_out_of_memory_total", "Batches that the device had no memory for.")
+BUSY_SHARE = gauge("pentimento_worker_busy_share", "Share of the time since the last scrape that the device denoised.")
+DEVICE_SECONDS = histogram("pentimento_worker_device_seconds", "Device time of an attempt: its share of batches.")
+ENERGY = counter("pentimento_worker_energy_joules_total", "Energy of the device since the start, where it tells.")
+LOOP_LAG_SECONDS = histogram(
+    "pentimento_worker_event_loop_lag_seconds",
+    "How late the event loop runs what is due.",
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+)
 IMAGES = counter("pentimento_worker_images_total", "Attempts by how they ended.", ["outcome"])
 STAGE_SECONDS = histogram("pentimento_worker_stage_seconds", "Time of a finished attempt by stage.", ["stage"])
 SAVED_STEPS = counter("pentimento_worker_saved_steps_total", "Denoising steps that cached starts saved.")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
-from pentimento.diffusion.families import ModelInfo
+from pentimento.diffusion.families import BatchKey, ModelInfo
 from pentimento.domain.fleet import HeldModel
 from services.unet_worker.settings import UnetWorkerSettings
 
@@ -31,13 +31,23 @@ def held_model(info: ModelInfo, settings: UnetWorkerSettings, generation: int) -
         default_width_px=info.default_width_px,
         default_height_px=info.default_height_px,
         size_multiple_px=info.size_multiple_px,
-        max_size_px=settings.max_size_px or SIZE_HEADROOM * max(info.default_width_px, info.default_height_px),
+        max_size_px=_max_size_px(info, settings),
         default_steps=steps,
         max_steps=min(settings.max_steps, info.train_step_count),
         default_guidance_scale=guidance,
         schedulers=tuple(scheduler.value for scheduler in info.schedulers),
         licence=str(entry.get("licence", "")),
     )
+
+
+def _max_size_px(info: ModelInfo, settings: UnetWorkerSettings) -> int:
+    wanted = settings.max_size_px or SIZE_HEADROOM * max(info.default_width_px, info.default_height_px)
+    return wanted if info.longest_side_px is None else min(wanted, info.longest_side_px)
+
+
+def default_batch_key(held: HeldModel) -> BatchKey:
+    """Of requests that name neither size nor guidance."""
+    return BatchKey(held.default_width_px, held.default_height_px, held.default_guidance_scale > 1.0)
 
 
 def _registry_entry(model: Path) -> Mapping[str, Any]:

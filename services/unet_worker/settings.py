@@ -23,6 +23,14 @@ class DtypeChoice(Enum):
     BFLOAT16 = "bfloat16"
 
 
+class CompileChoice(Enum):
+    """`compile`: torch.compile; `graphs`: CUDA graphs besides. Both take a while before the worker serves."""
+
+    OFF = "off"
+    COMPILE = "compile"
+    GRAPHS = "graphs"
+
+
 @dataclass(frozen=True)
 class UnetWorkerSettings:
     rpc: RpcServerSettings
@@ -41,8 +49,17 @@ class UnetWorkerSettings:
     max_size_px: int = setting(0, help="longest side of a picture; 0: twice the model's own", minimum=0, maximum=8192)
     max_prompt_chars: int = setting(10_000, help="characters of a prompt", minimum=1)
     prompt_memo_entries: int = setting(256, help="encoded prompts kept", minimum=1)
+    max_batch: int = setting(8, help="most requests that share a denoising step", minimum=1, maximum=64)
+    memory_budget_mib: int = setting(
+        0, help="memory that weights and batches may take; 0: nine tenths of what there is", minimum=0
+    )
+    preempt: bool = setting(True, help="let a request with a shorter deadline take the place of one that runs")
+    patience_s: float = setting(
+        30.0, help="when a request without a deadline, or with a later one, is due after it came", minimum=0
+    )
+    compile: CompileChoice = setting(CompileChoice.OFF, help="how the model's forward pass is run")
     credits: int = setting(
-        2, help="attempts held at once for a frontdoor: one running, the others ready", minimum=1, maximum=64
+        0, help="attempts held at once for a frontdoor; 0: two batches, one running, one ready", minimum=0, maximum=256
     )
     progress_interval_ms: int = setting(100, help="least time between two progress messages", minimum=0)
     preview_side_px: int = setting(128, help="longest side of a preview", minimum=8, maximum=1024)
@@ -53,3 +70,20 @@ class UnetWorkerSettings:
     upload_timeout_s: float = setting(2.0, help="wait for uploads once the picture is done", minimum=0)
     controller_address: str = setting("", help="controller to register with; empty for none")
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """Of `python -m services.unet_worker.profile`: flags, PENTIMENTO_BENCH_PROFILE_… and the table [bench_profile]."""
+
+    model: Path = setting(help="diffusers checkpoint directory (safetensors only)", must_exist=True)
+    out: Path = setting(Path("profile.json"), help="where the profile is written")
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the model runs")
+    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the model runs in")
+    threads: int = setting(1, help="torch threads of the model", minimum=1, maximum=256)
+    compile: CompileChoice = setting(CompileChoice.OFF, help="how the model's forward pass is run")
+    batch_sizes: tuple[int, ...] = setting((1, 2, 4, 8, 16), help="requests that share a step")
+    sizes: tuple[str, ...] = setting((), help="WIDTHxHEIGHT in pixels; empty for the model's own")
+    guidance_scales: tuple[float, ...] = setting((3.0,), help="one above 1 is guided, one of 1 is not")
+    steps: int = setting(10, help="denoising steps of a picture", minimum=1, maximum=1000)
+    repeats: int = setting(5, help="pictures of each kind that are measured, after one that is not", minimum=1)

@@ -82,7 +82,8 @@ class StartResolver:
         return ResolvedStart(NoiseStart())
 
     async def _own_image(self, spec: GenerationSpec, init_image: InitImage) -> ResolvedStart:
-        first_step = first_img2img_step(spec.num_inference_steps, init_image.strength)
+        noise_form = self._model.info.noise_form
+        first_step = first_img2img_step(spec.num_inference_steps, init_image.strength, noise_form)
         try:
             pixels = await self._in_thread(lambda: decode_pixels(init_image.image, spec.width_px, spec.height_px))
         except ValueError as error:

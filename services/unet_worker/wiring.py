@@ -9,7 +9,14 @@ import torch
 
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import Registration, generation_at
-from pentimento.diffusion.engine import StepEngine
+from pentimento.diffusion.engine import (
+    CompiledDenoiser,
+    CompileMode,
+    Denoiser,
+    EagerDenoiser,
+    EngineSettings,
+    StepEngine,
+)
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.clock import SystemClock
@@ -19,17 +26,26 @@ from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from services.unet_worker import metrics
 from services.unet_worker.busy import BusyMeter
-from services.unet_worker.device import choose_device, choose_dtype, device_memory, device_name
+from services.unet_worker.device import (
+    choose_device,
+    choose_dtype,
+    device_memory,
+    device_name,
+    memory_budget_bytes,
+)
+from services.unet_worker.energy import EnergyMeter, open_counter
+from services.unet_worker.engine_metrics import EngineMetrics
 from services.unet_worker.execution import AttemptRunner, ExecutionLimits
 from services.unet_worker.finishing import Finisher
-from services.unet_worker.model_card import held_model
+from services.unet_worker.loop_lag import LoopLagProbe
+from services.unet_worker.model_card import default_batch_key, held_model
 from services.unet_worker.order import ExecuteOrder
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
-from services.unet_worker.settings import UnetWorkerSettings
+from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
 from services.unet_worker.starts import StartResolver
 from services.unet_worker.uploads import Uploads
 from services.unet_worker.validation import Limits
-from services.unet_worker.warm_up import warm_up
+from services.unet_worker.warm_up import prepare_denoiser, warm_up
 from services.unet_worker.worker import CAPABILITIES, LoadedWorker, UnetWorker
 
 # Object store traffic waits for others, not for this process; the threads only bound how much of it is under way.
@@ -45,18 +61,25 @@ class UnetWorkerProcess:
     settings: UnetWorkerSettings
     generation: int
     busy: BusyMeter = field(default_factory=lambda: BusyMeter(time.monotonic))
+    lag: LoopLagProbe = field(default_factory=lambda: LoopLagProbe(metrics.LOOP_LAG_SECONDS.observe))
     registration: Registration | None = None
 
     async def run(self) -> None:
         try:
             await self.server.run_until_stopped(self.warm, self.drain)
         finally:
-            await self.worker.close()
+            await self.close()
+
+    async def close(self) -> None:
+        """Stops what is left; takes at most a step."""
+        self.lag.close()
+        await self.worker.close()
 
     async def warm(self) -> None:
-        """Load and take a step off the event loop, so that health is answered meanwhile."""
+        """Load, measure and compile off the event loop, so that health is answered meanwhile."""
         loaded = await asyncio.to_thread(self._load)
         await warm_up(loaded.runner, loaded.held)
+        self.lag.start()
         self.worker.serve(loaded)
         if self.settings.controller_address:
             self.registration = self._register(loaded)
@@ -78,16 +101,11 @@ class UnetWorkerProcess:
     def _assemble(self, model: DiffusionModel, objects: ObjectStore) -> LoadedWorker:
         settings = self.settings
         held = held_model(model.info, settings, self.generation)
-        engine = StepEngine(
-            model,
-            threads=settings.threads,
-            prompt_memo_entries=settings.prompt_memo_entries,
-            observe_step=self._observe_step,
-        )
-        metrics.QUEUE.set_function(lambda: engine.waiting_count)
-        metrics.RUNNING.set_function(lambda: engine.running_count)
+        denoiser = _denoiser(model, settings.compile)
+        engine = self._start_engine(model, denoiser, held)
         store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="objects")
         finisher = Finisher(model, settings.preview_side_px, settings.threads)
+        energy = _energy_meter(model.device)
         runner = AttemptRunner(
             self.server.instance_id,
             held,
@@ -96,13 +114,33 @@ class UnetWorkerProcess:
             StartResolver(model, objects, store_threads, settings.donor_timeout_s),
             lambda order: _uploads(order, objects, store_threads),
             ExecutionLimits(settings.progress_interval_ms / 1000, settings.upload_timeout_s),
+            energy.watts if energy is not None else lambda since, until: None,
         )
-        engine.start()
-        return LoadedWorker(held, model.info, model.device, engine, finisher, runner, store_threads)
+        return LoadedWorker(held, model.info, model.device, engine, finisher, runner, store_threads, energy)
 
-    def _observe_step(self, seconds: float) -> None:
-        self.busy.add(seconds)
-        metrics.STEP_SECONDS.observe(seconds)
+    def _start_engine(self, model: DiffusionModel, denoiser: Denoiser, held: HeldModel) -> StepEngine:
+        """Ready for its first request: memory measured, graphs compiled, on the engine's own thread."""
+        settings, scraped = self.settings, BusyMeter(time.monotonic)
+        engine = StepEngine(
+            model,
+            EngineSettings(
+                threads=settings.threads,
+                max_batch=settings.max_batch,
+                patience_s=settings.patience_s,
+                preempt=settings.preempt,
+                prompt_memo_entries=settings.prompt_memo_entries,
+            ),
+            EngineMetrics((self.busy, scraped)),
+            denoiser,
+        )
+        metrics.QUEUE.set_function(lambda: engine.waiting_count)
+        metrics.RUNNING.set_function(lambda: engine.running_count)
+        metrics.BUSY_SHARE.set_function(scraped.share)
+        engine.start()
+        key = default_batch_key(held)
+        budget = memory_budget_bytes(model.device, settings.memory_budget_mib)
+        engine.call(lambda: prepare_denoiser(model, denoiser, engine.limits, key, budget)).result()
+        return engine
 
     def _register(self, loaded: LoadedWorker) -> Registration:
         channel = open_channel(self.settings.controller_address, self.settings.channels)
@@ -142,6 +180,21 @@ def wire(settings: UnetWorkerSettings) -> UnetWorkerProcess:
     worker = UnetWorker(server.instance_id, settings.credits, settings.orphan_s, Limits(settings.max_prompt_chars))
     server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(worker), FULL_NAME)
     return UnetWorkerProcess(server, worker, settings, generation_at(SystemClock()))
+
+
+def _denoiser(model: DiffusionModel, choice: CompileChoice) -> Denoiser:
+    mode = CompileMode(choice.value)
+    return EagerDenoiser(model) if mode is CompileMode.OFF else CompiledDenoiser(model, mode)
+
+
+def _energy_meter(device: torch.device) -> EnergyMeter | None:
+    """Started; None where the device does not tell."""
+    counter = open_counter(device)
+    if counter is None:
+        return None
+    meter = EnergyMeter(counter, metrics.ENERGY.inc)
+    meter.start()
+    return meter
 
 
 def _uploads(order: ExecuteOrder, objects: ObjectStore, executor: Executor) -> Uploads | None:

@@ -8,19 +8,25 @@ from dataclasses import dataclass
 import torch
 
 from pentimento.diffusion.engine import StepEngine
-from pentimento.diffusion.families import ModelInfo
+from pentimento.diffusion.families import ModelInfo, batch_key
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability, HeldModel
 from services.unet_worker.attempts import AttemptBook, StreamEvent
 from services.unet_worker.capacity import CapacityFeed
 from services.unet_worker.device import DeviceMemory, device_memory, device_name
+from services.unet_worker.energy import EnergyMeter
 from services.unet_worker.execution import AttemptRunner
 from services.unet_worker.finishing import Finisher
+from services.unet_worker.model_card import default_batch_key
 from services.unet_worker.order import ExecuteOrder
 from services.unet_worker.validation import Limits, check_order
 
-CAPABILITIES = frozenset({Capability.LATENT_START, Capability.IMAGE_START, Capability.PREVIEW})
+CAPABILITIES = frozenset(
+    {Capability.LATENT_START, Capability.IMAGE_START, Capability.PREVIEW, Capability.STEP_BATCHING}
+)
+# One batch that runs and one that is ready: a place that falls free is taken at the next step, without a round trip.
+BATCHES_HELD = 2
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,12 @@ class LoadedWorker:
     finisher: Finisher
     runner: AttemptRunner
     store_threads: Executor
+    energy: EnergyMeter | None = None
+
+    @property
+    def batch_limit(self) -> int:
+        """Requests of the model's own size that share a step, as things are now."""
+        return self.engine.limits.limit(default_batch_key(self.held))
 
 
 @dataclass(frozen=True)
@@ -46,16 +58,19 @@ class WorkerStatus:
 
 
 class UnetWorker:
-    """On the event loop only."""
+    """On the event loop only. `credit_count` 0 is what the engine can take."""
 
     def __init__(self, worker_id: str, credit_count: int, orphan_s: float, limits: Limits) -> None:
         self._worker_id = worker_id
-        self._credit_count = credit_count
+        self._fixed_credits = credit_count
         self._limits = limits
         self._loaded: LoadedWorker | None = None
         self.capacity = CapacityFeed(self.credits)
         self.attempts = AttemptBook(
-            lambda order, emit: self.loaded.runner.run(order, emit), credit_count, orphan_s, self.capacity.changed
+            lambda order, emit: self.loaded.runner.run(order, emit),
+            self._credit_count,
+            orphan_s,
+            self.capacity.changed,
         )
 
     def serve(self, loaded: LoadedWorker) -> None:
@@ -70,13 +85,16 @@ class UnetWorker:
             raise Unavailable("WARMING_UP", "the model is still being loaded", retry_after_ms=500)
         return self._loaded
 
+    def _credit_count(self) -> int:
+        return self._fixed_credits or BATCHES_HELD * self.loaded.batch_limit
+
     def credits(self) -> WorkerCredits:
         loaded, running = self.loaded, self.attempts.running()
         denoising = loaded.engine.running_count
         return WorkerCredits(
             worker_id=self._worker_id,
             held=loaded.held,
-            credit_count=0 if self.attempts.draining else self._credit_count,
+            credit_count=0 if self.attempts.draining else self._credit_count(),
             running_count=min(denoising, len(running)),
             queued_count=max(len(running) - denoising, 0),
             draining=self.attempts.draining,
@@ -93,6 +111,7 @@ class UnetWorker:
     def execute(self, order: ExecuteOrder) -> AsyncGenerator[StreamEvent, None]:
         loaded = self.loaded
         check_order(order, loaded.held, loaded.info.noise_form, self._limits)
+        loaded.engine.limits.check(batch_key(order.spec))
         return self.attempts.execute(order)
 
     def status(self) -> WorkerStatus:
@@ -115,4 +134,6 @@ class UnetWorker:
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded.engine.close)
             self._loaded.finisher.close()
+            if self._loaded.energy is not None:
+                self._loaded.energy.close()
             self._loaded.store_threads.shutdown(wait=False, cancel_futures=True)

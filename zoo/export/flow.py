@@ -36,6 +36,7 @@ MODEL_INDEX = {
     "_diffusers_version": diffusers.__version__,
     "feature_extractor": [None, None],
     "image_encoder": [None, None],
+    "max_sequence_length": 0,
     "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
     "text_encoder": ["transformers", "CLIPTextModelWithProjection"],
     "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],

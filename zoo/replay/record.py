@@ -16,9 +16,9 @@ from transformers import AutoModelForImageClassification
 
 from benchmarks.machine import current_commit, describe_machine
 from benchmarks.report import now
-from pentimento.diffusion.families import DenoiserInput, DiffusionModel, load_model
+from pentimento.diffusion.families import Conditioning, DenoiserInput, DiffusionModel, load_model
 from pentimento.diffusion.images import decode_pixels, encode_pixels
-from pentimento.diffusion.painting import NoiseStart, Painting, PaintingRequest, prepare
+from pentimento.diffusion.painting import NoiseStart, Painting, PaintingRequest, model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import GenerationSpec
 from zoo.devices import device
@@ -150,18 +150,15 @@ def _time_batch(model: DiffusionModel, requests: Sequence[PaintingRequest], batc
 
 def step_together(model: DiffusionModel, paintings: Sequence[Painting]) -> None:
     """One step of pictures that are equally far, in one pass of the network; of one picture, what the engine does."""
-    for painting in paintings:
-        painting.schedule.fill_model_input(painting.state, painting.rows)
-    first = paintings[0]
-    rows = torch.cat([painting.rows for painting in paintings])
-    states = torch.cat([painting.text_states for painting in paintings])
-    timestep = first.schedule.timesteps[first.state.step_index]
-    predictions = model.predict(DenoiserInput(rows, timestep, states)).split(len(first.rows))
+    inputs = [model_input(model, painting) for painting in paintings]
+    together = DenoiserInput(
+        torch.cat([one.latents for one in inputs]),
+        torch.cat([one.timesteps for one in inputs]),
+        Conditioning.concatenate([one.conditioning for one in inputs]),
+    )
+    predictions = model.predict(together).split(paintings[0].row_count)
     for painting, prediction in zip(paintings, predictions, strict=True):
-        if len(prediction) == 2:
-            unconditional, conditional = prediction.chunk(2)
-            prediction = unconditional + painting.request.spec.guidance_scale * (conditional - unconditional)
-        painting.state, _ = painting.schedule.advance(painting.state, prediction, None)
+        take_step(model, painting, prediction)
 
 
 def _images(pngs: Sequence[bytes], model: DiffusionModel) -> Tensor:

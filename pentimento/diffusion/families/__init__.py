@@ -1,6 +1,31 @@
 """Model families, one adapter module each; `load_model` finds the one that serves a checkpoint directory."""
 
-from pentimento.diffusion.families.model import ControlResiduals, DenoiserInput, DiffusionModel, ModelInfo
+from pentimento.diffusion.families.model import (
+    BatchKey,
+    Conditioning,
+    ControlResiduals,
+    DenoiserInput,
+    DiffusionModel,
+    LowRankUpdate,
+    ModelInfo,
+    PerSampleAdapters,
+    PromptStates,
+    batch_key,
+    is_guided,
+)
 from pentimento.diffusion.families.registry import load_model
 
-__all__ = ["ControlResiduals", "DenoiserInput", "DiffusionModel", "ModelInfo", "load_model"]
+__all__ = [
+    "BatchKey",
+    "Conditioning",
+    "ControlResiduals",
+    "DenoiserInput",
+    "DiffusionModel",
+    "LowRankUpdate",
+    "ModelInfo",
+    "PerSampleAdapters",
+    "PromptStates",
+    "batch_key",
+    "is_guided",
+    "load_model",
+]

@@ -1,5 +1,6 @@
 """What a family offers to the step engine: prepare conditioning, predict, and both ways through the autoencoder."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -7,12 +8,13 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.schedulers import SchedulerConfig
-from pentimento.domain.generation import NoiseForm, Scheduler
+from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a loaded model is and takes; sizes in pixels. `schedulers` begins with the checkpoint's own."""
+    """What a loaded model is and takes; sizes in pixels. `schedulers` begins with the checkpoint's own;
+    `longest_side_px` is None where any size goes."""
 
     family: str
     model_digest: str
@@ -25,34 +27,96 @@ class ModelInfo:
     size_multiple_px: int
     schedulers: tuple[Scheduler, ...]
     train_step_count: int
+    longest_side_px: int | None = None
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """What the denoiser sees besides latents and timesteps, by rows: `states` (rows, tokens, width) of the text, and
+    for families that take them `pooled` (rows, width) of the text and `sizes` (rows, 6), SDXL's micro-conditioning
+    (Podell et al. 2023, section 2.2)."""
+
+    states: Tensor
+    pooled: Tensor | None = None
+    sizes: Tensor | None = None
+
+    @staticmethod
+    def concatenate(parts: "Sequence[Conditioning]") -> "Conditioning":
+        """One after the other, by rows; parts of one model."""
+        return Conditioning(
+            torch.cat([part.states for part in parts]),
+            _concatenate_optional([part.pooled for part in parts]),
+            _concatenate_optional([part.sizes for part in parts]),
+        )
+
+
+def _concatenate_optional(parts: Sequence[Tensor | None]) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    return torch.cat(present) if present else None
 
 
 @dataclass(frozen=True)
 class PromptStates:
-    """A prompt as the denoiser sees it: (1, tokens, width); `truncated` when the prompt was longer than that."""
+    """A prompt as the text encoders see it, one row still without `sizes`; `truncated` when all had to cut it off."""
 
-    states: Tensor
+    conditioning: Conditioning
     truncated: bool
 
 
 @dataclass(frozen=True)
 class ControlResiduals:
-    """What ControlNets add to the skip connections, shallow to deep, and to the mid block; rows as in the latents."""
+    """What ControlNets add, rows as in the latents: to a UNet's skip connections, shallow to deep, and to its mid
+    block; to a transformer's blocks, first to last."""
 
-    down_block_residuals: tuple[Tensor, ...]
-    mid_block_residual: Tensor
+    down_block_residuals: tuple[Tensor, ...] = ()
+    mid_block_residual: Tensor | None = None
+    block_residuals: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class LowRankUpdate:
+    """What one linear layer adds per row, up(down(x)) (Hu et al. 2021), scales multiplied in: down
+    (rows, rank, inputs), up (rows, outputs, rank); zero for rows without an adapter."""
+
+    down: Tensor
+    up: Tensor
+
+
+@dataclass(frozen=True)
+class PerSampleAdapters:
+    """LoRAs beside unpatched weights, so that a batch may mix them: updates by the name of the denoiser's module."""
+
+    updates: Mapping[str, LowRankUpdate]
 
 
 @dataclass(frozen=True)
 class DenoiserInput:
     """One forward pass. Rows may belong to different pictures, each with its own timestep: latents
-    (rows, channels, height, width) scaled by their sampler, timesteps (rows,) or one for all, text_states
-    (rows, tokens, width)."""
+    (rows, channels, height, width) scaled by their sampler, timesteps (rows,) or one for all."""
 
     latents: Tensor
     timesteps: Tensor
-    text_states: Tensor
+    conditioning: Conditioning
     residuals: ControlResiduals | None = None
+    adapters: PerSampleAdapters | None = None
+
+
+@dataclass(frozen=True)
+class BatchKey:
+    """Pictures of one model with equal keys may share a forward pass."""
+
+    width_px: int
+    height_px: int
+    guided: bool
+
+
+def is_guided(spec: GenerationSpec) -> bool:
+    """Whether classifier-free guidance runs, by diffusers' rule."""
+    return spec.guidance_scale > 1.0
+
+
+def batch_key(spec: GenerationSpec) -> BatchKey:
+    return BatchKey(spec.width_px, spec.height_px, is_guided(spec))
 
 
 class DiffusionModel(Protocol):
@@ -67,11 +131,22 @@ class DiffusionModel(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
+    @property
+    def denoiser(self) -> torch.nn.Module:
+        """The network behind `predict`, for what works on its layers: compilation, adapters."""
+        ...
+
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig: ...
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]: ...
 
-    def encode_prompt(self, prompt: str) -> PromptStates: ...
+    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
+        """An empty `negative` prompt is an absent one, which some families encode as zeros."""
+        ...
+
+    def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
+        """One row, with all that the family conditions on."""
+        ...
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """The network's prediction, shaped as the latents."""

@@ -5,22 +5,27 @@ is one step, from `SamplerState(schedule.initial_latent(noise), 0)` until `state
 """
 
 from pentimento.diffusion.schedulers.config import (
+    DiffusionConfig,
+    FlowConfig,
     SchedulerConfig,
-    UnsupportedConfig,
-    read_scheduler_config,
     scheduler_config,
+    scheduler_configs,
 )
-from pentimento.diffusion.schedulers.registry import SUPPORTED_SCHEDULERS, make_schedule
+from pentimento.diffusion.schedulers.keys import UnsupportedConfig
+from pentimento.diffusion.schedulers.registry import DIFFUSION_SCHEDULERS, FLOW_SCHEDULERS, make_schedule
 from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, nearest_step
 
 __all__ = [
-    "SUPPORTED_SCHEDULERS",
+    "DIFFUSION_SCHEDULERS",
+    "FLOW_SCHEDULERS",
+    "DiffusionConfig",
+    "FlowConfig",
     "SamplerState",
     "Schedule",
     "SchedulerConfig",
     "UnsupportedConfig",
     "make_schedule",
     "nearest_step",
-    "read_scheduler_config",
     "scheduler_config",
+    "scheduler_configs",
 ]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from pentimento.diffusion.schedulers.keys import UnsupportedConfig, read_keys
 from pentimento.domain.generation import Scheduler
 
 
@@ -30,13 +31,17 @@ class BetaSchedule(Enum):
     SQUARED_COSINE = "squaredcos_cap_v2"
 
 
-class UnsupportedConfig(ValueError):
-    """A configuration asks for what this build does not do; the message names the key and the value."""
+class SolverType(Enum):
+    """The two second-order updates of DPM-Solver++."""
+
+    MIDPOINT = "midpoint"
+    HEUN = "heun"
 
 
 @dataclass(frozen=True)
-class SchedulerConfig:
-    """The supported keys, unset ones filled with the defaults of diffusers' class for `scheduler`."""
+class DiffusionConfig:
+    """A variance-preserving noise schedule and how `scheduler` samples it: the supported keys, unset ones filled with
+    the defaults of diffusers' class for `scheduler`."""
 
     scheduler: Scheduler
     num_train_timesteps: int = 1000
@@ -52,114 +57,98 @@ class SchedulerConfig:
     clip_sample_range: float = 1.0
     set_alpha_to_one: bool = True
     final_sigma_zero: bool = True
+    use_karras_sigmas: bool = False
+    solver_type: SolverType = SolverType.MIDPOINT
+    lower_order_final: bool = True
+    euler_at_final: bool = False
 
 
-# Classes whose configuration describes a variance-preserving noise schedule; DDIM and Euler run on any of them.
-# The value is the scheduler that serves such a checkpoint when a request names none.
+@dataclass(frozen=True)
+class FlowConfig:
+    """A straight path between noise and image (Lipman et al. 2023), its timesteps shifted towards noise by `shift`
+    (Esser et al. 2024, section 5.3.2)."""
+
+    scheduler: Scheduler = Scheduler.FLOW_MATCH_EULER
+    num_train_timesteps: int = 1000
+    shift: float = 1.0
+
+
+SchedulerConfig = DiffusionConfig | FlowConfig
+
+# The classes that a checkpoint may name; the value serves such a checkpoint when a request names no scheduler. Classes
+# without a counterpart of ours describe the same kind of noise schedule as the one that stands in for them.
 SCHEDULER_CLASSES = {
     "DDIMScheduler": Scheduler.DDIM,
     "EulerDiscreteScheduler": Scheduler.EULER,
+    "EulerAncestralDiscreteScheduler": Scheduler.EULER_ANCESTRAL,
+    "DPMSolverMultistepScheduler": Scheduler.DPM_SOLVER_PP_2M,
+    "FlowMatchEulerDiscreteScheduler": Scheduler.FLOW_MATCH_EULER,
     "PNDMScheduler": Scheduler.DDIM,
     "DDPMScheduler": Scheduler.DDIM,
-    "DPMSolverMultistepScheduler": Scheduler.EULER,
-    "EulerAncestralDiscreteScheduler": Scheduler.EULER,
     "LMSDiscreteScheduler": Scheduler.EULER,
 }
 
-# Keys that change nothing at these values; any other value is refused. An empty tuple: any value is harmless, because
-# the key belongs to a sampler that we do not run or takes effect only beside a key that is refused.
-_INERT: Mapping[str, tuple[Any, ...]] = {
-    "thresholding": (False,),
-    "dynamic_thresholding_ratio": (),
-    "sample_max_value": (),
-    "interpolation_type": ("linear",),
-    "timestep_type": ("discrete",),
-    "use_karras_sigmas": (False, None),
-    "use_exponential_sigmas": (False, None),
-    "use_beta_sigmas": (False, None),
-    "use_flow_sigmas": (False, None),
-    "use_lu_lambdas": (False, None),
-    "use_dynamic_shifting": (False, None),
-    "sigma_min": (None,),
-    "sigma_max": (None,),
-    "flow_shift": (),
-    "time_shift_type": (),
-    "skip_prk_steps": (),
-    "variance_type": (None, "fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log"),
-    "algorithm_type": (),
-    "solver_order": (),
-    "solver_type": (),
-    "lower_order_final": (),
-    "euler_at_final": (),
-    "lambda_min_clipped": (),
-}
-
-_SAMPLER_DEFAULTS: Mapping[Scheduler, Mapping[str, Any]] = {
+_CLASS_DEFAULTS: Mapping[Scheduler, Mapping[str, Any]] = {
     Scheduler.DDIM: {"timestep_spacing": "leading", "clip_sample": True},
-    Scheduler.EULER: {"timestep_spacing": "linspace", "clip_sample": False},
+    Scheduler.EULER: {"timestep_spacing": "linspace"},
+    Scheduler.EULER_ANCESTRAL: {"timestep_spacing": "linspace"},
+    Scheduler.DPM_SOLVER_PP_2M: {"timestep_spacing": "linspace"},
 }
-_KEYS = {
-    "num_train_timesteps", "beta_start", "beta_end", "beta_schedule", "trained_betas", "rescale_betas_zero_snr",
-    "prediction_type", "timestep_spacing", "steps_offset", "clip_sample", "clip_sample_range", "set_alpha_to_one",
-    "final_sigmas_type",
-}  # fmt: skip
+_ENUMERATIONS: Mapping[str, type[Enum]] = {
+    "prediction_type": PredictionType,
+    "timestep_spacing": TimestepSpacing,
+    "beta_schedule": BetaSchedule,
+    "solver_type": SolverType,
+}
 
 
-def read_scheduler_config(document: Mapping[str, Any]) -> tuple[Scheduler, dict[str, Any]]:
-    """The checkpoint's own scheduler and its configuration as stored, checked for every scheduler that we run.
+def scheduler_configs(
+    class_name: str, stored: Mapping[str, Any], supported: tuple[Scheduler, ...]
+) -> dict[Scheduler, SchedulerConfig]:
+    """What a checkpoint with that scheduler class and configuration can be sampled with, its own scheduler first.
 
-    Raises UnsupportedConfig naming the class or the key.
+    Raises UnsupportedConfig, naming class or key, when its own is not `supported` or asks for what is not implemented;
+    others of `supported` are left out in that case.
     """
-    class_name = document.get("_class_name")
-    if class_name not in SCHEDULER_CLASSES:
-        raise UnsupportedConfig(f"scheduler class {class_name!r} is not one of {', '.join(SCHEDULER_CLASSES)}")
-    stored = {key: value for key, value in document.items() if not key.startswith("_")}
-    for scheduler in _SAMPLER_DEFAULTS:
-        scheduler_config(scheduler, stored)
-    return SCHEDULER_CLASSES[class_name], stored
+    if SCHEDULER_CLASSES.get(class_name) not in supported:
+        known = ", ".join(name for name, scheduler in SCHEDULER_CLASSES.items() if scheduler in supported)
+        raise UnsupportedConfig(f"scheduler class {class_name!r} is not one of {known}")
+    own = SCHEDULER_CLASSES[class_name]
+    configs = {own: scheduler_config(own, stored)}
+    for scheduler in supported:
+        try:
+            configs.setdefault(scheduler, scheduler_config(scheduler, stored))
+        except UnsupportedConfig:
+            continue
+    return configs
 
 
 def scheduler_config(scheduler: Scheduler, stored: Mapping[str, Any]) -> SchedulerConfig:
-    """`stored` as diffusers' class for `scheduler` would read it.
+    """`stored` as diffusers' class for `scheduler` would read it; keys that begin with "_" are its own notes.
 
     Raises UnsupportedConfig naming the key for anything that would change the picture and is not implemented.
     """
-    for key, value in stored.items():
-        _refuse_unsupported(key, value)
-    values = {**_SAMPLER_DEFAULTS[scheduler], **{key: stored[key] for key in stored if key in _KEYS}}
-    config = SchedulerConfig(scheduler, **_typed(values))
-    _check_ranges(config)
-    return config
-
-
-def _refuse_unsupported(key: str, value: Any) -> None:
-    if key in _KEYS:
-        return
-    if key not in _INERT:
-        raise UnsupportedConfig(f"key {key!r} is not supported")
-    allowed = _INERT[key]
-    if allowed and value not in allowed:
-        raise UnsupportedConfig(f"{key}={value!r} is not supported, only {allowed[0]!r}")
+    values = read_keys(scheduler, {key: value for key, value in stored.items() if not key.startswith("_")})
+    if scheduler is Scheduler.FLOW_MATCH_EULER:
+        return _checked_flow(FlowConfig(**values))
+    return _checked(DiffusionConfig(scheduler, **_typed({**_CLASS_DEFAULTS[scheduler], **values})))
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
-    typed = dict(values)
-    for key, enumeration in (
-        ("prediction_type", PredictionType),
-        ("timestep_spacing", TimestepSpacing),
-        ("beta_schedule", BetaSchedule),
-    ):
-        if key in typed:
-            typed[key] = _member(key, enumeration, typed[key])
+    typed: dict[str, Any] = {
+        key: _member(key, value) if key in _ENUMERATIONS else value for key, value in values.items()
+    }
     if typed.get("trained_betas") is not None:
         typed["trained_betas"] = tuple(float(beta) for beta in typed["trained_betas"])
     final_sigma = typed.pop("final_sigmas_type", "zero")
     if final_sigma not in ("zero", "sigma_min"):
         raise UnsupportedConfig(f"final_sigmas_type={final_sigma!r} is not zero or sigma_min")
-    return {**typed, "final_sigma_zero": final_sigma == "zero"}
+    karras = bool(typed.pop("use_karras_sigmas", False))
+    return {**typed, "final_sigma_zero": final_sigma == "zero", "use_karras_sigmas": karras}
 
 
-def _member(key: str, enumeration: type[Enum], value: Any) -> Enum:
+def _member(key: str, value: Any) -> Enum:
+    enumeration = _ENUMERATIONS[key]
     try:
         return enumeration(value)
     except ValueError:
@@ -167,7 +156,7 @@ def _member(key: str, enumeration: type[Enum], value: Any) -> Enum:
         raise UnsupportedConfig(f"{key}={value!r} is not one of {known}") from None
 
 
-def _check_ranges(config: SchedulerConfig) -> None:
+def _checked(config: DiffusionConfig) -> DiffusionConfig:
     betas = config.trained_betas or (config.beta_start, config.beta_end)
     if not all(0.0 < beta < 1.0 for beta in betas):
         raise UnsupportedConfig("betas must lie between 0 and 1")
@@ -177,3 +166,14 @@ def _check_ranges(config: SchedulerConfig) -> None:
         raise UnsupportedConfig("trained_betas must hold num_train_timesteps values")
     if config.steps_offset < 0:
         raise UnsupportedConfig(f"steps_offset={config.steps_offset} is below 0")
+    if config.scheduler is Scheduler.EULER_ANCESTRAL and config.prediction_type is PredictionType.SAMPLE:
+        raise UnsupportedConfig("prediction_type='sample' is not supported by the ancestral sampler")
+    return config
+
+
+def _checked_flow(config: FlowConfig) -> FlowConfig:
+    if config.num_train_timesteps < 1:
+        raise UnsupportedConfig(f"num_train_timesteps={config.num_train_timesteps} is below 1")
+    if not 0.0 < config.shift <= 100.0:
+        raise UnsupportedConfig(f"shift={config.shift} is not between 0 and 100")
+    return config

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.schedulers.config import PredictionType, SchedulerConfig
+from pentimento.diffusion.schedulers.config import DiffusionConfig, PredictionType
 from pentimento.diffusion.schedulers.noise import cumulative_alphas, spaced_timesteps
 from pentimento.diffusion.schedulers.schedule import SamplerState
 from pentimento.domain.generation import Scheduler
@@ -26,7 +26,7 @@ class DdimStep:
 
 @dataclass(frozen=True)
 class DdimSchedule:
-    config: SchedulerConfig
+    config: DiffusionConfig
     timesteps: Tensor
     sigmas: tuple[float, ...]
     steps: tuple[DdimStep, ...]
@@ -74,7 +74,7 @@ class DdimSchedule:
         return SamplerState(latent, step_index)
 
 
-def make_ddim_schedule(config: SchedulerConfig, step_count: int, eta: float) -> DdimSchedule:
+def make_ddim_schedule(config: DiffusionConfig, step_count: int, eta: float) -> DdimSchedule:
     """Raises ValueError when the steps do not fit the training schedule."""
     alphas = cumulative_alphas(config)
     timesteps = torch.from_numpy(spaced_timesteps(config, step_count).round().astype(np.int64))

@@ -1,5 +1,5 @@
-"""Euler's method on the probability-flow ODE (Karras et al. 2022, algorithm 2 without churn), as k-diffusion and
-diffusers run it: latents carry variance 1 + sigma^2, and the network sees them scaled back to unit variance."""
+"""Euler's method on the probability-flow ODE (Karras et al. 2022, algorithm 2 without churn) and its ancestral form, as
+k-diffusion and diffusers run them: latents carry variance 1 + sigma^2, and the network sees them at unit variance."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.schedulers.config import PredictionType, SchedulerConfig, TimestepSpacing
-from pentimento.diffusion.schedulers.noise import cumulative_alphas, spaced_timesteps
+from pentimento.diffusion.schedulers.config import DiffusionConfig, PredictionType, TimestepSpacing
+from pentimento.diffusion.schedulers.karras import karras_levels, timesteps_at
+from pentimento.diffusion.schedulers.noise import positive_alphas, spaced_timesteps
 from pentimento.diffusion.schedulers.schedule import SamplerState
 from pentimento.domain.generation import Scheduler
-
-# The last alpha-bar of a zero-SNR schedule would make the first sigma infinite: float16's smallest above zero instead.
-_SMALLEST_ALPHA = 2**-24
 
 
 @dataclass(frozen=True)
@@ -25,17 +23,21 @@ class EulerStep:
     difference: float
     v_output: float
     v_input_divisor: float
+    noise_deviation: float
 
 
 @dataclass(frozen=True)
 class EulerSchedule:
-    config: SchedulerConfig
+    config: DiffusionConfig
     timesteps: Tensor
     sigmas: tuple[float, ...]
     steps: tuple[EulerStep, ...]
     initial_scale: float
-    scheduler: Scheduler = Scheduler.EULER
-    needs_noise: bool = False
+    needs_noise: bool
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.config.scheduler
 
     @property
     def step_count(self) -> int:
@@ -55,6 +57,8 @@ class EulerSchedule:
         latent = state.latent.float()
         clean = self._clean(step, latent, prediction)
         following = latent + (latent - clean) / step.sigma * step.difference
+        if noise is not None:
+            following = following + noise * step.noise_deviation
         return SamplerState(following.to(prediction.dtype), state.step_index + 1), clean
 
     def _clean(self, step: EulerStep, latent: Tensor, prediction: Tensor) -> Tensor:
@@ -73,33 +77,48 @@ class EulerSchedule:
         return SamplerState(latent * self.steps[step_index].scale, step_index)
 
 
-def make_euler_schedule(config: SchedulerConfig, step_count: int) -> EulerSchedule:
-    """Raises ValueError when the steps do not fit the training schedule."""
-    alphas = cumulative_alphas(config)
-    if config.rescale_betas_zero_snr:
-        alphas[-1] = _SMALLEST_ALPHA
-    trained_sigmas = ((1 - alphas) / alphas) ** 0.5
-    timesteps = spaced_timesteps(config, step_count).astype(np.float32)
-    levels = np.interp(timesteps, np.arange(len(trained_sigmas)), trained_sigmas.numpy())
-    last = 0.0 if config.final_sigma_zero else float(trained_sigmas[0])
-    sigmas = torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))
+def make_euler_schedule(config: DiffusionConfig, step_count: int) -> EulerSchedule:
+    """Euler or, by `config.scheduler`, Euler ancestral, which takes each step a little further down and adds fresh
+    noise up to the next level. Raises ValueError when the steps do not fit the training schedule."""
+    timesteps, sigmas = _noise_levels(config, step_count)
+    is_ancestral = config.scheduler is Scheduler.EULER_ANCESTRAL
     return EulerSchedule(
         config,
-        torch.from_numpy(timesteps),
+        timesteps,
         tuple(sigmas[:-1].tolist()),
-        _steps(sigmas),
+        _steps(sigmas, is_ancestral),
         _initial_scale(config, sigmas),
+        needs_noise=is_ancestral,
     )
 
 
-def _steps(sigmas: Tensor) -> tuple[EulerStep, ...]:
-    sigma = sigmas[:-1]
+def _noise_levels(config: DiffusionConfig, step_count: int) -> tuple[Tensor, Tensor]:
+    """Timesteps (step_count,), and sigmas (step_count + 1,) down to the last."""
+    alphas = positive_alphas(config)
+    trained_sigmas = ((1 - alphas) / alphas) ** 0.5
+    timesteps = spaced_timesteps(config, step_count).astype(np.float32)
+    levels = np.interp(timesteps, np.arange(len(trained_sigmas)), trained_sigmas.numpy())
+    if config.use_karras_sigmas:
+        levels = karras_levels(float(levels[0]), float(levels[-1]), step_count)
+        timesteps = timesteps_at(levels, trained_sigmas.numpy()).astype(np.float32)
+    last = 0.0 if config.final_sigma_zero else float(trained_sigmas[0])
+    return torch.from_numpy(timesteps), torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))
+
+
+def _steps(sigmas: Tensor, is_ancestral: bool) -> tuple[EulerStep, ...]:
+    sigma, following = sigmas[:-1], sigmas[1:]
+    up = torch.zeros_like(sigma)
+    down = following
+    if is_ancestral:
+        up = (following**2 * (sigma**2 - following**2) / sigma**2) ** 0.5
+        # Rounding may leave less than nothing after a very large sigma, where diffusers goes on with NaN.
+        down = (following**2 - up**2).clamp(min=0.0) ** 0.5
     scale = (sigma**2 + 1) ** 0.5
-    columns = (sigma, scale, sigmas[1:] - sigma, -sigma / scale, sigma**2 + 1)
+    columns = (sigma, scale, down - sigma, -sigma / scale, sigma**2 + 1, up)
     return tuple(EulerStep(*row) for row in torch.stack(columns, dim=1).tolist())
 
 
-def _initial_scale(config: SchedulerConfig, sigmas: Tensor) -> float:
+def _initial_scale(config: DiffusionConfig, sigmas: Tensor) -> float:
     largest = sigmas.max()
     if config.timestep_spacing is TimestepSpacing.LEADING:
         largest = (largest**2 + 1) ** 0.5

@@ -7,10 +7,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.schedulers.config import BetaSchedule, SchedulerConfig, TimestepSpacing
+from pentimento.diffusion.schedulers.config import BetaSchedule, DiffusionConfig, TimestepSpacing
+
+Timesteps = npt.NDArray[np.float64]
+
+# The last alpha-bar of a zero-SNR schedule would make the first sigma infinite: float16's smallest above zero instead.
+_SMALLEST_ALPHA = 2**-24
 
 
-def cumulative_alphas(config: SchedulerConfig) -> Tensor:
+def cumulative_alphas(config: DiffusionConfig) -> Tensor:
     """alpha-bar of every training timestep: float32 of shape (num_train_timesteps,)."""
     betas = _betas(config)
     if config.rescale_betas_zero_snr:
@@ -18,7 +23,15 @@ def cumulative_alphas(config: SchedulerConfig) -> Tensor:
     return torch.cumprod(1.0 - betas, dim=0)
 
 
-def _betas(config: SchedulerConfig) -> Tensor:
+def positive_alphas(config: DiffusionConfig) -> Tensor:
+    """alpha-bar for samplers that divide by it."""
+    alphas = cumulative_alphas(config)
+    if config.rescale_betas_zero_snr:
+        alphas[-1] = _SMALLEST_ALPHA
+    return alphas
+
+
+def _betas(config: DiffusionConfig) -> Tensor:
     count = config.num_train_timesteps
     if config.trained_betas is not None:
         return torch.tensor(config.trained_betas, dtype=torch.float32)
@@ -50,7 +63,7 @@ def _rescale_to_zero_terminal_snr(betas: Tensor) -> Tensor:
     return 1 - torch.cat([squares[0:1], squares[1:] / squares[:-1]])
 
 
-def spaced_timesteps(config: SchedulerConfig, step_count: int) -> npt.NDArray[np.float64]:
+def spaced_timesteps(config: DiffusionConfig, step_count: int) -> Timesteps:
     """Sampling timesteps, descending, unrounded only for `linspace`.
 
     Raises ValueError when they leave the training schedule.
@@ -60,11 +73,40 @@ def spaced_timesteps(config: SchedulerConfig, step_count: int) -> npt.NDArray[np
         case TimestepSpacing.LINSPACE:
             timesteps = np.linspace(0, trained - 1, step_count)[::-1]
         case TimestepSpacing.LEADING:
-            ratio = trained // step_count
-            timesteps = (np.arange(0, step_count) * ratio)[::-1].astype(np.float64) + config.steps_offset
+            timesteps = _leading(trained // step_count, step_count)[::-1] + config.steps_offset
         case TimestepSpacing.TRAILING:
-            # Rounding lets arange run one past the end for some counts (61 of 1000), to timestep -1: cut there.
-            timesteps = np.round(np.arange(trained, 0, -trained / step_count))[:step_count] - 1
-    if timesteps[0] > trained - 1:
+            timesteps = _trailing(trained, step_count)
+    return _checked(timesteps, trained)
+
+
+def spaced_timesteps_between(config: DiffusionConfig, step_count: int) -> Timesteps:
+    """The same for a solver that counts both ends of each step: `step_count` + 1 points without the last.
+
+    Raises ValueError when they leave the training schedule, or two would be the same.
+    """
+    trained = config.num_train_timesteps
+    match config.timestep_spacing:
+        case TimestepSpacing.LINSPACE:
+            timesteps = np.linspace(0, trained - 1, step_count + 1).round()[::-1][:-1]
+        case TimestepSpacing.LEADING:
+            timesteps = _leading(trained // (step_count + 1), step_count + 1)[::-1][:-1] + config.steps_offset
+        case TimestepSpacing.TRAILING:
+            timesteps = _trailing(trained, step_count)
+    if step_count > 1 and np.diff(timesteps).max() >= 0:
         raise ValueError(f"{step_count} steps do not fit a training schedule of {trained}")
+    return _checked(timesteps, trained)
+
+
+def _leading(ratio: int, count: int) -> Timesteps:
+    return (np.arange(0, count) * ratio).astype(np.float64)
+
+
+def _trailing(trained: int, step_count: int) -> Timesteps:
+    # Rounding lets arange run one past the end for some counts (61 of 1000), to timestep -1: cut there.
+    return np.round(np.arange(trained, 0, -trained / step_count))[:step_count] - 1
+
+
+def _checked(timesteps: Timesteps, trained: int) -> Timesteps:
+    if timesteps[0] > trained - 1 or len(timesteps) > trained:
+        raise ValueError(f"{len(timesteps)} steps do not fit a training schedule of {trained}")
     return timesteps.copy()

@@ -2,24 +2,35 @@
 
 from functools import lru_cache
 
-from pentimento.diffusion.schedulers.config import SchedulerConfig
+from pentimento.diffusion.schedulers.config import FlowConfig, SchedulerConfig
 from pentimento.diffusion.schedulers.ddim import make_ddim_schedule
+from pentimento.diffusion.schedulers.dpm_solver import make_dpm_solver_schedule
 from pentimento.diffusion.schedulers.euler import make_euler_schedule
+from pentimento.diffusion.schedulers.flow_match_euler import make_flow_match_euler_schedule
 from pentimento.diffusion.schedulers.schedule import Schedule
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 
-SUPPORTED_SCHEDULERS = (Scheduler.DDIM, Scheduler.EULER)
+DIFFUSION_SCHEDULERS = (Scheduler.DDIM, Scheduler.EULER, Scheduler.EULER_ANCESTRAL, Scheduler.DPM_SOLVER_PP_2M)
+FLOW_SCHEDULERS = (Scheduler.FLOW_MATCH_EULER,)
 
 
 @lru_cache(maxsize=64)
 def make_schedule(config: SchedulerConfig, step_count: int, eta: float) -> Schedule:
     """The schedule of `config.scheduler`. InvalidArgument for steps that do not fit, or an eta it has no use for."""
+    if eta != 0.0 and config.scheduler is not Scheduler.DDIM:
+        raise InvalidArgument.of("eta", f"must be 0 with scheduler {config.scheduler.value}, got {eta}")
     try:
-        if config.scheduler is Scheduler.DDIM:
-            return make_ddim_schedule(config, step_count, eta)
-        if eta != 0.0:
-            raise InvalidArgument.of("eta", f"must be 0 with scheduler {config.scheduler.value}, got {eta}")
-        return make_euler_schedule(config, step_count)
+        return _make(config, step_count, eta)
     except ValueError as error:
         raise InvalidArgument.of("num_inference_steps", str(error)) from None
+
+
+def _make(config: SchedulerConfig, step_count: int, eta: float) -> Schedule:
+    if isinstance(config, FlowConfig):
+        return make_flow_match_euler_schedule(config, step_count)
+    if config.scheduler is Scheduler.DDIM:
+        return make_ddim_schedule(config, step_count, eta)
+    if config.scheduler is Scheduler.DPM_SOLVER_PP_2M:
+        return make_dpm_solver_schedule(config, step_count)
+    return make_euler_schedule(config, step_count)

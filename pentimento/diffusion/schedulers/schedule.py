@@ -11,10 +11,12 @@ from pentimento.domain.generation import Scheduler
 
 @dataclass(frozen=True)
 class SamplerState:
-    """A picture in the making: its latent (1, channels, height, width) before step `step_index`."""
+    """A picture in the making: its latent (1, channels, height, width) before step `step_index`, and for multistep
+    samplers the clean latent predicted one step earlier, None after a start."""
 
     latent: Tensor
     step_index: int
+    previous_clean: Tensor | None = None
 
 
 class Schedule(Protocol):
@@ -33,7 +35,8 @@ class Schedule(Protocol):
 
     @property
     def sigmas(self) -> tuple[float, ...]:
-        """Noise level sqrt((1 - abar) / abar) of the latent before each step."""
+        """Noise level of the latent before each step, as the ratio of noise to signal: sqrt((1 - abar) / abar), or
+        sigma / (1 - sigma) of a flow, infinite where no signal is left."""
         ...
 
     @property
@@ -58,7 +61,7 @@ class Schedule(Protocol):
         ...
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
-        """The latent at unit variance, the form that is stored: one form for all samplers."""
+        """The latent in the form that is stored, one for all samplers of a model: at unit variance, of a flow as is."""
         ...
 
     def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:

@@ -14,6 +14,7 @@ SUBCOMMANDS = {
     "status": "show the fleet",
     "serve": "run one service in the foreground",
     "token": "make tokens",
+    "bench": "measure what a model costs on this machine",
     "zoo": "train, measure and export the tiny models",
 }
 

@@ -50,7 +50,7 @@ async def serve(checkpoint: Path, directory: Path, **settings: Any) -> AsyncIter
         async with open_channel(address, channels) as channel:
             yield Served(process, channel, WorkerClient(channel), open_objects(objects_url), directory / "objects")
     finally:
-        await process.worker.close()
+        await process.close()
         await process.server.stop()
 
 

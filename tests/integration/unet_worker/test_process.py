@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.golden_diffusers import await_serving
+from benchmarks.worker_under_test import await_serving
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.execution import AttemptResult, Started
 from pentimento.domain.generation import Attempt, FromNoise, Route

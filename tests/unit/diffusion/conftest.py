@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pentimento.diffusion.families import DiffusionModel, load_model
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -13,5 +13,32 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def xl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_xl_checkpoint(tmp_path_factory.mktemp("checkpoints") / "xl")
+
+
+@pytest.fixture(scope="session")
+def flow_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_flow_checkpoint(tmp_path_factory.mktemp("checkpoints") / "flow", max_sequence_length=3)
+
+
+@pytest.fixture(scope="session")
 def model(checkpoint: Path) -> DiffusionModel:
     return load_model(checkpoint, torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(scope="session")
+def xl_model(xl_checkpoint: Path) -> DiffusionModel:
+    return load_model(xl_checkpoint, torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(scope="session")
+def flow_model(flow_checkpoint: Path) -> DiffusionModel:
+    return load_model(flow_checkpoint, torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(params=["model", "xl_model", "flow_model"])
+def any_model(request: pytest.FixtureRequest) -> DiffusionModel:
+    """Each family once."""
+    found: DiffusionModel = request.getfixturevalue(request.param)
+    return found

@@ -153,7 +153,7 @@ def test_code_beside_the_weights_is_not_run(copy: Path, tmp_path: Path) -> None:
         ("unet/config.json", {"time_cond_proj_dim": 256}, "time_cond_proj_dim"),
         ("unet/config.json", {"addition_embed_type": "text_time"}, "addition_embed_type"),
         ("scheduler/scheduler_config.json", {"thresholding": True}, "thresholding"),
-        ("scheduler/scheduler_config.json", {"use_karras_sigmas": True}, "use_karras_sigmas"),
+        ("scheduler/scheduler_config.json", {"variance_type": "learned_range"}, "variance_type='learned_range'"),
         ("scheduler/scheduler_config.json", {"prediction_type": "flow"}, "prediction_type='flow'"),
         ("scheduler/scheduler_config.json", {"some_new_key": 1}, "some_new_key"),
         ("scheduler/scheduler_config.json", {"timestep_spacing": "log"}, "timestep_spacing='log'"),
@@ -217,10 +217,28 @@ def test_half_precision_weights_are_computed_in_full(checkpoint: Path, tmp_path:
     model = load_model(write_checkpoint(tmp_path / "half", half=True), torch.device("cpu"), torch.float32)
 
     with torch.inference_mode():
-        assert model.encode_prompt("a cat").states.dtype == torch.float32
+        assert model.encode_prompt("a cat").conditioning.states.dtype == torch.float32
 
 
 def test_a_variant_stored_alone_is_found(copy: Path) -> None:
     (copy / WEIGHTS).rename(copy / "unet/diffusion_pytorch_model.fp16.safetensors")
+
+    load(copy)
+
+
+@pytest.mark.parametrize("variant", [None, "fp16"])
+def test_weights_in_shards_are_found(copy: Path, variant: str | None) -> None:
+    from diffusers import UNet2DConditionModel
+
+    unet = UNet2DConditionModel.from_pretrained(copy / "unet")
+    (copy / WEIGHTS).unlink()
+    unet.save_pretrained(copy / "unet", max_shard_size="100KB", variant=variant)
+    assert len(list((copy / "unet").glob("*.safetensors"))) > 1
+
+    load(copy)
+
+
+def test_a_tokenizer_of_the_fast_class_is_found(copy: Path) -> None:
+    edit(copy / "model_index.json", tokenizer=["transformers", "CLIPTokenizerFast"])
 
     load(copy)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.families import ControlResiduals, DenoiserInput, DiffusionModel
+from pentimento.diffusion.families import Conditioning, ControlResiduals, DenoiserInput, DiffusionModel
 from pentimento.diffusion.latents import latent_from_bytes, latent_to_bytes
 from pentimento.diffusion.painting import (
     ImageStart,
@@ -18,7 +18,7 @@ from pentimento.diffusion.painting import (
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.diffusion.schedulers import nearest_step
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import GenerationSpec, Scheduler
+from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler
 from tests.unit.diffusion.specs import SPEC, paint, run_steps, spec_with
 
 
@@ -40,6 +40,16 @@ def test_a_resumed_ddim_latent_gives_the_bits_of_the_uninterrupted_run(model: Di
 
 
 @pytest.mark.parametrize("step", [1, 3, 7])
+def test_a_resumed_flow_gives_the_bits_of_the_uninterrupted_run(flow_model: DiffusionModel, step: int) -> None:
+    spec = spec_with(scheduler=Scheduler.FLOW_MATCH_EULER)
+    whole = paint(flow_model, PaintingRequest(spec, NoiseStart()))
+
+    resumed = paint(flow_model, PaintingRequest(spec, LatentStart(stored_latent(flow_model, spec, step), step)))
+
+    assert torch.equal(resumed, whole)
+
+
+@pytest.mark.parametrize("step", [1, 3, 7])
 def test_a_resumed_euler_latent_stays_within_the_stated_tolerance(model: DiffusionModel, step: int) -> None:
     spec = spec_with(scheduler=Scheduler.EULER)
     whole = paint(model, PaintingRequest(spec, NoiseStart()))
@@ -47,6 +57,42 @@ def test_a_resumed_euler_latent_stays_within_the_stated_tolerance(model: Diffusi
     resumed = paint(model, PaintingRequest(spec, LatentStart(stored_latent(model, spec, step), step)))
 
     assert (resumed - whole).abs().max() <= 1e-4
+
+
+def test_a_resumed_multistep_sampler_differs_by_its_first_order_step_alone(xl_model: DiffusionModel) -> None:
+    spec = spec_with(scheduler=Scheduler.DPM_SOLVER_PP_2M, num_inference_steps=20)
+    whole = paint(xl_model, PaintingRequest(spec, NoiseStart()))
+
+    resumed = paint(xl_model, PaintingRequest(spec, LatentStart(stored_latent(xl_model, spec, 10), 10)))
+
+    assert not torch.equal(resumed, whole)
+    assert (resumed - whole).abs().max() <= 0.1
+
+
+@pytest.mark.parametrize("step", [0, 2, 5])
+def test_an_image_is_re_noised_in_its_models_form(any_model: DiffusionModel, step: int) -> None:
+    pixels = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    for scheduler in any_model.info.schedulers:
+        spec = spec_with(scheduler=scheduler)
+        painting = prepare(any_model, PromptMemo(any_model, 8), PaintingRequest(spec, ImageStart(pixels, step)))
+        generator = torch.Generator().manual_seed(spec.seed)
+        with torch.inference_mode():
+            clean = any_model.encode_image(pixels, generator)
+        noise = torch.randn(clean.shape, generator=generator)
+
+        expected = re_noised(any_model.info.noise_form, clean, noise, painting.schedule.sigmas[step])
+
+        stored = painting.schedule.to_variance_preserving(painting.state)
+        torch.testing.assert_close(stored, expected, rtol=0, atol=1e-5)
+
+
+def re_noised(form: NoiseForm, clean: Tensor, noise: Tensor, noise_to_signal: float) -> Tensor:
+    """MoDM's equation 2, and its DDPM form, from the ratio of noise to signal; infinite at the start of a flow."""
+    if form is NoiseForm.FLOW_MATCHING:
+        sigma = 1.0 - 1.0 / (1.0 + noise_to_signal)
+        return sigma * noise + (1.0 - sigma) * clean
+    abar = 1.0 / (1.0 + noise_to_signal**2)
+    return float(abar**0.5) * clean + float((1.0 - abar) ** 0.5) * noise
 
 
 def test_a_resumed_latent_is_finished_under_the_new_prompt(model: DiffusionModel) -> None:
@@ -81,7 +127,12 @@ def test_an_image_start_spends_only_the_remaining_steps(model: DiffusionModel) -
 
 @pytest.mark.parametrize(("strength", "first"), [(1.0, 0), (0.5, 4), (0.49, 5), (0.125, 7)])
 def test_strength_leaves_the_steps_that_diffusers_leaves(strength: float, first: int) -> None:
-    assert first_img2img_step(8, strength) == first
+    assert first_img2img_step(8, strength, NoiseForm.VARIANCE_PRESERVING) == first
+
+
+@pytest.mark.parametrize(("strength", "first"), [(1.0, 0), (0.5, 4), (0.49, 4), (0.125, 7)])
+def test_a_flow_rounds_the_steps_that_are_left_up(strength: float, first: int) -> None:
+    assert first_img2img_step(8, strength, NoiseForm.FLOW_MATCHING) == first
 
 
 def test_a_seed_fixes_every_draw_of_a_stochastic_sampler(model: DiffusionModel) -> None:
@@ -96,14 +147,14 @@ def test_more_steps_than_the_training_schedule_has_are_refused(model: DiffusionM
 
 
 def test_residuals_of_a_controlnet_reach_the_decoder_of_the_unet(model: DiffusionModel) -> None:
-    latents, text_states = torch.randn(2, 4, 8, 8), torch.randn(2, 16, 16)
+    latents, texts = torch.randn(2, 4, 8, 8), Conditioning(torch.randn(2, 16, 16))
     shapes = [(2, 16, 8, 8), (2, 16, 8, 8), (2, 16, 4, 4), (2, 32, 4, 4)]
     zero = ControlResiduals(tuple(torch.zeros(shape) for shape in shapes), torch.zeros(2, 32, 4, 4))
     one = ControlResiduals(tuple(torch.ones(shape) for shape in shapes), torch.ones(2, 32, 4, 4))
     timestep = torch.tensor(500)
     with torch.inference_mode():
         plain, with_zero, with_one = (
-            model.predict(DenoiserInput(latents, timestep, text_states, residuals)) for residuals in (None, zero, one)
+            model.predict(DenoiserInput(latents, timestep, texts, residuals)) for residuals in (None, zero, one)
         )
 
     assert torch.equal(plain, with_zero)
@@ -111,9 +162,9 @@ def test_residuals_of_a_controlnet_reach_the_decoder_of_the_unet(model: Diffusio
 
 
 def test_rows_may_be_at_different_timesteps(model: DiffusionModel) -> None:
-    latents, text_states = torch.randn(2, 4, 8, 8), torch.randn(2, 16, 16)
+    latents, texts = torch.randn(2, 4, 8, 8), Conditioning(torch.randn(2, 16, 16))
     with torch.inference_mode():
-        together = model.predict(DenoiserInput(latents, torch.tensor([900, 100]), text_states))
-        alone = model.predict(DenoiserInput(latents[1:], torch.tensor([100]), text_states[1:]))
+        together = model.predict(DenoiserInput(latents, torch.tensor([900, 100]), texts))
+        alone = model.predict(DenoiserInput(latents[1:], torch.tensor([100]), Conditioning(texts.states[1:])))
 
     torch.testing.assert_close(together[1:], alone, rtol=0, atol=1e-4)

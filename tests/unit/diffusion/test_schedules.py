@@ -2,16 +2,30 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, EulerDiscreteScheduler
+from diffusers import (
+    DDIMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+)
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
-from pentimento.diffusion.schedulers import SamplerState, make_schedule, scheduler_config
+from pentimento.diffusion.schedulers import SamplerState, Schedule, make_schedule, nearest_step, scheduler_config
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 
+REFERENCES: dict[Scheduler, Any] = {
+    Scheduler.DDIM: DDIMScheduler,
+    Scheduler.EULER: EulerDiscreteScheduler,
+    Scheduler.EULER_ANCESTRAL: EulerAncestralDiscreteScheduler,
+    Scheduler.DPM_SOLVER_PP_2M: DPMSolverMultistepScheduler,
+    Scheduler.FLOW_MATCH_EULER: FlowMatchEulerDiscreteScheduler,
+}
 common = {
     "num_train_timesteps": st.sampled_from([50, 100, 1000]),
     "beta_start": st.sampled_from([0.0001, 0.00085]),
@@ -22,31 +36,60 @@ common = {
     "steps_offset": st.sampled_from([0, 1]),
     "rescale_betas_zero_snr": st.booleans(),
 }
-ddim_configs = st.fixed_dictionaries(
-    common | {"clip_sample": st.booleans(), "set_alpha_to_one": st.booleans(), "clip_sample_range": st.just(1.5)}
-)
-euler_configs = st.fixed_dictionaries(common | {"final_sigmas_type": st.sampled_from(["zero", "sigma_min"])})
+levels = {"final_sigmas_type": st.sampled_from(["zero", "sigma_min"]), "use_karras_sigmas": st.booleans()}
+CONFIGS = {
+    Scheduler.DDIM: st.fixed_dictionaries(
+        common | {"clip_sample": st.booleans(), "set_alpha_to_one": st.booleans(), "clip_sample_range": st.just(1.5)}
+    ),
+    Scheduler.EULER: st.fixed_dictionaries(common | levels),
+    Scheduler.EULER_ANCESTRAL: st.fixed_dictionaries(
+        common | {"prediction_type": st.sampled_from(["epsilon", "v_prediction"])}
+    ),
+    Scheduler.DPM_SOLVER_PP_2M: st.fixed_dictionaries(
+        common
+        | levels
+        | {
+            "solver_type": st.sampled_from(["midpoint", "heun"]),
+            "lower_order_final": st.booleans(),
+            "euler_at_final": st.booleans(),
+        }
+    ),
+    Scheduler.FLOW_MATCH_EULER: st.fixed_dictionaries(
+        {"num_train_timesteps": st.sampled_from([50, 1000]), "shift": st.sampled_from([0.7, 1.0, 1.15, 3.0, 6.0])}
+    ),
+}
 step_counts = st.integers(1, 50)
+sampled_by = pytest.mark.parametrize("scheduler", list(Scheduler))
 
 
 def unit_noise(seed: int) -> torch.Tensor:
     return torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(seed))
 
 
-def schedule_of(scheduler: Scheduler, config: dict[str, Any], steps: int, eta: float = 0.0) -> Any:
+def schedule_of(scheduler: Scheduler, config: dict[str, Any], steps: int, eta: float = 0.0) -> Schedule:
     try:
         return make_schedule(scheduler_config(scheduler, config), steps, eta)
     except InvalidArgument:
         reject()
 
 
-@given(config=ddim_configs, steps=step_counts, eta=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 9))
-@settings(max_examples=150, deadline=None)
+def reference_of(scheduler: Scheduler, config: dict[str, Any], steps: int, first: int = 0) -> Any:
+    if config.get("timestep_spacing") == "trailing":
+        # Rounding gives diffusers one timestep too many for a few step counts, and Karras levels that end on it.
+        trained = config["num_train_timesteps"]
+        assume(len(np.arange(trained, 0, -trained / steps)) == steps)
+    reference = REFERENCES[scheduler](**config)
+    reference.set_timesteps(steps)
+    if scheduler is not Scheduler.DDIM:
+        reference.set_begin_index(first)
+    return reference
+
+
+@given(config=CONFIGS[Scheduler.DDIM], steps=step_counts, eta=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 9))
+@settings(max_examples=100, deadline=None)
 def test_every_ddim_step_equals_diffusers(config: dict[str, Any], steps: int, eta: float, seed: int) -> None:
     schedule = schedule_of(Scheduler.DDIM, config, steps, eta)
-    reference = DDIMScheduler(**config)
-    reference.set_timesteps(steps)
-    assume(len(reference.timesteps) == steps)  # rounding gives diffusers one too many for a few step counts
+    reference = reference_of(Scheduler.DDIM, config, steps)
     assert torch.equal(schedule.timesteps, reference.timesteps)
     prediction, latent, noise = unit_noise(seed), unit_noise(seed + 10), unit_noise(seed + 20)
     for index, timestep in enumerate(reference.timesteps):
@@ -56,54 +99,66 @@ def test_every_ddim_step_equals_diffusers(config: dict[str, Any], steps: int, et
         torch.testing.assert_close(clean, expected.pred_original_sample, rtol=0, atol=0, equal_nan=True)
 
 
-@given(config=euler_configs, steps=step_counts, seed=st.integers(0, 9))
-@settings(max_examples=150, deadline=None)
-def test_every_euler_step_equals_diffusers(config: dict[str, Any], steps: int, seed: int) -> None:
-    schedule = schedule_of(Scheduler.EULER, config, steps)
-    reference = EulerDiscreteScheduler(**config)
-    reference.set_timesteps(steps)
-    assume(len(reference.timesteps) == steps)  # rounding gives diffusers one too many for a few step counts
+@pytest.mark.parametrize("scheduler", [scheduler for scheduler in Scheduler if scheduler is not Scheduler.DDIM])
+@given(data=st.data(), steps=step_counts, seed=st.integers(0, 9))
+@settings(max_examples=80, deadline=None)
+def test_a_run_from_any_step_equals_diffusers(scheduler: Scheduler, data: st.DataObject, steps: int, seed: int) -> None:
+    config = data.draw(CONFIGS[scheduler])
+    first = data.draw(st.integers(0, steps - 1))
+    schedule = schedule_of(scheduler, config, steps)
+    reference = reference_of(scheduler, config, steps, first)
     assert torch.equal(schedule.timesteps, reference.timesteps)
-    prediction, latent = unit_noise(seed), unit_noise(seed + 10)
-    assert torch.equal(schedule.initial_latent(latent), latent * reference.init_noise_sigma)
-    reference.set_begin_index(0)
-    for index, timestep in enumerate(reference.timesteps):
-        rows = torch.empty(2, *latent.shape[1:])
-        schedule.fill_model_input(SamplerState(latent, index), rows)
-        assert torch.equal(rows, torch.cat([reference.scale_model_input(latent, timestep)] * 2))
-        expected = reference.step(prediction, timestep, latent)
-        state, clean = schedule.advance(SamplerState(latent, index), prediction, None)
-        assert torch.equal(state.latent, expected.prev_sample)
-        assert torch.equal(clean, expected.pred_original_sample)
+    state = SamplerState(unit_noise(seed), first)
+    latent, generator, ours = unit_noise(seed), torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+    for index in range(first, steps):
+        prediction, timestep = unit_noise(seed + index), reference.timesteps[index]
+        assert torch.equal(model_input(schedule, state), scaled(reference, latent, timestep))
+        extra = {"generator": generator} if schedule.needs_noise else {}
+        latent = reference.step(prediction, timestep, latent, **extra).prev_sample
+        noise = torch.randn(latent.shape, generator=ours) if schedule.needs_noise else None
+        state, _ = schedule.advance(state, prediction, noise)
+        torch.testing.assert_close(state.latent, latent, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("scheduler", [Scheduler.DDIM, Scheduler.EULER])
-@given(config=st.fixed_dictionaries(common), steps=step_counts, data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_re_noising_equals_diffusers(
-    scheduler: Scheduler, config: dict[str, Any], steps: int, data: st.DataObject
-) -> None:
+def model_input(schedule: Schedule, state: SamplerState) -> torch.Tensor:
+    rows = torch.empty(2, *state.latent.shape[1:])
+    schedule.fill_model_input(state, rows)
+    return rows
+
+
+def scaled(reference: Any, latent: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+    one = reference.scale_model_input(latent, timestep) if hasattr(reference, "scale_model_input") else latent
+    return torch.cat([one] * 2)
+
+
+@sampled_by
+@given(data=st.data(), steps=step_counts)
+@settings(max_examples=40, deadline=None)
+def test_both_ways_of_starting_equal_diffusers(scheduler: Scheduler, data: st.DataObject, steps: int) -> None:
+    config = data.draw(CONFIGS[scheduler])
     schedule = schedule_of(scheduler, config, steps)
     first = data.draw(st.integers(0, steps - 1))
-    reference = (DDIMScheduler if scheduler is Scheduler.DDIM else EulerDiscreteScheduler)(**config)
-    reference.set_timesteps(steps)
-    assume(len(reference.timesteps) == steps)  # rounding gives diffusers one too many for a few step counts
-    if scheduler is Scheduler.EULER:
-        reference.set_begin_index(first)
+    reference = reference_of(scheduler, config, steps, first)
     clean, noise = unit_noise(1), unit_noise(2)
-    expected = reference.add_noise(clean, noise, reference.timesteps[first : first + 1])
+    assert torch.equal(schedule.initial_latent(noise), noise * getattr(reference, "init_noise_sigma", 1.0))
+    timestep = reference.timesteps[first : first + 1]
+    if scheduler is Scheduler.FLOW_MATCH_EULER:
+        expected = reference.scale_noise(clean, timestep, noise)
+    else:
+        expected = reference.add_noise(clean, noise, timestep)
     assert torch.equal(schedule.noised_latent(clean, noise, first), expected)
 
 
+@pytest.mark.parametrize("scheduler", [Scheduler.DDIM, Scheduler.DPM_SOLVER_PP_2M])
 @pytest.mark.parametrize("steps", [61, 103, 998])
-def test_trailing_spacing_has_exactly_the_steps_asked_for(steps: int) -> None:
-    schedule = make_schedule(scheduler_config(Scheduler.DDIM, {"timestep_spacing": "trailing"}), steps, 0.0)
+def test_trailing_spacing_has_exactly_the_steps_asked_for(scheduler: Scheduler, steps: int) -> None:
+    schedule = make_schedule(scheduler_config(scheduler, {"timestep_spacing": "trailing"}), steps, 0.0)
 
     assert schedule.step_count == steps
     assert schedule.timesteps.min() >= 0
 
 
-@pytest.mark.parametrize("scheduler", [Scheduler.DDIM, Scheduler.EULER])
+@sampled_by
 @given(steps=st.integers(2, 50), data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_a_latent_survives_the_form_it_is_stored_in(scheduler: Scheduler, steps: int, data: st.DataObject) -> None:
@@ -116,6 +171,37 @@ def test_a_latent_survives_the_form_it_is_stored_in(scheduler: Scheduler, steps:
     torch.testing.assert_close(again.latent, state.latent, rtol=1e-6, atol=0)
 
 
-def test_eta_is_refused_where_it_has_no_meaning() -> None:
+@sampled_by
+def test_levels_fall_and_every_step_is_found_by_its_own(scheduler: Scheduler) -> None:
+    schedule = make_schedule(scheduler_config(scheduler, {}), 20, 0.0)
+
+    assert list(schedule.sigmas) == sorted(schedule.sigmas, reverse=True)
+    assert [nearest_step(schedule, sigma) for sigma in schedule.sigmas[1:]] == list(range(1, 20))
+
+
+def test_a_multistep_sampler_that_resumes_restarts_at_first_order() -> None:
+    schedule = make_schedule(scheduler_config(Scheduler.DPM_SOLVER_PP_2M, {}), 20, 0.0)
+    latent, prediction = unit_noise(1), unit_noise(2)
+    resumed = schedule.from_variance_preserving(latent, 7)
+    running = SamplerState(latent, 7, previous_clean=unit_noise(3))
+
+    first, clean = schedule.advance(resumed, prediction, None)
+
+    step = schedule.steps[7]  # type: ignore[attr-defined]
+    assert torch.equal(first.latent, step.latent_weight * latent + step.clean_weight * clean)
+    assert not torch.equal(first.latent, schedule.advance(running, prediction, None)[0].latent)
+    assert first.previous_clean is clean
+
+
+@pytest.mark.parametrize("scheduler", [scheduler for scheduler in Scheduler if scheduler is not Scheduler.DDIM])
+def test_eta_is_refused_where_it_has_no_meaning(scheduler: Scheduler) -> None:
     with pytest.raises(InvalidArgument, match="eta"):
-        make_schedule(scheduler_config(Scheduler.EULER, {}), 10, 0.5)
+        make_schedule(scheduler_config(scheduler, {}), 10, 0.5)
+
+
+@pytest.mark.parametrize("scheduler", list(Scheduler))
+def test_more_steps_than_were_trained_are_refused(scheduler: Scheduler) -> None:
+    config = scheduler_config(scheduler, {"num_train_timesteps": 20, "steps_offset": 1, "timestep_spacing": "leading"})
+
+    with pytest.raises(InvalidArgument, match="num_inference_steps"):
+        make_schedule(config, 21, 0.0)

@@ -65,6 +65,13 @@ def test_wrong_usage_is_exit_code_2() -> None:
     assert "--seed" in done.stderr
 
 
+def test_the_profile_of_a_model_takes_its_own_flags(tmp_path: Path) -> None:
+    done = run("bench", "profile", str(tmp_path), "--help")
+
+    assert done.returncode == 0, done.stderr
+    assert "--batch-sizes" in done.stdout
+
+
 @pytest.mark.parametrize("name", sorted(zoo.SUBCOMMANDS))
 def test_zoo_subcommand_becomes_its_module_with_its_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []

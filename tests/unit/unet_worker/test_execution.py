@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.engine import StepEngine
+from pentimento.diffusion.engine import EngineSettings, StepEngine
 from pentimento.diffusion.families import DenoiserInput, DiffusionModel, load_model
 from pentimento.diffusion.painting import schedule_for
 from pentimento.domain.errors import DeadlineExceeded, Internal, Unavailable
@@ -52,7 +52,7 @@ class Parts:
         self.model = NotANumberAt(model)
         served: Any = self.model
         self.threads = ThreadPoolExecutor(4)
-        self.engine = StepEngine(served)
+        self.engine = StepEngine(served, EngineSettings(max_batch=1))
         self.finisher = Finisher(served, 16)
         self.engine.start()
         self.runner = AttemptRunner(

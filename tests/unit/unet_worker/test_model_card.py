@@ -1,6 +1,7 @@
 """What the worker says of its model: checkpoint, then registry, then settings."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,13 @@ def test_settings_know_best(directory: Path) -> None:
 
     assert (held.model, held.default_steps, held.default_guidance_scale) == ("mine", 7, 1.0)
     assert (held.max_steps, held.max_size_px) == (60, 640)
+
+
+@pytest.mark.parametrize("wanted", [0, 4096])
+def test_no_setting_makes_pictures_larger_than_the_model_has_positions_for(directory: Path, wanted: int) -> None:
+    held = held_model(replace(INFO, longest_side_px=768), settings(directory, max_size_px=wanted), generation=9)
+
+    assert held.max_size_px == 768
 
 
 @pytest.mark.parametrize("content", [[], {"models": 3}, {"models": ["sd"]}])

@@ -11,6 +11,7 @@ from transformers import AutoModelForImageClassification, CLIPImageProcessor, CL
 
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import digest_checkpoint, digest_directory
+from pentimento.diffusion.families import load_model
 from pentimento.domain.errors import FailedPrecondition, ResourceExhausted
 from services.embedder.checkpoint import open_encoder
 from zoo.drawing.scenes import IMAGE_SIZE
@@ -52,6 +53,13 @@ def test_a_stock_pipeline_of_the_second_family_paints(exported: Path) -> None:
 
     assert images.shape == (1, IMAGE_SIZE, IMAGE_SIZE, 3)
     assert np.isfinite(images).all()
+
+
+def test_our_engine_puts_no_tokens_in_the_place_of_t5(exported: Path) -> None:
+    model = load_model(exported / "tiny-flow", torch.device("cpu"), torch.float32)
+    tokens = CLIPTokenizer.from_pretrained(exported / "tiny-flow" / "tokenizer").model_max_length
+
+    assert model.encode_prompt("a red circle").conditioning.states.shape[1] == tokens
 
 
 def test_a_stock_clip_model_finds_every_weight_in_the_shards(exported: Path) -> None:

@@ -1,61 +1,28 @@
-"""The engine's promises: steps in order, stops at the next step, one bad picture never takes others along."""
+"""The engine's promises, through its thread: steps in order, stops at the next step, one bad picture never takes others
+along."""
 
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.engine import FinishedPainting, StepEngine
+from pentimento.diffusion.engine import EngineSettings, FinishedPainting, StepEngine
+from pentimento.diffusion.engine.policy import choose_batch
 from pentimento.diffusion.families import DenoiserInput, DiffusionModel
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, Internal, PentimentoError, Unavailable
+from tests.unit.diffusion.engine.listeners import Listener
 from tests.unit.diffusion.specs import SPEC, paint, spec_with
 
-
-@dataclass
-class Listener:
-    """Records everything; `at_step` runs on the engine's thread after that step."""
-
-    at_step: dict[int, Any] = field(default_factory=dict)
-    steps: list[int] = field(default_factory=list)
-    previews: list[int] = field(default_factory=list)
-    latents: dict[int, Tensor] = field(default_factory=dict)
-    start: tuple[int, int] | None = None
-    end: FinishedPainting | PentimentoError | None = None
-    over: threading.Event = field(default_factory=threading.Event)
-
-    def started(self, first_step: int, step_count: int) -> None:
-        self.start = (first_step, step_count)
-
-    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        self.steps.append(step)
-        if predicted_clean is not None:
-            self.previews.append(step)
-        self.at_step.get(step, lambda: None)()
-
-    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        self.latents[step] = latent
-
-    def finished(self, painting: FinishedPainting) -> None:
-        self.end = painting
-        self.over.set()
-
-    def failed(self, error: PentimentoError) -> None:
-        self.end = error
-        self.over.set()
-
-    def result(self) -> FinishedPainting | PentimentoError:
-        assert self.over.wait(60)
-        assert self.end is not None
-        return self.end
+ALONE = EngineSettings(max_batch=1)
 
 
 @pytest.fixture
 def engine(model: DiffusionModel) -> Any:
-    engine = StepEngine(model)
+    engine = StepEngine(model, ALONE)
     engine.start()
     yield engine
     engine.close()
@@ -145,7 +112,7 @@ def test_a_waiting_painting_is_stopped_without_a_step(engine: StepEngine) -> Non
 
 def test_the_deadline_stops_a_painting_between_steps(model: DiffusionModel) -> None:
     now = [0.0]
-    engine = StepEngine(model, monotonic=lambda: now[0])
+    engine = StepEngine(model, ALONE, monotonic=lambda: now[0])
     engine.start()
     heard = submit(engine, replace(NOISE, deadline=10.0), at_step={3: lambda: now.__setitem__(0, 11.0)})
 
@@ -179,7 +146,7 @@ def raise_error(prediction: Tensor) -> Tensor:
 
 def test_an_exception_in_a_step_ends_that_painting_only(model: DiffusionModel) -> None:
     broken: Any = BrokenAt(model, raise_error)
-    engine = StepEngine(broken)
+    engine = StepEngine(broken, ALONE)
     engine.start()
     heard = submit(engine, at_step={2: lambda: setattr(broken, "armed", True)})
 
@@ -206,7 +173,7 @@ def test_a_request_that_cannot_be_prepared_ends_alone(engine: StepEngine, model:
 
 
 def test_closing_fails_what_is_left_and_takes_nothing_more(model: DiffusionModel) -> None:
-    engine = StepEngine(model)
+    engine = StepEngine(model, ALONE)
     engine.start()
     gate = threading.Event()
     running = submit(engine, at_step={1: lambda: gate.wait(60)})
@@ -235,16 +202,33 @@ def test_a_listener_that_is_gone_does_not_take_the_engine_along(engine: StepEngi
     assert canary_succeeds(engine, model)
 
 
-def test_paintings_that_take_turns_are_what_each_is_alone(model: DiffusionModel) -> None:
-    engine = StepEngine(model, max_running=2)
-    other = PaintingRequest(spec_with(seed=8, eta=0.5, num_inference_steps=5), NoiseStart())
-    heard = [Listener(), Listener()]
-    tickets = [engine.submit(request, one) for request, one in zip((NOISE, other), heard, strict=True)]
+def test_a_call_runs_on_the_engines_thread_while_nothing_else_does(engine: StepEngine) -> None:
+    name = engine.call(lambda: threading.current_thread().name).result(60)
+
+    assert name == "step-engine"
+
+
+def test_a_call_that_fails_says_so_to_its_caller_alone(engine: StepEngine, model: DiffusionModel) -> None:
+    with pytest.raises(RuntimeError, match="quoted"):
+        engine.call(lambda: raise_error(torch.zeros(1))).result(60)
+    assert canary_succeeds(engine, model)
+
+
+def test_a_defect_of_the_loop_itself_ends_what_is_there_and_not_the_thread(
+    model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defects = [RuntimeError("a prompt might be quoted here")]
+
+    def choose_or_raise(*args: Any, **options: Any) -> Any:
+        if defects:
+            raise defects.pop()
+        return choose_batch(*args, **options)
+
+    monkeypatch.setattr("pentimento.diffusion.engine.loop.choose_batch", choose_or_raise)
+    engine = StepEngine(model, ALONE)
+    heard = submit(engine)
     engine.start()
 
-    results = [one.result() for one in heard]
+    assert isinstance(heard.result(), Internal)
+    assert canary_succeeds(engine, model)
     engine.close()
-
-    for ticket, result in zip(tickets, results, strict=True):
-        assert isinstance(result, FinishedPainting)
-        assert torch.equal(result.latent, paint(model, ticket.request))

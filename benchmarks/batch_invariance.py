@@ -1,0 +1,189 @@
+"""A request's latents alone against the same request inside ever-changing batches, and the same batch history twice.
+
+Random histories (who comes at which step, from noise or from a latent, with which sampler, guidance and step count, and
+who is stopped) are played through the engine's own loop. Every picture that ends is compared with the same picture
+alone; every history is played twice. The contract, per precision that the model runs in:
+
+float32              within 1e-4 of the picture alone; the same history gives the same bits
+float16, bfloat16    the same history gives the same bits; the difference from the picture alone is shown, not bounded
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.painted import Painted
+from benchmarks.report import Figure, Options, at_most, counted, informative, measured, parse_options, publish
+from pentimento.diffusion.engine import (
+    BatchLimits,
+    EagerDenoiser,
+    EngineSettings,
+    PaintingTicket,
+    SilentObserver,
+    StepLoop,
+)
+from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest, denoise_step, prepare
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.domain.errors import Cancelled
+from pentimento.domain.generation import GenerationSpec
+from pentimento.sdk.supervisor.models import find_model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TARGET = at_most(1e-4)
+MAX_BATCH = 6
+STOP = Cancelled("CANCELLED", "stopped by the history")
+
+
+@dataclass(frozen=True)
+class Joining:
+    """A request, the tick at which it comes, and the tick at which it is stopped (-1: never)."""
+
+    request: PaintingRequest
+    comes_at: int
+    stopped_at: int
+
+
+def history_of(model: DiffusionModel, seed: int, count: int, steps: Sequence[int]) -> list[Joining]:
+    """`count` requests, by the tick at which they come; a fifth of them is stopped on the way."""
+    generator = random.Random(seed)
+    joining = [
+        Joining(
+            request_of(model, generator, 1000 * seed + number, generator.choice(steps)),
+            generator.randrange(2 * max(steps)),
+            generator.randrange(3 * max(steps)) if generator.random() < 0.2 else -1,
+        )
+        for number in range(count)
+    ]
+    return sorted(joining, key=lambda one: one.comes_at)
+
+
+def request_of(model: DiffusionModel, generator: random.Random, seed: int, steps: int) -> PaintingRequest:
+    info = model.info
+    spec = GenerationSpec(
+        prompt=f"a red circle above a blue square, number {seed}",
+        negative_prompt=generator.choice(["", "blurred"]),
+        model="",
+        width_px=info.default_width_px,
+        height_px=info.default_height_px,
+        num_inference_steps=steps,
+        guidance_scale=generator.choice([3.0, 3.0, 7.5, 1.0]),
+        scheduler=generator.choice(info.schedulers),
+        seed=seed,
+    )
+    first_step = generator.choice([0, 0, steps // 10, steps // 2])
+    if first_step == 0:
+        return PaintingRequest(spec, NoiseStart())
+    shape = model.latent_shape(spec.width_px, spec.height_px)
+    latent = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return PaintingRequest(spec, LatentStart(latent, first_step))
+
+
+@torch.inference_mode()
+def play(model: DiffusionModel, history: Sequence[Joining]) -> list[Painted]:
+    """Tick by tick, so that nothing depends on the clock."""
+    limits, settings = BatchLimits(MAX_BATCH, None, lambda: 0.0), EngineSettings(max_batch=MAX_BATCH)
+    loop = StepLoop(model, EagerDenoiser(model), limits, settings, SilentObserver(), lambda: 0.0)
+    heard = [Painted() for _ in history]
+    tickets: list[PaintingTicket] = []
+    tick = 0
+    while len(tickets) < len(history) or not loop.idle:
+        for one, listener in zip(history[len(tickets) :], heard[len(tickets) :], strict=True):
+            if one.comes_at <= tick:
+                tickets.append(PaintingTicket(one.request, listener, 0.0))
+                loop.submit(tickets[-1])
+        for one, ticket in zip(history, tickets, strict=False):
+            if one.stopped_at == tick:
+                ticket.stop(STOP)
+        loop.tick()
+        tick += 1
+    return heard
+
+
+@torch.inference_mode()
+def paint_alone(model: DiffusionModel, request: PaintingRequest) -> Tensor:
+    painting = prepare(model, PromptMemo(model, 2), request)
+    while not painting.done:
+        denoise_step(model, painting)
+    return painting.state.latent
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One picture: its largest difference from itself alone, and whether both plays gave the same bits."""
+
+    model: str
+    dtype: str
+    history: int
+    steps_in_batches: int
+    difference: float
+    repeated: bool
+
+
+def compare(name: str, model: DiffusionModel, dtype: str, options: Options) -> Iterator[Compared]:
+    histories = 2 if options.quick else int(options.rest["histories"])
+    steps = (4, 6) if options.quick else (10, 20, 30)
+    for seed in range(histories):
+        history = history_of(model, seed, 6 if options.quick else 16, steps)
+        for one, first, second in zip(history, play(model, history), play(model, history), strict=True):
+            if first.latent is None or second.latent is None:
+                continue
+            alone = paint_alone(model, one.request)
+            difference = (first.latent.float() - alone.float()).abs().max().item()
+            yield Compared(name, dtype, seed, first.steps, difference, torch.equal(first.latent, second.latent))
+        print(f"{name} {dtype}: history {seed} after {time.process_time():.0f} s", flush=True)
+
+
+def figures_of(pictures: Sequence[Compared]) -> list[Figure]:
+    exact = [picture.difference for picture in pictures if picture.dtype == "float32"]
+    changed = [picture.repeated for picture in pictures]
+    figures = [
+        measured("float32: max abs difference from the picture alone", exact, max, TARGET),
+        counted(
+            "pictures that another play of the same history changed",
+            changed.count(False),
+            len(changed),
+            at_most(0, "pictures"),
+            changed,
+        ),
+    ]
+    for dtype in DTYPES:
+        rough = [picture.difference for picture in pictures if picture.dtype == dtype]
+        if rough and dtype != "float32":
+            figures.append(measured(f"{dtype}: max abs difference from the picture alone", rough, max, informative()))
+    return figures
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", nargs="+", default=["tiny-heavy", "tiny-light"], help="names or directories")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=sorted(DTYPES))
+    parser.add_argument("--histories", type=int, default=10, help="histories a model and precision")
+
+
+def load(directory: Path, dtype: str) -> DiffusionModel:
+    return load_model(directory, torch.device("cpu"), DTYPES[dtype])
+
+
+def main() -> int:
+    options = parse_options("batch_invariance", __doc__, add_options)
+    torch.set_num_threads(1)
+    found = [find_model(name) for name in options.rest["models"]]
+    pictures = [
+        picture
+        for model in found
+        for dtype in options.rest["dtypes"]
+        for picture in compare(model.name, load(model.path, dtype), dtype, options)
+    ]
+    notes: dict[str, Any] = {"max_batch": MAX_BATCH, "threads": 1, "pictures": [vars(one) for one in pictures]}
+    return publish(options, figures_of(pictures), notes=notes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,104 @@
+"""diffusers' own pipelines over one checkpoint, as `from_pretrained` makes them: what a worker's latents are held
+against, family by family and scheduler by scheduler."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from pentimento.domain.generation import Scheduler
+
+
+@dataclass(frozen=True)
+class Case:
+    """One picture; `strength` None is text to image."""
+
+    prompt: str
+    negative_prompt: str = ""
+    scheduler: Scheduler = Scheduler.DDIM
+    seed: int = 0
+    steps: int = 20
+    guidance_scale: float = 3.0
+    eta: float = 0.0
+    strength: float | None = None
+
+
+# By the pipeline class of model_index.json: text to image, and from an image.
+_PIPELINES = {
+    "StableDiffusionPipeline": ("StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline"),
+    "StableDiffusionXLPipeline": ("StableDiffusionXLPipeline", "StableDiffusionXLImg2ImgPipeline"),
+    "StableDiffusion3Pipeline": ("StableDiffusion3Pipeline", "StableDiffusion3Img2ImgPipeline"),
+}
+_SCHEDULERS = {
+    Scheduler.DDIM: "DDIMScheduler",
+    Scheduler.EULER: "EulerDiscreteScheduler",
+    Scheduler.EULER_ANCESTRAL: "EulerAncestralDiscreteScheduler",
+    Scheduler.DPM_SOLVER_PP_2M: "DPMSolverMultistepScheduler",
+    Scheduler.FLOW_MATCH_EULER: "FlowMatchEulerDiscreteScheduler",
+}
+# What each family's constructor takes besides components.
+_SETTINGS = ("requires_safety_checker", "force_zeros_for_empty_prompt", "add_watermarker")
+
+
+class DiffusersReference:
+    """Float32 on the CPU, in this process."""
+
+    def __init__(self, model: Path) -> None:
+        from diffusers.utils import logging
+
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        self._model = model
+        self._index = json.loads((model / "model_index.json").read_text())
+        self._kinds = _PIPELINES[self._index["_class_name"]]
+        absent = {name: None for name, value in self._index.items() if value == [None, None]}
+        pipeline = _class(self._kinds[0]).from_pretrained(model, dtype=torch.float32, **absent)
+        self._components = pipeline.components
+        self._settings = {key: self._index[key] for key in _SETTINGS if key in self._index}
+
+    def latents(self, case: Case, image: Image.Image) -> torch.Tensor:
+        """The final latents (1, channels, height, width); `image` gives the size, or is where the case starts."""
+        extra: dict[str, Any] = {"height": image.height, "width": image.width}
+        if case.strength is not None:
+            extra = {"image": _tensor_of(image), "strength": case.strength}
+        latents: torch.Tensor = self._pipeline(case)(
+            case.prompt,
+            negative_prompt=case.negative_prompt or None,
+            num_inference_steps=case.steps,
+            guidance_scale=case.guidance_scale,
+            generator=torch.Generator().manual_seed(case.seed),
+            output_type="latent",
+            **self._family_arguments(case),
+            **extra,
+        ).images
+        return latents
+
+    def _pipeline(self, case: Case) -> Any:
+        scheduler = _class(_SCHEDULERS[case.scheduler]).from_pretrained(self._model, subfolder="scheduler")
+        kind = _class(self._kinds[0 if case.strength is None else 1])
+        pipeline = kind(**{**self._components, "scheduler": scheduler}, **self._settings)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+    def _family_arguments(self, case: Case) -> dict[str, Any]:
+        if case.scheduler is not Scheduler.FLOW_MATCH_EULER:
+            return {"eta": case.eta}
+        tokens = self._index.get("max_sequence_length")
+        return {} if tokens is None else {"max_sequence_length": tokens}
+
+
+def _tensor_of(image: Image.Image) -> torch.Tensor:
+    """(1, 3, height, width) in 0..1, channels outermost in memory too. Of a PIL image diffusers would make a tensor
+    with the channels innermost, its convolutions would sum in another order, and the last bits would differ."""
+    pixels = torch.from_numpy(np.asarray(image.convert("RGB"), dtype=np.float32) / 255.0)
+    return pixels.permute(2, 0, 1).unsqueeze(0).contiguous()
+
+
+def _class(name: str) -> Any:
+    import diffusers
+
+    return getattr(diffusers, name)

@@ -1,0 +1,138 @@
+"""How late a worker's event loop runs what is due while its engine is under full load.
+
+The worker runs in this process, its real server on a socket; another process keeps its batches full, asks for previews
+and captures latents. The worker's own probe measures the lag. Above the target the engine would get a process of its
+own.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
+from benchmarks.statistics import quantile
+from benchmarks.worker_load import Arrival, worker_under_load
+from benchmarks.worker_process import START_S
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.sdk.supervisor.models import find_model
+from services.unet_worker.loop_lag import LoopLagProbe
+from services.unet_worker.settings import UnetWorkerSettings
+from services.unet_worker.wiring import UnetWorkerProcess, wire
+
+MAX_BATCH = 8
+STREAMS = 2 * MAX_BATCH
+
+
+def main() -> int:
+    options = parse_options("engine_lag", __doc__, add_options)
+    if options.rest["load"]:
+        asyncio.run(keep_busy(options.rest["load"]))
+        return 0
+    idle, busy = asyncio.run(measure(options, find_model(options.rest["model"]).path))
+    notes: dict[str, Any] = {"model": options.rest["model"], "max_batch": MAX_BATCH, "streams": STREAMS}
+    return publish(options, figures_of(idle, busy), notes=notes)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="tiny-heavy", help="registry name or diffusers directory")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long the load lasts")
+    parser.add_argument("--load", default="", help="(used by the benchmark itself) be the load on this address")
+
+
+async def measure(options: Options, model: Path) -> tuple[list[float], list[float]]:
+    """Lags in milliseconds: with nothing to do, and under load."""
+    seconds = 5.0 if options.quick else options.rest["seconds"]
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        async with served(model, Path(folder)) as (process, address):
+            idle = await lags_of(process, seconds / 5)
+            async with load_process(address):
+                await until_full(process)
+                busy = await lags_of(process, seconds)
+    return idle, busy
+
+
+@asynccontextmanager
+async def load_process(address: str) -> AsyncIterator[None]:
+    command = [sys.executable, "-m", "benchmarks.engine_lag", "--load", address]
+    load = await asyncio.create_subprocess_exec(*command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        yield
+    finally:
+        load.terminate()
+        await load.wait()
+
+
+@asynccontextmanager
+async def served(model: Path, folder: Path) -> AsyncIterator[tuple[UnetWorkerProcess, str]]:
+    address = f"unix:{folder}/worker"
+    settings = UnetWorkerSettings(
+        RpcServerSettings(listen=(address,)),
+        RpcChannelSettings(),
+        model,
+        objects_url=f"file://{folder}/objects",
+        max_batch=MAX_BATCH,
+        credits=256,
+    )
+    process = wire(settings)
+    await process.server.start()
+    try:
+        await process.warm()
+        process.server.set_serving()
+        yield process, address
+    finally:
+        await process.close()
+        await process.server.stop()
+
+
+async def lags_of(process: UnetWorkerProcess, seconds: float) -> list[float]:
+    """By a probe of the worker's own kind beside its own."""
+    lags: list[float] = []
+    probe = LoopLagProbe(lambda lag_s: lags.append(lag_s * 1e3))
+    probe.start()
+    await asyncio.sleep(seconds)
+    probe.close()
+    return lags
+
+
+async def until_full(process: UnetWorkerProcess) -> None:
+    async with asyncio.timeout(START_S):
+        while True:
+            if process.worker.loaded.engine.running_count >= MAX_BATCH:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def keep_busy(address: str) -> None:
+    """As many streams as fill two batches, each asking for the next picture when it has one; until it is ended."""
+    async with worker_under_load(address) as worker:
+        steps = (0, *sorted(worker.donors))
+
+        async def stream(number: int) -> None:
+            while True:
+                number += STREAMS
+                await worker.ask(Arrival(number, 0.0, steps[number % len(steps)]))
+
+        await asyncio.gather(*(stream(number) for number in range(STREAMS)))
+
+
+def p99(samples: Sequence[float]) -> float:
+    return quantile(sorted(samples), 0.99)
+
+
+def figures_of(idle: Sequence[float], busy: Sequence[float]) -> list[Figure]:
+    return [
+        measured("event-loop lag under load, p99", busy, p99, at_most(20, "ms")),
+        measured("event-loop lag under load, median", busy, statistics.median, informative("ms")),
+        measured("event-loop lag without load, p99", idle, p99, informative("ms")),
+    ]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

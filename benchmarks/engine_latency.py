@@ -1,0 +1,154 @@
+"""One request: our engine against diffusers' own pipeline, eager and compiled, from the prompt to the final latent.
+
+All sides live in this process and compute with one torch thread. Each round asks every side for the same picture, in an
+order that rotates; prompts never repeat, so no memo helps. Ours is the engine as the worker runs it: submitted from
+another thread, answered by a listener. The latents of a round must agree within 1e-3, or there is no figure.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.painted import Painted
+from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
+from pentimento.diffusion.engine import (
+    CompiledDenoiser,
+    CompileMode,
+    Denoiser,
+    EagerDenoiser,
+    EngineSettings,
+    StepEngine,
+)
+from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
+from pentimento.diffusion.painting import NoiseStart, PaintingRequest
+from pentimento.domain.generation import GenerationSpec
+from pentimento.sdk.supervisor.models import find_model
+
+GUIDANCE_SCALE = 3.0
+WARM_UP_ROUNDS = 2
+TOLERANCE = 1e-3
+
+Side = Callable[[str, int], Tensor]
+
+
+def engine_side(model: DiffusionModel, denoiser: Denoiser, steps: int) -> tuple[Side, StepEngine]:
+    engine = StepEngine(model, EngineSettings(), denoiser=denoiser)
+    engine.start()
+    info = model.info
+
+    def paint(prompt: str, seed: int) -> Tensor:
+        size = (info.default_width_px, info.default_height_px)
+        spec = GenerationSpec(prompt, "", "", *size, steps, GUIDANCE_SCALE, info.schedulers[0], seed)
+        answer = Painted()
+        engine.submit(PaintingRequest(spec, NoiseStart()), answer)
+        return answer.wait()
+
+    return paint, engine
+
+
+def compiled_denoiser(model: DiffusionModel, engine: StepEngine, denoiser: CompiledDenoiser) -> None:
+    """Compiles for one guided picture of the model's own size, on the engine's thread."""
+    info = model.info
+    key = BatchKey(info.default_width_px, info.default_height_px, guided=True)
+    engine.call(lambda: denoiser.warm(key, (1,))).result()
+
+
+def diffusers_side(model: Path, steps: int) -> Side:
+    from diffusers import DiffusionPipeline
+    from diffusers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    pipeline = DiffusionPipeline.from_pretrained(model, dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+
+    def paint(prompt: str, seed: int) -> Tensor:
+        latents: Tensor = pipeline(
+            prompt,
+            num_inference_steps=steps,
+            guidance_scale=GUIDANCE_SCALE,
+            generator=torch.Generator().manual_seed(seed),
+            output_type="latent",
+        ).images
+        return latents
+
+    return paint
+
+
+def run_round(sides: dict[str, Side], number: int) -> dict[str, float]:
+    """Milliseconds by side."""
+    names = list(sides)
+    order = names[number % len(names) :] + names[: number % len(names)]
+    latents, milliseconds = {}, {}
+    for name in order:
+        began = time.perf_counter()
+        latents[name] = sides[name](f"a red circle, number {number}", 1000 + number)
+        milliseconds[name] = (time.perf_counter() - began) * 1e3
+    for name, latent in latents.items():
+        difference = (latent - latents["diffusers"]).abs().max().item()
+        if not difference <= TOLERANCE:
+            raise RuntimeError(f"{name} is {difference:g} away from diffusers: not the same picture")
+    return milliseconds
+
+
+def figures_of(rounds: Sequence[dict[str, float]]) -> list[Figure]:
+    figures = []
+    for name, limit in (("compiled", 0.88), ("eager", 0.97)):
+        if name in rounds[0]:
+            pairs = [(one[name], one["diffusers"]) for one in rounds]
+            figures.append(measured(f"{name} / diffusers", pairs, ratio_of_medians, at_most(limit, "x")))
+    for name in rounds[0]:
+        figures.append(measured(name, [one[name] for one in rounds], statistics.median, informative("ms")))
+    return figures
+
+
+def ratio_of_medians(pairs: Sequence[tuple[float, float]]) -> float:
+    return statistics.median(ours for ours, _ in pairs) / statistics.median(theirs for _, theirs in pairs)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="tiny-heavy", help="registry name or diffusers directory")
+    parser.add_argument("--rounds", type=int, default=40, help="rounds that are measured")
+    parser.add_argument("--steps", type=int, default=50, help="denoising steps of a picture")
+    parser.add_argument("--no-compile", action="store_true", help="leave the compiled side out")
+
+
+def sides_of(options: Options, directory: Path) -> dict[str, Side]:
+    model = load_model(directory, torch.device("cpu"), torch.float32)
+    steps = options.rest["steps"]
+    eager, _ = engine_side(model, EagerDenoiser(model), steps)
+    sides = {"diffusers": diffusers_side(directory, steps), "eager": eager}
+    if not options.rest["no_compile"]:
+        denoiser = CompiledDenoiser(model, CompileMode.COMPILE)
+        sides["compiled"], engine = engine_side(model, denoiser, steps)
+        compiled_denoiser(model, engine, denoiser)
+    return sides
+
+
+def main() -> int:
+    options = parse_options("engine_latency", __doc__, add_options)
+    torch.set_num_threads(1)
+    sides = sides_of(options, find_model(options.rest["model"]).path)
+    for number in range(WARM_UP_ROUNDS):
+        run_round(sides, number)
+    count = 3 if options.quick else options.rest["rounds"]
+    rounds = [run_round(sides, WARM_UP_ROUNDS + number) for number in range(count)]
+    notes: dict[str, Any] = {
+        "model": options.rest["model"],
+        "steps": options.rest["steps"],
+        "guidance_scale": GUIDANCE_SCALE,
+        "torch_threads": 1,
+        "warm_up_rounds": WARM_UP_ROUNDS,
+        "seeds": "1000 + the round's number",
+    }
+    return publish(options, figures_of(rounds), notes=notes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

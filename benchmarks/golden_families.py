@@ -1,0 +1,132 @@
+"""The worker's latents against diffusers' own pipelines, family by family: same weights, seed and scheduler, float32.
+
+A worker process is asked over gRPC to return its final latents; the family's pipeline and its img2img sibling run in
+this process. Every scheduler that the worker offers for a checkpoint is tried, with guidance off, moderate and strong,
+from text and from an image. The figure is the largest absolute difference of any element in any case. Checkpoints are
+those of the zoo and tiny ones with random weights that diffusers writes on the spot.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from benchmarks.diffusers_reference import Case, DiffusersReference
+from benchmarks.report import Figure, Options, at_most, measured, parse_options, publish
+from benchmarks.worker_process import worker_process
+from benchmarks.worker_under_test import WorkerUnderTest, await_serving, noise_image
+from pentimento.domain.generation import Scheduler
+from pentimento.rpc import RpcChannelSettings, open_channel
+from tests.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+
+WEIGHTS = Path(__file__).parent.parent / "zoo" / "weights"
+TARGET = at_most(1e-4)
+Compared = list[tuple[Case, float | None]]
+PROMPTS = ("a red circle above a blue square", "three small green stars", "")
+NEGATIVE_PROMPTS = ("", "blurred", "a circle")
+
+RANDOM_CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
+    "random-sd-epsilon": lambda path: write_checkpoint(path, beta_schedule="scaled_linear", vae="kl"),
+    "random-sd-v": lambda path: write_checkpoint(path, prediction_type="v_prediction", timestep_spacing="trailing"),
+    "random-sdxl": lambda path: write_xl_checkpoint(path, beta_schedule="scaled_linear"),
+    "random-sdxl-v": lambda path: write_xl_checkpoint(path, prediction_type="v_prediction", zeros=False),
+    "random-sd3": lambda path: write_flow_checkpoint(path, max_sequence_length=0),
+    "random-sd3-t5": lambda path: write_flow_checkpoint(path, t5=True, max_sequence_length=12, dual_layers=(0,)),
+}
+
+
+def all_cases(schedulers: Sequence[Scheduler], quick: bool) -> list[Case]:
+    """Every scheduler with guidance off, moderate and strong, with and without a negative prompt, short and long."""
+    steps, guidances = ((12,), (1.0, 3.0)) if quick else ((5, 20, 50), (1.0, 3.0, 7.5))
+    painted = [
+        Case(prompt, negative, scheduler, seed, count, guidance)
+        for scheduler, count, guidance in itertools.product(schedulers, steps, guidances)
+        for seed, (prompt, negative) in enumerate(zip(PROMPTS, NEGATIVE_PROMPTS, strict=True))
+    ]
+    stochastic = [Case(PROMPTS[0], eta=eta, seed=11) for eta in (0.5, 1.0) if Scheduler.DDIM in schedulers]
+    changed = [
+        Case(PROMPTS[0], "blurred", scheduler, 21, 13 if quick else 31, guidance, strength=strength)
+        for scheduler, guidance, strength in itertools.product(schedulers, guidances, (0.3, 0.8, 1.0))
+    ]
+    return painted + stochastic + changed
+
+
+async def difference(worker: WorkerUnderTest, reference: DiffusersReference, case: Case) -> float | None:
+    """Largest absolute difference of an element, infinite when ours is not finite; None when diffusers' is not."""
+    image = noise_image(worker.held.default_width_px, worker.held.default_height_px)
+    theirs = reference.latents(case, image)
+    if not theirs.isfinite().all():
+        return None
+    distance = (await worker.latents(case, image) - theirs).abs().max().item()
+    return distance if math.isfinite(distance) else math.inf
+
+
+async def compare(model: Path, quick: bool) -> Compared:
+    reference = DiffusersReference(model)
+    with worker_process(model) as address:
+        async with open_channel(address, RpcChannelSettings()) as channel:
+            status = await await_serving(channel)
+            worker = WorkerUnderTest(channel, status.held)
+            schedulers = [Scheduler(name) for name in status.held.schedulers]
+            return [(case, await difference(worker, reference, case)) for case in all_cases(schedulers, quick)]
+
+
+@contextmanager
+def checkpoint(name: str) -> Iterator[Path]:
+    """A directory of the zoo, or a random checkpoint for as long as it is needed."""
+    if name not in RANDOM_CHECKPOINTS:
+        yield WEIGHTS / name
+        return
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        yield RANDOM_CHECKPOINTS[name](Path(folder) / name)
+
+
+def zoo_pipelines() -> list[str]:
+    """The zoo's checkpoints that are there."""
+    entries = json.loads((WEIGHTS / "registry.json").read_text(encoding="utf-8"))["models"]
+    return [entry["path"] for entry in entries if entry["kind"] == "pipeline" and (WEIGHTS / entry["path"]).is_dir()]
+
+
+def figures_of(compared: dict[str, Compared]) -> list[Figure]:
+    """Over all first, then by checkpoint and kind of start; pictures that diffusers cannot paint count nowhere."""
+    painted = {name: [(c, value) for c, value in pairs if value is not None] for name, pairs in compared.items()}
+    groups = {"max abs difference of the final latents": [value for pairs in painted.values() for _, value in pairs]}
+    for name, pairs in painted.items():
+        groups[f"{name}, text to image"] = [value for case, value in pairs if case.strength is None]
+        groups[f"{name}, from an image"] = [value for case, value in pairs if case.strength is not None]
+    return [measured(name, values, max, TARGET) for name, values in groups.items()]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--models", nargs="+", default=[], help="names in zoo/weights, or of random checkpoints; all of both otherwise"
+    )
+
+
+def main() -> int:
+    options: Options = parse_options("golden_families", __doc__, add_options)
+    torch.set_num_threads(1)
+    compared = {}
+    for name in options.rest["models"] or [*zoo_pipelines(), *RANDOM_CHECKPOINTS]:
+        with checkpoint(name) as model:
+            compared[name] = asyncio.run(compare(model, options.quick))
+    rows = [
+        {"model": name, **asdict(case), "scheduler": case.scheduler.value, "difference": value}
+        for name, pairs in compared.items()
+        for case, value in pairs
+    ]
+    not_finite = sum(row["difference"] is None for row in rows)
+    notes = {"dtype": "float32", "threads": 1, "not_finite_in_diffusers": not_finite, "cases": rows}
+    return publish(options, figures_of(compared), notes=notes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

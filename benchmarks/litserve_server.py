@@ -1,0 +1,159 @@
+"""The same model behind LitServe: one side of engine_throughput. Run as
+
+    python -m benchmarks.litserve_server MODEL DONORS PORT MAX_BATCH_SIZE BATCH_TIMEOUT_S
+
+LitServe gathers requests into a batch and waits until `predict` has answered all of them; whoever comes meanwhile
+waits for the next batch. Inside `predict` the batch gets the best there is: the engine's own loop, where pictures at
+different steps share forward passes and those that are done leave, so that all that differs is who may join when.
+DONORS is a safetensors file with the latents that requests start from, kept in memory here.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import litserve
+import torch
+from torch import Tensor
+
+from benchmarks.painted import Painted
+from benchmarks.worker_load import STEPS
+from pentimento.diffusion.engine import (
+    BatchLimits,
+    EagerDenoiser,
+    EngineSettings,
+    PaintingTicket,
+    SilentObserver,
+    StepLoop,
+)
+from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.images import encode_pixels
+from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
+from pentimento.domain.generation import GenerationSpec
+
+END_S = 10.0
+
+
+@dataclass(frozen=True)
+class PictureOrder:
+    prompt: str
+    seed: int
+    first_step: int
+
+
+class WholeBatches:
+    """Pictures of one batch from their start to their PNG, none joining on the way."""
+
+    def __init__(self, model: DiffusionModel, donors: dict[int, Tensor], max_batch: int) -> None:
+        self._model = model
+        self._donors = donors
+        limits = BatchLimits(max_batch, None, time.monotonic)
+        settings = EngineSettings(max_batch=max_batch)
+        self._loop = StepLoop(model, EagerDenoiser(model), limits, settings, SilentObserver(), time.monotonic)
+
+    @torch.inference_mode()
+    def paint(self, orders: Sequence[PictureOrder]) -> list[bytes]:
+        heard = [Painted() for _ in orders]
+        for order, one in zip(orders, heard, strict=True):
+            self._loop.submit(PaintingTicket(self._request(order), one, time.monotonic()))
+        while self._loop.tick():
+            pass
+        return [self._png(one) for one in heard]
+
+    def _png(self, painted: Painted) -> bytes:
+        return encode_pixels(self._model.decode_latent(painted.result()), "png")
+
+    def _request(self, order: PictureOrder) -> PaintingRequest:
+        info, step = self._model.info, order.first_step
+        spec = GenerationSpec(
+            prompt=order.prompt,
+            negative_prompt="",
+            model="",
+            width_px=info.default_width_px,
+            height_px=info.default_height_px,
+            num_inference_steps=STEPS,
+            guidance_scale=3.0,
+            scheduler=info.schedulers[0],
+            seed=order.seed,
+        )
+        return PaintingRequest(spec, LatentStart(self._donors[step], step) if step else NoiseStart())
+
+
+@contextmanager
+def litserve_process(model: Path, donors: Path, port: int, max_batch: int, timeout_s: float) -> Iterator[None]:
+    """One worker process with one torch thread, and LitServe's own process for HTTP."""
+    arguments = [str(model), str(donors), str(port), str(max_batch), str(timeout_s)]
+    command = [sys.executable, "-m", "benchmarks.litserve_server", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, start_new_session=True) as process:
+        try:
+            yield
+        finally:
+            end_group(process)
+
+
+def end_group(process: "subprocess.Popen[bytes]") -> None:
+    """With LitServe's HTTP server and worker: processes of their own, which would outlive the first and compute on."""
+    os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def read_donors(path: Path) -> dict[int, Tensor]:
+    """Latents by first step."""
+    from safetensors.torch import load_file
+
+    return {int(name): latent for name, latent in load_file(path).items()}
+
+
+class PaintingApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not typed
+    """Made in LitServe's own process, set up in its worker's."""
+
+    def __init__(self, model: Path, donors: Path, max_batch: int, timeout_s: float) -> None:
+        super().__init__(max_batch_size=max_batch, batch_timeout=timeout_s)
+        self._model = model
+        self._donors = donors
+        self._max_batch = max_batch
+
+    def setup(self, device: str) -> None:
+        torch.set_num_threads(1)
+        model = load_model(self._model, torch.device("cpu"), torch.float32)
+        self._batches = WholeBatches(model, read_donors(self._donors), self._max_batch)
+        self._batches.paint([PictureOrder("warm up", 0, 0)])
+
+    def decode_request(self, request: dict[str, Any]) -> PictureOrder:
+        return PictureOrder(request["prompt"], request["seed"], request["first_step"])
+
+    def batch(self, inputs: list[PictureOrder]) -> list[PictureOrder]:
+        return inputs
+
+    def predict(self, orders: list[PictureOrder] | PictureOrder) -> list[bytes] | bytes:
+        """LitServe passes a single order, not a list of one, where batches are of size 1."""
+        if isinstance(orders, PictureOrder):
+            return self._batches.paint([orders])[0]
+        return self._batches.paint(orders)
+
+    def unbatch(self, output: list[bytes]) -> list[bytes]:
+        return output
+
+    def encode_response(self, output: bytes) -> Any:
+        return litserve.Response(content=output, media_type="image/png")
+
+
+def serve(model: Path, donors: Path, port: int, max_batch: int, timeout_s: float) -> None:
+    api = PaintingApi(model, donors, max_batch, timeout_s)
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=False)
+    server.run(host="127.0.0.1", port=port, log_level="warning", generate_client_file=False)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))

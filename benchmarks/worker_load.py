@@ -1,0 +1,217 @@
+"""Load on one server of pictures: who comes when and asks for what, and how long each waited.
+
+Arrivals are a Poisson stream (open loop: nobody waits for anybody else's picture), with the remaining steps that caches
+leave: from the start, or from one of the captured latents. The same seed gives the same stream, whoever serves it.
+"""
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from benchmarks.worker_process import START_S
+from pentimento.clients.worker import WorkerClient
+from pentimento.domain.errors import Unavailable
+from pentimento.domain.execution import AttemptResult
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import (
+    Attempt,
+    CacheGrant,
+    Donor,
+    FromLatent,
+    FromNoise,
+    GenerationSpec,
+    LatentSlot,
+    Route,
+    Scheduler,
+    Start,
+)
+from pentimento.rpc import RpcChannelSettings, open_channel
+
+STEPS = 50
+# What NIRVANA's caches leave to do (SYSTEMS.md N4); 0 is a picture from noise.
+FIRST_STEPS = (0, 5, 10, 15, 20, 25)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request: seconds after the stream's start, where it enters, and its deadline, 0 for none."""
+
+    number: int
+    at_s: float
+    first_step: int
+    deadline_ms: int = 0
+
+    @property
+    def prompt(self) -> str:
+        return f"a red circle above a blue square, number {self.number}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`latency_s` is from the moment the request was due, infinite when it failed."""
+
+    arrival: Arrival
+    latency_s: float
+    finished_at: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one stream of arrivals, in their order; images per second from the stream's start to the last answer."""
+
+    answers: tuple[Answer, ...]
+    seconds: float
+    cut_short: bool = False
+
+    @property
+    def images_per_s(self) -> float:
+        return sum(not answer.error for answer in self.answers) / self.seconds
+
+    def latency_s(self, share: float) -> float:
+        return latency_quantile(self.answers, share)
+
+
+Ask = Callable[[Arrival], Awaitable[None]]
+
+
+def never(answers: Sequence[Answer]) -> bool:
+    return False
+
+
+def latency_quantile(answers: Sequence[Answer], share: float) -> float:
+    """By nearest rank: infinite as soon as it falls among the failed."""
+    ordered = sorted(answer.latency_s for answer in answers)
+    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
+
+
+def poisson(rate_per_s: float, count: int, seed: int, first_steps: Sequence[int] = FIRST_STEPS) -> list[Arrival]:
+    """`first_steps` are equally likely."""
+    generator = random.Random(seed)
+    at_s, arrivals = 0.0, []
+    for number in range(count):
+        at_s += generator.expovariate(rate_per_s)
+        arrivals.append(Arrival(number, at_s, generator.choice(first_steps)))
+    return arrivals
+
+
+async def drive(ask: Ask, arrivals: Sequence[Arrival], give_up: Callable[[Sequence[Answer]], bool] = never) -> Outcome:
+    """Sends each at its time and waits for all; what `ask` raises is that request's failure. Once `give_up` says so of
+    the answers so far, nobody is sent any more: what comes out is cut short."""
+    began = time.monotonic()
+    answers: list[Answer] = []
+
+    async def one(arrival: Arrival) -> None:
+        due = began + arrival.at_s
+        await asyncio.sleep(max(due - time.monotonic(), 0.0))
+        if give_up(answers):
+            return
+        try:
+            await ask(arrival)
+        except Exception as error:
+            answers.append(Answer(arrival, math.inf, time.monotonic(), f"{type(error).__name__}: {error}"[:200]))
+        else:
+            answers.append(Answer(arrival, time.monotonic() - due, time.monotonic()))
+
+    await asyncio.gather(*(one(arrival) for arrival in arrivals))
+    seconds = max(answer.finished_at for answer in answers) - began
+    answers.sort(key=lambda answer: answer.arrival.number)
+    return Outcome(tuple(answers), seconds, cut_short=len(answers) < len(arrivals))
+
+
+async def lone_picture_s(ask: Ask, count: int = 5) -> float:
+    """Mean seconds of pictures from noise, one after the other."""
+    began = time.monotonic()
+    for number in range(count):
+        await ask(Arrival(-1 - number, 0.0, 0))
+    return (time.monotonic() - began) / count
+
+
+class WorkerUnderLoad:
+    """A worker that serves, asked as a frontdoor would ask it. `donors` holds its own latents by first step."""
+
+    def __init__(self, client: WorkerClient, held: HeldModel) -> None:
+        self._client = client
+        self.held = held
+        self._attempts = 0
+        self.donors: dict[int, FromLatent] = {}
+
+    async def capture_donors(self, first_steps: Sequence[int]) -> None:
+        """Paints one picture under a grant, so that others can start from its latents."""
+        steps = [step for step in first_steps if step]
+        slots = tuple(LatentSlot(step, f"latents/{step}") for step in steps)
+        result = await self._paint(self._spec(0, "a donor"), FromNoise(), 0, CacheGrant("grant", slots, "", 60_000))
+        for latent in result.captured.latents:
+            donor = Donor(f"entry-{latent.resume_step}", latent.object.digest, 1.0)
+            self.donors[latent.resume_step] = FromLatent(latent.object, latent.resume_step, STEPS, latent.sigma, donor)
+        if set(self.donors) != set(steps):
+            raise RuntimeError(f"captured {sorted(self.donors)}, wanted {steps}")
+
+    async def ask(self, arrival: Arrival) -> None:
+        """Raises what the worker answers, and for a donor that was not used."""
+        start: Start = self.donors[arrival.first_step] if arrival.first_step else FromNoise()
+        result = await self._paint(self._spec(abs(arrival.number), arrival.prompt), start, arrival.deadline_ms)
+        if result.steps_run != STEPS - arrival.first_step:
+            raise RuntimeError(f"{result.steps_run} steps were run: {result.notes}")
+
+    async def _paint(
+        self, spec: GenerationSpec, start: Start, deadline_ms: int, grant: CacheGrant | None = None
+    ) -> AttemptResult:
+        self._attempts += 1
+        attempt = Attempt(f"load-{self._attempts}", 1, self._attempts, "load", 1, "load")
+        route = Route("load", start, self.held.model, self.held.model_digest)
+        generation = self.held.worker_generation
+        last = None
+        async for event in self._client.execute(
+            attempt, spec, route, generation, deadline_remaining_ms=deadline_ms, cache_grant=grant
+        ):
+            last = event
+        if not isinstance(last, AttemptResult):
+            raise RuntimeError("the worker's stream ended without a result")
+        return last
+
+    def _spec(self, seed: int, prompt: str) -> GenerationSpec:
+        held = self.held
+        return GenerationSpec(
+            prompt=prompt,
+            negative_prompt="",
+            model=held.model,
+            width_px=held.default_width_px,
+            height_px=held.default_height_px,
+            num_inference_steps=STEPS,
+            guidance_scale=3.0,
+            scheduler=Scheduler(held.schedulers[0]),
+            seed=seed,
+        )
+
+
+@asynccontextmanager
+async def worker_under_load(address: str, first_steps: Sequence[int] = FIRST_STEPS) -> AsyncIterator[WorkerUnderLoad]:
+    """Waits until the worker serves, and gives it its donors."""
+    async with open_channel(address, RpcChannelSettings()) as channel:
+        client = WorkerClient(channel)
+        worker = WorkerUnderLoad(client, await _held_by(client))
+        await worker.capture_donors(first_steps)
+        yield worker
+
+
+async def _held_by(client: WorkerClient) -> HeldModel:
+    async with asyncio.timeout(START_S):
+        while True:
+            try:
+                return (await anext(client.watch_credits("load", 1))).held
+            except Unavailable:
+                await asyncio.sleep(0.2)
+
+
+def shifted(arrivals: Sequence[Arrival], number: int) -> list[Arrival]:
+    """The same stream with other numbers, hence prompts and seeds: no memo helps a second time."""
+    return [replace(arrival, number=arrival.number + number) for arrival in arrivals]
+
+
+def failures(outcome: Outcome) -> list[str]:
+    return sorted({answer.error for answer in outcome.answers if answer.error})

@@ -1,0 +1,58 @@
+"""The step engine: one thread owns the model and runs one denoising step at a time, over batches that requests join and
+leave at any step.
+
+| module | what |
+| --- | --- |
+| `thread` | the thread: takes requests, wakes, waits, closes |
+| `loop` | one step of one batch, in ten lines |
+| `policy` | whose step is next: pure |
+| `limits` | how many requests fit |
+| `rows` | the buffers of a group's forward passes |
+| `job` | one request inside the engine |
+| `seams` | ControlNet residuals and LoRAs, by rows |
+| `denoiser` | the forward pass, eager or compiled |
+| `probe` | what a forward pass takes, measured before serving |
+| `listening` | what is asked and told |
+"""
+
+from pentimento.diffusion.engine.denoiser import (
+    CompiledDenoiser,
+    CompileMode,
+    Denoiser,
+    EagerDenoiser,
+    batch_sizes_up_to,
+)
+from pentimento.diffusion.engine.limits import BatchLimits, MemoryBudget, MemoryModel
+from pentimento.diffusion.engine.listening import (
+    BatchReport,
+    EngineObserver,
+    FinishedPainting,
+    PaintingListener,
+    PaintingTicket,
+    SilentObserver,
+)
+from pentimento.diffusion.engine.loop import StepLoop
+from pentimento.diffusion.engine.probe import measure_memory
+from pentimento.diffusion.engine.settings import EngineSettings
+from pentimento.diffusion.engine.thread import StepEngine
+
+__all__ = [
+    "BatchLimits",
+    "BatchReport",
+    "CompileMode",
+    "CompiledDenoiser",
+    "Denoiser",
+    "EagerDenoiser",
+    "EngineObserver",
+    "EngineSettings",
+    "FinishedPainting",
+    "MemoryBudget",
+    "MemoryModel",
+    "PaintingListener",
+    "PaintingTicket",
+    "SilentObserver",
+    "StepEngine",
+    "StepLoop",
+    "batch_sizes_up_to",
+    "measure_memory",
+]

@@ -1,0 +1,77 @@
+"""One request inside the engine."""
+
+from pentimento.diffusion.engine.listening import FinishedPainting, PaintingTicket
+from pentimento.diffusion.engine.policy import Urgency
+from pentimento.diffusion.families.model import BatchKey, ControlResiduals, DiffusionModel, batch_key
+from pentimento.diffusion.painting import Painting, model_input
+from pentimento.domain.errors import DeadlineExceeded, PentimentoError
+
+
+class Job:
+    """A ticket and, once it has begun, its painting. Only the engine's thread touches it."""
+
+    def __init__(self, number: int, ticket: PaintingTicket, due_at: float) -> None:
+        self.number = number
+        self.ticket = ticket
+        self.key: BatchKey = batch_key(ticket.request.spec)
+        self.urgency: Urgency = (due_at, number)
+        self.painting: Painting | None = None
+        self.started_at = 0.0
+        self.prepared_at = 0.0
+        self.device_s = 0.0
+        self.residuals: ControlResiduals | None = None
+        self._asked_step: int | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.painting is not None
+
+    @property
+    def begun(self) -> Painting:
+        assert self.painting is not None
+        return self.painting
+
+    def stop_error(self, now: float) -> PentimentoError | None:
+        """Why it must not go on, None when it may."""
+        deadline = self.ticket.request.deadline
+        if self.ticket.stop_error is None and deadline is not None and now >= deadline:
+            return DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done")
+        return self.ticket.stop_error
+
+    def has_residuals(self, model: DiffusionModel) -> bool:
+        """Whether nothing is missing for the next step; asks for it first. Without a ControlNet nothing ever is."""
+        source = self.ticket.request.control
+        if source is None or self.painting is None:
+            return True
+        step = self.painting.state.step_index
+        if self._asked_step != step:
+            self._asked_step, self.residuals = step, None
+            source.ask(step, model_input(model, self.painting))
+        if self.residuals is None:
+            self.residuals = source.take(step)
+        return self.residuals is not None
+
+    def tell_step(self) -> None:
+        """News of the step just taken, to the listener; what it raises is its own."""
+        painting, listener = self.begun, self.ticket.listener
+        step, request = painting.state.step_index, painting.request
+        if step in request.capture_steps and not painting.done:
+            latent = painting.schedule.to_variance_preserving(painting.state).clone()
+            listener.captured(step, painting.schedule.sigmas[step], latent)
+        interval = request.preview_interval_steps
+        preview_due = interval > 0 and not painting.done and step % interval == 0
+        listener.stepped(step, painting.predicted_clean if preview_due else None)
+
+    def finished(self, now: float) -> FinishedPainting:
+        painting = self.begun
+        return FinishedPainting(
+            latent=painting.state.latent,
+            first_step=painting.request.start.first_step,
+            step_count=painting.schedule.step_count,
+            prompt_truncated=painting.prompt_truncated,
+            queued_at=self.ticket.queued_at,
+            started_at=self.started_at,
+            prepared_at=self.prepared_at,
+            finished_at=now,
+            device_s=self.device_s,
+        )

@@ -1,0 +1,107 @@
+"""How many requests one forward pass may hold: what was profiled to fit the memory budget, and what the device took
+when it ran out all the same. Arithmetic alone; memory is measured elsewhere."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pentimento.diffusion.families.model import BatchKey
+from pentimento.domain.errors import InvalidArgument
+
+# After the device ran out of memory the halved batch stays for this long: what took the memory may go again.
+RECOVERY_S = 60.0
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """What was measured: the peak of device memory in bytes while `rows` rows of `pixels` pixels went through."""
+
+    rows: int
+    pixels: int
+    peak_bytes: int
+
+    @property
+    def area(self) -> int:
+        return self.rows * self.pixels
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """Peak bytes while rows of one size are denoised, as `fixed_bytes + area * bytes_per_pixel`, the area being rows
+    times pixels of the picture: activations grow with both (attention too, where it is never materialised). A picture
+    of that size may be decoded at the same time."""
+
+    fixed_bytes: float
+    bytes_per_pixel: float
+    decoder_bytes_per_pixel: float = 0.0
+
+    def peak_bytes(self, rows: int, pixels: int) -> float:
+        return self.fixed_bytes + pixels * (rows * self.bytes_per_pixel + self.decoder_bytes_per_pixel)
+
+
+def fit_memory(points: Sequence[MemoryPoint], decoder_bytes_per_pixel: float = 0.0) -> MemoryModel:
+    """The steepest slope between any two points, raised until none lies above it: never less than was measured.
+
+    One point alone says nothing of the slope: all of it counts as slope.
+    """
+    slopes = [(b.peak_bytes - a.peak_bytes) / (b.area - a.area) for a in points for b in points if b.area > a.area]
+    slope = max(0.0, *slopes) if slopes else max(point.peak_bytes / point.area for point in points)
+    fixed = max(point.peak_bytes - slope * point.area for point in points)
+    return MemoryModel(fixed, slope, decoder_bytes_per_pixel)
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """`total_bytes` of the device, shared by weights and activations as `model` says."""
+
+    total_bytes: int
+    model: MemoryModel
+
+    def largest_batch(self, pixels: int, rows_each: int, most: int) -> int:
+        """Requests of `rows_each` rows that fit, 0..most."""
+        fitting = (n for n in range(most, 0, -1) if self.model.peak_bytes(n * rows_each, pixels) <= self.total_bytes)
+        return next(fitting, 0)
+
+
+def rows_of(key: BatchKey) -> int:
+    """Rows of one request: with guidance an unconditional one and a conditional one."""
+    return 2 if key.guided else 1
+
+
+class BatchLimits:
+    """Requests per forward pass by batch key. `limit` may be asked on any thread, the rest is the engine's."""
+
+    def __init__(self, max_batch: int, budget: MemoryBudget | None, monotonic: Callable[[], float]) -> None:
+        self.max_batch = max_batch
+        self._budget = budget
+        self._monotonic = monotonic
+        self._shrunk: dict[BatchKey, tuple[int, float]] = {}
+
+    def set_budget(self, budget: MemoryBudget | None) -> None:
+        """Replaced whole, once memory has been measured."""
+        self._budget = budget
+
+    def limit(self, key: BatchKey) -> int:
+        """At least 1: what does not fit at all is refused by `check` before it gets here."""
+        count, until = self._shrunk.get(key, (self.max_batch, 0.0))
+        most = self.max_batch if self._monotonic() >= until else count
+        if self._budget is None:
+            return most
+        return max(self._budget.largest_batch(key.width_px * key.height_px, rows_of(key), most), 1)
+
+    def check(self, key: BatchKey) -> None:
+        """Raises InvalidArgument naming the size and the budget when a request of this key never fits."""
+        budget = self._budget
+        pixels = key.width_px * key.height_px
+        if budget is None or budget.largest_batch(pixels, rows_of(key), 1):
+            return
+        needed = budget.model.peak_bytes(rows_of(key), pixels) / _MIB
+        raise InvalidArgument.of(
+            "spec.width_px",
+            f"{key.width_px}x{key.height_px} pixels {'with' if key.guided else 'without'} guidance need about "
+            f"{needed:.0f} MiB, above the memory budget of {budget.total_bytes / _MIB:.0f} MiB of this worker",
+        )
+
+    def ran_out(self, key: BatchKey, request_count: int) -> None:
+        """The device had no memory for that many: half of it is the limit for a while."""
+        self._shrunk[key] = (max(request_count // 2, 1), self._monotonic() + RECOVERY_S)

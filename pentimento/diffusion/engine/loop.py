@@ -1,0 +1,256 @@
+"""The step engine without its thread: `tick` is one denoising step of one batch.
+
+Between two steps anything may change: requests join at whatever step they start from, leave when they are done or
+stopped, give way to more urgent ones and come back. Everything that a request is between steps is its `Painting`; the
+batch is only where its next step is computed.
+
+Determinism: the same requests in the same batches give the same bits. Alone and in changing batches a request's latents
+differ by rounding, since kernels may sum in another order at another batch size: at most 1e-4 in float32.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.engine.denoiser import Denoiser
+from pentimento.diffusion.engine.faults import as_typed, is_out_of_memory, not_finite, release_unused
+from pentimento.diffusion.engine.job import Job
+from pentimento.diffusion.engine.limits import BatchLimits
+from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, PaintingTicket
+from pentimento.diffusion.engine.policy import choose_batch, due_at
+from pentimento.diffusion.engine.rows import RowBuffers
+from pentimento.diffusion.engine.settings import EngineSettings
+from pentimento.diffusion.families.model import BatchKey, DiffusionModel
+from pentimento.diffusion.painting import prepare, take_step
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.domain.errors import PentimentoError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Groups whose buffers are kept for the next request of their size.
+KEPT_GROUPS = 4
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """A batch in the order of its rows, what the network predicts for them, and for each whether that is finite."""
+
+    jobs: list[Job]
+    prediction: Tensor
+    finite: list[bool]
+    began_at: float
+
+
+class StepLoop:
+    """One thread only, but for `submit` and the counts."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        denoiser: Denoiser,
+        limits: BatchLimits,
+        settings: EngineSettings,
+        observer: EngineObserver,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._denoiser = denoiser
+        self._limits = limits
+        self._settings = settings
+        self._observer = observer
+        self._monotonic = monotonic
+        self._prompts = PromptMemo(model, settings.prompt_memo_entries)
+        self._numbers = count()
+        self._inbox: deque[PaintingTicket] = deque()
+        self._jobs: dict[int, Job] = {}
+        self._last_batch: frozenset[int] = frozenset()
+        self._groups: dict[BatchKey, RowBuffers] = {}
+
+    def submit(self, ticket: PaintingTicket) -> None:
+        """Any thread may; the request is seen at the next tick."""
+        self._inbox.append(ticket)
+
+    def tick(self) -> bool:
+        """One denoising step of the batch whose turn it is; False when nobody could take one."""
+        self._drop_stopped()
+        ready = [job for job in self._jobs.values() if self._guard(job, self._has_residuals)]
+        chosen = choose_batch(ready, self._limits.limit, preempt=self._settings.preempt)
+        self._count_preempted(ready, chosen)
+        for forward in self._forwards(self._begun(chosen)):
+            self._take_steps(forward)
+        return bool(chosen)
+
+    @property
+    def running_count(self) -> int:
+        return sum(job.running for job in list(self._jobs.values()))
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._inbox) + len(self._jobs) - self.running_count
+
+    @property
+    def idle(self) -> bool:
+        """Nobody is here."""
+        return not self._inbox and not self._jobs
+
+    def next_deadline(self) -> float | None:
+        """When somebody must be dropped even if nothing else happens."""
+        deadlines = (job.ticket.request.deadline for job in self._jobs.values())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def fail_all(self, error: PentimentoError) -> None:
+        self._take_in()
+        for number in list(self._jobs):
+            self._fail(number, error)
+
+    def _take_in(self) -> None:
+        while self._inbox:
+            ticket, number = self._inbox.popleft(), next(self._numbers)
+            due = due_at(ticket.queued_at, ticket.request.deadline, self._settings.patience_s)
+            self._jobs[number] = Job(number, ticket, due)
+
+    def _drop_stopped(self) -> None:
+        self._take_in()
+        now = self._monotonic()
+        for job in list(self._jobs.values()):
+            if (error := job.stop_error(now)) is not None:
+                self._fail(job.number, error)
+
+    def _has_residuals(self, job: Job) -> bool:
+        return job.has_residuals(self._model)
+
+    def _count_preempted(self, ready: Sequence[Job], chosen: Sequence[Job]) -> None:
+        batch = frozenset(job.number for job in chosen)
+        given_way = sum(job.number in self._last_batch and job.number not in batch for job in ready)
+        self._last_batch = batch
+        if given_way:
+            self._observer.preempted(given_way)
+
+    def _begun(self, chosen: Sequence[Job]) -> list[Job]:
+        """Those of the chosen who can take a step: newcomers are prepared, unless something is wrong with them."""
+        for job in chosen:
+            if not job.running:
+                self._guard(job, self._begin)
+        return [job for job in chosen if job.running and self._guard(job, self._has_residuals)]
+
+    def _begin(self, job: Job) -> None:
+        job.started_at = self._monotonic()
+        self._observer.admitted(job.started_at - job.ticket.queued_at)
+        painting = prepare(self._model, self._prompts, job.ticket.request)
+        job.painting = painting
+        job.prepared_at = self._monotonic()
+        job.device_s = job.prepared_at - job.started_at
+        job.ticket.listener.started(painting.state.step_index, painting.schedule.step_count)
+        self._finish_if_done(job)
+
+    def _forwards(self, jobs: list[Job]) -> Iterator[_Forward]:
+        """The network's predictions for `jobs`. A batch that it cannot take is halved until what it fails on stands
+        alone: an error ends the request that causes it and no other, and little memory makes small batches."""
+        if not jobs:
+            return
+        try:
+            forward = self._forward(jobs)
+        except Exception as error:
+            halves, ran_out = self._halves(jobs, error), is_out_of_memory(error)
+        else:
+            yield forward
+            return
+        if ran_out:
+            release_unused(self._model.device)
+        for half in halves:
+            yield from self._forwards(half)
+
+    def _forward(self, jobs: list[Job]) -> _Forward:
+        began_at = self._monotonic()
+        rows = self._rows_for(jobs[0])
+        seated = rows.seat(jobs)
+        prediction = self._denoiser.predict(rows.input(seated))
+        # Asking waits for a device that works asynchronously: its errors come here, and the seconds are all its own.
+        finite = torch.isfinite(prediction[: len(seated) * rows.rows_each].reshape(len(seated), -1)).all(dim=1)
+        return _Forward(seated, prediction, finite.tolist(), began_at)
+
+    def _rows_for(self, job: Job) -> RowBuffers:
+        rows = self._groups.pop(job.key, None)
+        if rows is None:
+            padded = partial(self._denoiser.padded, job.key)
+            rows = RowBuffers(self._model, job.begun, self._settings.max_batch, padded)
+        self._groups[job.key] = rows
+        while len(self._groups) > KEPT_GROUPS:
+            self._groups.pop(next(iter(self._groups)))
+        return rows
+
+    def _halves(self, jobs: list[Job], error: Exception) -> list[list[Job]]:
+        """Ends a request that failed alone."""
+        if is_out_of_memory(error):
+            self._limits.ran_out(jobs[0].key, len(jobs))
+            self._observer.ran_out_of_memory(len(jobs))
+            logger.warning("the device has no memory for a batch of %d", len(jobs))
+        if len(jobs) == 1:
+            self._fail(jobs[0].number, as_typed(error))
+            return []
+        middle = len(jobs) // 2
+        return [jobs[:middle], jobs[middle:]]
+
+    def _take_steps(self, forward: _Forward) -> None:
+        jobs, prediction = forward.jobs, forward.prediction
+        parts = prediction.split(jobs[0].begun.row_count)
+        for job, rows, finite in zip(jobs, parts, forward.finite, strict=False):  # padding comes last
+            if finite:
+                self._guard(job, partial(self._take_step, rows))
+            else:
+                self._fail(job.number, not_finite())
+        seconds = self._monotonic() - forward.began_at
+        self._observer.ran(BatchReport(len(jobs), prediction.shape[0], seconds))
+        for job in jobs:
+            job.device_s += seconds / len(jobs)
+            if job.running:
+                self._guard(job, self._tell)
+
+    def _take_step(self, rows: Tensor, job: Job) -> None:
+        take_step(self._model, job.begun, rows)
+
+    def _tell(self, job: Job) -> None:
+        job.tell_step()
+        self._finish_if_done(job)
+
+    def _finish_if_done(self, job: Job) -> None:
+        if not job.begun.done:
+            return
+        finished = job.finished(self._monotonic())
+        self._retire(job)
+        job.ticket.listener.finished(finished)
+
+    def _guard(self, job: Job, act: Callable[[Job], T]) -> T | None:
+        """What goes wrong with one request ends that request, never the loop."""
+        try:
+            return act(job)
+        except Exception as error:
+            self._fail(job.number, as_typed(error))
+            return None
+
+    def _fail(self, number: int, error: PentimentoError) -> None:
+        """A listener that raises (its event loop may be gone) does not take the engine's thread along."""
+        job = self._jobs.get(number)
+        if job is None:
+            return
+        self._retire(job)
+        try:
+            job.ticket.listener.failed(error)
+        except Exception as raised:
+            logger.error("a listener raised %s", type(raised).__name__)
+
+    def _retire(self, job: Job) -> None:
+        """Nothing of it stays: what it held on the device is free from here on."""
+        del self._jobs[job.number]
+        job.painting, job.residuals = None, None
+        if (rows := self._groups.get(job.key)) is not None:
+            rows.leave(job)

@@ -1,0 +1,94 @@
+"""The rows of one group's forward passes, in buffers that are allocated once.
+
+A request sits in a slot while it is in the batch; its conditioning is copied there when it sits down, its latent and
+timestep before each step. Slots are filled from the front, so that a batch is always the buffers' first rows: where one
+leaves, the last one or a newcomer takes the place. Seating is a function of the batches so far: the same history gives
+the same rows, hence the same bits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.engine.job import Job
+from pentimento.diffusion.engine.seams import stack_adapters, stack_residuals
+from pentimento.diffusion.families.model import Conditioning, DenoiserInput, DiffusionModel
+from pentimento.diffusion.painting import Painting, fill_model_input
+
+
+class RowBuffers:
+    """For up to `capacity` requests like `example`; `padded` gives the requests that are computed for a batch of n,
+    where only some sizes are compiled."""
+
+    def __init__(
+        self, model: DiffusionModel, example: Painting, capacity: int, padded: Callable[[int], int] = lambda n: n
+    ) -> None:
+        self.rows_each = example.row_count
+        self._padded = padded
+        rows = padded(capacity) * self.rows_each
+        latent = example.state.latent
+        self._latents = latent.new_zeros((rows, *latent.shape[1:]), dtype=model.dtype)
+        self._timesteps = torch.zeros(rows, dtype=torch.float32, device=model.device)
+        self._conditioning = _like(example.conditioning, rows)
+        self._latent_slots = self._latents.split(self.rows_each)
+        self._timestep_slots = self._timesteps.split(self.rows_each)
+        self._conditioning_slots = _slots(self._conditioning, self.rows_each)
+        self._inputs: dict[int, DenoiserInput] = {}
+        self._seats: list[Job | None] = []
+
+    def seat(self, jobs: Sequence[Job]) -> list[Job]:
+        """The batch's requests in the order of their rows; whoever sits already keeps its slot if it can."""
+        wanted = set(jobs)
+        kept = {slot: job for slot, job in enumerate(self._seats) if job in wanted and slot < len(jobs)}
+        standing = [job for job in [*reversed(self._seats), *jobs] if job in wanted and job not in kept.values()]
+        free = (slot for slot in range(len(jobs)) if slot not in kept)
+        for slot, job in zip(free, dict.fromkeys(standing), strict=True):
+            _copy(job.begun.conditioning, self._conditioning_slots[slot])
+            kept[slot] = job
+        self._seats = [kept[slot] for slot in range(len(jobs))]
+        return [kept[slot] for slot in range(len(jobs))]
+
+    def leave(self, job: Job) -> None:
+        """Keeps nothing of a request that is over."""
+        self._seats = [None if seated is job else seated for seated in self._seats]
+
+    def input(self, jobs: Sequence[Job]) -> DenoiserInput:
+        """The next step of all `jobs`, which sit in this order."""
+        for job, latents, timesteps in zip(jobs, self._latent_slots, self._timestep_slots, strict=False):
+            fill_model_input(job.begun, latents, timesteps)
+        rows = self._padded(len(jobs)) * self.rows_each
+        plain = self._inputs.get(rows) or self._view(rows)
+        residuals = stack_residuals([job.residuals for job in jobs], self.rows_each, rows)
+        adapters = stack_adapters([job.ticket.request.adapters for job in jobs], self.rows_each, rows)
+        return replace(plain, residuals=residuals, adapters=adapters) if residuals or adapters else plain
+
+    def _view(self, rows: int) -> DenoiserInput:
+        states, pooled, sizes = (part[:rows] if part is not None else None for part in _parts(self._conditioning))
+        assert states is not None
+        view = DenoiserInput(self._latents[:rows], self._timesteps[:rows], Conditioning(states, pooled, sizes))
+        self._inputs[rows] = view
+        return view
+
+
+def _parts(conditioning: Conditioning) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    return (conditioning.states, conditioning.pooled, conditioning.sizes)
+
+
+def _like(example: Conditioning, rows: int) -> Conditioning:
+    states, pooled, sizes = (
+        part.new_zeros((rows, *part.shape[1:])) if part is not None else None for part in _parts(example)
+    )
+    assert states is not None
+    return Conditioning(states, pooled, sizes)
+
+
+def _slots(buffers: Conditioning, rows_each: int) -> list[tuple[Tensor, ...]]:
+    """By slot the views of all parts that there are."""
+    return list(zip(*(part.split(rows_each) for part in _parts(buffers) if part is not None), strict=True))
+
+
+def _copy(conditioning: Conditioning, slot: tuple[Tensor, ...]) -> None:
+    for part, target in zip((part for part in _parts(conditioning) if part is not None), slot, strict=True):
+        target.copy_(part)

@@ -1,0 +1,134 @@
+"""The engine's thread: it alone owns the model, and takes steps for as long as there are any to take."""
+
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+
+from pentimento.diffusion.engine.denoiser import Denoiser, EagerDenoiser
+from pentimento.diffusion.engine.faults import as_typed
+from pentimento.diffusion.engine.limits import BatchLimits
+from pentimento.diffusion.engine.listening import EngineObserver, PaintingListener, PaintingTicket, SilentObserver
+from pentimento.diffusion.engine.loop import StepLoop
+from pentimento.diffusion.engine.settings import EngineSettings
+from pentimento.diffusion.families.model import DiffusionModel, batch_key
+from pentimento.diffusion.painting import PaintingRequest
+from pentimento.domain.errors import Unavailable
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class StepEngine:
+    """Takes requests from any thread. `denoiser` is the forward pass where it is not the model's own."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        settings: EngineSettings,
+        observer: EngineObserver | None = None,
+        denoiser: Denoiser | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._threads = settings.threads
+        self._monotonic = monotonic
+        self.limits = BatchLimits(settings.max_batch, None, monotonic)
+        self._loop = StepLoop(
+            model, denoiser or EagerDenoiser(model), self.limits, settings, observer or SilentObserver(), monotonic
+        )
+        self._calls: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._news = self._closing = False
+        self._thread = threading.Thread(target=self._run, name="step-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, request: PaintingRequest, listener: PaintingListener) -> PaintingTicket:
+        """Queues a request; its listener hears the rest. Raises InvalidArgument when it does not fit the memory budget,
+        Unavailable once the engine is closed."""
+        self.limits.check(batch_key(request.spec))
+        ticket = PaintingTicket(request, listener, self._monotonic(), self.wake)
+        with self._changed:
+            if self._closing:
+                raise Unavailable("ENGINE_CLOSED", "the engine has stopped")
+            self._loop.submit(ticket)
+        self.wake()
+        return ticket
+
+    def call(self, act: Callable[[], T]) -> "Future[T]":
+        """Runs `act` on the engine's thread between two steps. Raises Unavailable once the engine is closed."""
+        future: Future[T] = Future()
+        with self._changed:
+            if self._closing:
+                raise Unavailable("ENGINE_CLOSED", "the engine has stopped")
+            self._calls.append(lambda: _settle(future, act))
+        self.wake()
+        return future
+
+    def wake(self) -> None:
+        """Something changed that the engine may be waiting for: a request, a stop, residuals that were late."""
+        with self._changed:
+            self._news = True
+            self._changed.notify()
+
+    @property
+    def waiting_count(self) -> int:
+        return self._loop.waiting_count
+
+    @property
+    def running_count(self) -> int:
+        return self._loop.running_count
+
+    def close(self) -> None:
+        """Stops after the step at hand; what is left fails with Unavailable."""
+        with self._changed:
+            self._closing = True
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)  # OpenMP keeps the number per thread
+        with torch.inference_mode():
+            while not self._closing:
+                self._run_calls()
+                if not self._tick():
+                    self._wait_for_news()
+        self._run_calls()
+        self._loop.fail_all(Unavailable("ENGINE_CLOSED", "the worker stopped before the picture was done"))
+
+    def _run_calls(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
+
+    def _tick(self) -> bool:
+        """What the loop does not expect ends the requests that are here, never the thread."""
+        try:
+            return self._loop.tick()
+        except Exception as error:
+            # Where, but not the message: libraries quote their input.
+            logger.error("the step loop failed:\n%s", "".join(traceback.format_tb(error.__traceback__)))
+            self._loop.fail_all(as_typed(error))
+            return True
+
+    def _wait_for_news(self) -> None:
+        with self._changed:
+            if not self._news and not self._closing:
+                deadline = self._loop.next_deadline()
+                self._changed.wait(max(deadline - self._monotonic(), 0.0) if deadline is not None else None)
+            self._news = False
+
+
+def _settle(future: "Future[T]", act: Callable[[], T]) -> None:
+    try:
+        future.set_result(act())
+    except Exception as error:
+        future.set_exception(error)

@@ -1,0 +1,69 @@
+"""Both ways between pixels and the latents that a denoiser sees, which are the autoencoder's own shifted and scaled."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.checkpoint import BadCheckpoint
+
+
+@dataclass(frozen=True)
+class LatentScale:
+    """How a family normalises: (latent - shift) * scale / deviation; shift and deviation may be by channel,
+    (1, channels, 1, 1)."""
+
+    scale: float
+    shift: float | Tensor = 0.0
+    deviation: float | Tensor = 1.0
+
+
+class Autoencoder:
+    """diffusers' AutoencoderKL or AutoencoderTiny; latents come and go as `dtype`."""
+
+    def __init__(self, module: Any, scale: LatentScale, device: torch.device, dtype: torch.dtype) -> None:
+        self._module = module
+        self._scale = scale
+        self._device = device
+        self._dtype = dtype
+        self.factor: int = 2 ** (len(module.config.block_out_channels) - 1)
+        self._latent_channels: int = module.config.latent_channels
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
+        return (1, self._latent_channels, height_px // self.factor, width_px // self.factor)
+
+    def encode(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        """Pixels (1, 3, height, width) in -1..1 to a latent; a stochastic encoder draws from `generator`."""
+        encoded = self._module.encode(pixels.to(self._device, self._module.dtype))
+        latent = encoded.latent_dist.sample(generator) if hasattr(encoded, "latent_dist") else encoded.latents
+        scale = self._scale
+        normalised: Tensor = (latent.to(self._dtype) - scale.shift) * scale.scale / scale.deviation
+        return normalised
+
+    def decode(self, latent: Tensor) -> Tensor:
+        """A latent to pixels (1, 3, height, width), about -1..1."""
+        scale = self._scale
+        own = latent.to(self._module.dtype) * scale.deviation / scale.scale + scale.shift
+        pixels: Tensor = self._module.decode(own, return_dict=False)[0]
+        return pixels
+
+    def check_channels(self, directory: object, denoiser_config: Any) -> None:
+        """Raises BadCheckpoint when the denoiser takes or makes other latents than these."""
+        taken, made = denoiser_config.in_channels, denoiser_config.out_channels
+        if taken != self._latent_channels:
+            raise BadCheckpoint(
+                f"{directory}: the denoiser takes {taken} channels, the autoencoder makes {self._latent_channels} "
+                "(inpainting and other conditioned checkpoints are not supported)"
+            )
+        if made not in (None, taken):
+            raise BadCheckpoint(f"{directory}: the denoiser makes {made} channels of {taken} (a learned variance?)")
+
+
+def channel_statistics(config: Any) -> tuple[Tensor, Tensor] | None:
+    """Mean and deviation by channel, (1, channels, 1, 1), where the autoencoder states both."""
+    mean, deviation = getattr(config, "latents_mean", None), getattr(config, "latents_std", None)
+    if mean is None or deviation is None:
+        return None
+    shape = (1, -1, 1, 1)
+    return torch.tensor(mean).view(shape), torch.tensor(deviation).view(shape)

@@ -1,0 +1,46 @@
+"""CLIP text encoders as the families use them: a fixed number of tokens, the last or the last but one hidden states."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """One row: `states` (1, tokens, width); `pooled` (1, width) where the encoder projects one."""
+
+    states: Tensor
+    pooled: Tensor | None
+    truncated: bool
+
+
+class ClipText:
+    """A tokenizer with its encoder."""
+
+    def __init__(self, tokenizer: Any, encoder: Any, device: torch.device) -> None:
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._device = device
+        self.token_limit: int = tokenizer.model_max_length
+
+    def last_states(self, prompt: str) -> EncodedText:
+        """Stable Diffusion 1.x and 2.x."""
+        tokens, truncated = self._tokens(prompt, self.token_limit)
+        masked = getattr(self._encoder.config, "use_attention_mask", False)
+        mask = tokens.attention_mask.to(self._device) if masked else None
+        states = self._encoder(tokens.input_ids.to(self._device), attention_mask=mask)[0]
+        return EncodedText(states, None, truncated)
+
+    def penultimate_states(self, prompt: str, token_limit: int) -> EncodedText:
+        """SDXL and SD3: the hidden states before the last layer, and the projection of an encoder that has one."""
+        tokens, truncated = self._tokens(prompt, token_limit)
+        output = self._encoder(tokens.input_ids.to(self._device), output_hidden_states=True)
+        pooled = output[0] if output[0].ndim == 2 else None
+        return EncodedText(output.hidden_states[-2], pooled, truncated)
+
+    def _tokens(self, prompt: str, limit: int) -> tuple[Any, bool]:
+        count = len(self._tokenizer(prompt, verbose=False).input_ids)
+        tokens = self._tokenizer(prompt, padding="max_length", max_length=limit, truncation=True, return_tensors="pt")
+        return tokens, count > limit

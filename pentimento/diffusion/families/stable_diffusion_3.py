@@ -1,0 +1,117 @@
+"""Stable Diffusion 3 (Esser et al. 2024): a transformer over latents and text trained by flow matching, two CLIP text
+encoders, and T5 where the checkpoint has it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
+from pentimento.diffusion.families.adapters import adapted
+from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
+from pentimento.diffusion.families.clip_text import ClipText
+from pentimento.diffusion.families.lean_attention import skip_signature_checks
+from pentimento.diffusion.families.loading import DigestsLater, default_size_px, load_schedulers
+from pentimento.diffusion.families.model import Conditioning, DenoiserInput, ModelInfo, PromptStates
+from pentimento.diffusion.families.t5_text import T5Text, absent_t5
+from pentimento.diffusion.schedulers import FLOW_SCHEDULERS, FlowConfig, SchedulerConfig
+from pentimento.diffusion.weights import load_components
+from pentimento.domain.generation import NoiseForm, Scheduler
+
+# T5's tokens of a prompt, by diffusers' pipeline; a checkpoint without T5 gets as many zeros. A checkpoint that was
+# trained with another number says so: "max_sequence_length" in its model_index.json.
+_DEFAULT_T5_TOKENS = 256
+
+
+def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "StableDiffusion3":
+    """Raises BadCheckpoint when a configuration or weight file is not what this family serves."""
+    if ("text_encoder_3" in checkpoint.components) != ("tokenizer_3" in checkpoint.components):
+        raise BadCheckpoint(f"{checkpoint.directory}: text_encoder_3 and tokenizer_3 must both be there, or neither")
+    return StableDiffusion3(checkpoint, digests, device, dtype)
+
+
+class StableDiffusion3:
+    """The family's adapter around diffusers' modules. `t5_token_count` rows of T5 follow CLIP's in the text states."""
+
+    def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.t5_token_count = int(checkpoint.settings.get("max_sequence_length", _DEFAULT_T5_TOKENS))
+        self._schedulers = load_schedulers(checkpoint, FLOW_SCHEDULERS)
+        parts = load_components(checkpoint, device, dtype)
+        self._clips = (
+            ClipText(parts["tokenizer"], parts["text_encoder"], device),
+            ClipText(parts["tokenizer_2"], parts["text_encoder_2"], device),
+        )
+        self._t5 = T5Text(parts["tokenizer_3"], parts["text_encoder_3"], device) if "tokenizer_3" in parts else None
+        self.denoiser = parts["transformer"]
+        skip_signature_checks(self.denoiser)
+        self._autoencoder = _autoencoder(parts["vae"], device, dtype)
+        self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
+        self.info = self._describe(digests)
+
+    def _describe(self, later: DigestsLater) -> ModelInfo:
+        config, factor = self.denoiser.config, self._autoencoder.factor
+        width, height = default_size_px(config.sample_size, factor)
+        own = next(iter(self._schedulers.values()))
+        assert isinstance(own, FlowConfig)
+        digests = later()
+        return ModelInfo(
+            family="stable_diffusion_3",
+            model_digest=digests.model,
+            vae_digest=digests.components["vae"],
+            scheduler_digest=digests.components["scheduler"],
+            prediction_type="flow",
+            noise_form=NoiseForm.FLOW_MATCHING,
+            default_width_px=width,
+            default_height_px=height,
+            size_multiple_px=factor * config.patch_size,
+            schedulers=tuple(self._schedulers),
+            train_step_count=own.num_train_timesteps,
+            longest_side_px=config.pos_embed_max_size * config.patch_size * factor,
+        )
+
+    def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
+        return self._schedulers[scheduler]
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
+        return self._autoencoder.latent_shape(width_px, height_px)
+
+    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
+        limit = self._clips[0].token_limit
+        first, second = (clip.penultimate_states(prompt, limit) for clip in self._clips)
+        assert first.pooled is not None and second.pooled is not None
+        width = self.denoiser.config.joint_attention_dim
+        clip_states = torch.cat([first.states, second.states], dim=-1)
+        clip_states = pad(clip_states, (0, width - clip_states.shape[-1]))
+        t5 = self._t5.states(prompt, self.t5_token_count) if self._t5 else absent_t5(self.t5_token_count, width)
+        states = torch.cat([clip_states.to(self.dtype), t5.states.to(self.device, self.dtype)], dim=-2)
+        pooled = torch.cat([first.pooled, second.pooled], dim=-1).to(self.dtype)
+        return PromptStates(Conditioning(states, pooled), first.truncated and second.truncated and t5.truncated)
+
+    def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
+        return prompt.conditioning
+
+    def predict(self, inputs: DenoiserInput) -> Tensor:
+        residuals = inputs.residuals
+        with adapted(self.denoiser, inputs.adapters):
+            prediction: Tensor = self.denoiser(
+                hidden_states=inputs.latents,
+                timestep=inputs.timesteps.expand(inputs.latents.shape[0]),
+                encoder_hidden_states=inputs.conditioning.states,
+                pooled_projections=inputs.conditioning.pooled,
+                block_controlnet_hidden_states=(list(residuals.block_residuals) or None) if residuals else None,
+                return_dict=False,
+            )[0]
+        return prediction
+
+    def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        return self._autoencoder.encode(pixels, generator)
+
+    def decode_latent(self, latent: Tensor) -> Tensor:
+        return self._autoencoder.decode(latent)
+
+
+def _autoencoder(vae: Any, device: torch.device, dtype: torch.dtype) -> Autoencoder:
+    return Autoencoder(vae, LatentScale(vae.config.scaling_factor, vae.config.shift_factor or 0.0), device, dtype)

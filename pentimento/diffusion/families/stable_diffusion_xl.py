@@ -1,0 +1,112 @@
+"""SDXL (Podell et al. 2023): two CLIP text encoders side by side, and a UNet that also sees the second one's pooled
+text and the picture's size."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
+from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale, channel_statistics
+from pentimento.diffusion.families.clip_text import ClipText
+from pentimento.diffusion.families.lean_attention import skip_signature_checks
+from pentimento.diffusion.families.loading import DigestsLater, load_schedulers, refuse_keys
+from pentimento.diffusion.families.model import Conditioning, DenoiserInput, PromptStates
+from pentimento.diffusion.families.unet import FOREIGN_KEYS, describe_unet_model, predict_with_unet
+from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, SchedulerConfig
+from pentimento.diffusion.weights import load_components
+from pentimento.domain.generation import Scheduler
+
+# Original height and width, top and left of the crop, target height and width.
+_SIZE_COUNT = 6
+
+
+def load(
+    checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype
+) -> "StableDiffusionXl":
+    """Raises BadCheckpoint when a configuration or weight file is not what this family serves."""
+    config = refuse_keys(checkpoint, "unet", FOREIGN_KEYS)
+    if config.get("addition_embed_type") != "text_time":
+        path = checkpoint.component_directory("unet") / "config.json"
+        raise BadCheckpoint(
+            f"{path}: addition_embed_type must be 'text_time', got {config.get('addition_embed_type')!r}"
+        )
+    if checkpoint.settings.get("requires_aesthetics_score", False):
+        raise BadCheckpoint(f"{checkpoint.directory}: requires_aesthetics_score (a refiner) is not supported")
+    return StableDiffusionXl(checkpoint, digests, device, dtype)
+
+
+class StableDiffusionXl:
+    """The family's adapter around diffusers' modules."""
+
+    def __init__(self, checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.dtype = dtype
+        self._zeros_for_empty = bool(checkpoint.settings.get("force_zeros_for_empty_prompt", True))
+        self._schedulers = load_schedulers(checkpoint, DIFFUSION_SCHEDULERS)
+        parts = load_components(checkpoint, device, dtype)
+        self._texts = (
+            ClipText(parts["tokenizer"], parts["text_encoder"], device),
+            ClipText(parts["tokenizer_2"], parts["text_encoder_2"], device),
+        )
+        self.denoiser = parts["unet"]
+        skip_signature_checks(self.denoiser)
+        self._autoencoder = _autoencoder(parts["vae"], device, dtype)
+        self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
+        _check_widths(checkpoint, parts)
+        self.info = describe_unet_model(
+            "stable_diffusion_xl", self.denoiser, self._autoencoder, self._schedulers, digests
+        )
+
+    def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
+        return self._schedulers[scheduler]
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
+        return self._autoencoder.latent_shape(width_px, height_px)
+
+    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
+        """diffusers tells an absent negative prompt from an empty one; here an empty one is absent."""
+        first, second = (text.penultimate_states(prompt, text.token_limit) for text in self._texts)
+        assert second.pooled is not None
+        states = torch.cat([first.states, second.states], dim=-1).to(self.dtype)
+        conditioning = Conditioning(states, second.pooled.to(self.dtype))
+        if negative and not prompt and self._zeros_for_empty:
+            conditioning = Conditioning(torch.zeros_like(states), torch.zeros_like(second.pooled, dtype=self.dtype))
+        return PromptStates(conditioning, first.truncated and second.truncated)
+
+    def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
+        sizes = torch.tensor([[height_px, width_px, 0, 0, height_px, width_px]], dtype=self.dtype, device=self.device)
+        return Conditioning(prompt.conditioning.states, prompt.conditioning.pooled, sizes)
+
+    def predict(self, inputs: DenoiserInput) -> Tensor:
+        texts = inputs.conditioning
+        assert texts.pooled is not None and texts.sizes is not None
+        return predict_with_unet(self.denoiser, inputs, {"text_embeds": texts.pooled, "time_ids": texts.sizes})
+
+    def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        return self._autoencoder.encode(pixels, generator)
+
+    def decode_latent(self, latent: Tensor) -> Tensor:
+        return self._autoencoder.decode(latent)
+
+
+def _autoencoder(vae: Any, device: torch.device, dtype: torch.dtype) -> Autoencoder:
+    if vae.config.force_upcast and dtype is not torch.float32:
+        vae.float()  # its activations leave half precision's range
+    scale = LatentScale(vae.config.scaling_factor)
+    if (statistics := channel_statistics(vae.config)) is not None:
+        mean, deviation = (values.to(device, dtype) for values in statistics)
+        scale = LatentScale(vae.config.scaling_factor, mean, deviation)
+    return Autoencoder(vae, scale, device, dtype)
+
+
+def _check_widths(checkpoint: Checkpoint, parts: Mapping[str, Any]) -> None:
+    """Raises BadCheckpoint when the UNet was made for another number of sizes (a refiner) or another pooled text."""
+    unet, pooled = parts["unet"], parts["text_encoder_2"].config.projection_dim
+    given = unet.config.addition_time_embed_dim * _SIZE_COUNT + pooled
+    taken = unet.add_embedding.linear_1.in_features
+    if given != taken:
+        raise BadCheckpoint(
+            f"{checkpoint.directory}: the UNet takes {taken} values of pooled text and sizes, there are {given}"
+        )

@@ -1,0 +1,159 @@
+"""What a model costs on this device, measured through the engine's own loop: e(b) step by step, preparing, decoding,
+encoding, memory. `pentimento bench profile` writes it down."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.engine import (
+    BatchLimits,
+    BatchReport,
+    Denoiser,
+    EngineSettings,
+    FinishedPainting,
+    PaintingTicket,
+    SilentObserver,
+    StepLoop,
+)
+from pentimento.diffusion.families import BatchKey, DiffusionModel, batch_key
+from pentimento.diffusion.images import encode_pixels
+from pentimento.diffusion.painting import NoiseStart, PaintingRequest
+from pentimento.diffusion.peak_memory import peak_bytes_of
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import GenerationSpec
+from pentimento.domain.profile import BatchProfile, Cost, SizeProfile
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Pictures like `spec`, `batch_size` at once, painted `repeats` times after one time that does not count."""
+
+    spec: GenerationSpec
+    batch_size: int
+    repeats: int
+
+
+def profile_batches(model: DiffusionModel, denoiser: Denoiser, loads: Iterable[Workload]) -> Iterator[BatchProfile]:
+    """From small batches to large; those that the device has no memory for are left out."""
+    too_much: set[BatchKey] = set()
+    for load in sorted(loads, key=lambda load: load.batch_size):
+        key = batch_key(load.spec)
+        if key in too_much:
+            continue
+        if (profile := profile_batch(model, denoiser, load)) is not None:
+            yield profile
+        else:
+            too_much.add(key)
+
+
+def profile_batch(model: DiffusionModel, denoiser: Denoiser, load: Workload) -> BatchProfile | None:
+    """Every step of every repetition; None when the device has no memory for it. Raises what a painting fails with."""
+    run = _Run(model, denoiser, load)
+    peak = peak_bytes_of(model.device, run.paint)  # the first time also pays for what is made only once
+    step_seconds = [run.paint() for _ in range(load.repeats)]
+    if run.ran_out:
+        return None
+    key = batch_key(load.spec)
+    steps = tuple(Cost.of(samples) for samples in zip(*step_seconds, strict=True))
+    return BatchProfile(key.width_px, key.height_px, key.guided, load.batch_size, steps, peak)
+
+
+@torch.inference_mode()
+def profile_size(model: DiffusionModel, denoiser: Denoiser, spec: GenerationSpec, repeats: int) -> SizeProfile:
+    """What is done once for each picture of that size."""
+    run = _Run(model, denoiser, Workload(replace(spec, num_inference_steps=1), 1, repeats))
+    for _ in range(repeats + 1):
+        run.paint()
+    latent = run.latents[-1]
+    pixels = model.decode_latent(latent)
+    return SizeProfile(
+        spec.width_px,
+        spec.height_px,
+        Cost.of(run.prepare_seconds[1:]),
+        _cost(model, repeats, lambda: model.decode_latent(latent)),
+        _cost(model, repeats, lambda: encode_pixels(pixels, "png")),
+    )
+
+
+def _cost(model: DiffusionModel, repeats: int, work: Callable[[], object]) -> Cost:
+    return Cost.of([_seconds(model.device, work) for _ in range(repeats + 1)][1:])
+
+
+def _seconds(device: torch.device, work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+@dataclass
+class _Painted(SilentObserver):
+    """Hears of one batch of paintings and of the loop that paints them."""
+
+    step_seconds: list[float] = field(default_factory=list)
+    finished_ones: list[FinishedPainting] = field(default_factory=list)
+    errors: list[PentimentoError] = field(default_factory=list)
+    ran_out: bool = False
+
+    def ran(self, report: BatchReport) -> None:
+        self.step_seconds.append(report.seconds)
+
+    def ran_out_of_memory(self, request_count: int) -> None:
+        self.ran_out = True
+
+    def started(self, first_step: int, step_count: int) -> None:
+        pass
+
+    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
+        pass
+
+    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
+        pass
+
+    def finished(self, painting: FinishedPainting) -> None:
+        self.finished_ones.append(painting)
+
+    def failed(self, error: PentimentoError) -> None:
+        self.errors.append(error)
+
+
+class _Run:
+    """One loop, used again and again; every painting has a prompt of its own, so that no memo helps."""
+
+    def __init__(self, model: DiffusionModel, denoiser: Denoiser, load: Workload) -> None:
+        self._load = load
+        self._heard = _Painted()
+        self._prompt_number = 0
+        self.prepare_seconds: list[float] = []
+        self.latents: list[Tensor] = []
+        limits = BatchLimits(load.batch_size, None, time.perf_counter)
+        settings = EngineSettings(max_batch=load.batch_size)
+        self._loop = StepLoop(model, denoiser, limits, settings, self._heard, time.perf_counter)
+
+    @property
+    def ran_out(self) -> bool:
+        return self._heard.ran_out
+
+    @torch.inference_mode()
+    def paint(self) -> list[float]:
+        """Seconds of each step. Raises what the paintings fail with, unless it is that the device has no memory."""
+        heard = self._heard
+        heard.step_seconds, heard.finished_ones = [], []
+        for _ in range(self._load.batch_size):
+            self._loop.submit(PaintingTicket(self._next_request(), heard, time.perf_counter()))
+        while self._loop.tick():
+            pass
+        if heard.errors and not heard.ran_out:
+            raise heard.errors[0]
+        self.prepare_seconds += [one.prepared_at - one.started_at for one in heard.finished_ones]
+        self.latents = [one.latent for one in heard.finished_ones]
+        return heard.step_seconds
+
+    def _next_request(self) -> PaintingRequest:
+        self._prompt_number += 1
+        prompt = f"picture number {self._prompt_number}"
+        return PaintingRequest(replace(self._load.spec, prompt=prompt, seed=self._prompt_number), NoiseStart())

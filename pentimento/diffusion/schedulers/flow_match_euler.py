@@ -1,0 +1,83 @@
+"""Euler's method on the straight path of a flow-matching model (Lipman et al. 2023; Esser et al. 2024): the latent
+before a step is sigma * noise + (1 - sigma) * clean, and the network predicts noise - clean."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.schedulers.config import FlowConfig
+from pentimento.diffusion.schedulers.schedule import SamplerState
+from pentimento.domain.generation import Scheduler
+
+Levels = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class FlowStep:
+    """The level before a step, and the (negative) way to the next one."""
+
+    sigma: float
+    difference: float
+
+
+@dataclass(frozen=True)
+class FlowMatchEulerSchedule:
+    """Latents are stored as they are: samplers of one model share one form of noise."""
+
+    config: FlowConfig
+    timesteps: Tensor
+    sigmas: tuple[float, ...]
+    steps: tuple[FlowStep, ...]
+    scheduler: Scheduler = Scheduler.FLOW_MATCH_EULER
+    needs_noise: bool = False
+
+    @property
+    def step_count(self) -> int:
+        return len(self.steps)
+
+    def initial_latent(self, noise: Tensor) -> Tensor:
+        return noise
+
+    def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
+        sigma = self.steps[step_index].sigma
+        return sigma * noise + (1.0 - sigma) * clean
+
+    def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
+        out.copy_(state.latent)
+
+    def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
+        step = self.steps[state.step_index]
+        latent = state.latent.float()
+        following = latent + step.difference * prediction
+        return SamplerState(following.to(prediction.dtype), state.step_index + 1), latent - step.sigma * prediction
+
+    def to_variance_preserving(self, state: SamplerState) -> Tensor:
+        return state.latent
+
+    def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
+        return SamplerState(latent, step_index)
+
+
+def make_flow_match_euler_schedule(config: FlowConfig, step_count: int) -> FlowMatchEulerSchedule:
+    """Raises ValueError when there are more steps than the network was trained at."""
+    trained = config.num_train_timesteps
+    if step_count > trained:
+        raise ValueError(f"{step_count} steps do not fit a training schedule of {trained}")
+    # diffusers shifts twice: the ends of the trained range first, then every step between them.
+    ends = _shifted(np.array([trained, 1], dtype=np.float32) / np.float32(trained), config.shift)
+    timesteps = np.linspace(float(ends[0]) * trained, float(ends[1]) * trained, step_count)
+    levels = torch.from_numpy(_shifted(timesteps / trained, config.shift)).to(torch.float32)
+    following = torch.cat([levels[1:], torch.zeros(1)])
+    steps = tuple(FlowStep(*row) for row in torch.stack((levels, following - levels), dim=1).tolist())
+    ratios = levels.double() / (1 - levels.double())
+    return FlowMatchEulerSchedule(config, levels * trained, tuple(ratios.tolist()), steps)
+
+
+def _shifted(levels: Levels, shift: float) -> Levels:
+    """Esser et al. 2024, equation 23."""
+    shifted: Levels = shift * levels / (1 + (shift - 1) * levels)
+    return shifted

@@ -1,0 +1,206 @@
+"""What a model costs on a device: seconds of a denoising step at every batch size e(b), and memory, as measured.
+
+`pentimento bench profile` writes it; the controller solves with it, the simulator and emulated devices live by it.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from pentimento.domain.errors import InvalidArgument
+
+FORMAT = 1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds: mean and unbiased variance of `sample_count` measurements."""
+
+    mean_s: float
+    variance_s2: float
+    sample_count: int
+
+    @staticmethod
+    def of(samples_s: Sequence[float]) -> "Cost":
+        """At least one sample."""
+        count, mean = len(samples_s), math.fsum(samples_s) / len(samples_s)
+        squares = math.fsum((sample - mean) ** 2 for sample in samples_s)
+        return Cost(mean, squares / (count - 1) if count > 1 else 0.0, count)
+
+    @staticmethod
+    def pooled(costs: "Sequence[Cost]") -> "Cost":
+        """As if all samples had been taken together; at least one cost."""
+        count = sum(cost.sample_count for cost in costs)
+        mean = math.fsum(cost.mean_s * cost.sample_count for cost in costs) / count
+        squares = math.fsum(
+            cost.variance_s2 * (cost.sample_count - 1) + cost.sample_count * (cost.mean_s - mean) ** 2 for cost in costs
+        )
+        return Cost(mean, squares / (count - 1) if count > 1 else 0.0, count)
+
+
+@dataclass(frozen=True)
+class BatchProfile:
+    """`batch_size` requests of one size denoised together: the cost of each of the schedule's steps in turn, of the
+    whole batch; the peak of device memory, None where it could not be measured."""
+
+    width_px: int
+    height_px: int
+    guided: bool
+    batch_size: int
+    steps: tuple[Cost, ...]
+    peak_memory_bytes: int | None = None
+
+    @property
+    def step(self) -> Cost:
+        """e(b): any step, over the whole schedule."""
+        return Cost.pooled(self.steps)
+
+
+@dataclass(frozen=True)
+class SizeProfile:
+    """What is done once a picture: preparing it (prompt and first latent), decoding and encoding it as a PNG."""
+
+    width_px: int
+    height_px: int
+    prepare: Cost
+    decode: Cost
+    encode: Cost
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """Of one model, device, precision and way of running (`execution`: off, compile or graphs, as `--compile` says).
+    Memory in use once the model was loaded, and all there is; None where that is not known."""
+
+    model: str
+    model_digest: str
+    device: str
+    dtype: str
+    threads: int
+    execution: str
+    step_count: int
+    sizes: tuple[SizeProfile, ...]
+    batches: tuple[BatchProfile, ...]
+    device_memory_bytes: int | None = None
+    idle_memory_bytes: int | None = None
+    build_version: str = ""
+    measured_at: str = ""
+
+    def batch(self, width_px: int, height_px: int, *, guided: bool, batch_size: int) -> BatchProfile | None:
+        """None when just that was not measured."""
+        wanted = (width_px, height_px, guided, batch_size)
+        return next((batch for batch in self.batches if _key(batch) == wanted), None)
+
+    def step_seconds(self, width_px: int, height_px: int, *, guided: bool, batch_size: int) -> float | None:
+        """Mean e(b); between measured batch sizes on the straight line, None outside them or for another size."""
+        found = [batch for batch in self.batches if _key(batch)[:3] == (width_px, height_px, guided)]
+        below = max((b for b in found if b.batch_size <= batch_size), key=lambda b: b.batch_size, default=None)
+        above = min((b for b in found if b.batch_size >= batch_size), key=lambda b: b.batch_size, default=None)
+        if below is None or above is None:
+            return None
+        if below is above:
+            return below.step.mean_s
+        share = (batch_size - below.batch_size) / (above.batch_size - below.batch_size)
+        return below.step.mean_s + share * (above.step.mean_s - below.step.mean_s)
+
+
+def _key(batch: BatchProfile) -> tuple[int, int, bool, int]:
+    return (batch.width_px, batch.height_px, batch.guided, batch.batch_size)
+
+
+def profile_to_json(profile: ModelProfile) -> str:
+    return json.dumps({"format": FORMAT, **asdict(profile)}, indent=1) + "\n"
+
+
+def profile_from_json(text: str) -> ModelProfile:
+    """Raises InvalidArgument naming the field that is missing, of another type, or outside its limits."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        raise InvalidArgument.of("profile", "must be JSON") from None
+    fields = _Fields(document, "profile")
+    if fields.take("format", int) != FORMAT:
+        raise InvalidArgument.of("profile.format", f"must be {FORMAT}, got {fields.take('format', int)}")
+    return ModelProfile(
+        **{name: fields.take(name, str) for name in _TEXTS},
+        threads=fields.count("threads"),
+        step_count=fields.count("step_count"),
+        sizes=tuple(_size(entry) for entry in fields.entries("sizes")),
+        batches=tuple(_batch(entry) for entry in fields.entries("batches")),
+        device_memory_bytes=fields.count_or_none("device_memory_bytes"),
+        idle_memory_bytes=fields.count_or_none("idle_memory_bytes"),
+    )
+
+
+_TEXTS = ("model", "model_digest", "device", "dtype", "execution", "build_version", "measured_at")
+
+
+def _size(fields: "_Fields") -> SizeProfile:
+    return SizeProfile(
+        width_px=fields.count("width_px"),
+        height_px=fields.count("height_px"),
+        prepare=_cost(fields.entry("prepare")),
+        decode=_cost(fields.entry("decode")),
+        encode=_cost(fields.entry("encode")),
+    )
+
+
+def _batch(fields: "_Fields") -> BatchProfile:
+    steps = tuple(_cost(entry) for entry in fields.entries("steps"))
+    if not steps:
+        raise InvalidArgument.of(f"{fields.path}.steps", "must have at least one entry")
+    return BatchProfile(
+        width_px=fields.count("width_px"),
+        height_px=fields.count("height_px"),
+        guided=fields.take("guided", bool),
+        batch_size=fields.count("batch_size"),
+        steps=steps,
+        peak_memory_bytes=fields.count_or_none("peak_memory_bytes"),
+    )
+
+
+def _cost(fields: "_Fields") -> Cost:
+    return Cost(fields.seconds("mean_s"), fields.seconds("variance_s2"), fields.count("sample_count"))
+
+
+class _Fields:
+    """A JSON object read by name and type; errors carry the path."""
+
+    def __init__(self, value: Any, path: str) -> None:
+        if not isinstance(value, dict):
+            raise InvalidArgument.of(path, "must be an object")
+        self._value = value
+        self.path = path
+
+    def take(self, name: str, kind: type[T]) -> T:
+        value = self._value.get(name)
+        # To Python a bool is an int as well; to a profile it is not.
+        if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
+            raise InvalidArgument.of(f"{self.path}.{name}", f"must be {kind.__name__}, got {type(value).__name__}")
+        return value
+
+    def count(self, name: str) -> int:
+        value = self.take(name, int)
+        if value < 1:
+            raise InvalidArgument.of(f"{self.path}.{name}", f"must be at least 1, got {value}")
+        return value
+
+    def count_or_none(self, name: str) -> int | None:
+        return None if self._value.get(name) is None else self.count(name)
+
+    def seconds(self, name: str) -> float:
+        value = self._value.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+            raise InvalidArgument.of(f"{self.path}.{name}", "must be a number, at least 0 and finite")
+        return float(value)
+
+    def entry(self, name: str) -> "_Fields":
+        return _Fields(self._value.get(name), f"{self.path}.{name}")
+
+    def entries(self, name: str) -> "list[_Fields]":
+        values = self.take(name, list)
+        return [_Fields(value, f"{self.path}.{name}[{index}]") for index, value in enumerate(values)]

@@ -1,0 +1,124 @@
+"""The device's energy, where it tells: NVML for a CUDA device, RAPL (powercap) for the packages of a CPU. Where nothing
+can be read there is no figure: none is ever estimated from a power rating."""
+
+import importlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+POWERCAP = Path("/sys/class/powercap")
+SAMPLE_INTERVAL_S = 0.2
+# A picture that takes longer than this is charged the mean power of the time that is remembered.
+REMEMBERED_SAMPLES = 3000
+
+Counter = Callable[[], float]
+
+
+def open_counter(device: torch.device, powercap: Path = POWERCAP) -> Counter | None:
+    """A reading in joules that only grows, or None where the device does not tell."""
+    return _nvml_counter(device) if device.type == "cuda" else rapl_counter(powercap)
+
+
+def rapl_counter(powercap: Path) -> Counter | None:
+    """All CPU packages together: whatever else runs on them is in it."""
+    zones = [_RaplZone(path) for path in sorted(powercap.glob("intel-rapl:*")) if path.name.count(":") == 1]
+    try:
+        for zone in zones:
+            zone.joules()
+    except (OSError, ValueError):
+        return None
+    return (lambda: sum(zone.joules() for zone in zones)) if zones else None
+
+
+class _RaplZone:
+    """`energy_uj` wraps around at `max_energy_range_uj`; read it often enough, and the sum does not."""
+
+    def __init__(self, directory: Path) -> None:
+        self._energy = directory / "energy_uj"
+        self._range = directory / "max_energy_range_uj"
+        self._last_uj: int | None = None
+        self._total_uj = 0
+
+    def joules(self) -> float:
+        now_uj = int(self._energy.read_text())
+        if self._last_uj is not None:
+            step = now_uj - self._last_uj
+            self._total_uj += step if step >= 0 else step + int(self._range.read_text())
+        self._last_uj = now_uj
+        return self._total_uj / 1e6
+
+
+def _nvml_counter(device: torch.device) -> Counter | None:
+    """NVML's energy since the driver was loaded, from Volta on; needs the package pynvml."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except Exception as error:  # whatever is missing there, the answer is the same
+        logger.info("no energy figures: %s", type(error).__name__)
+        return None
+    return lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+
+
+class EnergyMeter:
+    """Reads a counter on a thread of its own; `watts` is asked on the event loop and reads nothing."""
+
+    def __init__(
+        self,
+        counter: Counter,
+        spend: Callable[[float], None] = lambda joules: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._counter = counter
+        self._spend = spend
+        self._monotonic = monotonic
+        self._samples: deque[tuple[float, float]] = deque(maxlen=REMEMBERED_SAMPLES)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="energy", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def sample(self) -> None:
+        joules = self._counter()
+        if self._samples:
+            self._spend(max(joules - self._samples[-1][1], 0.0))
+        self._samples.append((self._monotonic(), joules))
+
+    def watts(self, since: float, until: float) -> float | None:
+        """Mean power between two times of the monotonic clock, from the samples around them; None before there are
+        two."""
+        samples = list(self._samples)
+        inner = list(_around(samples, since, until))
+        if len(inner) < 2 or inner[-1][0] <= inner[0][0]:
+            return None
+        return (inner[-1][1] - inner[0][1]) / (inner[-1][0] - inner[0][0])
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self.sample()
+                if self._stop.wait(SAMPLE_INTERVAL_S):
+                    return
+        except Exception as error:
+            logger.warning("the energy counter stopped answering: %s", type(error).__name__)
+
+
+def _around(samples: list[tuple[float, float]], since: float, until: float) -> Iterator[tuple[float, float]]:
+    """From the last sample before `since` to the first one after `until`, or to the newest; never fewer than the two
+    newest, since a picture may be shorter than the time between samples."""
+    begin = max((index for index, (at, _) in enumerate(samples) if at <= since), default=0)
+    end = next((index for index, (at, _) in enumerate(samples) if at >= until), len(samples) - 1)
+    yield from samples[max(min(begin, end - 1), 0) : end + 1]

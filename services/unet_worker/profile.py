@@ -1,0 +1,25 @@
+"""`python -m services.unet_worker.profile --model DIR --out FILE`: what the model costs on this device, measured."""
+
+import asyncio
+
+from pentimento.diffusion.allow_list import check_checkpoint
+from pentimento.domain.profile import profile_to_json
+from pentimento.rpc import run_service
+from pentimento.settings import load_settings
+from pentimento.telemetry import configure_logging
+from services.unet_worker.settings import ProfileSettings
+
+
+async def main(argv: list[str]) -> None:
+    settings = load_settings(ProfileSettings, "bench_profile", argv)
+    check_checkpoint(settings.model)
+    # Imported after that: a wrong flag or a bad checkpoint is answered before torch is loaded.
+    from services.unet_worker.model_profile import measure
+
+    profile = await asyncio.to_thread(measure, settings)
+    await asyncio.to_thread(settings.out.write_text, profile_to_json(profile))
+
+
+if __name__ == "__main__":
+    configure_logging("bench_profile", "")
+    run_service(main)

@@ -1,0 +1,122 @@
+"""Many attempts at once: they share steps, and each is what it is alone."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+from prometheus_client import REGISTRY
+from torch import Tensor
+
+from pentimento.clients.messages.generation import attempt_to_proto, route_to_proto, spec_to_proto
+from pentimento.diffusion.engine import MemoryBudget, MemoryModel
+from pentimento.domain.errors import Cancelled, InvalidArgument
+from pentimento.domain.execution import Started
+from pentimento.domain.generation import GenerationSpec
+from pentimento.domain.profile import profile_from_json
+from pentimento.tensors.device import tensor_from_wire
+from pentimento.tensors.wire import tensor_from_proto
+from pentimento.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from services.unet_worker.profile import main as profile_main
+from tests.integration.unet_worker.conftest import Served, serve
+from tests.integration.unet_worker.requests import attempt, execute, result_of, route, spec_with
+
+
+async def latents_of(worker: Served, spec: GenerationSpec, request_id: str) -> Tensor:
+    request = pb.ExecuteRequest(
+        attempt=attempt_to_proto(attempt(request_id=request_id)),
+        spec=spec_to_proto(spec),
+        route=route_to_proto(route(worker)),
+        worker_generation=worker.held.worker_generation,
+        return_latents=True,
+    )
+    answers = [answer async for answer in UnetWorkerServiceStub(worker.channel).Execute(request)]
+    return tensor_from_wire(tensor_from_proto(answers[-1].result.final_latents))
+
+
+def steps_by_batch_size() -> dict[str, float]:
+    """Cumulative, as Prometheus counts."""
+    found = next(metric for metric in REGISTRY.collect() if metric.name == "pentimento_worker_batch_count")
+    return {sample.labels["le"]: sample.value for sample in found.samples if "le" in sample.labels}
+
+
+async def test_attempts_that_come_together_share_steps_and_are_what_they_are_alone(worker: Served) -> None:
+    specs = [spec_with(seed=seed, num_inference_steps=20 + seed) for seed in range(4)]
+    alone = [await latents_of(worker, spec, f"alone-{spec.seed}") for spec in specs]
+    before = steps_by_batch_size()
+
+    together = await asyncio.gather(*(latents_of(worker, spec, f"together-{spec.seed}") for spec in specs))
+
+    after = steps_by_batch_size()
+    shared = (after["+Inf"] - before["+Inf"]) - (after["1.0"] - before["1.0"])
+    assert shared > 0
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+
+
+async def test_a_cancel_inside_a_batch_ends_its_own_attempt_alone(worker: Served) -> None:
+    long = execute(worker, attempt=attempt(request_id="long"), spec=spec_with(num_inference_steps=900))
+    assert isinstance(await anext(long), Started)
+    other = asyncio.create_task(
+        result_of(execute(worker, attempt=attempt(request_id="other"), spec=spec_with(num_inference_steps=30)))
+    )
+    await asyncio.sleep(0)
+
+    await worker.client.cancel("long", 1)
+
+    with pytest.raises(Cancelled):
+        await result_of(long)
+    assert (await other).steps_run == 30
+
+
+async def test_a_picture_above_the_memory_budget_is_refused_and_the_next_one_painted(worker: Served) -> None:
+    one_row = 2**20 / 32**2
+    worker.process.worker.loaded.engine.limits.set_budget(MemoryBudget(3 * 2**20, MemoryModel(0.0, one_row)))
+
+    with pytest.raises(InvalidArgument, match=r"64x64 pixels with guidance need about 8 MiB.*budget of 3 MiB"):
+        await result_of(execute(worker, attempt=attempt(1), spec=spec_with(width_px=64, height_px=64)))
+
+    credits = await anext(worker.client.watch_credits("frontdoor", 1))
+    assert credits.credit_count == 2
+    assert (await result_of(execute(worker, attempt=attempt(2)))).image
+
+
+async def test_a_worker_without_batches_holds_one_attempt_and_one_that_is_ready(
+    checkpoint: Path, directory: Path
+) -> None:
+    async with serve(checkpoint, directory, max_batch=1) as worker:
+        credits = await anext(worker.client.watch_credits("frontdoor", 1))
+
+    assert credits.credit_count == 2
+
+
+async def test_the_account_tells_the_device_time_and_no_energy_that_nobody_measured(worker: Served) -> None:
+    result = await result_of(execute(worker))
+
+    assert result.device_seconds > 0
+    assert (result.energy_joules is None) == (worker.process.worker.loaded.energy is None)
+
+
+async def test_the_lag_of_the_event_loop_is_measured(worker: Served) -> None:
+    await result_of(execute(worker, spec=spec_with(num_inference_steps=100)))
+
+    assert REGISTRY.get_sample_value("pentimento_worker_event_loop_lag_seconds_count")
+
+
+async def test_a_profile_is_written_that_the_reader_takes(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    flags = ["--steps", "2", "--repeats", "2", "--batch-sizes", "1,2", "--device", "cpu"]
+
+    await profile_main(["--model", str(checkpoint), "--out", str(out), *flags])
+
+    profile = profile_from_json(out.read_text())
+    assert [(batch.batch_size, len(batch.steps)) for batch in profile.batches] == [(1, 2), (2, 2)]
+    assert [(size.width_px, size.height_px) for size in profile.sizes] == [(32, 32)]
+    assert (profile.model, profile.device, profile.step_count) == (checkpoint.name, "cpu", 2)
+
+
+@pytest.mark.parametrize("size", ["32", "0x32", "33x32", "32x32x32"])
+async def test_a_size_that_cannot_be_profiled_is_named(checkpoint: Path, tmp_path: Path, size: str) -> None:
+    with pytest.raises(InvalidArgument, match="sizes"):
+        await profile_main(["--model", str(checkpoint), "--out", str(tmp_path / "profile.json"), "--sizes", size])

@@ -1,0 +1,60 @@
+"""The load that benchmarks offer: the same stream for everybody, and failures that count as late."""
+
+import math
+
+import pytest
+
+from benchmarks.worker_load import Answer, Arrival, drive, failures, latency_quantile, poisson, shifted
+
+
+def test_the_same_seed_gives_the_same_stream() -> None:
+    assert poisson(2.0, 50, seed=3) == poisson(2.0, 50, seed=3)
+    assert poisson(2.0, 50, seed=3) != poisson(2.0, 50, seed=4)
+
+
+def test_arrivals_come_at_the_rate_asked_for() -> None:
+    arrivals = poisson(5.0, 5000, seed=0)
+
+    assert arrivals[-1].at_s == pytest.approx(1000.0, rel=0.05)
+    assert [arrival.at_s for arrival in arrivals] == sorted(arrival.at_s for arrival in arrivals)
+
+
+def test_a_shifted_stream_differs_in_its_numbers_alone() -> None:
+    first, second = poisson(1.0, 3, seed=0), shifted(poisson(1.0, 3, seed=0), 100)
+
+    assert [arrival.at_s for arrival in first] == [arrival.at_s for arrival in second]
+    assert [arrival.number for arrival in second] == [100, 101, 102]
+
+
+def answer(latency_s: float) -> Answer:
+    return Answer(Arrival(0, 0.0, 0), latency_s, 0.0)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 2.0), (0.75, 3.0), (0.76, math.inf), (1.0, math.inf)])
+def test_a_quantile_that_falls_among_the_failed_is_infinite(share: float, expected: float) -> None:
+    assert latency_quantile([answer(value) for value in (3.0, 1.0, math.inf, 2.0)], share) == expected
+
+
+async def test_what_fails_is_told_apart_and_ends_nothing_else() -> None:
+    async def ask(arrival: Arrival) -> None:
+        if arrival.number == 1:
+            raise RuntimeError("no")
+
+    outcome = await drive(ask, [Arrival(number, 0.0, 0) for number in range(3)])
+
+    assert failures(outcome) == ["RuntimeError: no"]
+    assert [math.isinf(one.latency_s) for one in outcome.answers] == [False, True, False]
+    assert outcome.images_per_s * outcome.seconds == pytest.approx(2)
+
+
+async def test_a_stream_that_is_given_up_sends_nobody_any_more() -> None:
+    asked = []
+
+    async def ask(arrival: Arrival) -> None:
+        asked.append(arrival.number)
+
+    arrivals = [Arrival(number, 0.02 * number, 0) for number in range(10)]
+    outcome = await drive(ask, arrivals, lambda answers: len(answers) >= 3)
+
+    assert outcome.cut_short
+    assert asked == [one.arrival.number for one in outcome.answers] == [0, 1, 2]

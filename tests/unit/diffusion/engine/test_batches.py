@@ -1,0 +1,187 @@
+"""Pictures in ever-changing batches: each is what it is alone, and the same history gives the same bits."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest, prepare
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.domain.errors import Cancelled
+from pentimento.domain.generation import Scheduler
+from tests.unit.diffusion.engine.loops import Added, Loop
+from tests.unit.diffusion.specs import paint, run_steps, spec_with
+
+TOLERANCE = 1e-4
+STOP = Cancelled("CANCELLED", "no more")
+
+
+def request(seed: int = 7, first_step: int = 0, **changes: Any) -> PaintingRequest:
+    spec = spec_with(**{"seed": seed, "prompt": f"picture {seed}", "num_inference_steps": 6, **changes})
+    if first_step == 0:
+        return PaintingRequest(spec, NoiseStart())
+    latent = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(seed))
+    return PaintingRequest(spec, LatentStart(latent, first_step))
+
+
+def assert_same_picture(model: DiffusionModel, added: Added) -> None:
+    alone = paint(model, added.ticket.request)
+    torch.testing.assert_close(added.heard.latent, alone, rtol=0, atol=TOLERANCE)
+
+
+def test_requests_that_come_together_share_every_forward_pass(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    added = [loop.add(request(seed)) for seed in range(3)]
+
+    loop.run()
+
+    assert loop.observer.sizes == [3] * 6
+    for one in added:
+        assert_same_picture(model, one)
+
+
+def test_a_request_joins_at_its_own_step_and_leaves_when_it_is_done(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    long = loop.add(request(1))
+    loop.tick(2)
+    short = loop.add(request(2, first_step=4))
+
+    loop.run()
+
+    assert loop.observer.sizes == [1, 1, 2, 2, 1, 1]
+    assert short.heard.start == (4, 6)
+    assert short.heard.steps == [5, 6]
+    assert_same_picture(model, long)
+    assert_same_picture(model, short)
+
+
+def test_other_sizes_and_guidance_regimes_have_batches_of_their_own(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    added = [
+        loop.add(request(1)),
+        loop.add(request(2, guidance_scale=1.0)),
+        loop.add(request(3, width_px=64)),
+        loop.add(request(4)),
+    ]
+
+    loop.run()
+
+    assert sorted(loop.observer.sizes) == [1] * 12 + [2] * 6
+    for one in added:
+        assert_same_picture(model, one)
+
+
+def test_samplers_and_step_counts_mix_in_one_batch(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    added = [
+        loop.add(request(1)),
+        loop.add(request(2, scheduler=Scheduler.EULER, num_inference_steps=4)),
+        loop.add(request(3, eta=0.8, num_inference_steps=5)),
+        loop.add(request(4, guidance_scale=7.5)),
+    ]
+
+    loop.run()
+
+    assert loop.observer.sizes == [4, 4, 4, 4, 3, 2]
+    for one in added:
+        assert_same_picture(model, one)
+
+
+def test_a_batch_of_one_gives_the_bits_of_the_picture_alone(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    added = loop.add(request(1))
+
+    loop.run()
+
+    assert torch.equal(added.heard.latent, paint(model, added.ticket.request))
+
+
+def test_captures_and_previews_come_from_inside_a_batch(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    loop.add(request(1))
+    watched = request(2)
+    added = loop.add(PaintingRequest(watched.spec, watched.start, frozenset({2, 4}), preview_interval_steps=3))
+
+    loop.run()
+
+    assert added.heard.previews == [3]
+    assert set(added.heard.latents) == {2, 4}
+    alone = run_steps(model, prepare(model, PromptMemo(model, 8), watched), until=4)
+    torch.testing.assert_close(added.heard.latents[4], alone.state.latent, rtol=0, atol=TOLERANCE)
+
+
+def test_device_seconds_of_batchmates_add_up_to_the_time_of_the_steps(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    added = [loop.add(request(seed)) for seed in range(2)]
+    one = added[0].heard
+    one.at_step = {step: lambda: setattr(loop, "now", loop.now + 1.0) for step in range(1, 7)}
+
+    loop.run()
+
+    spent = sum(report.seconds for report in loop.observer.batches)
+    assert sum(each.heard.end.device_s for each in added) == pytest.approx(spent)  # type: ignore[union-attr]
+
+
+@dataclass
+class Joins:
+    """Who comes at which tick, and who is stopped at which: a history of batches."""
+
+    arrivals: list[tuple[int, PaintingRequest]]
+    stops: dict[int, int] = field(default_factory=dict)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> Joins:
+    arrivals = [
+        (
+            draw(st.integers(0, 8)),
+            request(
+                seed,
+                first_step=draw(st.sampled_from([0, 0, 1, 3])),
+                num_inference_steps=draw(st.integers(4, 6)),
+                scheduler=draw(st.sampled_from([Scheduler.DDIM, Scheduler.EULER])),
+                guidance_scale=draw(st.sampled_from([3.0, 3.0, 3.0, 1.0])),
+            ),
+        )
+        for seed in range(draw(st.integers(2, 6)))
+    ]
+    stops = draw(st.dictionaries(st.integers(0, len(arrivals) - 1), st.integers(0, 10), max_size=2))
+    return Joins(sorted(arrivals, key=lambda pair: pair[0]), stops)
+
+
+def play(model: DiffusionModel, history: Joins) -> list[Added]:
+    loop = Loop(model, max_batch=3)
+    added: list[Added] = []
+    for tick in range(60):
+        added += [loop.add(one) for time, one in history.arrivals if time == tick]
+        for number, time in history.stops.items():
+            if time == tick and number < len(added):
+                added[number].ticket.stop(STOP)
+        loop.tick()
+    assert all(one.heard.end is not None for one in added)
+    return added
+
+
+@given(history=histories())
+@settings(max_examples=12, deadline=None)
+def test_whatever_joins_and_leaves_around_it_a_picture_is_what_it_is_alone(
+    model: DiffusionModel, history: Joins
+) -> None:
+    for one in play(model, history):
+        if not isinstance(one.heard.end, Cancelled):
+            assert_same_picture(model, one)
+
+
+@given(history=histories())
+@settings(max_examples=6, deadline=None)
+def test_the_same_history_twice_gives_the_same_bits(model: DiffusionModel, history: Joins) -> None:
+    first, second = play(model, history), play(model, history)
+
+    for one, other in zip(first, second, strict=True):
+        assert isinstance(one.heard.end, Cancelled) == isinstance(other.heard.end, Cancelled)
+        if not isinstance(one.heard.end, Cancelled):
+            assert torch.equal(one.heard.latent, other.heard.latent)

@@ -1,0 +1,205 @@
+"""What goes wrong with one request stays with it: NaN, errors of the network, little memory, thousands of cancels."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.engine.faults import release_unused
+from pentimento.diffusion.engine.limits import RECOVERY_S
+from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.painting import LatentStart, PaintingRequest
+from pentimento.domain.errors import DEVICE_OUT_OF_MEMORY, Cancelled, Internal, PentimentoError, ResourceExhausted
+from tests.unit.diffusion.engine.loops import Loop, Scripted
+from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.specs import spec_with
+
+STOP = Cancelled("CANCELLED", "no more")
+
+
+def spoil(rows: slice, at_call: int, value: float) -> Any:
+    def change(number: int, inputs: Any, prediction: Tensor) -> Tensor:
+        if number == at_call:
+            prediction = prediction.clone()
+            prediction[rows, 0, 0, 0] = value
+        return prediction
+
+    return change
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite_end_their_own_request_at_once(model: DiffusionModel, value: float) -> None:
+    loop = Loop(model, denoiser=Scripted(model, spoil(slice(3, 4), 2, value)))
+    added = [loop.add(request(seed)) for seed in range(3)]
+
+    loop.run()
+
+    spoilt = added[1].heard
+    assert isinstance(spoilt.end, Internal)
+    assert spoilt.end.reason == "NON_FINITE_LATENT"
+    assert spoilt.steps == [1, 2]
+    assert_same_picture(model, added[0])
+    assert_same_picture(model, added[2])
+
+
+def test_a_request_that_the_network_fails_on_is_found_in_its_batch_and_ends_alone(model: DiffusionModel) -> None:
+    def change(number: int, inputs: Any, prediction: Tensor) -> Tensor:
+        if (inputs.latents.abs() > 50).any():
+            raise RuntimeError("a prompt might be quoted here")
+        return prediction
+
+    loop = Loop(model, denoiser=Scripted(model, change))
+    good = [loop.add(request(seed)) for seed in range(3)]
+    poison = loop.add(PaintingRequest(spec_with(num_inference_steps=6), LatentStart(torch.full((1, 4, 8, 8), 99.0), 1)))
+
+    loop.run()
+
+    assert isinstance(poison.heard.end, Internal)
+    assert "prompt" not in poison.heard.end.message
+    assert poison.heard.steps == []
+    for one in good:
+        assert one.heard.steps == [1, 2, 3, 4, 5, 6]
+        assert_same_picture(model, one)
+
+
+def at_most(rows: int, error: Exception) -> Any:
+    def change(number: int, inputs: Any, prediction: Tensor) -> Tensor:
+        if len(inputs.latents) > rows:
+            raise error
+        return prediction
+
+    return change
+
+
+NO_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=["cuda", "cpu", "python"])
+def test_a_batch_that_does_not_fit_the_device_is_halved_and_reported(model: DiffusionModel, error: Exception) -> None:
+    loop = Loop(model, denoiser=Scripted(model, at_most(4, error)))
+    added = [loop.add(request(seed)) for seed in range(4)]
+
+    loop.run()
+
+    assert loop.observer.refused_batches == [4]
+    assert loop.observer.sizes == [2] * 12
+    for one in added:
+        assert_same_picture(model, one)
+
+
+@pytest.mark.parametrize(("device", "releases"), [("cuda", 1), ("cpu", 0)])
+def test_blocks_cut_for_large_batches_go_back_to_the_device(
+    device: str, releases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: released.append(device))
+
+    release_unused(torch.device(device))
+
+    assert len(released) == releases
+
+
+def test_batches_grow_again_once_the_memory_may_be_back(model: DiffusionModel) -> None:
+    scripted = Scripted(model, at_most(4, NO_MEMORY[0]))
+    loop = Loop(model, denoiser=scripted)
+    for seed in range(4):
+        loop.add(request(seed))
+    loop.tick()
+    scripted._change = lambda number, inputs, prediction: prediction
+    loop.tick()
+    loop.now = RECOVERY_S
+    loop.tick()
+
+    assert loop.observer.sizes == [2, 2, 2, 4]
+
+
+def test_a_request_that_the_device_cannot_hold_alone_ends_as_out_of_memory(model: DiffusionModel) -> None:
+    loop = Loop(model, denoiser=Scripted(model, at_most(0, NO_MEMORY[0])))
+    added = loop.add(request(1))
+
+    loop.run()
+
+    assert isinstance(added.heard.end, ResourceExhausted)
+    assert added.heard.end.reason == DEVICE_OUT_OF_MEMORY
+
+
+def test_a_listener_that_raises_ends_its_own_picture_alone(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    good, bad = loop.add(request(1)), loop.add(request(2))
+    bad.heard.at_step[3] = lambda: 1 / 0
+
+    loop.run()
+
+    assert isinstance(bad.heard.end, Internal)
+    assert_same_picture(model, good)
+
+
+def test_a_request_that_cannot_be_prepared_ends_alone_and_the_next_one_runs(model: DiffusionModel) -> None:
+    loop = Loop(model, max_batch=1)
+    bad = loop.add(request(1, num_inference_steps=1000))
+    good = loop.add(request(2))
+
+    loop.run()
+
+    assert isinstance(bad.heard.end, PentimentoError)
+    assert_same_picture(model, good)
+
+
+def test_what_a_stopped_request_held_is_free_after_the_next_step(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    loop.add(request(1))
+    start = torch.randn(1, 4, 8, 8)
+    stopped = loop.add(PaintingRequest(spec_with(num_inference_steps=6), LatentStart(start, 1)))
+    loop.tick(2)
+    latents = [weakref.ref(tensor) for tensor in gc.get_objects() if is_latent(tensor)]
+    stopped.ticket.stop(STOP)
+    held = weakref.ref(start)
+    del start, stopped
+    loop.tick()
+
+    assert held() is None
+    assert sum(latent() is not None for latent in latents) <= len(latents) - 1
+
+
+def is_latent(thing: object) -> bool:
+    return type(thing) is Tensor and thing.shape == (1, 4, 8, 8)
+
+
+def test_a_stopped_request_leaves_nothing_even_when_no_step_follows(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    start = torch.randn(1, 4, 8, 8)
+    stopped = loop.add(PaintingRequest(spec_with(num_inference_steps=6), LatentStart(start, 1)))
+    loop.tick(2)
+    stopped.ticket.stop(STOP)
+    held = weakref.ref(start)
+    del start, stopped
+    loop.tick()
+
+    assert held() is None
+
+
+def test_thousands_of_cancels_leave_nothing_behind(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    survivor = loop.add(request(0, num_inference_steps=21))
+    loop.tick()
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(10):
+        tickets = [loop.add(request(1)).ticket for _ in range(300)]
+        loop.tick()  # some of them begin
+        for ticket in tickets:
+            ticket.stop(STOP)
+        loop.tick()
+    del tickets, ticket
+    gc.collect()
+
+    assert loop.steps.idle
+    assert len(gc.get_objects()) - before < 300
+    assert_same_picture(model, survivor)

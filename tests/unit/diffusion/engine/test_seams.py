@@ -1,0 +1,183 @@
+"""What single requests bring into a batch: residuals of ControlNets, on time and late, and LoRAs."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.engine.seams import stack_adapters, stack_residuals
+from pentimento.diffusion.families import (
+    ControlResiduals,
+    DenoiserInput,
+    DiffusionModel,
+    LowRankUpdate,
+    PerSampleAdapters,
+)
+from pentimento.diffusion.painting import model_input, prepare, take_step
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.domain.errors import Internal, Unavailable
+from tests.unit.diffusion.engine.loops import Loop
+from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+
+DOWN_SHAPES = ((16, 8, 8), (16, 8, 8), (16, 4, 4), (32, 4, 4))
+
+
+def residuals(seed: int, rows: int = 2, value: float | None = None) -> ControlResiduals:
+    generator = torch.Generator().manual_seed(seed)
+
+    def made(shape: tuple[int, ...]) -> Tensor:
+        if value is not None:
+            return torch.full((rows, *shape), value)
+        return torch.randn(rows, *shape, generator=generator)
+
+    return ControlResiduals(tuple(made(shape) for shape in DOWN_SHAPES), made((32, 4, 4)))
+
+
+@dataclass
+class Source:
+    """Random residuals for each step, `late_ticks` ticks late at the steps named."""
+
+    late_ticks: dict[int, int] = field(default_factory=dict)
+    asked: list[tuple[int, DenoiserInput]] = field(default_factory=list)
+
+    def ask(self, step_index: int, inputs: DenoiserInput) -> None:
+        self.asked.append((step_index, inputs))
+
+    def take(self, step_index: int) -> ControlResiduals | None:
+        if self.late_ticks.get(step_index, 0):
+            self.late_ticks[step_index] -= 1
+            return None
+        return residuals(step_index)
+
+
+@torch.inference_mode()
+def controlled_alone(model: DiffusionModel) -> Tensor:
+    painting = prepare(model, PromptMemo(model, 8), request(1))
+    while not painting.done:
+        inputs = replace(model_input(model, painting), residuals=residuals(painting.state.step_index))
+        take_step(model, painting, model.predict(inputs))
+    return painting.state.latent
+
+
+def test_residuals_reach_their_own_request_and_no_other(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    source = Source()
+    controlled = loop.add(replace(request(1), control=source))
+    plain = loop.add(request(2))
+
+    loop.run()
+
+    torch.testing.assert_close(controlled.heard.latent, controlled_alone(model), rtol=0, atol=1e-4)
+    assert_same_picture(model, plain)
+    assert [step for step, _ in source.asked] == [0, 1, 2, 3, 4, 5]
+    assert source.asked[0][1].latents.shape == (2, 4, 8, 8)
+
+
+def test_a_request_whose_residuals_are_late_skips_the_tick_and_loses_nothing(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    controlled = loop.add(replace(request(1), control=Source(late_ticks={0: 2, 3: 1})))
+    plain = loop.add(request(2))
+
+    loop.tick(2)
+    assert (controlled.heard.steps, plain.heard.steps) == ([], [1, 2])
+    loop.run()
+
+    assert loop.observer.preemptions == []
+    torch.testing.assert_close(controlled.heard.latent, controlled_alone(model), rtol=0, atol=1e-4)
+    assert_same_picture(model, plain)
+
+
+def test_nobody_on_time_makes_no_step(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    loop.add(replace(request(1), control=Source(late_ticks={0: 3})))
+
+    assert loop.tick()  # prepared
+    assert not loop.tick()
+    assert loop.observer.sizes == []
+
+
+def test_a_source_that_breaks_ends_its_own_request(model: DiffusionModel) -> None:
+    class Broken(Source):
+        def take(self, step_index: int) -> ControlResiduals | None:
+            raise Unavailable("CONTROLNET_LOST", "no replica answers")
+
+    loop = Loop(model)
+    broken = loop.add(replace(request(1), control=Broken()))
+    plain = loop.add(request(2))
+
+    loop.run()
+
+    assert isinstance(broken.heard.end, Unavailable)
+    assert_same_picture(model, plain)
+
+
+@pytest.mark.parametrize("bad", [residuals(0, rows=3), residuals(0, value=float("nan"))], ids=["shape", "nan"])
+def test_residuals_that_are_wrong_end_their_own_request(model: DiffusionModel, bad: ControlResiduals) -> None:
+    class Wrong(Source):
+        def take(self, step_index: int) -> ControlResiduals | None:
+            return bad
+
+    loop = Loop(model)
+    wrong = loop.add(replace(request(1), control=Wrong()))
+    plain = loop.add(request(2))
+
+    loop.run()
+
+    assert isinstance(wrong.heard.end, Internal)
+    assert_same_picture(model, plain)
+
+
+def test_rows_without_control_and_padding_are_zero() -> None:
+    stacked = stack_residuals([None, residuals(1)], rows_each=2, row_count=6)
+
+    assert stacked is not None
+    assert stacked.mid_block_residual is not None
+    for rows in (*stacked.down_block_residuals, stacked.mid_block_residual):
+        assert len(rows) == 6
+        assert not rows[:2].any()
+        assert not rows[4:].any()
+    assert torch.equal(stacked.down_block_residuals[3][2:4], residuals(1).down_block_residuals[3])
+
+
+def test_a_batch_in_which_nobody_has_control_takes_none() -> None:
+    assert stack_residuals([None, None], 2, 4) is None
+    assert stack_adapters([None, None], 2, 4) is None
+
+
+def update(rank: int, value: float) -> LowRankUpdate:
+    return LowRankUpdate(torch.full((1, rank, 5), value), torch.full((1, 3, rank), value))
+
+
+def test_adapters_of_different_ranks_and_layers_share_a_batch() -> None:
+    first = PerSampleAdapters({"a": update(2, 1.0)})
+    second = PerSampleAdapters({"a": update(4, 2.0), "b": update(1, 3.0)})
+
+    stacked = stack_adapters([first, None, second], rows_each=2, row_count=8)
+
+    assert stacked is not None
+    applied = {name: part.up @ part.down for name, part in stacked.updates.items()}
+    assert applied["a"].shape == (8, 3, 5)
+    assert applied["a"][:, 0, 0].tolist() == [2.0, 2.0, 0.0, 0.0, 16.0, 16.0, 0.0, 0.0]
+    assert applied["b"][:, 0, 0].tolist() == [0.0, 0.0, 0.0, 0.0, 9.0, 9.0, 0.0, 0.0]
+
+
+LAYER = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+
+
+@torch.inference_mode()
+def test_a_lora_changes_its_own_request_and_no_other(model: DiffusionModel) -> None:
+    generator = torch.Generator().manual_seed(0)
+    made = LowRankUpdate(torch.randn(1, 2, 16, generator=generator), torch.randn(1, 16, 2, generator=generator))
+    adapted = replace(request(1), adapters=PerSampleAdapters({LAYER: made}))
+    loop = Loop(model)
+    with_lora, plain = loop.add(adapted), loop.add(request(2))
+
+    loop.run()
+
+    both_rows = PerSampleAdapters({LAYER: LowRankUpdate(made.down.expand(2, 2, 16), made.up.expand(2, 16, 2))})
+    painting = prepare(model, PromptMemo(model, 8), adapted)
+    while not painting.done:
+        take_step(model, painting, model.predict(replace(model_input(model, painting), adapters=both_rows)))
+    torch.testing.assert_close(with_lora.heard.latent, painting.state.latent, rtol=0, atol=1e-4)
+    assert_same_picture(model, plain)

@@ -1,0 +1,119 @@
+"""Profiles: what is written is what is read, and what is broken is named."""
+
+import json
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.profile import (
+    BatchProfile,
+    Cost,
+    ModelProfile,
+    SizeProfile,
+    profile_from_json,
+    profile_to_json,
+)
+
+samples = st.lists(st.floats(0.001, 10), min_size=1, max_size=20)
+costs = samples.map(Cost.of)
+sides = st.integers(8, 4096)
+profiles = st.builds(
+    ModelProfile,
+    *[st.text(max_size=20) for _ in range(4)],
+    st.integers(1, 64),
+    st.sampled_from(["eager", "compile", "graphs"]),
+    st.integers(1, 1000),
+    st.lists(st.builds(SizeProfile, sides, sides, costs, costs, costs), max_size=3).map(tuple),
+    st.lists(
+        st.builds(
+            BatchProfile,
+            sides,
+            sides,
+            st.booleans(),
+            st.integers(1, 64),
+            st.lists(costs, min_size=1, max_size=3).map(tuple),
+            st.none() | st.integers(1, 2**40),
+        ),
+        max_size=3,
+    ).map(tuple),
+    st.none() | st.integers(1, 2**40),
+)
+
+
+@given(profiles)
+def test_what_is_written_is_what_is_read(profile: ModelProfile) -> None:
+    assert profile_from_json(profile_to_json(profile)) == profile
+
+
+@given(st.lists(samples, min_size=1, max_size=5))
+def test_pooled_costs_are_those_of_all_samples_together(groups: list[list[float]]) -> None:
+    together = [sample for group in groups for sample in group]
+
+    pooled = Cost.pooled([Cost.of(group) for group in groups])
+
+    assert pooled.sample_count == len(together)
+    assert pooled.mean_s == pytest.approx(statistics.fmean(together))
+    variance = statistics.variance(together) if len(together) > 1 else 0.0
+    assert pooled.variance_s2 == pytest.approx(variance, abs=1e-9)
+
+
+ONE = Cost(1.0, 0.0, 5)
+PROFILE = ModelProfile(
+    "tiny", "sha256:0", "cpu", "float32", 1, "eager", 2,
+    (SizeProfile(32, 32, ONE, ONE, ONE),),
+    tuple(BatchProfile(32, 32, True, size, (Cost(seconds, 0.0, 5),)) for size, seconds in ((1, 1.0), (4, 2.5))),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("batch_size", "seconds"), [(1, 1.0), (2, 1.5), (4, 2.5), (5, None), (0, None)])
+def test_between_measured_batch_sizes_the_line_is_straight(batch_size: int, seconds: float | None) -> None:
+    assert PROFILE.step_seconds(32, 32, guided=True, batch_size=batch_size) == seconds
+
+
+def test_what_was_not_measured_is_not_made_up() -> None:
+    assert PROFILE.step_seconds(64, 32, guided=True, batch_size=1) is None
+    assert PROFILE.batch(32, 32, guided=False, batch_size=1) is None
+    assert PROFILE.batch(32, 32, guided=True, batch_size=4) == PROFILE.batches[1]
+
+
+def edited(path: list[Any], value: Any) -> str:
+    document = json.loads(profile_to_json(replace(PROFILE, build_version="1")))
+    place = document
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = value
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        (["format"], 2, "profile.format"),
+        (["model"], 3, "profile.model"),
+        (["threads"], True, "profile.threads"),
+        (["threads"], 0, "profile.threads"),
+        (["batches"], {}, "profile.batches"),
+        (["batches", 1, "steps"], [], "profile.batches[1].steps"),
+        (["batches", 0, "guided"], 1, "profile.batches[0].guided"),
+        (["batches", 0, "steps", 0, "mean_s"], -1, "profile.batches[0].steps[0].mean_s"),
+        (["batches", 0, "steps", 0, "mean_s"], float("nan"), "profile.batches[0].steps[0].mean_s"),
+        (["batches", 0, "steps", 0, "variance_s2"], "0", "profile.batches[0].steps[0].variance_s2"),
+        (["sizes", 0, "decode"], None, "profile.sizes[0].decode"),
+        (["idle_memory_bytes"], 1.5, "profile.idle_memory_bytes"),
+    ],
+)
+def test_what_is_broken_is_named(path: list[Any], value: Any, named: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        profile_from_json(edited(path, value))
+    assert refused.value.violations[0].field == named
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+def test_what_is_no_profile_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="profile"):
+        profile_from_json(text)

@@ -1,0 +1,95 @@
+"""Joules where the device tells, nothing where it does not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.unet_worker.energy import EnergyMeter, open_counter, rapl_counter
+
+CPU = torch.device("cpu")
+
+
+def zone(powercap: Path, name: str, energy_uj: int, range_uj: int = 1_000_000_000) -> Path:
+    directory = powercap / name
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "energy_uj").write_text(f"{energy_uj}\n")
+    (directory / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    return directory
+
+
+def test_a_machine_without_powercap_has_no_counter(tmp_path: Path) -> None:
+    assert open_counter(CPU, tmp_path / "none") is None
+
+
+def test_a_zone_that_may_not_be_read_gives_no_counter(tmp_path: Path) -> None:
+    (tmp_path / "intel-rapl:0").mkdir()
+
+    assert rapl_counter(tmp_path) is None
+
+
+def test_packages_add_up_and_their_parts_do_not_count_twice(tmp_path: Path) -> None:
+    first, second = zone(tmp_path, "intel-rapl:0", 5_000_000), zone(tmp_path, "intel-rapl:1", 7_000_000)
+    part = zone(tmp_path, "intel-rapl:0:0", 1_000_000)
+    counter = rapl_counter(tmp_path)
+    assert counter is not None
+    before = counter()
+
+    for directory, energy_uj in ((first, 6_000_000), (second, 7_500_000), (part, 9_000_000)):
+        (directory / "energy_uj").write_text(str(energy_uj))
+
+    assert counter() - before == pytest.approx(1.5)
+
+
+def test_a_counter_that_wraps_around_goes_on(tmp_path: Path) -> None:
+    directory = zone(tmp_path, "intel-rapl:0", 900, range_uj=1000)
+    counter = rapl_counter(tmp_path)
+    assert counter is not None
+    before = counter()
+
+    (directory / "energy_uj").write_text("100")
+
+    assert counter() - before == pytest.approx(200e-6)
+
+
+class Meter:
+    """Samples by hand: (time, joules)."""
+
+    def __init__(self, *samples: tuple[float, float]) -> None:
+        self.spent: list[float] = []
+        self._now = 0.0
+        self._joules = 0.0
+        self.meter = EnergyMeter(lambda: self._joules, self.spent.append, lambda: self._now)
+        for self._now, self._joules in samples:
+            self.meter.sample()
+
+
+def test_power_is_that_of_the_time_asked_about() -> None:
+    made = Meter((0.0, 0.0), (1.0, 10.0), (2.0, 30.0), (3.0, 60.0))
+
+    assert made.meter.watts(1.0, 2.0) == 20.0
+    assert made.meter.watts(0.5, 2.5) == 20.0
+    assert made.spent == [10.0, 20.0, 30.0]
+
+
+def test_a_picture_shorter_than_the_time_between_samples_has_the_power_around_it() -> None:
+    made = Meter((0.0, 0.0), (1.0, 10.0), (2.0, 30.0))
+
+    assert made.meter.watts(1.2, 1.3) == 20.0
+    assert made.meter.watts(5.0, 6.0) == 20.0
+
+
+def test_without_two_samples_there_is_no_figure() -> None:
+    assert Meter().meter.watts(0.0, 1.0) is None
+    assert Meter((0.0, 5.0)).meter.watts(0.0, 1.0) is None
+
+
+def test_a_counter_that_stops_answering_ends_the_samples_and_nothing_else() -> None:
+    def broken() -> float:
+        raise OSError("gone")
+
+    meter = EnergyMeter(broken)
+    meter.start()
+    meter.close()
+
+    assert meter.watts(0.0, 1.0) is None
