@@ -18,7 +18,7 @@ FEW = 10
 THINGS = ("one thing", "two things", "three things")
 
 
-DETAIL = "distance of patches from reconstructions'"
+DETAIL = "distance of patches"  # from reconstructions'
 STEP_METRICS = (*METRICS, DETAIL)
 
 
