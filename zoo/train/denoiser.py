@@ -36,27 +36,20 @@ FOREGROUND_WEIGHT = 2.0
 
 
 def make_heavy() -> UNet2DConditionModel:
-    return UNet2DConditionModel(
-        sample_size=LATENT_SIZE,
-        in_channels=LATENT_CHANNELS,
-        out_channels=LATENT_CHANNELS,
-        layers_per_block=1,
-        block_out_channels=(32, 64, 96),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        cross_attention_dim=WIDTH,
-        attention_head_dim=4,
-        norm_num_groups=8,
-    )
+    return _make_unet((32, 64, 96))
 
 
 def make_light() -> UNet2DConditionModel:
+    return _make_unet((16, 32, 48))
+
+
+def _make_unet(channels: tuple[int, int, int]) -> UNet2DConditionModel:
     return UNet2DConditionModel(
         sample_size=LATENT_SIZE,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
         layers_per_block=1,
-        block_out_channels=(16, 32, 48),
+        block_out_channels=channels,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
         cross_attention_dim=WIDTH,

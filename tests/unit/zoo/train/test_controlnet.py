@@ -1,7 +1,6 @@
 """ControlNets change nothing before they have learnt, never change the heavy denoiser, and load in stock diffusers."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,14 +26,6 @@ from zoo.train.loop import Plan, Run
 
 COUNT, BATCH, STEPS = 12, 4, 2
 PROMPTS, SEEDS = ["a red circle", "a blue star", "a ring"], [1, 2, 3]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

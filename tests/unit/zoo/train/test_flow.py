@@ -1,6 +1,6 @@
 """The flow-matching transformer learns from what the stock pipeline tells it, and paints in that pipeline."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,18 +31,10 @@ from zoo.train.flow import (
     padding,
 )
 from zoo.train.flow_distilled import FlowDistilledPart
-from zoo.train.loop import Plan, Run
+from zoo.train.loop import Part, Plan, Run
 from zoo.train.parts import part_and_plan
 
 COUNT, BATCH = 48, 4
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +59,12 @@ def pipeline(folder: Path) -> StableDiffusion3Pipeline:
     return load_flow_pipeline(folder)
 
 
-def test_the_loss_of_a_batch_falls_while_it_is_learnt(work: Path) -> None:
+def test_the_loss_of_a_batch_falls_while_it_is_learnt(
+    work: Path, losses_of_one_batch: Callable[[Part], list[float]]
+) -> None:
     part = FlowPart(work, count=COUNT, batch=BATCH)
-    optimiser = torch.optim.Adam(part.module.parameters(), lr=5e-3)
-    losses = []
-    for _ in range(5):
-        loss, _ = part.loss(torch.Generator().manual_seed(5))
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(float(loss.detach()))
+
+    losses = losses_of_one_batch(part)
 
     assert losses[-1] < 0.9 * losses[0]
 
@@ -107,16 +95,12 @@ def test_what_a_teacher_finds_becomes_the_velocity_of_the_flow(work: Path) -> No
     torch.testing.assert_close(velocity, teacher.noise - teacher.clean, rtol=1e-4, atol=1e-4)
 
 
-def test_distilling_starts_from_the_flow_trained_on_drawings_and_changes_it(work: Path) -> None:
+def test_distilling_starts_from_the_flow_trained_on_drawings_and_changes_it(
+    work: Path, losses_of_one_batch: Callable[[Part], list[float]]
+) -> None:
     part = FlowDistilledPart(work, count=COUNT, batch=BATCH)
-    optimiser = torch.optim.Adam(part.module.parameters(), lr=5e-3)
-    losses = []
-    for _ in range(5):
-        loss, _ = part.loss(torch.Generator().manual_seed(5))
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(float(loss.detach()))
+
+    losses = losses_of_one_batch(part)
 
     assert losses[-1] < losses[0]
     assert not any(parameter.requires_grad for parameter in part.teacher.parameters())

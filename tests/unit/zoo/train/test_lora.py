@@ -1,6 +1,5 @@
 """One LoRA in three formats is one LoRA to stock loaders, and takes effect at the weight and the step it is told."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,14 +20,6 @@ from zoo.train.lora import ALPHA, RANK, StyledUNet
 from zoo.train.style_judge import CLASSES, StyleJudge, style_scores
 
 STEPS = 3
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

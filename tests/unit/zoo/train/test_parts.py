@@ -1,6 +1,5 @@
 """Each part trains for a few steps on a handful of drawings, and resumes to the very same bits."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,14 +23,6 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make_part, _ = part_and_plan(name)
         Run(make_part(folder, count=COUNT, batch=BATCH), Plan(steps=1, peak_rate=1e-3), folder / name).train()
     return folder
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
