@@ -16,6 +16,8 @@ HEADINGS = ("PART", "TRAINED", "STANDS ON", "EXPORTED AS")
 UNEXPORTED = {
     "autoencoder": "part of every pipeline",
     "dual-encoder": "part of tiny-clip and of every pipeline",
+    "flow": "part of tiny-flow",
+    "flow-distilled": "part of tiny-flow",
     "judge": "nothing: it judges pictures",
     "style-judge": "nothing: it judges pictures",
     "finder": "nothing: it judges pictures",

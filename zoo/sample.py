@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from zoo.command import run
+from zoo.command import finite, positive, run
 from zoo.devices import DEVICES, choose_device
 from zoo.painting.grid import grid
 from zoo.painting.samples import Manner, paint_tiles
@@ -27,17 +27,17 @@ def main() -> None:
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="captions; a dozen of the zoo's own otherwise")
     parser.add_argument("--model", default="tiny-heavy", help="a pipeline of the registry [%(default)s]")
     parser.add_argument("--lora", metavar="NAME", help="a LoRA of the registry")
-    parser.add_argument("--lora-weight", type=float, default=1.0)
+    parser.add_argument("--lora-weight", type=finite, default=1.0)
     parser.add_argument("--controlnet", metavar="NAME", help="a ControlNet of the registry")
     parser.add_argument(
         "--condition", type=Path, metavar="FILE", help="what it is told; what drawn scenes show otherwise"
     )
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--scale", type=float, help="guidance scale")
+    parser.add_argument("--steps", type=positive)
+    parser.add_argument("--scale", type=finite, help="guidance scale")
     parser.add_argument("--seed", type=int, default=0, help="of the first picture; the next has the next")
-    parser.add_argument("--zoom", type=int, default=3, help="pixels of the grid for one of the picture")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--zoom", type=positive, default=3, help="pixels of the grid for one of the picture")
+    parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--out", type=Path, default=Path("zoo-samples.png"), help="PNG to write [%(default)s]")
     given = parser.parse_args()

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from zoo.cards.card import write_cards
-from zoo.command import run
+from zoo.command import positive, run
 from zoo.registry import CARD, WEIGHTS
 from zoo.train.parts import WORK
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--work", type=Path, default=WORK, help="where the logs are that the curves show [%(default)s]")
     parser.add_argument("--no-samples", action="store_true", help="keep the grids of samples as they are")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for name in write_cards(arguments.weights, arguments.work, samples=not arguments.no_samples):

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from zoo.cards.card import write_cards
-from zoo.command import run
+from zoo.command import positive, run
 from zoo.evaluate.bar import PARTS
 from zoo.evaluate.report import evaluate, line
 from zoo.registry import WEIGHTS
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=WORK, help="where the judges are, and painted pictures are kept")
     parser.add_argument("--prompts", type=int, default=64, help="held-out prompts")
     parser.add_argument("--seeds", type=int, default=1, help="pictures a prompt")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=positive, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     parts = arguments.only or list(PARTS)

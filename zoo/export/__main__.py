@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from zoo.command import run
+from zoo.command import positive, run
 from zoo.export.models import export_all
 from zoo.registry import MODELS, WEIGHTS
 from zoo.train.parts import WORK
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=WORK, help="folder of checkpoints and logs [%(default)s]")
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="where the directories go [zoo/weights]")
     parser.add_argument("--untrained", action="store_true", help="stand in for parts that have no checkpoint yet")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     export_all(arguments.work, arguments.weights, arguments.only, untrained=arguments.untrained)

@@ -11,6 +11,7 @@ import torch
 from diffusers import DiffusionPipeline, StableDiffusionPipeline
 from diffusers.utils import logging
 from torch import Tensor
+from transformers.utils import logging as transformers_logging
 
 from zoo.devices import device
 
@@ -25,6 +26,7 @@ def load_quietly(kind: type[Pipeline], folder: Path, **parts: object) -> Pipelin
     """A directory as a pipeline of that kind, without what diffusers says while it loads and paints."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pipeline = kind.from_pretrained(folder, **parts)

@@ -57,7 +57,7 @@ class Manner:
 def painter(manner: Manner, weights: Path = WEIGHTS, conditions: Tensor | None = None) -> Paint:
     """What paints captions with seeds into pixels (n, 3, height, width) in 0..1; `conditions` are for a ControlNet."""
     entry = kind_of(manner.model, "pipeline", weights)
-    steps = manner.steps or int(entry["default_steps"])
+    steps = int(entry["default_steps"]) if manner.steps is None else manner.steps
     scale = float(entry["default_guidance_scale"]) if manner.scale is None else manner.scale
     for name, kind in ((manner.lora, "lora"), (manner.controlnet, "controlnet")):
         if name is not None and kind_of(name, kind, weights)["base"]["name"] != manner.model:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from zoo.command import run
+from zoo.command import positive, run
 from zoo.devices import DEVICES, choose_device
 from zoo.train.loop import CHECKPOINT, Run
 from zoo.train.parts import PARTS, WORK, changed_foundations, check_needs, foundations, part_and_plan
@@ -56,13 +56,6 @@ def main() -> None:
     if training.step >= plan.steps:
         print(f"{arguments.part}: done already, {training.step} steps of {plan.steps}")
     training.train()
-
-
-def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return number
 
 
 if __name__ == "__main__":
