@@ -12,19 +12,19 @@ import argparse
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.painted import Painted
 from benchmarks.report import Figure, Options, at_most, counted, informative, measured, parse_options, publish
 from pentimento.diffusion.engine import (
     BatchLimits,
     EagerDenoiser,
     EngineSettings,
-    FinishedPainting,
     PaintingTicket,
     SilentObserver,
     StepLoop,
@@ -32,7 +32,7 @@ from pentimento.diffusion.engine import (
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest, denoise_step, prepare
 from pentimento.diffusion.prompts import PromptMemo
-from pentimento.domain.errors import Cancelled, PentimentoError
+from pentimento.domain.errors import Cancelled
 from pentimento.domain.generation import GenerationSpec
 from pentimento.sdk.supervisor.models import find_model
 
@@ -49,30 +49,6 @@ class Joining:
     request: PaintingRequest
     comes_at: int
     stopped_at: int
-
-
-@dataclass
-class Listener:
-    """Keeps the final latent; stays empty for a picture that was stopped."""
-
-    latent: Tensor | None = None
-    error: PentimentoError | None = None
-    steps: int = field(default=0)
-
-    def started(self, first_step: int, step_count: int) -> None:
-        pass
-
-    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        self.steps += 1
-
-    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        pass
-
-    def finished(self, painting: FinishedPainting) -> None:
-        self.latent = painting.latent
-
-    def failed(self, error: PentimentoError) -> None:
-        self.error = error
 
 
 def history_of(model: DiffusionModel, seed: int, count: int, steps: Sequence[int]) -> list[Joining]:
@@ -111,11 +87,11 @@ def request_of(model: DiffusionModel, generator: random.Random, seed: int, steps
 
 
 @torch.inference_mode()
-def play(model: DiffusionModel, history: Sequence[Joining]) -> list[Listener]:
+def play(model: DiffusionModel, history: Sequence[Joining]) -> list[Painted]:
     """Tick by tick, so that nothing depends on the clock."""
     limits, settings = BatchLimits(MAX_BATCH, None, lambda: 0.0), EngineSettings(max_batch=MAX_BATCH)
     loop = StepLoop(model, EagerDenoiser(model), limits, settings, SilentObserver(), lambda: 0.0)
-    heard = [Listener() for _ in history]
+    heard = [Painted() for _ in history]
     tickets: list[PaintingTicket] = []
     tick = 0
     while len(tickets) < len(history) or not loop.idle:

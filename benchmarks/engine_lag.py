@@ -18,7 +18,8 @@ from typing import Any
 
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
 from benchmarks.statistics import quantile
-from benchmarks.worker_load import START_S, Arrival, worker_under_load
+from benchmarks.worker_load import Arrival, worker_under_load
+from benchmarks.worker_process import START_S
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.sdk.supervisor.models import find_model
 from services.unet_worker.loop_lag import LoopLagProbe

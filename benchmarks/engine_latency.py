@@ -7,7 +7,6 @@ another thread, answered by a listener. The latents of a round must agree within
 
 import argparse
 import statistics
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.painted import Painted
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
@@ -23,12 +23,10 @@ from pentimento.diffusion.engine import (
     Denoiser,
     EagerDenoiser,
     EngineSettings,
-    FinishedPainting,
     StepEngine,
 )
 from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
-from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
 from pentimento.sdk.supervisor.models import find_model
 
@@ -39,36 +37,6 @@ TOLERANCE = 1e-3
 Side = Callable[[str, int], Tensor]
 
 
-class _Answer:
-    """Waits for one painting."""
-
-    def __init__(self) -> None:
-        self._over = threading.Event()
-        self._latent: Tensor | None = None
-
-    def started(self, first_step: int, step_count: int) -> None:
-        pass
-
-    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        pass
-
-    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        pass
-
-    def finished(self, painting: FinishedPainting) -> None:
-        self._latent = painting.latent
-        self._over.set()
-
-    def failed(self, error: PentimentoError) -> None:
-        self._over.set()
-
-    def wait(self) -> Tensor:
-        self._over.wait()
-        if self._latent is None:
-            raise RuntimeError("the engine failed")
-        return self._latent
-
-
 def engine_side(model: DiffusionModel, denoiser: Denoiser, steps: int) -> tuple[Side, StepEngine]:
     engine = StepEngine(model, EngineSettings(), denoiser=denoiser)
     engine.start()
@@ -77,7 +45,7 @@ def engine_side(model: DiffusionModel, denoiser: Denoiser, steps: int) -> tuple[
     def paint(prompt: str, seed: int) -> Tensor:
         size = (info.default_width_px, info.default_height_px)
         spec = GenerationSpec(prompt, "", "", *size, steps, GUIDANCE_SCALE, info.schedulers[0], seed)
-        answer = _Answer()
+        answer = Painted()
         engine.submit(PaintingRequest(spec, NoiseStart()), answer)
         return answer.wait()
 

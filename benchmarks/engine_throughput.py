@@ -1,225 +1,177 @@
 """Images per second at equal p95: our worker against the same model behind LitServe at its best.
 
 One Poisson stream of pictures with mixed remaining steps (50 less K, K as caches leave it) is offered to each side at
-rising rates; a side's figure is the most images per second at which 95 % of the answers came within the bound, which is
-the same for both: `--bound` times the time of one picture alone. LitServe gets every pair of batch size and time-out of
-the grid, and the best one counts; a pair that does not hold the best rate so far is not tried further. Both sides
-compute with one torch thread, decode and encode PNGs; ours reads its donors from an object store, theirs from memory.
+changing rates; a side's figure is the most images per second at which 95 % of the answers came within the bound, which
+is the same for both: `--bound` times the time of one picture alone.
+
+First, shorter runs find LitServe's best pair of batch size and time-out in the grid: a pair is given up when it breaks
+the promise at the best rate so far under two streams. Then both sides take turns, each seed a round in which either
+climbs to the most it can; the figure is over the rounds, and the notes hold every run. Both sides compute with one
+torch thread, decode and encode PNGs; ours reads its donors from an object store, theirs from memory.
 """
 
 import argparse
 import asyncio
-import itertools
-import math
-import socket
-import tempfile
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import httpx
-import torch
-from safetensors.torch import save_file
-
-from benchmarks.litserve_server import litserve_process
-from benchmarks.report import Figure, Options, at_least, informative, parse_options, publish
-from benchmarks.worker_load import (
-    FIRST_STEPS,
-    START_S,
-    Arrival,
-    Outcome,
-    drive,
-    failures,
-    poisson,
-    shifted,
-    worker_process,
-    worker_under_load,
-)
-from pentimento.diffusion.families import load_model
+from benchmarks.climbing import STEP, Promise, Run, Trial, best, climb, climb_up
+from benchmarks.litserve_side import litserve_side
+from benchmarks.report import Figure, Options, at_least, informative, measured, parse_options, publish
+from benchmarks.worker_load import FIRST_STEPS, Ask, lone_picture_s, worker_under_load
+from benchmarks.worker_process import worker_process
 from pentimento.sdk.supervisor.models import find_model
 
-Ask = Callable[[Arrival], Awaitable[None]]
-
 TARGET = at_least(1.5, "x")
-GRID = tuple(itertools.product((1, 2, 4, 8, 16), (0.0, 0.05, 0.2)))
-LONE_PICTURES = 5
-# Rates rise by this factor; the last one that held is the figure's.
-STEP_UP = 1.12
-OUR_BATCH = 16
+# Batch size and time-out in seconds; a batch of one waits for nobody. What is likely best comes first.
+GRID = ((4, 0.0), (2, 0.0), (8, 0.0), (1, 0.0), (16, 0.0), (2, 0.1), (4, 0.1), (8, 0.1), (16, 0.1))
+SEARCH_SEEDS = (100, 101)
 
 
-@dataclass(frozen=True)
-class Run:
-    """A stream at one rate: what came of it, and whether p95 kept to the bound."""
+@dataclass
+class Findings:
+    """All runs, LitServe's best pair, and by round what both sides could do."""
 
-    side: str
-    rate_per_s: float
-    images_per_s: float
-    p50_s: float
-    p95_s: float
-    failed: int
-    held: bool
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How many requests a run has, and what its p95 must keep to."""
-
-    count: int
-    bound_s: float
-    seed: int = 0
+    lone_s: float
+    promise: Promise
+    runs: list[Run] = field(default_factory=list)
+    pair: tuple[int, float] = GRID[0]
+    rounds: list[tuple[float, float]] = field(default_factory=list)
 
 
 def main() -> int:
     options = parse_options("engine_throughput", __doc__, add_options)
-    runs, bound_s = asyncio.run(compare(options))
-    ours, theirs = best(runs, "worker"), best(runs, "litserve")
+    found = asyncio.run(compare(options))
+    ours, theirs = ([pair[side] for pair in found.rounds] for side in (0, 1))
     figures = [
-        Figure("images per second, ours / LitServe's best", ours / theirs, TARGET, [ours, theirs], None),
-        Figure("ours", ours, informative("images/s"), samples(runs, "worker"), None),
-        Figure("LitServe at its best", theirs, informative("images/s"), samples(runs, "litserve"), None),
-        Figure("bound of p95", bound_s, informative("s"), [bound_s], None),
+        measured("images per second, ours / LitServe's best", found.rounds, ratio_of_sums, TARGET),
+        measured("ours", ours, mean, informative("images/s")),
+        measured("LitServe at its best", theirs, mean, informative("images/s")),
+        Figure("bound of p95", found.promise.p95_s, informative("s"), [found.lone_s], None),
     ]
     notes = {
-        "model": options.rest["model"],
+        **options.rest,
         "grid": [{"max_batch_size": size, "batch_timeout_s": wait} for size, wait in grid_of(options)],
-        "our_max_batch": OUR_BATCH,
+        "best_of_grid": dict(zip(("max_batch_size", "batch_timeout_s"), found.pair, strict=True)),
         "first_steps": FIRST_STEPS,
-        "requests_a_run": requests_of(options),
-        "seed": 0,
+        "lone_picture_s": found.lone_s,
+        "search_seeds": SEARCH_SEEDS,
+        "seeds": "the round's number",
         "torch_threads": 1,
+        "runs": [run.row() for run in found.runs],
     }
     return publish(options, figures, notes=notes)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-heavy", help="registry name or diffusers directory")
-    parser.add_argument("--requests", type=int, default=120, help="requests of a run")
+    parser.add_argument("--requests", type=int, default=90, help="requests of a run that counts")
+    parser.add_argument("--search-requests", type=int, default=40, help="requests of a run that searches the grid")
+    parser.add_argument("--rounds", type=int, default=2, help="seeds under which both sides are measured")
     parser.add_argument("--bound", type=float, default=8.0, help="p95 in units of a lone picture's time")
+    parser.add_argument("--max-batch", type=int, default=16, help="of our worker")
 
 
-def grid_of(options: Options) -> tuple[tuple[int, float], ...]:
-    return ((4, 0.05),) if options.quick else GRID
+def grid_of(options: Options) -> Sequence[tuple[int, float]]:
+    return GRID[:1] if options.quick else GRID
 
 
-def requests_of(options: Options) -> int:
-    return 12 if options.quick else int(options.rest["requests"])
-
-
-def best(runs: list[Run], side: str) -> float:
-    held = [run.images_per_s for run in runs if run.side.startswith(side) and run.held]
-    if not held:
-        raise RuntimeError(f"{side} never kept to the bound: {samples(runs, side)}")
-    return max(held)
-
-
-def samples(runs: list[Run], side: str) -> list[dict[str, Any]]:
-    return [
-        {name: None if value == math.inf else value for name, value in vars(run).items()}
-        for run in runs
-        if run.side.startswith(side)
-    ]
-
-
-async def compare(options: Options) -> tuple[list[Run], float]:
+async def compare(options: Options) -> Findings:
     model = find_model(options.rest["model"]).path
-    async with our_side(model) as ask:
+    async with our_side(model, options.rest["max_batch"]) as ask:
         lone_s = await lone_picture_s(ask)
-        plan = Plan(requests_of(options), options.rest["bound"] * lone_s)
-        runs = await climb(f"worker max_batch={OUR_BATCH}", ask, plan, 1.0 / lone_s)
-    rate = 0.7 / lone_s
-    for max_batch, timeout_s in grid_of(options):
-        async with their_side(model, max_batch, timeout_s) as ask:
-            climbed = await climb(f"litserve max_batch={max_batch} timeout={timeout_s}", ask, plan, rate)
-        runs += climbed
-        rate = max([rate, *(run.rate_per_s * STEP_UP for run in climbed if run.held)])
-    return runs, plan.bound_s
-
-
-async def lone_picture_s(ask: Ask) -> float:
-    """Mean seconds of pictures from noise, one after the other."""
-    began = time.monotonic()
-    for number in range(LONE_PICTURES):
-        await ask(Arrival(-1 - number, 0.0, 0))
-    return (time.monotonic() - began) / LONE_PICTURES
-
-
-async def climb(side: str, ask: Ask, plan: Plan, rate_per_s: float) -> list[Run]:
-    """Rising rates until one does not hold."""
-    runs: list[Run] = []
-    while not runs or runs[-1].held:
-        arrivals = shifted(poisson(rate_per_s, plan.count, plan.seed), 1000 * len(runs))
-        run = judged(side, rate_per_s, await drive(ask, arrivals), plan)
-        print(f"{run.side}: {run.rate_per_s:.2f}/s {run.images_per_s:.2f} images/s p95 {run.p95_s:.2f} s", flush=True)
-        runs.append(run)
-        rate_per_s *= STEP_UP
-    return runs
-
-
-def judged(side: str, rate_per_s: float, outcome: Outcome, plan: Plan) -> Run:
-    for failure in failures(outcome):
-        print(f"{side}: {failure}", flush=True)
-    p95_s = outcome.latency_s(0.95)
-    failed = sum(bool(answer.error) for answer in outcome.answers)
-    held = failed == 0 and p95_s <= plan.bound_s
-    return Run(side, rate_per_s, outcome.images_per_s, outcome.latency_s(0.5), p95_s, failed, held)
+        found = Findings(lone_s, Promise(options.rest["bound"] * lone_s))
+        ours = partial(Trial, "worker", ask, found.promise)
+        rate = await our_rate(options, found, ours)
+        their_rate = await search_grid(options, found, model)
+        async with AsyncExitStack() as stack:
+            name, their_ask = await enter_litserve(stack, model, found.pair)
+            theirs = partial(Trial, name, their_ask, found.promise)
+            await run_rounds(options, found, (ours, theirs), (rate, their_rate))
+    return found
 
 
 @asynccontextmanager
-async def our_side(model: Path) -> AsyncIterator[Ask]:
-    flags = ["--threads", "1", "--max-batch", str(OUR_BATCH), "--credits", "256"]
-    with worker_process(model, *flags) as address:
+async def our_side(model: Path, max_batch: int) -> AsyncIterator[Ask]:
+    with worker_process(model, "--threads", "1", "--max-batch", str(max_batch), "--credits", "256") as address:
         async with worker_under_load(address) as worker:
             yield worker.ask
 
 
-@asynccontextmanager
-async def their_side(model: Path, max_batch: int, timeout_s: float) -> AsyncIterator[Ask]:
-    with tempfile.TemporaryDirectory() as folder:
-        donors = Path(folder) / "donors.safetensors"
-        await asyncio.to_thread(write_donors, model, donors)
-        port = free_port()
-        with litserve_process(model, donors, port, max_batch, timeout_s):
-            limits = httpx.Limits(max_connections=None)
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None, limits=limits) as client:
-                await until_healthy(client)
-                yield lambda arrival: ask_litserve(client, arrival)
+async def enter_litserve(stack: AsyncExitStack, model: Path, pair: tuple[int, float]) -> tuple[str, Ask]:
+    size, wait = pair
+    return f"litserve {size} {wait:g} s", await stack.enter_async_context(litserve_side(model, size, wait))
 
 
-def write_donors(model: Path, path: Path) -> None:
-    """Unit-variance noise stands for the latents: what they show costs no time."""
-    loaded = load_model(model, torch.device("cpu"), torch.float32)
-    shape = loaded.latent_shape(loaded.info.default_width_px, loaded.info.default_height_px)
-    save_file({str(step): torch.randn(shape) for step in FIRST_STEPS if step}, path)
+def requests_of(options: Options, name: str) -> int:
+    return 8 if options.quick else int(options.rest[name])
 
 
-async def ask_litserve(client: httpx.AsyncClient, arrival: Arrival) -> None:
-    order = {"prompt": arrival.prompt, "seed": abs(arrival.number), "first_step": arrival.first_step}
-    response = await client.post("/predict", json=order)
-    response.raise_for_status()
-    if not response.content.startswith(b"\x89PNG"):
-        raise RuntimeError("LitServe answered with something else than a picture")
+async def our_rate(options: Options, found: Findings, ours: "partial[Trial]") -> float:
+    """Where our rounds begin."""
+    trial = ours(requests_of(options, "search_requests"), "search")
+    found.runs += await climb(partial(trial.run, seed=SEARCH_SEEDS[0]), 1.2 / found.lone_s)
+    return fastest(found.runs).rate_per_s
 
 
-async def until_healthy(client: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(START_S):
-        while True:
-            try:
-                if (await client.get("/health")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.2)
+async def search_grid(options: Options, found: Findings, model: Path) -> float:
+    """Tries every pair; the rate that the best one held at. Raises RuntimeError when none held any rate."""
+    climbed: list[Run] = []
+    for pair in grid_of(options):
+        async with AsyncExitStack() as stack:
+            name, ask = await enter_litserve(stack, model, pair)
+            trial = Trial(name, ask, found.promise, requests_of(options, "search_requests"), "search")
+            runs = await outdo(trial, climbed, 0.9 / found.lone_s)
+        found.runs += runs
+        if any(run.held for run in runs):
+            found.pair = pair
+            climbed += runs
+    return fastest(climbed).rate_per_s
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+async def outdo(trial: Trial, climbed: Sequence[Run], first_rate: float) -> list[Run]:
+    """The first pair climbs from `first_rate`; whoever comes later starts a step above the best so far, and is given up
+    when that breaks under both streams."""
+    before = best(climbed)
+    if before is None:
+        return await climb(partial(trial.run, seed=SEARCH_SEEDS[0]), first_rate)
+    runs: list[Run] = []
+    for seed in SEARCH_SEEDS:
+        runs += await climb_up(partial(trial.run, seed=seed), before.rate_per_s * STEP)
+        if best(runs):
+            break
+    return runs
+
+
+def fastest(runs: Sequence[Run]) -> Run:
+    found = best(runs)
+    if found is None:
+        raise RuntimeError(f"the bound was never kept: {[run.row() for run in runs]}")
+    return found
+
+
+async def run_rounds(
+    options: Options, found: Findings, sides: "tuple[partial[Trial], partial[Trial]]", rates: tuple[float, float]
+) -> None:
+    for seed in range(1 if options.quick else options.rest["rounds"]):
+        reached: dict[int, float] = {}
+        for side in (0, 1) if seed % 2 == 0 else (1, 0):
+            trial = sides[side](requests_of(options, "requests"), "measure")
+            runs = await climb(partial(trial.run, seed=seed), rates[side])
+            found.runs += runs
+            reached[side] = fastest(runs).images_per_s
+        found.rounds.append((reached[0], reached[1]))
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:
+    return sum(ours for ours, _ in pairs) / sum(theirs for _, theirs in pairs)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ import torch
 
 from benchmarks.diffusers_reference import Case, DiffusersReference
 from benchmarks.report import Figure, Options, at_most, measured, parse_options, publish
-from benchmarks.worker_under_test import WorkerUnderTest, await_serving, noise_image, worker_process
+from benchmarks.worker_process import worker_process
+from benchmarks.worker_under_test import WorkerUnderTest, await_serving, noise_image
 from pentimento.domain.generation import Scheduler
 from pentimento.rpc import RpcChannelSettings, open_channel
 from tests.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint

@@ -9,12 +9,13 @@ DONORS is a safetensors file with the latents that requests start from, kept in 
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ import litserve
 import torch
 from torch import Tensor
 
+from benchmarks.painted import Painted
 from benchmarks.worker_load import STEPS
 from pentimento.diffusion.engine import (
     BatchLimits,
     EagerDenoiser,
     EngineSettings,
-    FinishedPainting,
     PaintingTicket,
     SilentObserver,
     StepLoop,
@@ -35,8 +36,9 @@ from pentimento.diffusion.engine import (
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import encode_pixels
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
-from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
+
+END_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -44,30 +46,6 @@ class PictureOrder:
     prompt: str
     seed: int
     first_step: int
-
-
-@dataclass
-class _Painted:
-    """Keeps what a painting ends with."""
-
-    latent: Tensor | None = None
-    error: PentimentoError | None = None
-    steps: list[int] = field(default_factory=list)
-
-    def started(self, first_step: int, step_count: int) -> None:
-        pass
-
-    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        pass
-
-    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        pass
-
-    def finished(self, painting: FinishedPainting) -> None:
-        self.latent = painting.latent
-
-    def failed(self, error: PentimentoError) -> None:
-        self.error = error
 
 
 class WholeBatches:
@@ -82,17 +60,15 @@ class WholeBatches:
 
     @torch.inference_mode()
     def paint(self, orders: Sequence[PictureOrder]) -> list[bytes]:
-        heard = [_Painted() for _ in orders]
+        heard = [Painted() for _ in orders]
         for order, one in zip(orders, heard, strict=True):
             self._loop.submit(PaintingTicket(self._request(order), one, time.monotonic()))
         while self._loop.tick():
             pass
         return [self._png(one) for one in heard]
 
-    def _png(self, painted: _Painted) -> bytes:
-        if painted.latent is None:
-            raise RuntimeError("a picture failed") from painted.error
-        return encode_pixels(self._model.decode_latent(painted.latent), "png")
+    def _png(self, painted: Painted) -> bytes:
+        return encode_pixels(self._model.decode_latent(painted.result()), "png")
 
     def _request(self, order: PictureOrder) -> PaintingRequest:
         info, step = self._model.info, order.first_step
@@ -120,7 +96,16 @@ def litserve_process(model: Path, donors: Path, port: int, max_batch: int, timeo
         try:
             yield
         finally:
-            process.terminate()
+            end_group(process)
+
+
+def end_group(process: "subprocess.Popen[bytes]") -> None:
+    """With LitServe's HTTP server and worker: processes of their own, which would outlive the first and compute on."""
+    os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def read_donors(path: Path) -> dict[int, Tensor]:

@@ -6,17 +6,13 @@ leave: from the start, or from one of the captured latents. The same seed gives 
 
 import asyncio
 import math
-import os
 import random
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from benchmarks.worker_process import START_S
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.execution import AttemptResult
@@ -35,7 +31,6 @@ from pentimento.domain.generation import (
 )
 from pentimento.rpc import RpcChannelSettings, open_channel
 
-START_S = 180.0
 STEPS = 50
 # What NIRVANA's caches leave to do (SYSTEMS.md N4); 0 is a picture from noise.
 FIRST_STEPS = (0, 5, 10, 15, 20, 25)
@@ -67,10 +62,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one stream of arrivals; images per second from the first arrival to the last answer."""
+    """Of one stream of arrivals, in their order; images per second from the stream's start to the last answer."""
 
     answers: tuple[Answer, ...]
     seconds: float
+    cut_short: bool = False
 
     @property
     def images_per_s(self) -> float:
@@ -78,6 +74,13 @@ class Outcome:
 
     def latency_s(self, share: float) -> float:
         return latency_quantile(self.answers, share)
+
+
+Ask = Callable[[Arrival], Awaitable[None]]
+
+
+def never(answers: Sequence[Answer]) -> bool:
+    return False
 
 
 def latency_quantile(answers: Sequence[Answer], share: float) -> float:
@@ -96,35 +99,36 @@ def poisson(rate_per_s: float, count: int, seed: int, first_steps: Sequence[int]
     return arrivals
 
 
-async def drive(ask: Callable[[Arrival], Awaitable[None]], arrivals: Sequence[Arrival]) -> Outcome:
-    """Sends each at its time and waits for all; what `ask` raises is that request's failure."""
+async def drive(ask: Ask, arrivals: Sequence[Arrival], give_up: Callable[[Sequence[Answer]], bool] = never) -> Outcome:
+    """Sends each at its time and waits for all; what `ask` raises is that request's failure. Once `give_up` says so of
+    the answers so far, nobody is sent any more: what comes out is cut short."""
     began = time.monotonic()
+    answers: list[Answer] = []
 
-    async def one(arrival: Arrival) -> Answer:
+    async def one(arrival: Arrival) -> None:
         due = began + arrival.at_s
         await asyncio.sleep(max(due - time.monotonic(), 0.0))
+        if give_up(answers):
+            return
         try:
             await ask(arrival)
         except Exception as error:
-            return Answer(arrival, math.inf, time.monotonic(), f"{type(error).__name__}: {error}"[:200])
-        return Answer(arrival, time.monotonic() - due, time.monotonic())
+            answers.append(Answer(arrival, math.inf, time.monotonic(), f"{type(error).__name__}: {error}"[:200]))
+        else:
+            answers.append(Answer(arrival, time.monotonic() - due, time.monotonic()))
 
-    answers = await asyncio.gather(*(one(arrival) for arrival in arrivals))
-    return Outcome(tuple(answers), max(answer.finished_at for answer in answers) - began)
+    await asyncio.gather(*(one(arrival) for arrival in arrivals))
+    seconds = max(answer.finished_at for answer in answers) - began
+    answers.sort(key=lambda answer: answer.arrival.number)
+    return Outcome(tuple(answers), seconds, cut_short=len(answers) < len(arrivals))
 
 
-@contextmanager
-def worker_process(model: Path, *flags: str) -> Iterator[str]:
-    """A worker with an object store of its own, one torch thread; its address."""
-    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
-        address = f"unix:{folder}/worker"
-        command = [sys.executable, "-m", "services.unet_worker", "--model", str(model), "--listen", address]
-        command += ["--objects-url", f"file://{folder}/objects", "--device", "cpu", "--log-level", "warning", *flags]
-        with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
-            try:
-                yield address
-            finally:
-                process.terminate()
+async def lone_picture_s(ask: Ask, count: int = 5) -> float:
+    """Mean seconds of pictures from noise, one after the other."""
+    began = time.monotonic()
+    for number in range(count):
+        await ask(Arrival(-1 - number, 0.0, 0))
+    return (time.monotonic() - began) / count
 
 
 class WorkerUnderLoad:

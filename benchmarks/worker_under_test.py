@@ -3,13 +3,6 @@
 import asyncio
 import io
 import itertools
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import grpc.aio
 import numpy as np
@@ -17,15 +10,13 @@ import torch
 from PIL import Image
 
 from benchmarks.diffusers_reference import Case
+from benchmarks.worker_process import START_S
 from pentimento.clients.messages.generation import attempt_to_proto, route_to_proto, spec_to_proto
 from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, InitImage, Route
 from pentimento.tensors.device import tensor_from_wire
 from pentimento.tensors.wire import tensor_from_proto
 from pentimento.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
-
-# A worker that shares its cores with others may take minutes to import its libraries.
-START_S = 600.0
 
 
 class WorkerUnderTest:
@@ -75,20 +66,6 @@ def png_of(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
-
-
-@contextmanager
-def worker_process(model: Path) -> Iterator[str]:
-    """A worker over its own empty object store; its address."""
-    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
-        address = f"unix:{folder}/worker"
-        flags = ["--model", str(model), "--objects-url", f"file://{folder}/objects", "--listen", address]
-        command = [sys.executable, "-m", "services.unet_worker", *flags, "--device", "cpu", "--log-level", "warning"]
-        with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
-            try:
-                yield address
-            finally:
-                process.terminate()
 
 
 async def await_serving(channel: grpc.aio.Channel) -> pb.GetStatusResponse:

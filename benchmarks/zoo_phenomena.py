@@ -23,9 +23,9 @@ from benchmarks.parts import PartResult, merge_parts
 from benchmarks.report import parse_options, publish
 from benchmarks.zoo_curves.setting import Setting
 from pentimento.domain.errors import NotFound
+from zoo.evaluate.studio import Studio
 from zoo.registry import WEIGHTS
-from zoo.studio import Studio
-from zoo.train import WORK
+from zoo.train.parts import WORK
 
 # Imported when they are asked for, so that what is missing for one keeps none of the others from being measured.
 PARTS = {

@@ -28,11 +28,11 @@ from benchmarks.report import (
     publish,
     surely_above,
 )
-from zoo.bar import PARTS, Goal, Row, measure
-from zoo.estimates import CONFIDENCE
+from zoo.evaluate.bar import PARTS, Goal, Row, measure
+from zoo.evaluate.estimates import CONFIDENCE
+from zoo.evaluate.studio import Studio
 from zoo.registry import WEIGHTS
-from zoo.studio import Studio
-from zoo.train import WORK
+from zoo.train.parts import WORK
 
 METHOD = "bootstrap percentile over prompts, seeds within prompts"
 QUICK_PROMPTS, QUICK_SEEDS = 16, 2

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
-from zoo.tokenizer import build_tokenizer
+from zoo.drawing.tokenizer import build_tokenizer
 
 TOKENS = 24
 SIDE_PX = 24

@@ -6,6 +6,8 @@ or asked for first (a part that is not trained, a file that is another's), 130 f
 
 from __future__ import annotations
 
+import argparse
+import math
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -25,6 +27,22 @@ def run(main: Callable[[], int | None]) -> NoReturn:
             raise
         code = fail(f"{error.filename}: {error.strerror}", 1)
     sys.exit(code)
+
+
+def positive(text: str) -> int:
+    """The type of an option: a whole number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number
+
+
+def finite(text: str) -> float:
+    """The type of an option: a number, neither infinite nor NaN."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a finite number, got {text}")
+    return number
 
 
 def fail(line: str, code: int) -> int:

@@ -9,13 +9,15 @@ from pathlib import Path
 from pentimento.domain.errors import PentimentoError
 from zoo.command import run
 from zoo.registry import MODELS, REGISTRY, WEIGHTS, read_registry
-from zoo.train import NEEDS, PARTS, WORK
-from zoo.training import CHECKPOINT, read_state
+from zoo.train.loop import CHECKPOINT, read_state
+from zoo.train.parts import NEEDS, PARTS, WORK
 
 HEADINGS = ("PART", "TRAINED", "STANDS ON", "EXPORTED AS")
 UNEXPORTED = {
     "autoencoder": "part of every pipeline",
     "dual-encoder": "part of tiny-clip and of every pipeline",
+    "flow": "part of tiny-flow",
+    "flow-distilled": "part of tiny-flow",
     "judge": "nothing: it judges pictures",
     "style-judge": "nothing: it judges pictures",
     "finder": "nothing: it judges pictures",

@@ -13,8 +13,8 @@ from typing import Any
 
 from pentimento.diffusion.checkpoint import digest_directory
 from pentimento.domain.errors import FailedPrecondition, NotFound
+from zoo.drawing.scenes import IMAGE_SIZE
 from zoo.files import replacing
-from zoo.scenes import IMAGE_SIZE
 
 WEIGHTS = Path(__file__).parent / "weights"
 REGISTRY = "registry.json"
@@ -43,9 +43,9 @@ class Model:
 MODELS = {
     model.name: model
     for model in (
-        Model("tiny-heavy", "pipeline", "sd", "heavy", steps=50, guidance_scale=2.5),
+        Model("tiny-heavy", "pipeline", "sd", "heavy", steps=50, guidance_scale=1.5),
         Model("tiny-light", "pipeline", "sd", "light", steps=12, guidance_scale=2.5),
-        Model("tiny-flow", "pipeline", "sd3", "flow", steps=28, guidance_scale=2.5),
+        Model("tiny-flow", "pipeline", "sd3", "flow-refined", steps=28, guidance_scale=2.5),
         Model("tiny-clip", "dual_encoder", "clip", "image-tower"),
         Model("tiny-controlnet-edges", "controlnet", "sd", "controlnet-edges", base="tiny-heavy"),
         Model("tiny-controlnet-layout", "controlnet", "sd", "controlnet-layout", base="tiny-heavy"),

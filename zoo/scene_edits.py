@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zoo.captions import natural_caption
-from zoo.scenes import (
+from zoo.drawing.captions import natural_caption
+from zoo.drawing.scenes import (
     BACKGROUNDS,
     COLOURS,
     PLACE_OFFSET,

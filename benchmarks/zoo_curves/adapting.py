@@ -16,19 +16,19 @@ from benchmarks.parts import PartResult
 from benchmarks.report import Figure, at_most, informative
 from benchmarks.zoo_curves import plots
 from benchmarks.zoo_curves.setting import Setting, figure, numbers, triple
-from zoo.bar_adapters import as_unit
-from zoo.conditions import edges, layout
-from zoo.dataset import as_pixels
-from zoo.estimates import Array, Estimate, estimate, mean, mean_difference, ratio
-from zoo.examination import needed
-from zoo.painted import as_bytes
-from zoo.painting import load_pipeline
-from zoo.painting_control import add_control, adjacent_cosines, paint_controlled, recorded_residuals
-from zoo.painting_lora import add_style, latent_cosines, paint_styled
-from zoo.scenes import TREATMENTS
-from zoo.studio import BASE
-from zoo.train_style_judge import CLASSES, StyleJudge, style_scores
-from zoo.training import load_trained
+from zoo.drawing.conditions import edges, layout
+from zoo.drawing.dataset import as_pixels
+from zoo.drawing.scenes import TREATMENTS
+from zoo.evaluate.bar_adapters import as_unit
+from zoo.evaluate.estimates import Array, Estimate, estimate, mean, mean_difference, ratio
+from zoo.evaluate.examination import needed
+from zoo.evaluate.studio import BASE
+from zoo.painting.controlnet import add_control, adjacent_cosines, paint_controlled, recorded_residuals
+from zoo.painting.lora import add_style, latent_cosines, paint_styled
+from zoo.painting.pipeline import load_pipeline
+from zoo.painting.store import as_bytes
+from zoo.train.loop import load_trained
+from zoo.train.style_judge import CLASSES, StyleJudge, style_scores
 
 STEPS = 50
 SWITCHED_ON_AFTER = (0, 5, 10, 15, 20, 30, 40, STEPS)

@@ -6,13 +6,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.families.model import DenoiserInput
-from pentimento.diffusion.families.registry import load_model
+from pentimento.diffusion.families import Conditioning, DenoiserInput, load_model
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.diffusion.schedulers import SamplerState, make_schedule
 from pentimento.domain.generation import Scheduler
-from zoo.dataset import as_pixels
-from zoo.painted import as_bytes
+from zoo.drawing.dataset import as_pixels
+from zoo.painting.store import as_bytes
 
 BATCH = 64
 
@@ -57,19 +56,24 @@ class BatchSampler:
     def _denoise(
         self, latents: Tensor, prompts: Sequence[str], first_step: int, last_step: int | None, kept: Sequence[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        texts = torch.cat([self._prompts.encode(prompt).states for prompt in [""] * len(prompts) + list(prompts)])
+        conditioning = self._conditioning([""] * len(prompts) + list(prompts))
         rows = latents.new_empty((2 * len(prompts), *latents.shape[1:]))
         state, held = SamplerState(latents, first_step), {}
         while state.step_index < (self.schedule.step_count if last_step is None else last_step):
             for half in rows.chunk(2):
                 self.schedule.fill_model_input(state, half)
-            given = DenoiserInput(rows, self.schedule.timesteps[state.step_index], texts)
+            given = DenoiserInput(rows, self.schedule.timesteps[state.step_index], conditioning)
             unconditional, conditional = self.model.predict(given).chunk(2)
             prediction = unconditional + self.scale * (conditional - unconditional)
             state, _ = self.schedule.advance(state, prediction, None)
             if state.step_index in kept:
                 held[state.step_index] = self.schedule.to_variance_preserving(state)
         return state.latent, held
+
+    def _conditioning(self, prompts: Sequence[str]) -> Conditioning:
+        size = (self.model.info.default_width_px, self.model.info.default_height_px)
+        rows = [self.model.conditioning(self._prompts.encode(prompt), *size) for prompt in prompts]
+        return Conditioning.concatenate(rows)
 
     @torch.inference_mode()
     def decode(self, latents: Tensor) -> Tensor:

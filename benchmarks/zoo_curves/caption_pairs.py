@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.captions import ATTRIBUTES, THINGS, Caption, labels, natural_caption
-from zoo.dataset import HELD_OUT_SEED
-from zoo.scenes import UNREADABLE, Scene, scene_at
+from zoo.drawing.captions import ATTRIBUTES, THINGS, Caption, labels, natural_caption
+from zoo.drawing.dataset import HELD_OUT_SEED
+from zoo.drawing.scenes import UNREADABLE, Scene, scene_at
 
 DONOR_SEED = 6
 KINDS = ("reworded", "one attribute changed", "several changed", "another scene")
@@ -21,7 +21,7 @@ SEVERAL = (2, 5)  # attributes changed, the upper end left out
 
 @dataclass(frozen=True)
 class CaptionPairs:
-    """`captions[i]` of receiver i with the donors `donors[i]`, one of each kind; `asked` as in `zoo.examination`."""
+    """`captions[i]` of receiver i with the donors `donors[i]`, one of each kind; `asked` as in `Prompts`."""
 
     captions: tuple[str, ...]
     donors: tuple[tuple[str, ...], ...]

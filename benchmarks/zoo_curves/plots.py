@@ -85,8 +85,9 @@ def plot_loras(curves: Mapping[str, Mapping[str, Any]], path: Path) -> None:
 
 
 def plot_steps(curves: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], path: Path) -> None:
-    figure, axes = panels(len(METRICS))
-    for axis, metric in zip(axes, METRICS, strict=True):
+    metrics = list(next(iter(curves.values())))
+    figure, axes = panels(len(metrics))
+    for axis, metric in zip(axes, metrics, strict=True):
         for (model, by_metric), colour in zip(curves.items(), COLOURS, strict=False):
             draw_line(axis, by_metric[metric], colour, model)
         axis.set(xlabel="steps", title=metric)

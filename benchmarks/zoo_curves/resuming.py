@@ -18,9 +18,9 @@ from benchmarks.zoo_curves import plots
 from benchmarks.zoo_curves.batch_sampler import BatchSampler
 from benchmarks.zoo_curves.caption_pairs import KINDS, CaptionPairs, caption_pairs
 from benchmarks.zoo_curves.setting import METRICS, Setting, figure, numbers, triple, values_of
-from zoo.estimates import CONFIDENCE, Array, Estimate, estimate
-from zoo.examination import Marks
-from zoo.studio import BASE, LIGHT
+from zoo.evaluate.estimates import CONFIDENCE, Array, Estimate, estimate
+from zoo.evaluate.examination import Marks
+from zoo.evaluate.studio import BASE, LIGHT
 
 STEPS = 50
 LATENT_STEPS = (5, 10, 15, 20, 25)

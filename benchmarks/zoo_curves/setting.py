@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Figure, Interval, Target
-from zoo.estimates import CONFIDENCE, Array, Estimate
-from zoo.examination import Marks
-from zoo.studio import Studio
+from zoo.evaluate.estimates import CONFIDENCE, Array, Estimate
+from zoo.evaluate.examination import Marks
+from zoo.evaluate.studio import Studio
 
 METHOD = "bootstrap percentile over prompts"
 METRICS = {"CLIPScore": "clip_score", "share of attributes": "score"}

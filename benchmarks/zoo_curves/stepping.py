@@ -8,46 +8,58 @@ from benchmarks.parts import PartResult
 from benchmarks.report import Figure, between, informative, surely_above
 from benchmarks.zoo_curves import plots
 from benchmarks.zoo_curves.setting import METRICS, Setting, figure, numbers, triple, values_of
-from zoo.bar_models import as_good_by_prompt
-from zoo.estimates import Array, estimate, mean, mean_difference
-from zoo.examination import Marks
-from zoo.studio import BASE, LIGHT
+from zoo.evaluate.bar_models import as_good_by_prompt
+from zoo.evaluate.detail import fine_detail
+from zoo.evaluate.estimates import Array, estimate, mean, mean_difference
+from zoo.evaluate.studio import BASE, LIGHT, Studio
 
 STEPS = (5, 10, 15, 20, 30, 50)
 FEW = 10
 THINGS = ("one thing", "two things", "three things")
 
 
+DETAIL = "distance of patches"  # from reconstructions'
+STEP_METRICS = (*METRICS, DETAIL)
+
+
 def steps_part(setting: Setting) -> PartResult:
-    marks = {model: {steps: setting.studio.marks(model, steps) for steps in STEPS} for model in (BASE, LIGHT)}
+    found = {model: {steps: _measured(setting.studio, model, steps) for steps in STEPS} for model in (BASE, LIGHT)}
     curves = {
         model: {
-            metric: {steps: triple(estimate(mean, values_of(found, metric))) for steps, found in by_steps.items()}
-            for metric in METRICS
+            metric: {steps: triple(estimate(mean, values[metric])) for steps, values in by_steps.items()}
+            for metric in STEP_METRICS
         }
-        for model, by_steps in marks.items()
+        for model, by_steps in found.items()
     }
     plots.plot_steps(curves, setting.plots / "steps.png")
-    figures = [row for model, by_steps in marks.items() for row in step_figures(model, by_steps)]
+    figures = [row for model, by_steps in found.items() for row in step_figures(model, by_steps)]
     return PartResult(figures, {"prompts": len(setting.studio.prompts), "curves": curves})
 
 
-def step_figures(model: str, by_steps: dict[int, Marks]) -> Iterator[Figure]:
-    many, few = by_steps[max(STEPS)], by_steps[FEW]
-    target = surely_above(0.0) if model == BASE else informative()
-    compared = {metric: (values_of(many, metric), values_of(few, metric)) for metric in METRICS}
-    compared["judge's log-likelihood"] = many.log_likelihood, few.log_likelihood
-    for metric, (after, before) in compared.items():
-        gain = estimate(mean_difference, after, before)
-        samples = numbers(np.concatenate([after, before], axis=1))
-        yield figure(f"steps: {model}, {metric}, {max(STEPS)} minus {FEW}", gain, target, samples)
+def _measured(studio: Studio, model: str, steps: int) -> dict[str, Array]:
+    """By metric, (prompts, seeds). Detail is what is left to gain when the judge is content."""
+    marks = studio.marks(model, steps)
+    values = {metric: values_of(marks, metric) for metric in METRICS}
+    return values | {DETAIL: fine_detail(studio.paint(model, steps), studio.rebuilt)}
+
+
+def step_figures(model: str, by_steps: dict[int, dict[str, Array]]) -> Iterator[Figure]:
+    """What the most steps gain over few."""
+    for metric in STEP_METRICS:
+        many, few = by_steps[max(STEPS)][metric], by_steps[FEW][metric]
+        detail = metric == DETAIL
+        gain = estimate(mean_difference, *((few, many) if detail else (many, few)))
+        told = f"{FEW} minus {max(STEPS)}" if detail else f"{max(STEPS)} minus {FEW}"
+        target = surely_above(0.0) if detail and model == BASE else informative()
+        samples = numbers(np.concatenate([many, few], axis=1))
+        yield figure(f"steps: {model}, {metric}, {told}", gain, target, samples)
 
 
 def as_good_part(setting: Setting) -> PartResult:
-    """By the share of the attributes asked for that the judge sees, the mean over a prompt's seeds."""
+    """By the share of the attributes asked for that the judge sees, seed by seed: a cascade meets one picture."""
     studio = setting.wide
     light, heavy = studio.marks(LIGHT).score, studio.marks(BASE).score
-    as_good = as_good_by_prompt(light, heavy)
+    as_good = (light >= heavy).astype(float)
     counts = np.array([len(scene.things) for scene in studio.prompts.scenes])
     by_count = {
         name: triple(estimate(mean, as_good[counts == number + 1]))
@@ -63,10 +75,9 @@ def as_good_part(setting: Setting) -> PartResult:
 
 def as_good_figures(light: Array, heavy: Array, as_good: Array) -> Iterator[Figure]:
     samples = [[*mine, *theirs] for mine, theirs in zip(numbers(light), numbers(heavy), strict=True)]
-    name = "light-as-good: prompts on which light is as good as heavy or better"
+    name = "light-as-good: prompts on which light is as good as heavy or better, seed by seed"
     yield figure(name, estimate(mean, as_good), between(0.2, 0.4), samples)
-    each = (light >= heavy).astype(float)
-    name = "light-as-good: pictures of light that are as good as heavy's or better"
-    yield figure(name, estimate(mean, each), informative())
+    by_prompt = as_good_by_prompt(light, heavy)
+    yield figure("light-as-good: prompts on which the mean over its seeds is", estimate(mean, by_prompt), informative())
     better = (light.mean(axis=1) > heavy.mean(axis=1) + 1e-9).astype(float)[:, None]
     yield figure("light-as-good: prompts on which light is better", estimate(mean, better), informative())

@@ -102,7 +102,10 @@ def to_path(value: str) -> Path:
 
 
 def check_limits(setting: Setting, value: Any) -> None:
-    """ValueError naming the limit that `value` breaks."""
+    """ValueError naming the limit that `value`, or an item of it, breaks."""
+    if isinstance(value, tuple):
+        for item in value:
+            check_limits(setting, item)
     if isinstance(value, int | float) and not isinstance(value, bool):
         if setting.minimum is not None and value < setting.minimum:
             raise ValueError(f"must be at least {setting.minimum}, got {value}")

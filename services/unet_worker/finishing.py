@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.engine.faults import is_out_of_memory, not_finite, out_of_memory
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.images import encode_pixels
 from pentimento.domain.errors import Internal
@@ -35,7 +36,8 @@ class Finisher:
         )
 
     def finish(self, latent: Tensor, image_format: str, keep_png: bool) -> "Future[Picture]":
-        """The picture of a final latent; Internal NON_FINITE_LATENT when it holds NaN or infinities."""
+        """The picture of a final latent; Internal NON_FINITE_LATENT when it holds NaN or infinities, ResourceExhausted
+        when the device has no memory to decode it."""
         return self._executor.submit(self._finish, latent, image_format, keep_png)
 
     def preview(self, predicted_clean: Tensor) -> "Future[bytes]":
@@ -48,9 +50,7 @@ class Finisher:
     @torch.inference_mode()
     def _finish(self, latent: Tensor, image_format: str, keep_png: bool) -> Picture:
         started_at = time.monotonic()
-        if not torch.isfinite(latent).all():
-            raise Internal("NON_FINITE_LATENT", "the model produced values that are not finite")
-        pixels = self._model.decode_latent(latent)
+        pixels = self._decode(latent)
         decoded_at = time.monotonic()
         try:
             image = encode_pixels(pixels, image_format)
@@ -59,6 +59,16 @@ class Finisher:
             raise Internal("NON_FINITE_PIXELS", "the autoencoder produced values that are not finite") from None
         digest = f"sha256:{hashlib.sha256(image).hexdigest()}"
         return Picture(image, digest, png, started_at, decoded_at, time.monotonic())
+
+    def _decode(self, latent: Tensor) -> Tensor:
+        if not torch.isfinite(latent).all():
+            raise not_finite()
+        try:
+            return (
+                self._model.decode_latent(latent).float().cpu()
+            )  # waits for the device: the seconds are the decoder's
+        except (RuntimeError, MemoryError) as error:
+            raise out_of_memory() if is_out_of_memory(error) else error from None
 
     @torch.inference_mode()
     def _preview(self, predicted_clean: Tensor) -> bytes:

@@ -26,7 +26,9 @@ SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
 def measure(settings: ProfileSettings) -> ModelProfile:
-    """Takes from seconds to minutes; a line to the log for each batch. Raises InvalidArgument for a bad size."""
+    """Takes from seconds to minutes; a line to the log for each batch. InvalidArgument for a bad size, or for none."""
+    if not settings.batch_sizes:
+        raise InvalidArgument.of("batch_sizes", "names no batch size to measure")
     torch.set_num_threads(settings.threads)
     quiet_loaders()
     device = choose_device(settings.device)

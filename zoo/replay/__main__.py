@@ -13,7 +13,7 @@ import torch
 from pentimento.domain.recording import read_profile, write_recording
 from zoo.registry import WEIGHTS
 from zoo.replay.record import record
-from zoo.train import WORK
+from zoo.train.parts import WORK
 
 RECORDED = Path(__file__).parent / "recorded"
 

@@ -33,11 +33,13 @@ from pentimento.domain.recording import (
     Recording,
     ScoreCost,
 )
-from zoo.dataset import as_pixels
-from zoo.examination import Examiner, Prompts, examination_prompts
-from zoo.export_discriminator import confidence
+from zoo.devices import device
+from zoo.drawing.dataset import as_pixels
+from zoo.drawing.prompts import Prompts, examination_prompts
+from zoo.evaluate.calibration import confidence
+from zoo.evaluate.examination import Examiner
 from zoo.registry import entry_of
-from zoo.training import CHECKPOINT, device
+from zoo.train.loop import CHECKPOINT
 
 PAIR = ("tiny-light", "tiny-heavy")
 DISCRIMINATOR = "tiny-discriminator"

@@ -17,14 +17,26 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or _CPU_ALLOCATOR in str(error)
 
 
+def release_unused(device: torch.device) -> None:
+    """Hands the blocks that torch's allocator keeps for later back to the device: what was cut for a large batch may
+    lie in the way of small ones. To be called when the error is over, whose traceback holds the failed pass's tensors.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def as_typed(error: Exception) -> PentimentoError:
     if isinstance(error, PentimentoError):
         return error
     if is_out_of_memory(error):
-        return ResourceExhausted(DEVICE_OUT_OF_MEMORY, "the picture does not fit the device's memory")
+        return out_of_memory()
     # The class only: messages of libraries may quote their input, and prompts never reach a log.
     logger.error("a denoising step raised %s", type(error).__name__)
     return Internal("STEP_FAILED", f"a denoising step raised {type(error).__name__}")
+
+
+def out_of_memory() -> PentimentoError:
+    return ResourceExhausted(DEVICE_OUT_OF_MEMORY, "the picture does not fit the device's memory")
 
 
 def not_finite() -> PentimentoError:

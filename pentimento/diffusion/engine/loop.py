@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.engine.denoiser import Denoiser
-from pentimento.diffusion.engine.faults import as_typed, is_out_of_memory, not_finite
+from pentimento.diffusion.engine.faults import as_typed, is_out_of_memory, not_finite, release_unused
 from pentimento.diffusion.engine.job import Job
 from pentimento.diffusion.engine.limits import BatchLimits
 from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, PaintingTicket
@@ -160,10 +160,12 @@ class StepLoop:
         try:
             forward = self._forward(jobs)
         except Exception as error:
-            halves = self._halves(jobs, error)
+            halves, ran_out = self._halves(jobs, error), is_out_of_memory(error)
         else:
             yield forward
             return
+        if ran_out:
+            release_unused(self._model.device)
         for half in halves:
             yield from self._forwards(half)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from zoo.tokenizer import build_tokenizer
-from zoo.training import CHECKPOINT, LOG, read_state
+from zoo.drawing.tokenizer import build_tokenizer
+from zoo.train.loop import CHECKPOINT, LOG, read_state
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

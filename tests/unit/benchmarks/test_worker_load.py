@@ -45,3 +45,16 @@ async def test_what_fails_is_told_apart_and_ends_nothing_else() -> None:
     assert failures(outcome) == ["RuntimeError: no"]
     assert [math.isinf(one.latency_s) for one in outcome.answers] == [False, True, False]
     assert outcome.images_per_s * outcome.seconds == pytest.approx(2)
+
+
+async def test_a_stream_that_is_given_up_sends_nobody_any_more() -> None:
+    asked = []
+
+    async def ask(arrival: Arrival) -> None:
+        asked.append(arrival.number)
+
+    arrivals = [Arrival(number, 0.02 * number, 0) for number in range(10)]
+    outcome = await drive(ask, arrivals, lambda answers: len(answers) >= 3)
+
+    assert outcome.cut_short
+    assert asked == [one.arrival.number for one in outcome.answers] == [0, 1, 2]

@@ -9,8 +9,8 @@ from benchmarks.parts import PartResult, merge_parts
 from benchmarks.report import Figure, Options, at_least, publish
 from benchmarks.zoo_curves.caption_pairs import KINDS, caption_pairs, changed
 from benchmarks.zoo_curves.resuming import FIFTHS, breaks
-from zoo.captions import attributes
-from zoo.scenes import UNREADABLE, scene_at
+from zoo.drawing.captions import attributes
+from zoo.drawing.scenes import UNREADABLE, scene_at
 
 
 @pytest.mark.parametrize("count", [1, 3])

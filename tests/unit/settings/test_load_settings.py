@@ -31,7 +31,7 @@ class Settings:
     device: Device = Device.AUTO
     compile: bool = False
     name: str = ""
-    sizes_px: tuple[int, ...] = ()
+    sizes_px: tuple[int, ...] = setting((), help="sides of pictures", minimum=8)
 
     def __post_init__(self) -> None:
         if self.name == "root":
@@ -139,6 +139,7 @@ def test_tables_and_variables_of_other_services_are_theirs(tmp_path: Path) -> No
         (["stray"], {}, ["stray"]),
         (["--threads"], {}, ["--threads", "expected one argument"]),
         (["--threads", "0"], {}, ["--threads", "at least 1", "got 0"]),
+        (["--sizes-px", "64,4"], {}, ["--sizes-px", "at least 8", "got 4"]),
         (["--threads", "two"], {}, ["--threads", "whole number", "'two'"]),
         (["--threads", "1.5"], {}, ["--threads", "whole number"]),
         (["--timeout-s", "nan"], {}, ["--timeout-s", "finite number", "'nan'"]),

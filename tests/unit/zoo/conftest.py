@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from zoo import train_discriminator
-from zoo.export import export_all
+from zoo.drawing.tokenizer import build_tokenizer
+from zoo.export.models import export_all
 from zoo.registry import MODELS
-from zoo.tokenizer import build_tokenizer
+from zoo.train import discriminator
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def exported(empty_work: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:  # the discriminator's pictures need not be good here
         for name in ("LIGHT_STEPS", "HEAVY_STEPS"):
-            patch.setattr(train_discriminator, name, 1)
+            patch.setattr(discriminator, name, 1)
         names = export_all(empty_work, folder, untrained=True, told=lambda line: None)
     torch.set_num_threads(threads)
     assert names == list(MODELS)

@@ -7,6 +7,7 @@ import pytest
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.workloads import load_workload
+from zoo.drawing.scenes import PLACES, SIZES, UNREADABLE, Scene, draw
 from zoo.registry import WEIGHTS
 from zoo.scene_edits import CHANGES, changed, fresh, reworded
 from zoo.scene_log import (
@@ -23,7 +24,6 @@ from zoo.scene_log import (
     scene_workload,
     write_scene_log,
 )
-from zoo.scenes import PLACES, SIZES, UNREADABLE, Scene, draw
 
 COUNT = 120
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.engine.faults import release_unused
 from pentimento.diffusion.engine.limits import RECOVERY_S
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.painting import LatentStart, PaintingRequest
@@ -91,6 +92,18 @@ def test_a_batch_that_does_not_fit_the_device_is_halved_and_reported(model: Diff
     assert loop.observer.sizes == [2] * 12
     for one in added:
         assert_same_picture(model, one)
+
+
+@pytest.mark.parametrize(("device", "releases"), [("cuda", 1), ("cpu", 0)])
+def test_blocks_cut_for_large_batches_go_back_to_the_device(
+    device: str, releases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: released.append(device))
+
+    release_unused(torch.device(device))
+
+    assert len(released) == releases
 
 
 def test_batches_grow_again_once_the_memory_may_be_back(model: DiffusionModel) -> None:

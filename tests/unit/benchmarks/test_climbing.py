@@ -1,0 +1,92 @@
+"""How the most load that a server takes is found."""
+
+import asyncio
+
+import pytest
+
+from benchmarks.climbing import MOST_RUNS, STEP, Promise, Run, Trial, best, climb, climb_up
+from benchmarks.worker_load import Answer, Arrival
+
+
+def run_of(rate_per_s: float, held: bool) -> Run:
+    return Run("side", "phase", 0, rate_per_s, 10, 10, rate_per_s, 1.0, 2.0, 0, held)
+
+
+class Server:
+    """Keeps its promise up to a rate."""
+
+    def __init__(self, most: float) -> None:
+        self.most = most
+
+    async def __call__(self, rate_per_s: float) -> Run:
+        return run_of(rate_per_s, rate_per_s <= self.most)
+
+
+async def test_up_from_a_rate_that_holds_until_one_does_not() -> None:
+    runs = await climb(Server(1.2), 1.0)
+
+    assert [run.rate_per_s for run in runs] == pytest.approx([1.0, STEP, STEP**2])
+    assert [run.held for run in runs] == [True, True, False]
+
+
+async def test_down_from_a_rate_that_does_not_hold_until_one_does() -> None:
+    runs = await climb(Server(0.9), 1.0)
+
+    assert [run.rate_per_s for run in runs] == pytest.approx([1.0, 1 / STEP, 1 / STEP**2])
+    assert [run.held for run in runs] == [False, False, True]
+
+
+async def test_a_server_that_holds_nothing_or_everything_is_left_after_some_runs() -> None:
+    assert len(await climb(Server(0.0), 1.0)) == len(await climb(Server(1e9), 1.0)) == MOST_RUNS
+    assert len(await climb_up(Server(0.0), 1.0)) == 1
+
+
+def test_the_best_is_the_fastest_that_held() -> None:
+    assert best([run_of(1.0, True), run_of(1.1, True), run_of(1.2, False)]) == run_of(1.1, True)
+    assert best([run_of(1.2, False)]) is None
+
+
+def answers(late: int, early: int) -> list[Answer]:
+    return [Answer(Arrival(0, 0.0, 0), 9.0, 0.0)] * late + [Answer(Arrival(0, 0.0, 0), 0.5, 0.0)] * early
+
+
+def test_a_promise_is_broken_once_more_than_a_twentieth_of_all_requests_is_late() -> None:
+    promise = Promise(1.0)
+
+    assert not promise.is_broken(answers(late=2, early=3), request_count=40)
+    assert promise.is_broken(answers(late=3, early=0), request_count=40)
+
+
+async def test_a_run_that_keeps_the_promise_holds() -> None:
+    async def ask(arrival: Arrival) -> None:
+        pass
+
+    run = await Trial("side", ask, Promise(5.0), 20, "search").run(1000.0, seed=0)
+
+    assert run.held
+    assert run.answered == 20
+
+
+async def test_a_run_ends_early_once_its_promise_is_broken() -> None:
+    lock = asyncio.Lock()
+
+    async def ask(arrival: Arrival) -> None:
+        async with lock:
+            await asyncio.sleep(0.02)
+
+    run = await Trial("side", ask, Promise(0.0), 40, "search").run(100.0, seed=0)
+
+    assert not run.held
+    assert run.answered < 40
+
+
+async def test_a_failure_breaks_the_promise() -> None:
+    async def ask(arrival: Arrival) -> None:
+        if arrival.number % 20 == 0:
+            raise RuntimeError("no")
+
+    run = await Trial("side", ask, Promise(5.0), 20, "search").run(1000.0, seed=0)
+
+    assert not run.held
+    assert run.failed == 1
+    assert run.row()["p95_s"] is not None

@@ -1,0 +1,34 @@
+"""What comes of the rounds with and without preemption."""
+
+import math
+
+import pytest
+
+from benchmarks.engine_preempt import DEADLINE_MS, figures_of
+from benchmarks.worker_load import Answer, Arrival, Outcome
+
+
+def outcome(short_s: list[float], seconds: float, error: str = "") -> Outcome:
+    short = [Answer(Arrival(number, 0.0, 40, DEADLINE_MS), value, value, error) for number, value in enumerate(short_s)]
+    long = [Answer(Arrival(100, 0.0, 0), 5.0, 5.0)]
+    return Outcome((*short, *long), seconds)
+
+
+def test_the_ratio_is_that_of_the_short_requests_over_all_rounds() -> None:
+    rounds = [{"with": outcome([1.0, 1.0], 10.0), "without": outcome([4.0, 4.0], 10.0)}] * 3
+
+    ratio, throughput, *_ = figures_of(rounds)
+
+    assert ratio.value == pytest.approx(0.25)
+    assert throughput.value == pytest.approx(1.0)
+    assert ratio.ok and throughput.ok
+
+
+@pytest.mark.parametrize("side", ["with", "without"])
+def test_a_failure_on_either_side_leaves_no_figure(side: str) -> None:
+    sides = {"with": outcome([1.0], 10.0), "without": outcome([4.0], 10.0)}
+    sides[side] = outcome([math.inf], 10.0, error="Unavailable: gone")
+
+    figures = figures_of([sides])
+
+    assert all(figure.value is None and not figure.ok for figure in figures)

@@ -1,0 +1,159 @@
+"""Cards say what is known, and what is not known yet; their pictures stay small."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from zoo.cards.card import KNOWN_FAILURES, SAMPLES, curve_of, write_cards
+from zoo.cards.curves import draw_curve
+from zoo.cards.examples import GRIDS, example_grid, save_within
+from zoo.cards.figures import figures_in_words, read_figures
+from zoo.drawing.scenes import IMAGE_SIZE
+from zoo.painting.samples import Manner, paint_tiles, painter
+from zoo.registry import MODELS
+from zoo.train.loop import LOG
+
+LOG_LINES = [
+    {
+        "step": step,
+        "loss": 2.0 / step,
+        "rate": 1e-3,
+        "clean_third": 1.0 / step,
+        "noisy_third": 0.1,
+        "seconds_per_step": 0.25,
+    }
+    for step in range(25, 5001, 25)
+]
+FIGURES = [
+    {
+        "name": "heavy: shape",
+        "figure": 0.9123,
+        "unit": "",
+        "target": ">= 0.85",
+        "ok": True,
+        "confidence_interval": {"low": 0.9, "high": 0.925},
+    },
+    {"name": "heavy: CLIPScore", "figure": 0.7, "unit": "", "target": "none", "ok": True, "confidence_interval": None},
+    {"name": "light: missing", "figure": None, "unit": "", "target": ">= 0", "ok": False, "confidence_interval": None},
+]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    notes = {"parts": {"heavy": {"prompts": 256, "seeds": 3, "at": "2026-11-21T12:00:00Z"}}}
+    path = tmp_path / "zoo_quality.json"
+    path.write_text(json.dumps({"figures": FIGURES, "notes": notes}), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def weights(exported: Path, tmp_path: Path) -> Path:
+    """The exported zoo, to be written into."""
+    return Path(shutil.copytree(exported, tmp_path / "weights"))
+
+
+def test_a_card_shows_figures_with_intervals_and_goals(results: Path, tmp_path: Path) -> None:
+    figures = read_figures(results, tmp_path / "none.json")
+
+    assert figures_in_words("heavy", figures).splitlines() == [
+        "`heavy`: 256 prompts, 3 seeds each, 2026-11-21; intervals at 95 %.",
+        "",
+        "| figure | value | interval | goal |  |",
+        "| --- | --- | --- | --- | --- |",
+        "| shape | 0.9123 | 0.9 to 0.925 | >= 0.85 | reached |",
+        "| CLIPScore | 0.7 |  |  |  |",
+    ]
+
+
+def test_what_is_not_measured_is_said_so(results: Path, tmp_path: Path) -> None:
+    assert "not measured yet" in figures_in_words("light", read_figures(results, tmp_path / "none.json"))
+
+
+def test_results_that_are_none_are_named(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("[]", encoding="utf-8")
+
+    with pytest.raises(FailedPrecondition, match=r"results\.json: expected a JSON object"):
+        read_figures(tmp_path / "results.json", tmp_path / "none.json")
+
+
+def test_every_model_gets_a_card_without_gaps(weights: Path, results: Path, tmp_path: Path) -> None:
+    (tmp_path / "heavy").mkdir()
+    lines = (json.dumps(line) + "\n" for line in LOG_LINES)
+    (tmp_path / "heavy" / LOG).write_text("".join(lines), encoding="utf-8")
+
+    assert write_cards(weights, tmp_path, results=results) == list(MODELS)
+
+    for name in MODELS:
+        text = (weights / name / "README.md").read_text(encoding="utf-8")
+        assert text.startswith(f"# {name}\n")
+        assert "$" not in text
+        assert all(f"## {heading}" in text for heading in ("Data", "Recipe", "Figures", "Known failures", "Licence"))
+    heavy = (weights / "tiny-heavy" / "README.md").read_text(encoding="utf-8")
+    assert "| shape | 0.9123 | 0.9 to 0.925 |" in heavy
+    assert f"![How the training of heavy went]({curve_of('heavy')})" in heavy
+    assert MODELS.keys() == KNOWN_FAILURES.keys()
+
+
+def test_a_curve_is_a_small_picture(tmp_path: Path) -> None:
+    draw_curve("heavy", LOG_LINES, tmp_path / "curve.png")
+
+    with Image.open(tmp_path / "curve.png") as curve:
+        assert curve.width == 640
+    assert (tmp_path / "curve.png").stat().st_size <= 25_000
+
+
+def test_a_grid_of_noise_still_fits(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (400, 400, 3), np.uint8)
+
+    save_within(Image.fromarray(noise), tmp_path / SAMPLES, limit_bytes=100_000)
+
+    assert (tmp_path / SAMPLES).stat().st_size <= 100_000
+
+
+@pytest.mark.parametrize("name", ["tiny-controlnet-layout", "tiny-lora-neon", "tiny-discriminator"])
+def test_what_stands_beside_a_pipeline_is_shown_with_it(
+    name: str, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zoo.cards.examples.SCENES", 1)
+    monkeypatch.setattr("zoo.cards.examples.painter", quick_painter)
+
+    sheet = example_grid(MODELS[name], exported)
+
+    columns = GRIDS[MODELS[name].kind][1]
+    assert sheet is not None
+    assert sheet.width > columns * 2 * IMAGE_SIZE
+
+
+def quick_painter(manner: Manner, *arguments: object) -> object:
+    return painter(Manner(**vars(manner) | {"steps": 2}), *arguments)  # type: ignore[arg-type]
+
+
+def test_captions_are_painted_by_every_family(exported: Path) -> None:
+    for model in ("tiny-light", "tiny-flow"):
+        (tile,) = paint_tiles(Manner(model, steps=2), ["a red circle"], 0, exported)
+
+        assert tile.caption == "a red circle"
+        assert tile.picture.shape == (3, IMAGE_SIZE, IMAGE_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("manner", "told"),
+    [
+        (Manner("tiny-clip"), "no pipeline but a dual_encoder"),
+        (Manner("tiny-light", lora="tiny-lora-neon"), "does not stand on tiny-light"),
+        (Manner(controlnet="tiny-lora-neon"), "no controlnet but a lora"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(manner: Manner, told: str, exported: Path) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        painter(manner, exported)
+
+
+def test_a_model_that_is_not_there_lists_those_that_are(exported: Path) -> None:
+    with pytest.raises(NotFound, match="tiny-heavy, tiny-light"):
+        painter(Manner("tiny-heavier"), exported)

@@ -1,0 +1,88 @@
+"""Goals and rows of the bar, on arrays made by hand."""
+
+import numpy as np
+import pytest
+
+from zoo.drawing.captions import ATTRIBUTES
+from zoo.evaluate.bar import Goal, Row, attribute_rows, difference_row, measure, pairs, ratio_row
+from zoo.evaluate.bar_models import as_good_by_prompt, psnr
+from zoo.evaluate.estimates import Estimate
+from zoo.evaluate.examination import Marks
+
+
+def marks_of(right: list[list[int]], asked: list[int]) -> Marks:
+    """Of one seed, with the count of things and their first shape alone."""
+    width = len(ATTRIBUTES)
+    columns = [list(ATTRIBUTES).index(name) for name in ("count", "shape")]
+    seen, wanted = np.zeros((len(right), 1, width), bool), np.zeros((len(right), 1, width), bool)
+    seen[:, 0, columns] = right
+    wanted[:, 0, columns] = asked
+    return Marks(np.zeros((len(right), 1)), seen, wanted, np.zeros((len(right), 1)))
+
+
+@pytest.mark.parametrize(
+    "goal, met",
+    [
+        (Goal(at_least=0.5), True),
+        (Goal(at_least=0.61), False),
+        (Goal(at_most=0.59), False),
+        (Goal(at_least=0.5, at_most=0.65), True),
+        (Goal(at_least=0.45, surely=True), True),
+        (Goal(at_least=0.5, surely=True), False),
+        (Goal(at_most=0.65, surely=True), False),
+    ],
+)
+def test_a_goal_judges_the_figure_or_the_whole_interval(goal: Goal, met: bool) -> None:
+    assert goal.met_by(Estimate(0.6, 0.5, 0.7)) is met
+
+
+def test_a_row_that_is_missing_is_not_ok_and_one_without_a_goal_is() -> None:
+    assert not Row("flow", "flow", None, Goal(), missing="no weights").ok
+    assert Row("flow", "CLIPScore", Estimate(0.1, 0.0, 0.2)).ok
+
+
+def test_attribute_rows_are_of_what_was_asked_for() -> None:
+    rows = {row.name: row for row in attribute_rows("heavy", marks_of([[1, 1], [1, 0]], [1, 1]), Goal(at_least=0.85))}
+
+    assert set(rows) == {"count", "shape"}
+    assert rows["count"].figure is not None
+    assert rows["shape"].figure is not None
+    assert (rows["count"].figure.value, rows["shape"].figure.value) == (1.0, 0.5)
+    assert (rows["count"].ok, rows["shape"].ok) == (True, False)
+    assert rows["shape"].samples == ("1:1", "1:0")
+
+
+def test_a_ratio_is_of_means_and_a_difference_is_of_pairs() -> None:
+    values, others = np.array([[0.2, 0.4], [0.6, 0.8]]), np.array([[0.5], [1.0]])
+
+    compared = ratio_row("heavy", "ratio", values, others)
+    apart = difference_row("heavy", "difference", values, others)
+
+    assert compared.figure is not None
+    assert apart.figure is not None
+    assert compared.figure.value == pytest.approx(2.0 / 3.0)
+    assert apart.figure.value == pytest.approx(-0.25)
+    assert pairs(values, others) == ([[0.2, 0.4], 0.5], [[0.6, 0.8], 1.0])
+
+
+def test_as_good_compares_means_over_the_seeds_and_counts_ties() -> None:
+    light, heavy = np.array([[0.5, 1.0], [0.5, 0.5], [1.0, 1.0]]), np.array([[1.0, 0.5], [1.0, 0.5], [0.9, 0.9]])
+
+    assert as_good_by_prompt(light, heavy).ravel().tolist() == [1.0, 0.0, 1.0]
+
+
+def test_psnr_is_of_all_pixels_together() -> None:
+    assert psnr(np.array([[1.0], [3.0]]), np.array([[50.0], [50.0]])) == pytest.approx(20.0)
+
+
+def test_what_is_missing_is_a_row_that_names_it(tmp_path_factory: pytest.TempPathFactory) -> None:
+    from zoo.evaluate.studio import Studio
+
+    empty = tmp_path_factory.mktemp("empty")
+    told: list[str] = []
+
+    rows = measure(Studio(empty, empty, 1, 1), ["heavy"], told.append)
+
+    assert [row.figure for row in rows] == [None]
+    assert "tiny-heavy" in rows[0].missing
+    assert told[0].startswith("heavy: missing: ")

@@ -1,0 +1,239 @@
+"""What goes wrong around a training: it is told in one line that begins with the file, and nothing half is left."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError
+from zoo.drawing.dataset import cached_drawings
+from zoo.drawing.scenes import IMAGE_SIZE
+from zoo.drawing.tokenizer import build_tokenizer, load_tokenizer
+from zoo.files import cached_tensors, read_tensors, write_tensors
+from zoo.train.loop import CHECKPOINT, LOG, Plan, Run, load_trained, opened_log, read_log, read_state
+from zoo.train.parts import NEEDS, changed_foundations, foundations, notes_on
+
+PLAN = Plan(steps=6, peak_rate=1e-2, warmup=1, checkpoint_every=2)
+
+
+class Line:
+    """The smallest part there is: a line through points."""
+
+    def __init__(self, name: str = "line", width: int = 3) -> None:
+        torch.manual_seed(0)
+        self.name, self.width = name, width
+        self.module = nn.Linear(width, 1)
+
+    def loss(self, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
+        points = torch.randn(4, self.width, generator=generator)
+        return (self.module(points) - points.sum(dim=1, keepdim=True)).square().mean(), {}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run that stopped at step 4 of 6."""
+    Run(Line(), PLAN, tmp_path / "line").train(until=4)
+    return tmp_path / "line"
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / CHECKPOINT)
+
+
+def refusal(part: Line, folder: Path, plan: Plan = PLAN) -> str:
+    with pytest.raises(PentimentoError) as refused:
+        Run(part, plan, folder)
+    message = refused.value.message
+    assert message.startswith(str(folder / CHECKPOINT))
+    assert "\n" not in message
+    return message
+
+
+def test_a_checkpoint_of_another_part_is_named(folder: Path) -> None:
+    assert "expected a checkpoint of circle, but its part is 'line'" in refusal(Line("circle"), folder)
+
+
+def test_a_checkpoint_of_another_seed_is_named(folder: Path) -> None:
+    assert "its seed is 0, not 7" in refusal(Line(), folder, Plan(steps=6, peak_rate=1e-2, seed=7))
+
+
+def test_a_checkpoint_cut_short_is_named(folder: Path) -> None:
+    content = (folder / CHECKPOINT).read_bytes()
+    (folder / CHECKPOINT).write_bytes(content[:-1])
+
+    assert "no whole safetensors file" in refusal(Line(), folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 20, pickle.dumps({"state": 1}), b"PK\x03\x04" + bytes(100)])
+def test_what_is_no_safetensors_file_is_named(folder: Path, content: bytes) -> None:
+    (folder / CHECKPOINT).write_bytes(content)
+
+    assert "no whole safetensors file" in refusal(Line(), folder)
+
+
+def test_a_safetensors_file_that_is_no_checkpoint_is_named(folder: Path) -> None:
+    save_file({"weight": torch.zeros(1)}, folder / CHECKPOINT)
+
+    assert "expected a training's checkpoint" in refusal(Line(), folder)
+
+
+@pytest.mark.parametrize("metadata", ["{", "[]", '{"step": "four"}', '{"part": "line"}'])
+def test_a_checkpoint_that_does_not_say_how_far_it_is_is_named(folder: Path, metadata: str) -> None:
+    save_file(weights(folder), folder / CHECKPOINT, {"state": metadata})
+
+    assert "expected a training's checkpoint" in refusal(Line(), folder)
+
+
+def test_a_checkpoint_with_foreign_tensors_names_them(folder: Path) -> None:
+    write_tensors(folder / CHECKPOINT, weights(folder) | {"part.extra": torch.zeros(1)}, saved_state(folder))
+
+    assert "holds 'part.extra'" in refusal(Line(), folder)
+
+
+def test_a_checkpoint_with_a_foreign_optimiser_is_named(folder: Path) -> None:
+    write_tensors(folder / CHECKPOINT, weights(folder) | {"optimiser.9.step": torch.zeros(1)}, saved_state(folder))
+
+    assert "its optimiser holds '9.step'" in refusal(Line(), folder)
+
+
+def test_a_checkpoint_of_another_size_is_named(folder: Path) -> None:
+    assert "the shape of 'part.weight' is (1, 3), not (1, 5)" in refusal(Line(width=5), folder)
+
+
+def saved_state(folder: Path) -> dict[str, str]:
+    return {"state": json.dumps(read_state(folder))}
+
+
+def test_trained_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"heavy/checkpoint\.safetensors: not there; expected the weights of heavy"):
+        load_trained(nn.Linear(3, 1), tmp_path / "heavy")
+
+
+def test_trained_weights_of_another_part_are_named(folder: Path) -> None:
+    with pytest.raises(FailedPrecondition, match=r"expected the weights of line, but lacks 'average.0.bias'"):
+        load_trained(nn.Sequential(nn.Linear(3, 1)), folder)
+
+
+def test_a_killed_run_forgets_what_it_logged_after_its_checkpoint(folder: Path) -> None:
+    with (folder / LOG).open("a", encoding="utf-8") as log:
+        log.write('{"step": 5, "loss": 9.0}\n{"step": 6, "lo')
+
+    Run(Line(), PLAN, folder).train()
+
+    steps = [json.loads(line)["step"] for line in (folder / LOG).read_text(encoding="utf-8").splitlines()]
+    assert steps == [4, 6]
+    assert read_log(folder)[-1]["loss"] < 9.0
+
+
+def test_a_log_without_a_checkpoint_begins_anew(folder: Path) -> None:
+    (folder / CHECKPOINT).unlink()
+
+    Run(Line(), PLAN, folder).train()
+
+    assert [line["step"] for line in read_log(folder)] == [6]
+
+
+def test_a_run_that_was_killed_while_it_wrote_leaves_nothing_half(folder: Path) -> None:
+    gone = 2**22 + 1  # above the largest process number
+    left = folder / f"{CHECKPOINT}.{gone}.partial"
+    left.write_bytes(b"half")
+
+    Run(Line(), PLAN, folder).train()
+
+    assert not left.exists()
+
+
+def test_one_folder_has_one_training(folder: Path) -> None:
+    with opened_log(folder, 4), pytest.raises(FailedPrecondition, match="another process trains here"):
+        Run(Line(), PLAN, folder).train()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(FailedPrecondition, match=r"file/line/log\.jsonl: cannot be written: Not a directory"):
+        Run(Line(), PLAN, tmp_path / "file" / "line").train()
+
+
+def test_what_fails_to_be_written_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.safetensors"
+    write_tensors(path, {"one": torch.ones(1)})
+    write_tensors(tmp_path / "others.safetensors", {})
+    path.chmod(0o600)
+
+    with pytest.raises(RuntimeError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", interrupted)
+        write_tensors(path, {"one": torch.zeros(1)})
+
+    assert read_tensors(path, "numbers")["one"] == 1.0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["numbers.safetensors", "others.safetensors"]
+
+
+def interrupted(_: int) -> None:
+    raise RuntimeError("in the middle of it")
+
+
+def test_what_is_cached_is_made_again_when_its_parents_are_others(tmp_path: Path) -> None:
+    def cached(number: float, made_of: str) -> float:
+        path = tmp_path / "cache.safetensors"
+        return float(cached_tensors(path, "a number", ["n"], lambda: {"n": torch.tensor(number)}, made_of)["n"])
+
+    assert [cached(1.0, "a"), cached(2.0, "a"), cached(3.0, "b")] == [1.0, 1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-7]), "it is no whole safetensors file"),
+        (lambda path: save_file({"images": torch.zeros(1)}, path), "lacks 'coverage'"),
+        (lambda path: shrink(path), "its images are (4, 3, 8, 8)"),
+    ],
+)
+def test_a_cache_of_drawings_that_is_none_is_named(damage, told: str, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(tmp_path / "tokenizer", count=50, merges=10)
+    cached_drawings(tmp_path, 1, 4, tokenizer)
+    path = tmp_path / "drawings-1-4.safetensors"
+    damage(path)
+
+    with pytest.raises(FailedPrecondition) as refused:
+        cached_drawings(tmp_path, 1, 4, tokenizer)
+
+    assert refused.value.message.startswith(f"{path}: expected 4 drawings of {IMAGE_SIZE} px, but ")
+    assert told in refused.value.message
+
+
+def shrink(path: Path) -> None:
+    tensors = load_file(path)
+    save_file(tensors | {"images": tensors["images"][:, :, :8, :8].contiguous()}, path)
+
+
+def test_a_tokenizer_whose_files_are_damaged_is_named(tmp_path: Path) -> None:
+    build_tokenizer(tmp_path / "tokenizer", count=50, merges=10)
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{", encoding="utf-8")
+
+    with pytest.raises(FailedPrecondition) as refused:
+        load_tokenizer(tmp_path / "tokenizer")
+
+    assert refused.value.message.startswith(f"{tmp_path / 'tokenizer'}: expected the files of a CLIPTokenizer, but ")
+    assert "\n" not in refused.value.message
+
+
+def test_a_part_tells_when_what_it_stands_on_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NEEDS, "line", ("base", "other"))
+    for base in ("base", "other"):
+        Run(Line(base), PLAN, tmp_path / base).train(until=2)
+    Run(Line(), PLAN, tmp_path / "line", foundations("line", tmp_path)).train(until=2)
+    before = changed_foundations("line", tmp_path)
+
+    Run(Line("base"), PLAN, tmp_path / "base").train()
+
+    assert (before, changed_foundations("line", tmp_path)) == ([], ["base"])
+    assert [note.partition(";")[0] for note in notes_on("line", tmp_path)] == [
+        "line stands at step 2 of 6",
+        "line was trained on another base",
+    ]

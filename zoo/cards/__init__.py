@@ -1,0 +1,1 @@
+"""The model cards beside the exported weights: `python -m zoo.cards`."""

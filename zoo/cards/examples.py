@@ -1,0 +1,100 @@
+"""The grids of pictures on the model cards: what each model paints, beside what it would be without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from zoo.drawing.captions import canonical_caption
+from zoo.painting.grid import Tile, grid
+from zoo.painting.samples import PROMPTS, Manner, conditions_of, drawn, example_scenes, painter
+from zoo.registry import Model
+
+LIMIT_BYTES = 60_000
+PALETTES = (256, 128, 64, 32, 16)
+SCENES = 4
+LORA_WEIGHTS = (0.0, 0.5, 1.0)
+
+
+def example_grid(model: Model, weights: Path) -> Image.Image | None:
+    """Of a model as it is exported; none for those that paint and judge nothing."""
+    if model.kind not in GRIDS:
+        return None
+    make, columns = GRIDS[model.kind]
+    return grid(make(model, weights), columns)
+
+
+def save_within(image: Image.Image, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+    """A PNG of as many colours as fit into so many bytes."""
+    for colours in PALETTES:
+        image.quantize(colours, dither=Image.Dither.NONE).save(path, optimize=True)
+        if path.stat().st_size <= limit_bytes:
+            return
+
+
+def _pipeline(model: Model, weights: Path) -> list[Tile]:
+    painted = painter(Manner(model.name), weights)(PROMPTS, range(len(PROMPTS)))
+    return [Tile(picture, caption) for picture, caption in zip(painted, PROMPTS, strict=True)]
+
+
+def _controlnet(model: Model, weights: Path) -> list[Tile]:
+    """Drawn, told, painted under it, painted without it."""
+    scenes = example_scenes(SCENES)
+    captions, seeds = [canonical_caption(scene) for scene in scenes], range(SCENES)
+    told, base = conditions_of(model.name, scenes), Manner(str(model.base))
+    obeyed = painter(replace(base, controlnet=model.name), weights, told)(captions, seeds)
+    free = painter(base, weights)(captions, seeds)
+    columns = ((drawn(scenes), "drawn"), (told, "told"), (obeyed, "painted under it"), (free, "painted without it"))
+    return _rows(columns, captions)
+
+
+def _lora(model: Model, weights: Path) -> list[Tile]:
+    """From the same noise at growing weights."""
+    captions, seeds = PROMPTS[:SCENES], range(SCENES)
+    columns = []
+    for weight in LORA_WEIGHTS:
+        manner = Manner(str(model.base), lora=model.name, lora_weight=weight)
+        columns.append((painter(manner, weights)(captions, seeds), f"weight {weight:g}"))
+    return [tile for row in range(SCENES) for tile in (Tile(pictures[row], name) for pictures, name in columns)]
+
+
+def _discriminator(model: Model, weights: Path) -> list[Tile]:
+    """The same captions drawn, and painted by both models of the cascade, each with its confidence."""
+    from transformers import AutoModelForImageClassification
+
+    from zoo.evaluate.calibration import confidence
+
+    assert model.cascade is not None
+    scenes = example_scenes(SCENES)
+    captions, seeds = [canonical_caption(scene) for scene in scenes], range(SCENES)
+    kinds = [(drawn(scenes), "drawn")]
+    kinds += [(painter(Manner(name), weights)(captions, seeds), name) for name in reversed(model.cascade)]
+    classifier = AutoModelForImageClassification.from_pretrained(weights / model.name).eval()
+    with torch.no_grad():
+        sure = [confidence(classifier, pictures * 2.0 - 1.0) for pictures, _ in kinds]
+    return [
+        Tile(pictures[row], f"{name}: {float(confident[row]):.2f}")
+        for row in range(SCENES)
+        for (pictures, name), confident in zip(kinds, sure, strict=True)
+    ]
+
+
+def _rows(columns: tuple[tuple[Tensor, str], ...], captions: list[str]) -> list[Tile]:
+    tiles = []
+    for row, caption in enumerate(captions):
+        names = [caption, *(name for _, name in columns[1:])]
+        tiles += [Tile(pictures[row], name) for (pictures, _), name in zip(columns, names, strict=True)]
+    return tiles
+
+
+GRIDS: dict[str, tuple[Callable[[Model, Path], list[Tile]], int]] = {
+    "pipeline": (_pipeline, 4),
+    "controlnet": (_controlnet, 4),
+    "lora": (_lora, len(LORA_WEIGHTS)),
+    "discriminator": (_discriminator, 3),
+}

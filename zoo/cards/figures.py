@@ -1,0 +1,94 @@
+"""The figures on model cards: read from results, and put into words.
+
+Those of `benchmarks/results/zoo_quality.json`; of parts that it has not measured, those of EVALUATION.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pentimento.domain.errors import FailedPrecondition
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "zoo_quality.json"
+COLUMNS = ("figure", "value", "interval", "goal", "")
+Cells = tuple[str, str, str, str, str]
+
+
+@dataclass(frozen=True)
+class PartFigures:
+    """A part's rows (name, value, interval, goal, verdict) and in a sentence what they were measured on."""
+
+    how: str
+    rows: Sequence[Cells]
+
+
+def read_figures(results: Path, evaluation: Path) -> dict[str, PartFigures]:
+    """The figures there are by part of the bar; those of the benchmark before those of a quick evaluation."""
+    found = _evaluated(_read_json(evaluation))
+    return found | _benchmarked(_read_json(results))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise FailedPrecondition("BAD_FILE", f"{path}: expected a JSON object of figures")
+    return document
+
+
+def _benchmarked(result: dict[str, Any]) -> dict[str, PartFigures]:
+    """Of `benchmarks.zoo_quality`: figures named `PART: NAME`, how they were measured under `notes`."""
+    rows: dict[str, list[Cells]] = {}
+    for figure in result.get("figures", []):
+        part, _, name = figure["name"].partition(": ")
+        interval = figure["confidence_interval"]
+        if figure["figure"] is not None:
+            bounds = (interval["low"], interval["high"]) if interval else None
+            rows.setdefault(part, []).append(
+                _row(name, figure["figure"], bounds, figure["unit"], figure["target"], figure["ok"])
+            )
+    notes = result.get("notes", {}).get("parts", {})
+    return {part: PartFigures(_how(notes.get(part, {})), found) for part, found in rows.items()}
+
+
+def _evaluated(report: dict[str, Any]) -> dict[str, PartFigures]:
+    """Of `zoo.evaluate`."""
+    found = {}
+    for part, measured in report.get("parts", {}).items():
+        figures = measured.get("figures", [])
+        rows = [
+            _row(f["name"], f["value"], (f["low"], f["high"]), f["unit"], f["goal"] or "none", f["ok"]) for f in figures
+        ]
+        if rows:
+            found[part] = PartFigures(_how(measured), rows)
+    return found
+
+
+def _how(measured: dict[str, Any]) -> str:
+    seeds = measured.get("seeds", 1)
+    prompts = f"{measured['prompts']} prompts" if "prompts" in measured else "held-out prompts"
+    day = f", {measured['at'][:10]}" if "at" in measured else ""
+    return f"{prompts}, {seeds} {'seed' if seeds == 1 else 'seeds'} each{day}; intervals at 95 %."
+
+
+def _row(name: str, value: float, bounds: tuple[float, float] | None, unit: str, goal: str, ok: bool) -> Cells:
+    interval = "{:.4g} to {:.4g}".format(*bounds) if bounds else ""
+    verdict = "" if goal in ("none", "") else "reached" if ok else "short"
+    return name, f"{value:.4g} {unit}".rstrip(), interval, "" if not verdict else goal, verdict
+
+
+def figures_in_words(part: str, figures: dict[str, PartFigures]) -> str:
+    """A table, or that there is none."""
+    if part not in figures:
+        return f"`{part}`: not measured yet; `python -m benchmarks.zoo_quality --only {part}` does."
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *figures[part].rows]
+    table = ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows]
+    return "\n".join([f"`{part}`: {figures[part].how}", "", *table])

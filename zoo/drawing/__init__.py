@@ -1,0 +1,1 @@
+"""What the models learn to paint: scenes drawn by code, their captions, and what else can be told of them."""

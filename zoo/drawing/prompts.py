@@ -1,0 +1,57 @@
+"""Scenes to be painted from their captions, with what a picture of each ought to show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.drawing.captions import labels, natural_caption
+from zoo.drawing.dataset import HELD_OUT_SEED
+from zoo.drawing.scenes import Scene, draw, scene_at
+
+SEED_STRIDE = 1_000_003
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Scenes with one natural caption each; `asked` is what the caption says, `shown` what the drawing shows."""
+
+    scenes: tuple[Scene, ...]
+    captions: tuple[str, ...]
+    drawn: Tensor  # uint8 (n, 3, size, size)
+    coverage: Tensor  # float (n, size, size) in 0..1: where the things are
+    asked: Tensor  # int64 (n, attributes), UNSAID where the caption does not say
+    shown: Tensor  # the same, UNSAID where the scene has no such attribute
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def seeds(self, count: int) -> list[list[int]]:
+        """Of the noise, (prompts, count): the same for every model, which is what pairs their pictures."""
+        return [[number * SEED_STRIDE + index for number in range(count)] for index in range(len(self))]
+
+
+def examination_prompts(count: int, first: int = 0, held_out: bool = True, seed: int = HELD_OUT_SEED) -> Prompts:
+    """Scenes with a combination that no training has seen; with `held_out` False, new scenes without one."""
+    scenes, captions, drawn, coverage, asked, shown = [], [], [], [], [], []
+    for index in range(first, first + count):
+        scene, rng = scene_at(seed, index, held_out)
+        picture, covered = draw(scene)
+        caption = natural_caption(scene, rng)
+        scenes.append(scene)
+        captions.append(caption.text)
+        drawn.append(torch.from_numpy((picture * 255.0 + 0.5).astype(np.uint8)).permute(2, 0, 1))
+        coverage.append(torch.from_numpy(covered))
+        asked.append(labels(scene, caption.said))
+        shown.append(labels(scene))
+    return Prompts(
+        tuple(scenes),
+        tuple(captions),
+        torch.stack(drawn),
+        torch.stack(coverage),
+        torch.tensor(asked),
+        torch.tensor(shown),
+    )

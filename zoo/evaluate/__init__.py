@@ -1,0 +1,1 @@
+"""What the exported models are worth on held-out scenes: `python -m zoo.evaluate`."""

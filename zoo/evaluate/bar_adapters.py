@@ -1,0 +1,170 @@
+"""The bar's figures of what stands beside the models: ControlNets, LoRA styles and the discriminator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForImageClassification
+
+from zoo.drawing.conditions import edge_f1, edges, layout, place_iou
+from zoo.drawing.dataset import as_pixels
+from zoo.evaluate.bar import Goal, Row, attribute_rows, difference_row, mean_row, pairs, ratio_row, rounded
+from zoo.evaluate.calibration import auroc, calibration_error, margins, read_calibration
+from zoo.evaluate.estimates import Array, estimate, mean
+from zoo.evaluate.examination import needed
+from zoo.evaluate.studio import BASE, LIGHT, Studio
+from zoo.train.discriminator import MIX
+from zoo.train.finder import Finder, find_things
+from zoo.train.loop import load_trained
+from zoo.train.style_judge import CLASSES, StyleJudge, style_scores
+
+# Of what is painted with an adapter and without it: what heavy paints changes little with more.
+STEPS = 20
+OF_THE_CEILING = Goal(at_least=0.7)
+BEYOND_NOISE = Goal(at_least=0.0, surely=True)
+CALIBRATED = Goal(at_most=0.1)
+Agreement = Callable[
+    [Tensor], Array
+]  # of uint8 pictures (prompts, seeds, ...) with what they were told: (prompts, seeds)
+
+
+def as_unit(pictures: Tensor) -> Tensor:
+    """uint8 pictures as floats in 0..1."""
+    return pictures.float() / 255.0
+
+
+def by_picture(studio: Studio, measure: Callable[[Tensor, Tensor], Tensor], wanted: Tensor) -> Agreement:
+    """`measure(pictures in 0..1 (n, ...), wanted (n, ...))` for each picture; `wanted` is one a prompt."""
+
+    def agreement(pictures: Tensor) -> Array:
+        prompts, seeds = pictures.shape[:2]
+        flat = measure(as_unit(pictures.flatten(0, 1)), wanted.repeat_interleave(seeds, dim=0))
+        found: Array = flat.view(prompts, seeds).double().numpy()
+        return found
+
+    return agreement
+
+
+def edges_rows(studio: Studio) -> Iterator[Row]:
+    """Told the drawings' edges: those of the whole picture, and those on the things alone."""
+    part = "controlnet-edges"
+    wanted = edges(as_unit(studio.prompts.drawn))
+    painted = studio.paint_controlled("tiny-controlnet-edges", wanted, STEPS)
+    agreement = by_picture(studio, lambda pictures, told: edge_f1(edges(pictures), told), wanted)
+    yield from _obedience_rows(studio, part, "edge F1", painted, agreement)
+    things = (studio.prompts.coverage > 0).float()[:, None]
+    both = torch.cat([wanted, things], dim=1)
+    on_things = by_picture(
+        studio, lambda pictures, told: edge_f1(edges(pictures), told[:, :1], within=told[:, 1:]), both
+    )
+    yield from _obedience_rows(studio, part, "edge F1 on the things", painted, on_things)
+    yield from attribute_rows(part, studio.mark(painted), None)
+
+
+def layout_rows(studio: Studio) -> Iterator[Row]:
+    """Told where things are and how large; a finder that has seen drawings alone says where they are painted."""
+    part = "controlnet-layout"
+    finder = load_trained(Finder(), studio.work / "finder")
+    painted = studio.paint_controlled("tiny-controlnet-layout", layout(studio.prompts.scenes), STEPS)
+    agreement = by_picture(
+        studio, lambda pictures, told: place_iou(find_things(finder, pictures), told), studio.prompts.coverage
+    )
+    yield from _obedience_rows(studio, part, "IoU of the things' places", painted, agreement)
+    yield from attribute_rows(part, studio.mark(painted), None)
+
+
+def _obedience_rows(studio: Studio, part: str, name: str, painted: Tensor, agreement: Agreement) -> Iterator[Row]:
+    obeyed, ceiling, without = agreement(painted), agreement(studio.rebuilt), agreement(studio.paint(BASE, STEPS))
+    judged = "on the things" not in name
+    yield ratio_row(part, f"{name}, share of reconstructions'", obeyed, ceiling, OF_THE_CEILING if judged else None)
+    gain = BEYOND_NOISE if judged else None
+    yield difference_row(part, f"{name}, minus the run without it", obeyed, without, gain)
+    closed = estimate(share_of_the_gap, obeyed, without, ceiling)
+    yield Row(part, f"{name}, share of the gap between the run without it and reconstructions", closed)
+    for values, which in ((obeyed, "with it"), (without, "without it"), (ceiling, "of reconstructions")):
+        yield Row(part, f"{name}, {which}", estimate(mean, values))
+
+
+def share_of_the_gap(values: Array, low: Array, high: Array) -> float:
+    """How far the mean lies from the mean of `low`, 0, to that of `high`, 1."""
+    return float((values.mean() - low.mean()) / (high.mean() - low.mean()))
+
+
+def neon_rows(studio: Studio) -> Iterator[Row]:
+    return style_rows(studio, "neon")
+
+
+def blueprint_rows(studio: Studio) -> Iterator[Row]:
+    return style_rows(studio, "blueprint")
+
+
+def mosaic_rows(studio: Studio) -> Iterator[Row]:
+    return style_rows(studio, "mosaic")
+
+
+def style_rows(studio: Studio, style: str) -> Iterator[Row]:
+    """In how many pictures a classifier, trained on drawings alone, sees the style."""
+    part = f"lora-{style}"
+    judge = load_trained(StyleJudge(), studio.work / "style-judge")
+    styled = studio.paint_styled(f"tiny-{part}", steps=STEPS)
+    seen = sees_style(judge, styled, style)
+    yield mean_row(part, "pictures in the style at weight 1", seen, Goal(at_least=0.9))
+    yield mean_row(part, "pictures in the style without it", sees_style(judge, studio.paint(BASE, STEPS), style))
+    yield from attribute_rows(part, studio.mark(styled), None)
+
+
+def sees_style(judge: StyleJudge, pictures: Tensor, style: str) -> Array:
+    """1.0 where the style is the likeliest of all, for uint8 pictures (prompts, seeds, ...): (prompts, seeds)."""
+    likeliest = style_scores(judge, as_pixels(pictures.flatten(0, 1))).argmax(dim=1)
+    seen: Array = (likeliest == CLASSES.index(style)).view(pictures.shape[:2]).double().numpy()
+    return seen
+
+
+def discriminator_rows(studio: Studio) -> Iterator[Row]:
+    """Real are drawings, and drawings after the autoencoder; a sample is a prompt's confidences, (real, light)."""
+    part = "discriminator"
+    model = AutoModelForImageClassification.from_pretrained(needed(studio.weights / "tiny-discriminator")).eval()
+    calibration = read_calibration(model)
+
+    def confidence(pictures: Tensor) -> Array:
+        found = margins(model, as_pixels(pictures.flatten(0, 1)))
+        sure: Array = calibration.confidence(found).view(pictures.shape[:2]).double().numpy()
+        return sure
+
+    drawn, rebuilt = confidence(studio.prompts.drawn[:, None]), confidence(studio.rebuilt)
+    light, heavy = confidence(studio.paint(LIGHT)), confidence(studio.paint(BASE))
+    for real, name in ((drawn, "drawings"), (rebuilt, "reconstructions")):
+        figure = estimate(ranks_above, real, light)
+        yield Row(part, f"AUROC, {name} against light", figure, Goal(at_least=0.9), samples=pairs(real, light))
+    error = estimate(error_at_even_odds, drawn, rebuilt, light)
+    yield Row(part, "calibration error, real against light at even odds", error, CALIBRATED)
+    above = (heavy > light).astype(float)
+    goal = Goal(at_least=0.5, surely=True)
+    yield Row(part, "heavy above light, same prompt and seed", estimate(mean, above), goal, samples=pairs(heavy, light))
+    yield Row(part, "AUROC, heavy against light", estimate(ranks_above, heavy, light))
+    as_good = studio.marks(LIGHT).score >= studio.marks(BASE).score
+    figure = estimate(ranks_where, light, as_good)
+    yield Row(part, "AUROC, light as good as heavy against light worse", figure, samples=rounded(as_good))
+
+
+def ranks_above(higher: Array, lower: Array) -> float:
+    return auroc(torch.tensor(higher).flatten(), torch.tensor(lower).flatten())
+
+
+def ranks_where(scores: Array, positive: Array) -> float:
+    """AUROC of scores that are positive against those that are not; a half where there is only one kind."""
+    if positive.all() or not positive.any():
+        return 0.5
+    return ranks_above(scores[positive], scores[~positive])
+
+
+def error_at_even_odds(drawn: Array, rebuilt: Array, light: Array) -> float:
+    """Expected calibration error with light at as much weight as both kinds of real together, these as in training."""
+    kinds, shares = (drawn, rebuilt, light), (MIX[0], MIX[1], MIX[0] + MIX[1])
+    weights = [torch.full((kind.size,), share / kind.size) for kind, share in zip(kinds, shares, strict=True)]
+    real = [torch.full((kind.size,), kind is not light) for kind in kinds]
+    confidence = torch.tensor(np.concatenate([kind.ravel() for kind in kinds]))
+    return calibration_error(confidence, torch.cat(real), torch.cat(weights))

@@ -1,0 +1,136 @@
+"""The examination of painted pictures: held-out prompts, the dual encoder's score and the judge's reading of each.
+
+The judge has been trained on drawings alone and shares no weight with what it examines.
+Pictures are (prompts, seeds, 3, height, width); a drawing or a reconstruction has one seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import CLIPModel, CLIPTokenizer
+
+from pentimento.domain.errors import NotFound
+from zoo.drawing.captions import ATTRIBUTES, UNSAID
+from zoo.drawing.dataset import as_pixels, tokenise
+from zoo.evaluate.estimates import Array
+from zoo.train.judge import Judge
+from zoo.train.loop import CHECKPOINT, load_trained
+
+BATCH = 256
+
+
+def needed(path: Path) -> Path:
+    """A path that a figure stands on; NotFound names it when it is not there."""
+    if not path.exists():
+        raise NotFound("FILE_MISSING", f"{path}: not there")
+    return path
+
+
+def attribute_names() -> tuple[str, ...]:
+    """The attributes by their own names: the second and third things' shapes are shapes."""
+    return tuple(dict.fromkeys(_own_name(name) for name in ATTRIBUTES))
+
+
+def _own_name(name: str) -> str:
+    return name.rpartition("_")[2]
+
+
+COLUMNS = {
+    own: [column for column, name in enumerate(ATTRIBUTES) if _own_name(name) == own] for own in attribute_names()
+}
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What the dual encoder and the judge make of pictures."""
+
+    clip_score: Array  # (prompts, seeds): cosine of the picture and its caption
+    right: Array  # bool (prompts, seeds, attributes): asked for, and seen by the judge
+    asked: Array  # bool (prompts, 1, attributes)
+    log_likelihood: Array  # (prompts, seeds): the judge's, in nats, mean over the attributes asked for
+
+    @cached_property
+    def score(self) -> Array:
+        """The share of the attributes asked for that the judge sees: (prompts, seeds)."""
+        scores: Array = self.right.sum(axis=2) / self.asked.sum(axis=2)
+        return scores
+
+    def attribute(self, name: str) -> tuple[Array, Array]:
+        """How many of a kind the judge sees, (prompts, seeds), and how many were asked for, (prompts, 1)."""
+        columns = COLUMNS[name]
+        return self.right[:, :, columns].sum(axis=2), self.asked[:, :, columns].sum(axis=2)
+
+
+@torch.no_grad()
+def read_attributes(found: dict[str, Tensor], wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """From the judge's logits and the values wanted (n, attributes): which are right, and their log-probabilities;
+    False and 0 where nothing is wanted."""
+    right, likelihood = [], []
+    for column, logits in enumerate(found.values()):
+        target = wanted[:, column]
+        said = target != UNSAID
+        probability = logits.log_softmax(dim=1).gather(1, target.clamp(min=0)[:, None])[:, 0]
+        right.append((logits.argmax(dim=1) == target) & said)
+        likelihood.append(torch.where(said, probability, 0.0))
+    return torch.stack(right, dim=1), torch.stack(likelihood, dim=1)
+
+
+class Examiner:
+    """The exported dual encoder, and the judge from the work folder. Raises NotFound for either."""
+
+    def __init__(self, weights: Path, work: Path) -> None:
+        folder = needed(weights / "tiny-clip")
+        self.tokenizer = CLIPTokenizer.from_pretrained(folder)
+        self.clip = CLIPModel.from_pretrained(folder).eval()
+        self._judge_folder = work / "judge"
+
+    @cached_property
+    def judge(self) -> Judge:
+        needed(self._judge_folder / CHECKPOINT)
+        judge = load_trained(Judge(), self._judge_folder)
+        return judge
+
+    @torch.no_grad()
+    def embed_texts(self, captions: list[str]) -> Tensor:
+        """Unit vectors (n, dimensions)."""
+        pooled = self.clip.text_model(input_ids=tokenise(self.tokenizer, captions)).pooler_output
+        return functional.normalize(self.clip.text_projection(pooled), dim=-1)
+
+    @torch.no_grad()
+    def embed_images(self, pictures: Tensor) -> Tensor:
+        """uint8 pictures (n, 3, height, width) to unit vectors (n, dimensions)."""
+        parts = [self.clip.vision_model(pixel_values=as_pixels(part)).pooler_output for part in pictures.split(BATCH)]
+        return functional.normalize(self.clip.visual_projection(torch.cat(parts)), dim=-1)
+
+    def clip_scores(self, pictures: Tensor, captions: list[str]) -> Tensor:
+        """Cosines (n,) of uint8 pictures (n, 3, height, width) and their captions."""
+        return (self.embed_images(pictures) * self.embed_texts(captions)).sum(dim=-1)
+
+    @torch.no_grad()
+    def read(self, pictures: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """`read_attributes` of uint8 pictures (n, 3, height, width)."""
+        parts = zip(pictures.split(BATCH), wanted.split(BATCH), strict=True)
+        read = [read_attributes(self.judge(as_pixels(part)), target) for part, target in parts]
+        return torch.cat([right for right, _ in read]), torch.cat([likelihood for _, likelihood in read])
+
+    def mark(self, pictures: Tensor, captions: tuple[str, ...], wanted: Tensor) -> Marks:
+        """Of uint8 pictures (prompts, seeds, 3, height, width); `wanted` (prompts, attributes) as in `Prompts`."""
+        prompts, seeds = pictures.shape[:2]
+        flat = pictures.flatten(0, 1)
+        texts = self.embed_texts(list(captions)).repeat_interleave(seeds, dim=0)
+        similarity = (self.embed_images(flat) * texts).sum(dim=-1)
+        right, likelihood = self.read(flat, wanted.repeat_interleave(seeds, dim=0))
+        asked = (wanted != UNSAID)[:, None].numpy()
+        total = likelihood.view(prompts, seeds, -1).sum(dim=2).double().numpy()
+        return Marks(
+            similarity.view(prompts, seeds).double().numpy(),
+            right.view(prompts, seeds, -1).numpy(),
+            asked,
+            total / asked.sum(axis=2),
+        )

@@ -1,0 +1,145 @@
+"""Where the pictures of an examination are painted: by every exported model, for the same prompts and seeds, once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.utils import logging
+
+from zoo.devices import device
+from zoo.drawing.dataset import as_pixels
+from zoo.drawing.prompts import Prompts, examination_prompts
+from zoo.evaluate.examination import BATCH, Examiner, Marks, needed
+from zoo.painting.controlnet import add_control, paint_controlled
+from zoo.painting.flow import load_flow_pipeline, paint_flow
+from zoo.painting.lora import add_style
+from zoo.painting.pipeline import load_pipeline, paint
+from zoo.painting.store import PaintedPictures, as_bytes, weights_digest
+from zoo.registry import entry_of
+
+BASE, LIGHT, FLOW = "tiny-heavy", "tiny-light", "tiny-flow"
+
+
+class Studio:
+    """`count` held-out prompts and their `seeds`; painted pictures are uint8 (prompts, seeds, 3, height, width).
+
+    Raises NotFound for weights that are not there.
+    """
+
+    def __init__(self, weights: Path, work: Path, count: int, seeds: int) -> None:
+        logging.disable_progress_bar()
+        self.weights, self.work = weights, work
+        self.prompts: Prompts = examination_prompts(count)
+        self.seed_count = seeds
+        seed_rows = self.prompts.seeds(seeds)
+        self._flat_captions = [caption for caption in self.prompts.captions for _ in range(seeds)]
+        self._flat_seeds = [seed for row in seed_rows for seed in row]
+        self._marks: dict[tuple[object, ...], Marks] = {}
+        self._pipelines: dict[str, Any] = {}
+        self.digest = lru_cache(lambda model: weights_digest(needed(weights / model)))
+
+    @cached_property
+    def examiner(self) -> Examiner:
+        return Examiner(self.weights, self.work)
+
+    def pipeline(self, model: str) -> Any:
+        """Stock diffusers', loaded once."""
+        if model not in self._pipelines:
+            load = load_flow_pipeline if model == FLOW else load_pipeline
+            self._pipelines[model] = load(needed(self.weights / model))
+        return self._pipelines[model]
+
+    def defaults(self, model: str) -> tuple[int, float]:
+        """The registry's steps and guidance scale."""
+        needed(self.weights / model)
+        entry = entry_of(model, self.weights)
+        return int(entry["default_steps"]), float(entry["default_guidance_scale"])
+
+    def paint(self, model: str, steps: int | None = None, scale: float | None = None) -> Tensor:
+        flat = self.paint_these(model, self._flat_captions, self._flat_seeds, steps, scale)
+        return flat.unflatten(0, (len(self.prompts), self.seed_count))
+
+    def paint_these(
+        self, model: str, captions: list[str], seeds: list[int], steps: int | None = None, scale: float | None = None
+    ) -> Tensor:
+        """Of any captions and seeds: uint8 (n, 3, height, width)."""
+        steps, scale = self._manner(model, steps, scale)
+        manner: dict[str, object] = {"model": self.digest(model), "steps": steps, "scale": scale}
+
+        def rows_of(rows: list[int]) -> Tensor:
+            painter = paint_flow if model == FLOW else paint
+            chosen = [captions[row] for row in rows], [seeds[row] for row in rows]
+            return painter(self.pipeline(model), *chosen, steps, scale)
+
+        return PaintedPictures(self.work, manner).get(captions, seeds, rows_of)
+
+    def paint_controlled(self, controlnet: str, conditions: Tensor, steps: int | None = None) -> Tensor:
+        """By heavy under a ControlNet told `conditions` (prompts, 1, height, width) in 0..1."""
+        steps, scale = self._manner(BASE, steps, None)
+        told = conditions.repeat_interleave(self.seed_count, dim=0)
+        names = [hashlib.sha256(one.numpy().tobytes()).hexdigest() for one in told]
+        manner = {"model": self.digest(BASE), "controlnet": self.digest(controlnet), "steps": steps, "scale": scale}
+        pipeline = add_control(self.pipeline(BASE), needed(self.weights / controlnet))
+
+        def rows_of(rows: list[int]) -> Tensor:
+            return paint_controlled(pipeline, *self._chosen(rows), told[rows], steps, scale)
+
+        return self._stored(manner, rows_of, names)
+
+    def paint_styled(self, lora: str, weight: float = 1.0, steps: int | None = None) -> Tensor:
+        """By heavy with a LoRA at a weight."""
+        steps, scale = self._manner(BASE, steps, None)
+        manner = {"model": self.digest(BASE), "lora": self.digest(lora), "weight": weight}
+
+        @lru_cache
+        def pipeline() -> Any:
+            # One of its own, with the LoRA in its weights: peft's layers would cost a quarter more.
+            styled = load_pipeline(self.weights / BASE)
+            add_style(styled, self.weights / lora, lora)
+            styled.fuse_lora(lora_scale=weight)
+            styled.unload_lora_weights()
+            return styled
+
+        def rows_of(rows: list[int]) -> Tensor:
+            return paint(pipeline(), *self._chosen(rows), steps, scale)
+
+        return self._stored({**manner, "steps": steps, "scale": scale}, rows_of)
+
+    def marks(self, model: str, steps: int | None = None, scale: float | None = None) -> Marks:
+        """Of what a model paints, against what the captions ask for."""
+        steps, scale = self._manner(model, steps, scale)
+        key = (model, steps, scale)
+        if key not in self._marks:
+            self._marks[key] = self.mark(self.paint(model, steps, scale))
+        return self._marks[key]
+
+    def mark(self, pictures: Tensor) -> Marks:
+        return self.examiner.mark(pictures, self.prompts.captions, self.prompts.asked)
+
+    @cached_property
+    @torch.no_grad()
+    def rebuilt(self) -> Tensor:
+        """The drawings after the autoencoder: uint8 (prompts, 1, 3, height, width)."""
+        autoencoder = self.pipeline(BASE).vae
+        parts = [as_pixels(part).to(device()) for part in self.prompts.drawn.split(BATCH)]
+        pixels = torch.cat([autoencoder.decode(autoencoder.encode(part).latents).sample.cpu() for part in parts])
+        return as_bytes(pixels / 2.0 + 0.5)[:, None]
+
+    def _manner(self, model: str, steps: int | None, scale: float | None) -> tuple[int, float]:
+        own_steps, own_scale = self.defaults(model)
+        return own_steps if steps is None else steps, own_scale if scale is None else scale
+
+    def _chosen(self, rows: list[int]) -> tuple[list[str], list[int]]:
+        return [self._flat_captions[row] for row in rows], [self._flat_seeds[row] for row in rows]
+
+    def _stored(
+        self, manner: dict[str, object], rows_of: Callable[[list[int]], Tensor], names: list[str] | None = None
+    ) -> Tensor:
+        flat = PaintedPictures(self.work, manner).get(self._flat_captions, self._flat_seeds, rows_of, names)
+        return flat.unflatten(0, (len(self.prompts), self.seed_count))

@@ -1,0 +1,1 @@
+"""From checkpoints to directories that stock libraries load: `python -m zoo.export`."""

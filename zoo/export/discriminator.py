@@ -1,0 +1,146 @@
+"""Write the discriminator as a stock image classifier, with the calibration that makes its confidence true.
+
+The directory loads with `AutoModelForImageClassification`, as any classifier does that has a label called real. Its
+configuration says under `pentimento_calibration` how a margin becomes a confidence; without that it is the softmax.
+
+    python -m zoo.export.discriminator    # its figures on pictures that it was neither trained nor calibrated on
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import EfficientNetForImageClassification, PreTrainedModel
+
+from zoo.drawing.dataset import as_pixels
+from zoo.drawing.scenes import IMAGE_SIZE
+from zoo.evaluate.calibration import CALIBRATION, Calibration, auroc, calibration_error, fit_calibration, margins
+from zoo.evaluate.examination import read_attributes
+from zoo.export.directories import save_half, save_transformers_config, write_json
+from zoo.train.discriminator import (
+    CALIBRATING,
+    COUNT,
+    LIGHT_STEPS,
+    MEASURING,
+    MIX,
+    Pictures,
+    make_discriminator,
+    paint_pictures,
+)
+from zoo.train.judge import Judge
+from zoo.train.loop import CHECKPOINT, load_trained
+from zoo.train.parts import WORK
+
+CASCADE = {"light": "tiny-light", "heavy": "tiny-heavy", "light_steps": LIGHT_STEPS}
+
+
+def export_discriminator(work: Path, folder: Path, count: int = COUNT) -> None:
+    """Calibrate the trained discriminator on the fold kept for that, and write it."""
+    model, pictures = load_discriminator(work), paint_pictures(work, count)
+    calibrating = pictures.fold(CALIBRATING)
+    calibration = calibrate(model, calibrating)
+    measured = measure(model, calibration, pictures.fold(MEASURING))
+    record = asdict(calibration) | {
+        "method": "platt",
+        "cascade": CASCADE,
+        "real_against": "light",
+        "calibrated_on": len(calibrating.light),
+        "measured_on": len(pictures.fold(MEASURING).light),
+        "calibration_error": measured["calibration_error"],
+    }
+    write_discriminator(model, folder, record)
+
+
+def load_discriminator(work: Path) -> EfficientNetForImageClassification:
+    model = load_trained(make_discriminator(), work / "discriminator")
+    return model
+
+
+def write_discriminator(
+    model: EfficientNetForImageClassification, folder: Path, calibration: dict[str, object] | None = None
+) -> None:
+    """Halves on the disk, computed in full."""
+    save_transformers_config(model.config, type(model).__name__, folder)
+    path = folder / "config.json"
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | {CALIBRATION: calibration or {}})
+    save_half(model.state_dict(), folder / "model.safetensors")
+    half = [0.5, 0.5, 0.5]
+    processor: dict[str, object] = {"image_processor_type": "EfficientNetImageProcessor", "include_top": False}
+    processor |= {"do_resize": True, "size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE}, "resample": 3}
+    processor |= {"do_center_crop": False, "do_rescale": True, "rescale_factor": 1 / 255, "rescale_offset": False}
+    processor |= {"do_normalize": True, "image_mean": half, "image_std": half}
+    write_json(folder / "preprocessor_config.json", processor)
+
+
+def calibrate(model: PreTrainedModel, pictures: Pictures) -> Calibration:
+    """For what a cascade shows it: real pictures against the light model's, at even odds."""
+    return fit_calibration(*_even_odds(model, pictures))
+
+
+def _even_odds(model: PreTrainedModel, pictures: Pictures) -> tuple[Tensor, Tensor, Tensor]:
+    """Margins, which are real, and weights: the kinds of real pictures as in a batch, together as much as light's."""
+    kinds = [margins(model, as_pixels(images)) for images in (pictures.drawn, pictures.rendered, pictures.light)]
+    shares = (MIX[0], MIX[1], MIX[0] + MIX[1])
+    weights = [torch.full((len(kind),), share / len(kind)) for kind, share in zip(kinds, shares, strict=True)]
+    real = [torch.full((len(kind),), is_real) for kind, is_real in zip(kinds, (True, True, False), strict=True)]
+    return torch.cat(kinds), torch.cat(real), torch.cat(weights)
+
+
+def measure(model: PreTrainedModel, calibration: Calibration, pictures: Pictures) -> dict[str, float]:
+    """How the confidence ranks and whether it is true, on pictures that it has not seen."""
+    found, real, weights = _even_odds(model, pictures)
+    of = {kind: margins(model, as_pixels(getattr(pictures, kind))) for kind in ("drawn", "rendered", "light", "heavy")}
+    plain = Calibration().confidence(found)
+    same_scenes = of["light"][pictures.heavy_rows]
+    figures = {
+        "auroc_drawn_against_light": auroc(of["drawn"], of["light"]),
+        "auroc_rendered_against_light": auroc(of["rendered"], of["light"]),
+        "auroc_heavy_against_light": auroc(of["heavy"], of["light"]),
+        "heavy_above_light_on_the_same_prompt": float((of["heavy"] > same_scenes).float().mean()),
+        "calibration_error": calibration_error(calibration.confidence(found), real, weights),
+        "calibration_error_before": calibration_error(plain, real, weights),
+    }
+    figures |= {f"mean_confidence_{kind}": float(calibration.confidence(of[kind]).mean()) for kind in of}
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+@torch.no_grad()
+def measure_routing(model: PreTrainedModel, judge: Judge, pictures: Pictures) -> dict[str, float]:
+    """Whether light's pictures that are as good as heavy's of the same prompt, by the judge, rank above the others."""
+    rows = pictures.heavy_rows
+    right = [
+        read_attributes(judge(as_pixels(images)), pictures.asked[rows])[0].sum(dim=1)
+        for images in (pictures.light[rows], pictures.heavy)
+    ]
+    easy = right[0] >= right[1]
+    found = margins(model, as_pixels(pictures.light[rows]))
+    figures = {"share_light_as_good": float(easy.float().mean())}
+    if bool(easy.any()) and not bool(easy.all()):
+        figures["auroc_as_good_against_worse"] = auroc(found[easy], found[~easy])
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m zoo.export.discriminator", description=__doc__)
+    parser.add_argument("--work", type=Path, default=WORK)
+    parser.add_argument("--count", type=int, default=COUNT, help="scenes that it was trained on")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    model, pictures = load_discriminator(arguments.work), paint_pictures(arguments.work, arguments.count)
+    calibration, kept = calibrate(model, pictures.fold(CALIBRATING)), pictures.fold(MEASURING)
+    figures: dict[str, object] = {"scenes": len(kept.light), "scenes_heavy": len(kept.heavy), **asdict(calibration)}
+    figures |= measure(model, calibration, kept)
+    if (arguments.work / "judge" / CHECKPOINT).exists():
+        judge = load_trained(Judge(), arguments.work / "judge")
+        figures |= measure_routing(model, judge, kept)
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Pictures from captions by the exported flow-matching pipeline: diffusers' own, with one seed per picture."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from diffusers import StableDiffusion3Pipeline
+from torch import Tensor
+
+from zoo.painting.pipeline import load_quietly, paint
+
+NO_PADDING = 0  # tokens in the place of the T5 encoder that the pipeline has not
+
+
+def load_flow_pipeline(folder: Path) -> StableDiffusion3Pipeline:
+    return load_quietly(StableDiffusion3Pipeline, folder, text_encoder_3=None, tokenizer_3=None)
+
+
+def paint_flow(
+    pipeline: StableDiffusion3Pipeline,
+    prompts: list[str],
+    seeds: list[int],
+    steps: int,
+    scale: float,
+    batch: int = 64,
+    padding: int = NO_PADDING,
+) -> Tensor:
+    """Pixels in 0..1 (n, 3, height, width)."""
+    return paint(partial(pipeline, max_sequence_length=padding), prompts, seeds, steps, scale, batch)
