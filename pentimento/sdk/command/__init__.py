@@ -15,7 +15,7 @@ SUBCOMMANDS = {
     "serve": "run one service in the foreground",
     "token": "make tokens",
     "simulate": "play a scenario in virtual time",
-    "bench": "measure what a model costs on this machine",
+    "bench": "measure what a model costs, or a suite under load",
     "zoo": "train, measure and export the tiny models",
 }
 
