@@ -49,8 +49,20 @@ class HeldModel:
 
 
 @dataclass(frozen=True)
+class ModelCost:
+    """A model on a device: (batch size, seconds of that many requests together from noise to their last latents); bytes
+    held; seconds until a device that held another model holds this one."""
+
+    model: str
+    run_s: tuple[tuple[int, float], ...]
+    memory_bytes: int = 0
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Replica:
-    """`address` is `unix:/path` or `host:port`; `generation` tells apart the starts of one instance."""
+    """`address` is `unix:/path` or `host:port`; `generation` tells apart the starts of one instance. `costs` are those
+    of the available models, as far as they were measured."""
 
     instance_id: str
     kind: ReplicaKind
@@ -62,6 +74,7 @@ class Replica:
     available_models: tuple[str, ...] = ()
     resident_models: tuple[str, ...] = ()
     capabilities: frozenset[Capability] = frozenset()
+    costs: tuple[ModelCost, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +111,8 @@ class ServiceEndpoint:
 
 @dataclass(frozen=True)
 class Plan:
-    """Intent; what workers report is the truth."""
+    """Intent; what workers report is the truth. `drops_late` False: requests that are predicted to miss their deadline
+    are tried all the same."""
 
     version: PlanVersion
     assignments: tuple[WorkerAssignment, ...] = ()
@@ -106,6 +120,12 @@ class Plan:
     admission_rate: float = 1.0
     endpoints: tuple[ServiceEndpoint, ...] = ()
     allocator: str = ""
+    drops_late: bool = True
+
+    @property
+    def routes_requests(self) -> bool:
+        """Whether it says which pools take requests that name no model; else that is the frontdoor's own business."""
+        return any(pool.routes for pool in self.pools)
 
 
 @dataclass(frozen=True)
@@ -125,7 +145,7 @@ class StartShare:
 
 @dataclass(frozen=True)
 class PoolDemand:
-    """What became of a pool's requests since the last report."""
+    """What became of a pool's requests since the last report; `deferred_share` is that of the `scored_count`."""
 
     model: str
     arrived_count: int = 0
@@ -135,6 +155,7 @@ class PoolDemand:
     queue_length: int = 0
     starts: tuple[StartShare, ...] = ()
     deferred_share: float = 0.0
+    scored_count: int = 0
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from pentimento.domain.execution import (
 from pentimento.domain.fleet import (
     Capability,
     HeldModel,
+    ModelCost,
     Plan,
     PoolPlan,
     Replica,
@@ -48,6 +49,7 @@ def replica_to_proto(replica: Replica) -> pb.Replica:
         available_models=replica.available_models,
         resident_models=replica.resident_models,
         capabilities=sorted(value.value for value in replica.capabilities),
+        costs=[_cost_to_proto(cost) for cost in replica.costs],
     )
 
 
@@ -64,7 +66,18 @@ def replica_from_proto(message: pb.Replica) -> Replica:
         available_models=tuple(message.available_models),
         resident_models=tuple(message.resident_models),
         capabilities=frozenset(known[name] for name in message.capabilities if name in known),
+        costs=tuple(_cost_from_proto(cost) for cost in message.costs),
     )
+
+
+def _cost_to_proto(cost: ModelCost) -> pb.ModelCost:
+    batches = [pb.BatchCost(batch_size=size, run_seconds=seconds) for size, seconds in cost.run_s]
+    return pb.ModelCost(model=cost.model, batches=batches, memory_bytes=cost.memory_bytes, load_seconds=cost.load_s)
+
+
+def _cost_from_proto(message: pb.ModelCost) -> ModelCost:
+    run_s = tuple((batch.batch_size, batch.run_seconds) for batch in message.batches)
+    return ModelCost(message.model, run_s, message.memory_bytes, message.load_seconds)
 
 
 def plan_to_proto(plan: Plan) -> pb.Plan:
@@ -75,6 +88,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         admission_rate=plan.admission_rate,
         endpoints=[_endpoint_to_proto(endpoint) for endpoint in plan.endpoints],
         allocator=plan.allocator,
+        keeps_late=not plan.drops_late,
     )
 
 
@@ -86,6 +100,7 @@ def plan_from_proto(message: pb.Plan) -> Plan:
         admission_rate=message.admission_rate,
         endpoints=tuple(_endpoint_from_proto(endpoint) for endpoint in message.endpoints),
         allocator=message.allocator,
+        drops_late=not message.keeps_late,
     )
 
 

@@ -72,6 +72,7 @@ def _demand_to_proto(demand: PoolDemand) -> pb.PoolDemand:
         queue_length=demand.queue_length,
         starts=[pb.StartShare(start_step=s.start_step, request_count=s.request_count) for s in demand.starts],
         deferred_share=demand.deferred_share,
+        scored_count=demand.scored_count,
     )
 
 
@@ -85,6 +86,7 @@ def _demand_from_proto(message: pb.PoolDemand) -> PoolDemand:
         message.queue_length,
         tuple(StartShare(share.start_step, share.request_count) for share in message.starts),
         message.deferred_share,
+        message.scored_count,
     )
 
 

@@ -59,6 +59,7 @@ class Replica(_message.Message):
     AVAILABLE_MODELS_FIELD_NUMBER: _builtins.int
     RESIDENT_MODELS_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     kind: Global___ReplicaKind.ValueType
     address: _builtins.str
@@ -76,6 +77,10 @@ class Replica(_message.Message):
     def resident_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def costs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelCost]:
+        """Workers: what the available models cost there, as far as it was measured. The plan is solved with it."""
+
     def __init__(
         self,
         *,
@@ -89,14 +94,71 @@ class Replica(_message.Message):
         available_models: _abc.Iterable[_builtins.str] | None = ...,
         resident_models: _abc.Iterable[_builtins.str] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        costs: _abc.Iterable[Global___ModelCost] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "costs", b"costs", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Replica: _TypeAlias = Replica  # noqa: Y015
+
+@_typing.final
+class ModelCost(_message.Message):
+    """Of one model on the replica's device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    LOAD_SECONDS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    memory_bytes: _builtins.int
+    load_seconds: _builtins.float
+    """Until the device, having held another model, holds this one."""
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchCost]: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        batches: _abc.Iterable[Global___BatchCost] | None = ...,
+        memory_bytes: _builtins.int = ...,
+        load_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "load_seconds", b"load_seconds", "memory_bytes", b"memory_bytes", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelCost: _TypeAlias = ModelCost  # noqa: Y015
+
+@_typing.final
+class BatchCost(_message.Message):
+    """`run_seconds` from noise to the last latent for so many requests together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    RUN_SECONDS_FIELD_NUMBER: _builtins.int
+    batch_size: _builtins.int
+    run_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        batch_size: _builtins.int = ...,
+        run_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "run_seconds", b"run_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchCost: _TypeAlias = BatchCost  # noqa: Y015
 
 @_typing.final
 class RegisterRequest(_message.Message):
@@ -209,6 +271,7 @@ class PoolDemand(_message.Message):
     QUEUE_LENGTH_FIELD_NUMBER: _builtins.int
     STARTS_FIELD_NUMBER: _builtins.int
     DEFERRED_SHARE_FIELD_NUMBER: _builtins.int
+    SCORED_COUNT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     arrived_count: _builtins.int
     completed_count: _builtins.int
@@ -216,6 +279,8 @@ class PoolDemand(_message.Message):
     late_count: _builtins.int
     queue_length: _builtins.int
     deferred_share: _builtins.float
+    """Of those that a discriminator judged, scored_count since the last report."""
+    scored_count: _builtins.int
     @_builtins.property
     def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartShare]:
         """Shares of hits by start step, for the allocator."""
@@ -231,10 +296,11 @@ class PoolDemand(_message.Message):
         queue_length: _builtins.int = ...,
         starts: _abc.Iterable[Global___StartShare] | None = ...,
         deferred_share: _builtins.float = ...,
+        scored_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived_count", b"arrived_count", "completed_count", b"completed_count", "deferred_share", b"deferred_share", "dropped_count", b"dropped_count", "late_count", b"late_count", "model", b"model", "queue_length", b"queue_length", "starts", b"starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived_count", b"arrived_count", "completed_count", b"completed_count", "deferred_share", b"deferred_share", "dropped_count", b"dropped_count", "late_count", b"late_count", "model", b"model", "queue_length", b"queue_length", "scored_count", b"scored_count", "starts", b"starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -398,9 +464,12 @@ class Plan(_message.Message):
     ADMISSION_RATE_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     ALLOCATOR_FIELD_NUMBER: _builtins.int
+    KEEPS_LATE_FIELD_NUMBER: _builtins.int
     admission_rate: _builtins.float
     """Share of the demand to admit, 1 unless the fleet cannot serve it all."""
     allocator: _builtins.str
+    keeps_late: _builtins.bool
+    """Requests that are predicted to miss their deadline are tried all the same."""
     @_builtins.property
     def version(self) -> _generation_pb2.PlanVersion: ...
     @_builtins.property
@@ -418,10 +487,11 @@ class Plan(_message.Message):
         admission_rate: _builtins.float = ...,
         endpoints: _abc.Iterable[Global___ServiceEndpoint] | None = ...,
         allocator: _builtins.str = ...,
+        keeps_late: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "endpoints", b"endpoints", "pools", b"pools", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "endpoints", b"endpoints", "keeps_late", b"keeps_late", "pools", b"pools", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
