@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from pentimento.domain.fleet import PoolPlan
-from pentimento.policies.serving import entry_pools
-from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, spare_pools
+from pentimento.domain.fleet import Plan, PoolPlan
+from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE, request_pools, start_pools
 from pentimento.reports import StartKind
 
 RETRIEVAL_POOL = "retrieval"
@@ -17,21 +16,17 @@ _ROUTE_OF = {
 }
 
 
-def arrival_pools(pools: Sequence[PoolPlan], model: str, draw: float) -> tuple[str, ...]:
-    """Pools that a request goes through in order, before it is known whether the cache helps: those of its own model
-    where it names one, else those of the plan's shares; the first pool of a plan that has no shares."""
-    if model:
-        named = next((pool.pool for pool in pools if pool.model == model), model)
-        return (named,)
-    entered = entry_pools(pools, NOISE, draw)
-    return tuple(pool.pool for pool in entered) or ((pools[0].pool,) if pools else ())
+def arrival_pools(plan: Plan | None, model: str, draw: float, cascade: Sequence[str], default: str) -> tuple[str, ...]:
+    """Pools that a request goes through in order. Where the plan says nothing of the way: `cascade`, or the pool of the
+    model asked for, of the `default` one where it names none."""
+    pools = plan.pools if plan is not None else ()
+    planned = tuple(pool.pool for pool in request_pools(pools, model, draw))
+    if planned or model:
+        return planned or (model,)
+    asked = request_pools(pools, default, draw)
+    return tuple(cascade) or tuple(pool.pool for pool in asked) or (default,)
 
 
 def hit_pools(pools: Sequence[PoolPlan], kind: StartKind, draw: float, own: str) -> list[tuple[str, str]]:
     """(pool, model) of the lanes that may take a request of this start, the one it waits in first."""
-    route = _ROUTE_OF[kind]
-    entered = entry_pools(pools, route, draw)
-    pool = entered[0] if entered else next((pool for pool in pools if pool.pool == own), None)
-    if pool is None:
-        return []
-    return [(pool.pool, pool.model), *((spare.pool, spare.model) for spare in spare_pools(pools, route, pool))]
+    return [(pool.pool, pool.model) for pool in start_pools(pools, _ROUTE_OF[kind], draw, own)]

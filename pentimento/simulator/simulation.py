@@ -161,13 +161,9 @@ class Simulation:
     def _arrive(self, index: int, arrival: Arrival) -> None:
         request_id = f"r{index}"
         draw, route_draw = self._draws[index]
-        plan = self.dataplane.state.plan
-        pools = plan.pools if plan is not None else ()
-        shared = any(pool.routes for pool in pools)
-        cascade = arrival_pools(pools, arrival.model, route_draw)
-        if not shared and not arrival.model and self._scenario.cascade:
-            cascade = self._scenario.cascade
-        pool = cascade[0] if cascade else self._scenario.default_model
+        plan, scenario = self.dataplane.state.plan, self._scenario
+        cascade = arrival_pools(plan, arrival.model, route_draw, scenario.cascade, scenario.default_model)
+        pool = cascade[0]
         request = SimulatedRequest(request_id, arrival, draw, route_draw, cascade, pool=pool)
         self._requests[request_id] = request
         request.model = self._fleet.model_of(pool)
