@@ -51,7 +51,7 @@ def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Ef
     state.move(request, event.pool, event.work)
     request.model_digest = event.model_digest
     request.spare, request.pair = event.spare, event.pair
-    if request.fallback_token and state.settings.drop_late:
+    if request.fallback_token and state.drops_late:
         end_s = predicted_end_s(state, state.pool(event.pool), request)
         if end_s is not None and now + end_s > request.deadline:
             return drop_late(state, now, request, end_s)
@@ -94,7 +94,7 @@ def _why_full(limit: int, pool: Pool, tenant: str) -> str:
 
 
 def _too_late(state: State, now: float, pool: Pool, event: RequestArrived) -> Reject | None:
-    if not state.settings.drop_late:
+    if not state.drops_late:
         return None
     end_s = predicted_end_s(state, pool, event)
     if end_s is None or now + end_s <= event.deadline:

@@ -37,7 +37,8 @@ def on_scored(state: State, now: float, event: Scored) -> list[Effect]:
 
 
 def _threshold(state: State, request: Request) -> float:
-    return state.pool(request.pool).confidence_threshold or state.settings.confidence_threshold
+    planned = state.pool(request.pool).confidence_threshold
+    return state.settings.confidence_threshold if planned is None else planned
 
 
 def _defer(state: State, request: Request) -> list[Effect]:

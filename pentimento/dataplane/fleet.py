@@ -53,9 +53,7 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
         return []
     state.plan = event.plan
     state.assigned = frozenset(assignment.worker_id for assignment in event.plan.assignments)
-    thresholds = {pool.pool: pool.confidence_threshold for pool in event.plan.pools}
-    for name in thresholds.keys() | state.pools.keys():
-        state.pool(name).confidence_threshold = thresholds.get(name, 0.0)
+    _set_thresholds(state, event.plan)
     _set_speeds(state)
     for worker in state.workers.values():
         _place(state, worker, worker.model, worker.model_digest)
@@ -68,6 +66,15 @@ def on_profiles_received(state: State, now: float, event: ProfilesReceived) -> l
     state.profiles |= {profile.name: profile for profile in event.profiles if is_sane(profile)}
     _set_speeds(state)
     return []
+
+
+def _set_thresholds(state: State, plan: Plan) -> None:
+    """A plan that routes requests decides their thresholds, too: 0 keeps every light picture, whatever the operator's
+    own threshold is."""
+    thresholds = {pool.pool: pool.confidence_threshold for pool in plan.pools}
+    for name in thresholds.keys() | state.pools.keys():
+        planned = thresholds.get(name)
+        state.pool(name).confidence_threshold = planned if plan.routes_requests else planned or None
 
 
 def _set_speeds(state: State) -> None:

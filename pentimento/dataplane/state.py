@@ -171,6 +171,7 @@ class Backlog:
 @dataclass(slots=True)
 class Pool:
     """Load of a pool, its counts since the start. `throughput`: work a second of its full workers, before `speed.pace`.
+    `confidence_threshold` is the plan's, None where the plan says nothing of the way of requests.
 
     `arrived_count` has what cascades sent on to it, too.
     """
@@ -183,7 +184,7 @@ class Pool:
     running_count: int = 0
     credit_count: int = 0
     throughput: float = 0.0
-    confidence_threshold: float = 0.0
+    confidence_threshold: float | None = None
     arrived_count: int = 0
     completed_count: int = 0
     dropped_count: int = 0
@@ -256,6 +257,11 @@ class State:
     def first_token(self) -> int:
         """Fencing tokens of an epoch start above all those of the epochs before."""
         return self.epoch * TOKENS_PER_EPOCH
+
+    @property
+    def drops_late(self) -> bool:
+        """Whether both operator and plan want predicted misses dropped."""
+        return self.settings.drop_late and (self.plan is None or self.plan.drops_late)
 
     def pool(self, name: str) -> Pool:
         pool = self.pools.get(name)

@@ -5,7 +5,7 @@ import pytest
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.effects import End
 from pentimento.dataplane.events import FailureKind
-from pentimento.domain.fleet import Plan, PoolPlan
+from pentimento.domain.fleet import Plan, PoolPlan, RouteShare
 from pentimento.domain.generation import PlanVersion
 from tests.unit.dataplane.driver import Driver, kinds, only
 
@@ -103,6 +103,16 @@ def test_the_threshold_of_the_settings_holds_where_the_plan_has_none(driver: Dri
     token = paint_light(driver)
 
     assert effects.ResolveRoute in kinds(driver.send(events.Scored("r1", token, 0.4)))
+
+
+def test_a_plan_that_routes_requests_keeps_every_light_picture_with_a_threshold_of_0() -> None:
+    driver = Driver(DataplaneSettings(confidence_threshold=0.5))
+    driver.worker("lw", model="light", model_digest="dl")
+    token = paint_light(driver)
+    light = PoolPlan("light", "light", ("lw",), routes=(RouteShare("noise", 1.0),))
+    driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), pools=(light,))))
+
+    assert effects.CommitResult in kinds(driver.send(events.Scored("r1", token, 0.1)))
 
 
 def test_the_light_picture_is_delivered_shortly_before_the_deadline() -> None:

@@ -2,6 +2,8 @@ import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.effects import End
+from pentimento.domain.fleet import Plan
+from pentimento.domain.generation import PlanVersion
 from tests.unit.dataplane.driver import Driver, kinds, only
 
 
@@ -36,6 +38,12 @@ def test_predictions_may_be_switched_off() -> None:
         driver.queue(f"r{number}")
 
     assert kinds(driver.arrive("late", deadline=driver.now + 1.0))[0] is effects.PersistAccepted
+
+
+def test_a_plan_may_keep_what_would_be_late(busy: Driver) -> None:
+    busy.send(events.PlanReceived(Plan(PlanVersion(1, 1), drops_late=False)))
+
+    assert kinds(busy.arrive("late", deadline=busy.now + 1.0))[0] is effects.PersistAccepted
 
 
 def test_with_a_free_credit_even_the_hopeless_are_tried(driver: Driver) -> None:
