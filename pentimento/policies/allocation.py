@@ -2,11 +2,11 @@
 
 An allocator is a function of its context alone. What it wants to remember (the integral of a PID controller, the time
 of the last switch) it returns in `AllocationDecision.memory` and finds again in `AllocationContext.last`. Here:
-`hold_resident`, which lets every worker keep what it holds.
+`hold_resident`, which lets every worker keep what it holds; the others are in `policies.serving`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from pentimento.domain.fleet import PoolPlan, Replica, ReplicaKind, ReplicaReport, StartShare, WorkerAssignment
@@ -23,7 +23,8 @@ class ReplicaView:
 @dataclass(frozen=True)
 class ModelDemand:
     """What is asked of a model: arrivals per second, requests waiting, how they start (step 0 is noise), the share that
-    a cascade sent on, and how many broke their SLO (late or dropped) since the last look."""
+    a cascade sent on, and how many broke their SLO (late or dropped) since the last look. `mean_queue_length`: requests
+    waiting on average since then; None where only the newest count is known."""
 
     model: str
     arrivals_per_s: float
@@ -31,6 +32,7 @@ class ModelDemand:
     starts: tuple[StartShare, ...] = ()
     deferred_share: float = 0.0
     violation_count: int = 0
+    mean_queue_length: float | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,17 @@ def _pool_a_model(assignments: tuple[WorkerAssignment, ...]) -> tuple[PoolPlan, 
     )
 
 
-ALLOCATORS: Mapping[str, Allocator] = {"resident": hold_resident}
+def reported_profiles(replicas: Iterable[Replica]) -> tuple[ModelProfile, ...]:
+    """What workers say that their models cost, once a kind of device; where they differ, the slower one counts."""
+    said = {(replica.device, cost) for replica in replicas for cost in replica.costs}
+    slowest: dict[tuple[str, str, int], ModelProfile] = {}
+    for device, cost in said:
+        for size, run_s in cost.run_s:
+            profile = ModelProfile(cost.model, device, size, run_s, cost.memory_bytes, cost.load_s)
+            known = slowest.get((cost.model, device, size))
+            if known is None or known.latency_s < run_s:
+                slowest[cost.model, device, size] = profile
+    return tuple(slowest[key] for key in sorted(slowest))
 
 
 def check_decision(context: AllocationContext, decision: AllocationDecision) -> None:

@@ -11,7 +11,8 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.fleet import Fleet, Lease, Plan, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.allocation import AllocationContext
+from pentimento.policies.allocation import AllocationContext, ModelDemand, ReplicaView, reported_profiles
+from services.controller.demand import DemandWindow
 from services.controller.epoch import LeaderEpoch
 from services.controller.metrics import LIVE_REPLICAS, PAUSES, REFUSED_REPORTS
 from services.controller.plan_feed import PlanFeed
@@ -24,12 +25,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds. A replica may be silent for `lease_s`; `settle_s` after the start the fleet counts as known."""
+    """Seconds. A replica may be silent for `lease_s`; `settle_s` after the start the fleet counts as known. Demand is
+    taken over `plan_interval_s` before the policy decides anew."""
 
     lease_s: float
     report_interval_s: float
     plan_interval_s: float
     settle_s: float
+    # The policy begins once nobody has joined the fleet for so long.
+    calm_s: float = 0.0
     # Plans are at least this far apart: a whole fleet that registers at once gives a few plans, not hundreds.
     min_plan_gap_s: float = 0.02
     # A loop that wakes this much too late was stopped, not busy.
@@ -48,7 +52,9 @@ class Controller:
         self._epoch = epoch
         self._pace = pace
         self._clock = clock
-        self._started_s = clock.monotonic()
+        self._started_s = self._joined_s = self._look_s = clock.monotonic()
+        self._window = DemandWindow()
+        self._demand: tuple[ModelDemand, ...] = ()
         self._changed = asyncio.Event()
 
     def register(self, replica: Replica) -> Lease:
@@ -56,6 +62,7 @@ class Controller:
         with _counting_refusals():
             check_replica(replica)
             self._registry.register(replica, self._clock.monotonic())
+        self._joined_s = self._clock.monotonic()
         logger.info("registered", extra={"replica": replica.instance_id, "generation": replica.generation})
         self._changed.set()
         lease_ms, interval_ms = round(self._pace.lease_s * 1000), round(self._pace.report_interval_s * 1000)
@@ -66,8 +73,9 @@ class Controller:
         with _counting_refusals():
             check_report(report)
             self._check_acknowledged(report)
-            changed = self._registry.report(report, self._clock.monotonic())
-        if changed:
+            heard = self._registry.report(report, self._clock.monotonic())
+        self._window.add(report, heard.covered_s)
+        if heard.changed:
             self._changed.set()
         self._overtake(report.plan.version if report.plan else None)
         return self._epoch.value
@@ -89,7 +97,7 @@ class Controller:
         return Fleet(self._registry.statuses(self._clock.monotonic()), plan, self._epoch.value)
 
     async def run(self) -> None:
-        """Plan now, then whenever the fleet changes, a lease ends, or the plan interval is over."""
+        """Plan now, then whenever the fleet changes, a lease ends, or it is time to look at the demand."""
         due_s = self._clock.monotonic()
         while True:
             now_s = self._clock.monotonic()
@@ -110,11 +118,10 @@ class Controller:
         """Changes state: one round of planning from what is known at `now_s` (monotonic seconds)."""
         self._registry.forget_silent(now_s)
         replicas = self._registry.live(now_s)
-        context = AllocationContext(now_s, replicas, self._registry.demand(now_s))
-        if plan := self._planner.replan(context):
+        if plan := self._replan(replicas, now_s):
             self._feed.publish(plan)
             logger.info("new plan", extra={"sequence": plan.version.sequence, "workers": len(plan.assignments)})
-        if now_s - self._started_s >= self._pace.settle_s:
+        if now_s >= self._started_s + self._pace.settle_s:
             self._feed.settle()
         kinds = Counter(view.replica.kind for view in replicas)
         for kind in ReplicaKind:
@@ -124,10 +131,26 @@ class Controller:
         """Changes state: ends the watchers' streams."""
         self._feed.close()
 
+    def _replan(self, replicas: tuple[ReplicaView, ...], now_s: float) -> Plan | None:
+        """A look at the demand when it is time for one, else the last look again."""
+        is_due = now_s >= self._look_due_s()
+        if is_due:
+            self._planner.begin()
+            self._look_s, self._demand = now_s, self._window.take(replicas)
+        profiles = reported_profiles(view.replica for view in replicas)
+        context = AllocationContext(self._look_s, replicas, self._demand, profiles)
+        return self._planner.look(context) if is_due else self._planner.look_again(context)
+
+    def _look_due_s(self) -> float:
+        """The first one when the whole fleet is there, as far as can be told."""
+        if self._planner.begun:
+            return self._look_s + self._pace.plan_interval_s
+        return max(self._started_s + self._pace.settle_s, self._joined_s + self._pace.calm_s)
+
     def _next_step_s(self, now_s: float) -> float:
-        expiry_s = self._registry.next_expiry_s(now_s)
-        ends = [now_s + self._pace.plan_interval_s, *([expiry_s] if expiry_s is not None else [])]
-        return min(ends)
+        settled_s = self._started_s + self._pace.settle_s
+        ends = [self._look_due_s(), self._registry.next_expiry_s(now_s), settled_s if now_s < settled_s else None]
+        return min(end for end in ends if end is not None)
 
     def _forgive_pause(self, now_s: float, due_s: float) -> None:
         """Nobody could be heard while this process was stopped: their leases are longer by that much."""

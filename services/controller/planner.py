@@ -8,23 +8,31 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import (
     AllocationContext,
     AllocationDecision,
-    Allocator,
     ReplicaView,
     check_decision,
+    hold_resident,
 )
+from pentimento.policies.serving import ServingPolicy
 from services.controller.metrics import ALLOCATION_FAILURES, PLAN_SEQUENCE
 
 logger = logging.getLogger(__name__)
 
+SETTLING = ServingPolicy("resident", hold_resident, plans_batches=False)
+
 
 class Planner:
-    """Runs one allocator and numbers its plans; `plan` is None until the first."""
+    """Runs a policy's allocator and numbers its plans; `plan` is None until the first.
 
-    def __init__(self, allocator: Allocator, allocator_name: str, leader_epoch: int) -> None:
-        self._allocator = allocator
-        self._name = allocator_name
+    Until `begin`, every worker goes on with what it holds: a policy that decided on the half of a fleet that has
+    registered so far would have models loaded for nothing.
+    """
+
+    def __init__(self, policy: ServingPolicy, leader_epoch: int) -> None:
+        self._wanted = policy
+        self._policy = SETTLING
         self._version = PlanVersion(leader_epoch, 0)
-        self._decision = AllocationDecision()
+        # What the last look found in force, and what it decided.
+        self._before = self._decision = AllocationDecision()
         self._failing = False
         self.plan: Plan | None = None
 
@@ -32,12 +40,31 @@ class Planner:
         """Changes state: the next plan is the first of a newer epoch, whatever it says."""
         self._version = PlanVersion(leader_epoch, 0)
 
-    def replan(self, context: AllocationContext) -> Plan | None:
-        """Changes state. The new plan if there is one; None while what is in force still holds."""
-        decision = self._decide(replace(context, last=self._decision))
+    @property
+    def begun(self) -> bool:
+        return self._policy is self._wanted
+
+    def begin(self) -> None:
+        """Changes state: the policy decides from now on, at first with nothing to remember. Harmless when it does."""
+        if not self.begun:
+            self._policy = self._wanted
+            self._before = self._decision = AllocationDecision()
+
+    def look(self, context: AllocationContext) -> Plan | None:
+        """Changes state: decide anew, from new demand. The new plan if there is one; None while what is in force still
+        holds."""
+        return self._replan(context, self._decision)
+
+    def look_again(self, context: AllocationContext) -> Plan | None:
+        """Changes state. Likewise for the time and demand of the last look on the fleet as it is now: averages and
+        integrals take each look in once, however often the fleet changes."""
+        return self._replan(context, self._before)
+
+    def _replan(self, context: AllocationContext, last: AllocationDecision) -> Plan | None:
+        decision = self._decide(replace(context, last=last))
         if decision is None:
             return None
-        self._decision = decision
+        self._before, self._decision = last, decision
         plan = self._as_plan(decision, context.replicas)
         if self.plan is not None and plan == replace(self.plan, version=plan.version) and self._version.sequence:
             return None
@@ -49,12 +76,13 @@ class Planner:
     def _decide(self, context: AllocationContext) -> AllocationDecision | None:
         """None when the allocator raised or decided nonsense: counted, logged once, and the last good plan stands."""
         try:
-            decision = self._allocator(context)
+            decision = self._policy.allocator(context) if context.workers() else _nothing(context)
             check_decision(context, decision)
         except Exception:  # an allocator's defect must not take the fleet's plan away
-            ALLOCATION_FAILURES.labels(self._name).inc()
+            name = self._policy.name
+            ALLOCATION_FAILURES.labels(name).inc()
             if not self._failing:
-                logger.exception("allocator failed; the last good plan stands", extra={"allocator": self._name})
+                logger.exception("allocator failed; the last good plan stands", extra={"allocator": name})
             self._failing = True
             return None
         self._failing = False
@@ -67,8 +95,14 @@ class Planner:
             pools=decision.pools,
             admission_rate=decision.admission_rate,
             endpoints=service_endpoints(replicas),
-            allocator=self._name,
+            allocator=self._policy.name,
+            drops_late=self._policy.drops_late,
         )
+
+
+def _nothing(context: AllocationContext) -> AllocationDecision:
+    """For a fleet without workers, hence without profiles to decide by."""
+    return AllocationDecision(memory=context.last.memory)
 
 
 def service_endpoints(replicas: tuple[ReplicaView, ...]) -> tuple[ServiceEndpoint, ...]:

@@ -3,15 +3,11 @@
 Times are monotonic seconds and come as arguments.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
-from pentimento.domain.fleet import PoolDemand, Replica, ReplicaReport, ReplicaStatus
-from pentimento.policies.allocation import ModelDemand, ReplicaView
-
-# A window shorter than this would turn a single arrival into a burst.
-MIN_WINDOW_S = 0.05
+from pentimento.domain.fleet import Replica, ReplicaReport, ReplicaStatus
+from pentimento.policies.allocation import ReplicaView
 
 
 @dataclass(frozen=True)
@@ -19,8 +15,14 @@ class _Entry:
     replica: Replica
     heard_s: float
     report: ReplicaReport | None = None
-    # Seconds that the counts of `report.demand` cover.
-    window_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Heard:
+    """`changed`: what the plan depends on did; `covered_s`: since the replica was heard before."""
+
+    changed: bool
+    covered_s: float
 
 
 class Registry:
@@ -41,13 +43,13 @@ class Registry:
             self._make_room(now_s)
         self._entries[replica.instance_id] = _Entry(replica, now_s)
 
-    def report(self, report: ReplicaReport, now_s: float) -> bool:
-        """Changes state. True if what the plan depends on changed. NotFound asks the replica to register."""
+    def report(self, report: ReplicaReport, now_s: float) -> Heard:
+        """Changes state. NotFound asks the replica to register."""
         known = self._require(report.instance_id, report.generation)
         replica = replace(known.replica, resident_models=report.resident_models)
         changed = replica != known.replica or _is_draining(known) != report.draining or not self._is_live(known, now_s)
-        self._entries[report.instance_id] = _Entry(replica, now_s, report, now_s - known.heard_s)
-        return changed
+        self._entries[report.instance_id] = _Entry(replica, now_s, report)
+        return Heard(changed, now_s - known.heard_s)
 
     def deregister(self, instance_id: str, generation: int) -> None:
         """Changes state. A start that is not the registered one cannot take it away."""
@@ -70,15 +72,6 @@ class Registry:
         usable = (entry for entry in self._entries.values() if self._is_live(entry, now_s) and not _is_draining(entry))
         views = (ReplicaView(entry.replica, entry.report) for entry in usable)
         return tuple(sorted(views, key=lambda view: view.replica.instance_id))
-
-    def demand(self, now_s: float) -> tuple[ModelDemand, ...]:
-        """What the live front doors were asked for since their last reports, summed by model."""
-        asked: dict[str, list[tuple[PoolDemand, float]]] = {}
-        for entry in self._entries.values():
-            if entry.report and self._is_live(entry, now_s):
-                for pool in entry.report.demand:
-                    asked.setdefault(pool.model, []).append((pool, max(entry.window_s, MIN_WINDOW_S)))
-        return tuple(_total_demand(model, pools) for model, pools in sorted(asked.items()))
 
     def next_expiry_s(self, now_s: float) -> float | None:
         """When the next live replica falls silent unless it reports, None if none is live."""
@@ -118,17 +111,6 @@ def _is_draining(entry: _Entry) -> bool:
 def _superseded(instance_id: str, generation: int, newer: int) -> FailedPrecondition:
     message = f"{instance_id} generation {generation} was replaced by generation {newer}"
     return FailedPrecondition("REPLICA_SUPERSEDED", message)
-
-
-def _total_demand(model: str, pools: Iterable[tuple[PoolDemand, float]]) -> ModelDemand:
-    reported = list(pools)
-    return ModelDemand(
-        model=model,
-        arrivals_per_s=sum(pool.arrived_count / window_s for pool, window_s in reported),
-        queue_length=sum(pool.queue_length for pool, _ in reported),
-        starts=tuple(start for pool, _ in reported for start in pool.starts),
-        deferred_share=sum(pool.deferred_share for pool, _ in reported) / len(reported),
-    )
 
 
 def _status(entry: _Entry, live: bool, now_s: float) -> ReplicaStatus:

@@ -1,31 +1,137 @@
 """Settings of the controller: flags, PENTIMENTO_CONTROLLER_… and the table [controller]."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pentimento.policies.allocation import ALLOCATORS
+from pentimento.domain.emulation import read_fleet
+from pentimento.domain.errors import InvalidArgument
+from pentimento.policies.serving import (
+    SERVING_POLICIES,
+    DeferralCurve,
+    ServingPolicy,
+    ServingSettings,
+    check_needs,
+    fleet_settings,
+)
 from pentimento.rpc import RpcServerSettings
 from pentimento.settings import setting
+
+_DEFAULT = ServingSettings("")
+# Of what a policy may lack.
+_FLAGS = {
+    "heavy": "--heavy",
+    "light": "--light",
+    "small_models": "--small",
+    "slo_s": "--slo-s",
+    "peak_per_s": "--peak-per-s",
+}
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """What the policy plans with, as `ServingSettings` explains it. Each policy reads what it needs."""
+
+    fleet: Path | None = setting(
+        None, help="file of the emulated fleet; says what the settings here do not", must_exist=True
+    )
+    heavy: str = setting("", help="model of misses, and of what a cascade sends on; empty: by --fleet")
+    light: str = setting("", help="first model of a cascade; empty: by --fleet")
+    small: tuple[str, ...] = setting((), help="models that refine hits, best first; empty: the light one")
+    slo_s: float = setting(0.0, help="SLO of a request; 0: none", minimum=0)
+    deferral_thresholds: tuple[float, ...] = setting(
+        (), help="thresholds of the deferral curve f(t), ascending; empty: by --fleet", minimum=0, maximum=1
+    )
+    deferral_shares: tuple[float, ...] = setting(
+        (), help="shares of light pictures whose confidence is not above them", minimum=0, maximum=1
+    )
+    discriminator_s: float = setting(0.0, help="seconds of the discriminator; 0: by --fleet", minimum=0)
+    expected_per_s: float = setting(
+        _DEFAULT.expected_per_s, help="requests a second that dynamic policies begin with; 0: what they see", minimum=0
+    )
+    peak_per_s: float = setting(
+        _DEFAULT.peak_per_s, help="requests a second that static policies are provisioned for", minimum=0
+    )
+    fixed_threshold: float = setting(_DEFAULT.fixed_threshold, help="of static-threshold", minimum=0, maximum=1)
+    overprovision: float = setting(
+        _DEFAULT.overprovision, help="demand is planned for so many times", minimum=0.1, maximum=10
+    )
+    demand_weight: float = setting(
+        _DEFAULT.demand_weight, help="weight of demand's newest second in its average", minimum=0.001, maximum=1
+    )
+    batch_sizes: tuple[int, ...] = setting(
+        _DEFAULT.batch_sizes, help="batch sizes to choose from", minimum=1, maximum=1024
+    )
+    hysteresis: float = setting(
+        _DEFAULT.hysteresis,
+        help="share of its throughput that a smaller model must spare before the better one comes back",
+        minimum=0,
+        maximum=0.9,
+    )
+
+    def serving(self) -> ServingSettings:
+        """ValueError for a curve that is none; what is wrong with the fleet's file as `read_fleet` says it."""
+        of_fleet = fleet_settings(read_fleet(self.fleet)) if self.fleet is not None else _DEFAULT
+        return replace(
+            of_fleet,
+            heavy=self.heavy or of_fleet.heavy,
+            light=self.light or of_fleet.light,
+            small=self.small,
+            slo_s=self.slo_s or math.inf,
+            deferral=self._deferral() or of_fleet.deferral,
+            discriminator_s=self.discriminator_s or of_fleet.discriminator_s,
+            expected_per_s=self.expected_per_s,
+            peak_per_s=self.peak_per_s,
+            fixed_threshold=self.fixed_threshold,
+            overprovision=self.overprovision,
+            demand_weight=self.demand_weight,
+            batch_sizes=self.batch_sizes,
+            hysteresis=self.hysteresis,
+        )
+
+    def _deferral(self) -> DeferralCurve | None:
+        if not self.deferral_thresholds and not self.deferral_shares:
+            return None
+        try:
+            return DeferralCurve(self.deferral_thresholds, self.deferral_shares)
+        except ValueError as error:
+            raise ValueError(f"--deferral-thresholds and --deferral-shares: {error}") from None
 
 
 @dataclass(frozen=True)
 class ControllerSettings:
     rpc: RpcServerSettings
+    serving: PolicySettings = PolicySettings()
     lease_s: float = setting(
         2.5,
         help="silence after which a replica falls out of the plan; it reports three times as often",
         minimum=0.2,
         maximum=600,
     )
-    plan_interval_s: float = setting(1.0, help="longest time between two looks at the plan", minimum=0.05, maximum=600)
+    plan_interval_s: float = setting(
+        5.0, help="time over which demand is taken before the policy decides anew", minimum=0.05, maximum=600
+    )
     retention_s: float = setting(60.0, help="how long a silent replica is still shown in the fleet", minimum=0)
     max_replicas: int = setting(4096, help="replicas held at once", minimum=1)
     max_watchers: int = setting(256, help="plan streams served at once", minimum=1)
-    allocator: str = setting("resident", help=f"policy that plans: {', '.join(sorted(ALLOCATORS))}")
+    allocator: str = setting("resident", help=f"policy that plans: {', '.join(sorted(SERVING_POLICIES))}")
     state_dir: Path | None = setting(
         None, help="directory of the leader epoch; without it the clock alone makes it grow"
     )
 
     def __post_init__(self) -> None:
-        if self.allocator not in ALLOCATORS:
-            raise ValueError(f"--allocator must be one of {', '.join(sorted(ALLOCATORS))}, got {self.allocator!r}")
+        if self.allocator not in SERVING_POLICIES:
+            raise ValueError(
+                f"--allocator must be one of {', '.join(sorted(SERVING_POLICIES))}, got {self.allocator!r}"
+            )
+        self.policy()
+
+    def policy(self) -> ServingPolicy:
+        """Raises ValueError naming the flag that the policy lacks."""
+        serving = self.serving.serving()
+        try:
+            check_needs(self.allocator, serving)
+        except InvalidArgument as error:
+            (lacking,) = error.violations
+            raise ValueError(f"{_FLAGS[lacking.field]} {lacking.description}") from None
+        return SERVING_POLICIES[self.allocator](serving)

@@ -4,12 +4,13 @@ import math
 import re
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import PoolDemand, Replica, ReplicaReport
+from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaReport
 
 MAX_NAME_LENGTH = 256
 MAX_NAMES = 1024
 MAX_POOLS = 256
 MAX_COUNT = 2**63 - 1
+MAX_BATCH = 1024
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 ADDRESS = re.compile(r"unix:[^\s\x00]{1,250}|[^\s\x00]{1,250}:\d{1,5}")
 
@@ -24,6 +25,10 @@ def check_replica(replica: Replica) -> None:
     _check_text("replica.device", replica.device)
     _check_text("replica.build_version", replica.build_version)
     _check_count("replica.device_memory_bytes", replica.device_memory_bytes)
+    if len(replica.costs) > MAX_NAMES:
+        raise InvalidArgument.of("replica.costs", f"must be at most {MAX_NAMES} models, got {len(replica.costs)}")
+    for index, cost in enumerate(replica.costs):
+        _check_cost(f"replica.costs[{index}]", cost)
 
 
 def check_instance(instance_id: str, generation: int) -> None:
@@ -50,12 +55,24 @@ def check_report(report: ReplicaReport) -> None:
 def _check_demand(field: str, demand: PoolDemand) -> None:
     _check_text(f"{field}.model", demand.model)
     _check_share(f"{field}.deferred_share", demand.deferred_share)
-    for count in ("arrived_count", "completed_count", "dropped_count", "late_count", "queue_length"):
+    for count in ("arrived_count", "completed_count", "dropped_count", "late_count", "queue_length", "scored_count"):
         _check_count(f"{field}.{count}", getattr(demand, count))
     if len(demand.starts) > MAX_NAMES:
         raise InvalidArgument.of(f"{field}.starts", f"must be at most {MAX_NAMES}, got {len(demand.starts)}")
     for start in demand.starts:
         _check_count(f"{field}.starts.request_count", start.request_count)
+
+
+def _check_cost(field: str, cost: ModelCost) -> None:
+    _check_text(f"{field}.model", cost.model)
+    _check_count(f"{field}.memory_bytes", cost.memory_bytes)
+    if not 0.0 <= cost.load_s < math.inf:
+        raise InvalidArgument.of(f"{field}.load_seconds", f"must be at least 0 and finite, got {cost.load_s}")
+    for size, run_s in cost.run_s:
+        if not 1 <= size <= MAX_BATCH:
+            raise InvalidArgument.of(f"{field}.batches.batch_size", f"must be between 1 and {MAX_BATCH}, got {size}")
+        if not 0.0 < run_s < math.inf:
+            raise InvalidArgument.of(f"{field}.batches.run_seconds", f"must be above 0 and finite, got {run_s}")
 
 
 def _check_share(field: str, value: float) -> None:

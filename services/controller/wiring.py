@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from pentimento.controller.v1.controller_service_pb2_grpc import add_ControllerServiceServicer_to_server
 from pentimento.domain.clock import SystemClock
-from pentimento.policies.allocation import ALLOCATORS
 from pentimento.rpc import RpcServer
 from services.controller.controller import Controller, Pace
 from services.controller.epoch import LeaderEpoch
@@ -19,6 +18,8 @@ from services.controller.settings import ControllerSettings
 # Every replica that lived through a restart has registered again after two leases.
 LEASES_TO_SETTLE = 2
 REPORTS_A_LEASE = 3
+# A look at the demand between two reports would see none.
+REPORTS_A_LOOK = 2
 
 
 @dataclass
@@ -48,11 +49,12 @@ def wire(settings: ControllerSettings) -> ControllerProcess:
     pace = Pace(
         lease_s=settings.lease_s,
         report_interval_s=settings.lease_s / REPORTS_A_LEASE,
-        plan_interval_s=settings.plan_interval_s,
+        plan_interval_s=max(settings.plan_interval_s, REPORTS_A_LOOK * settings.lease_s / REPORTS_A_LEASE),
         settle_s=settings.lease_s * LEASES_TO_SETTLE,
+        calm_s=settings.lease_s,
     )
     registry = Registry(settings.lease_s, settings.retention_s, settings.max_replicas)
-    planner = Planner(ALLOCATORS[settings.allocator], settings.allocator, epoch.value)
+    planner = Planner(settings.policy(), epoch.value)
     controller = Controller(registry, planner, PlanFeed(settings.max_watchers), epoch, pace, clock)
     server = RpcServer(settings.rpc, "controller")
     server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)

@@ -1,15 +1,17 @@
 """The controller's rounds under a clock of our own."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import PlanAcknowledgement, Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.fleet import ModelCost, PlanAcknowledgement, PoolDemand, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.allocation import hold_resident
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelProfile, hold_resident
+from pentimento.policies.serving import SERVING_POLICIES, ServingPolicy
 from pentimento.settings import SettingsError, load_settings
 from services.controller.controller import Controller, Pace
 from services.controller.epoch import LeaderEpoch
@@ -19,8 +21,29 @@ from services.controller.registry import Registry
 from services.controller.settings import ControllerSettings
 
 NOW_MS = 1_800_000_000_000
-PACE = Pace(lease_s=3.0, report_interval_s=1.0, plan_interval_s=1.0, settle_s=6.0)
+PACE = Pace(lease_s=3.0, report_interval_s=1.0, plan_interval_s=5.0, settle_s=6.0, calm_s=3.0)
 WORKER = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",))
+DOOR = Replica("f1", ReplicaKind.FRONTDOOR, "unix:/f1", 1)
+FLEET = """\
+default_model = "heavy"
+cascade = ["light", "heavy"]
+[[models]]
+name = "light"
+steps = 1
+latency_s = { 1 = 0.1 }
+[[models]]
+name = "heavy"
+steps = 20
+latency_s = { 1 = 1.0 }
+[[devices]]
+name = "d"
+models = ["heavy", "light"]
+[discriminator]
+score_s = 0.01
+[deferral]
+thresholds = [0.0, 0.5, 1.0]
+shares = [0.0, 0.2, 1.0]
+"""
 
 
 class ManualClock:
@@ -40,10 +63,25 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def controller(clock) -> Controller:
+def asked() -> list[AllocationContext]:
+    """What the policy was asked."""
+    return []
+
+
+@pytest.fixture
+def controller(clock, asked) -> Controller:
+    def noting(context: AllocationContext) -> AllocationDecision:
+        asked.append(context)
+        return hold_resident(context)
+
     epoch = LeaderEpoch(None, NOW_MS)
-    planner = Planner(hold_resident, "resident", epoch.value)
+    planner = Planner(ServingPolicy("noting", noting), epoch.value)
     return Controller(Registry(3.0, 60.0, 10), planner, PlanFeed(4), epoch, PACE, clock)
+
+
+def step_at(controller: Controller, clock: ManualClock, now_s: float) -> None:
+    clock.now_s = now_s
+    controller.step(now_s)
 
 
 def planned(controller: Controller) -> list[str]:
@@ -54,6 +92,61 @@ def test_a_registration_is_answered_with_the_lease(controller):
     lease = controller.register(WORKER)
 
     assert (lease.lease_ms, lease.report_interval_ms, lease.leader_epoch) == (3000, 1000, NOW_MS)
+
+
+def keep_alive(controller: Controller, *arrived_count: int) -> None:
+    """The worker reports, and the front door how many requests came."""
+    controller.report(ReplicaReport("w1", 1, ("heavy",)))
+    for count in arrived_count:
+        controller.report(ReplicaReport("f1", 1, demand=(PoolDemand("heavy", count),)))
+
+
+def test_the_policy_begins_when_the_fleet_is_settled_and_nobody_has_joined_for_a_while(controller, clock, asked):
+    controller.register(WORKER)
+    for now_s in (102.0, 104.0):
+        clock.now_s = now_s
+        keep_alive(controller)
+    controller.register(DOOR)  # at 104: the fleet is calm from 107 on, later than it is settled
+    step_at(controller, clock, 106.0)
+    assert asked == []
+
+    keep_alive(controller)
+    step_at(controller, clock, 107.0)
+
+    assert len(asked) == 1
+
+
+def test_the_policy_looks_at_demand_once_a_period_and_at_the_fleet_whenever_it_changes(controller, clock, asked):
+    for replica in (WORKER, DOOR):
+        controller.register(replica)
+    for now_s, arrived_count in ((102.0, 1), (104.0, 3), (106.0, 2)):
+        clock.now_s = now_s
+        keep_alive(controller, arrived_count)
+    step_at(controller, clock, 106.0)
+    clock.now_s = 108.0
+    keep_alive(controller, 8)
+    controller.register(replace(WORKER, instance_id="w2"))
+    step_at(controller, clock, 108.0)
+    clock.now_s = 110.0
+    keep_alive(controller, 4)
+    step_at(controller, clock, 111.0)
+
+    first, again, second = asked
+    assert [context.demand[0].arrivals_per_s for context in asked] == [1.0, 1.0, 3.0]
+    assert (again.now_s, again.last, len(again.workers())) == (first.now_s, first.last, 2)
+    assert (second.now_s, len(second.last.assignments)) == (111.0, 2)
+
+
+def test_what_workers_say_of_their_costs_is_what_the_policy_plans_with(controller, clock, asked):
+    costs = (ModelCost("heavy", ((1, 1.0), (2, 1.5)), 7, 3.0),)
+    controller.register(replace(WORKER, device="gpu", costs=costs))
+    clock.now_s = 105.0
+    keep_alive(controller)
+
+    step_at(controller, clock, 106.0)
+
+    profiles = (ModelProfile("heavy", "gpu", 1, 1.0, 7, 3.0), ModelProfile("heavy", "gpu", 2, 1.5, 7, 3.0))
+    assert asked[0].profiles == profiles
 
 
 def test_a_silent_worker_leaves_the_plan(controller, clock):
@@ -118,6 +211,44 @@ def test_an_epoch_that_no_leader_can_have_had_is_refused(controller):
         controller.report(ReplicaReport("w1", 1, plan=PlanAcknowledgement(PlanVersion(2**60, 1))))
 
 
-def test_an_unknown_allocator_refuses_to_start(tmp_path: Path):
-    with pytest.raises(SettingsError, match="--allocator must be one of resident"):
-        load_settings(ControllerSettings, "controller", ["--allocator", "guess"], {})
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--allocator guess", "--allocator must be one of aimd, .*, got 'guess'"),
+        ("--allocator vanilla", "--heavy must name a model for vanilla"),
+        ("--allocator proteus --heavy h", "--light must name a model for proteus"),
+        ("--allocator modm --heavy h", "--small must name a model for modm"),
+        ("--allocator aimd --heavy h --light h --slo-s 1", "--light must be another model than heavy for aimd, got h"),
+        ("--allocator clipper-light --light l", "--slo-s must be above 0 and finite for clipper-light"),
+        ("--allocator static-cascade --heavy h --light l --slo-s 1", "--peak-per-s must be above 0"),
+        ("--slo-s -1", "--slo-s must be at least 0, got -1"),
+        ("--overprovision 11", "--overprovision must be at most 10, got 11"),
+        (
+            "--deferral-shares 0.5,0.1 --deferral-thresholds 0,1",
+            "--deferral-thresholds and --deferral-shares: .*ascend",
+        ),
+        ("--batch-sizes 0", "--batch-sizes must be at least 1, got 0"),
+    ],
+)
+def test_a_policy_that_lacks_something_refuses_to_start_and_names_the_flag(flags: str, message: str):
+    with pytest.raises(SettingsError, match=message):
+        load_settings(ControllerSettings, "controller", flags.split(), {})
+
+
+def test_the_file_of_an_emulated_fleet_says_what_the_flags_do_not(tmp_path: Path):
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    flags = ["--allocator", "diffserve", "--fleet", str(tmp_path / "fleet.toml"), "--slo-s", "5"]
+
+    serving = load_settings(ControllerSettings, "controller", flags, {}).serving.serving()
+
+    assert (serving.heavy, serving.light, serving.slo_s, serving.step_count) == ("heavy", "light", 5.0, 20)
+    assert (serving.deferral.share(0.5), serving.discriminator_s) == (0.2, 0.01)
+
+
+@pytest.mark.parametrize("name", sorted(SERVING_POLICIES))
+def test_every_policy_can_be_named(name: str):
+    flags = ["--heavy", "h", "--light", "l", "--slo-s", "5", "--peak-per-s", "9"]
+
+    policy = load_settings(ControllerSettings, "controller", ["--allocator", name, *flags], {}).policy()
+
+    assert policy.name == name

@@ -8,12 +8,20 @@ from prometheus_client import REGISTRY
 
 from pentimento.domain.fleet import Replica, ReplicaKind, ServiceEndpoint
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.allocation import AllocationContext, AllocationDecision, ReplicaView, hold_resident
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator, ReplicaView, hold_resident
+from pentimento.policies.serving import ServingPolicy
 from services.controller.planner import Planner
 
 WORKER = ReplicaView(Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",)))
 EMBEDDER = ReplicaView(Replica("e1", ReplicaKind.EMBEDDER, "unix:/e1", 1))
-EMPTY, ONE = AllocationContext(0.0, ()), AllocationContext(0.0, (WORKER,))
+OTHER = ReplicaView(replace(WORKER.replica, instance_id="w2", address="unix:/w2"))
+EMPTY, ONE, TWO = (AllocationContext(0.0, replicas) for replicas in ((), (WORKER,), (WORKER, OTHER)))
+
+
+def planner_of(allocator: Allocator, name: str = "resident") -> Planner:
+    planner = Planner(ServingPolicy(name, allocator), leader_epoch=5)
+    planner.begin()
+    return planner
 
 
 def failures(allocator: str) -> float:
@@ -23,41 +31,41 @@ def failures(allocator: str) -> float:
 
 @pytest.fixture
 def planner() -> Planner:
-    return Planner(hold_resident, "resident", leader_epoch=5)
+    return planner_of(hold_resident)
 
 
 def test_the_first_plan_is_issued_even_for_an_empty_fleet(planner):
-    plan = planner.replan(EMPTY)
+    plan = planner.look(EMPTY)
 
     assert plan is not None
     assert plan.version == PlanVersion(5, 1)
 
 
 def test_a_plan_that_says_the_same_is_not_issued_again(planner):
-    planner.replan(ONE)
+    planner.look(ONE)
 
-    assert planner.replan(ONE) is None
+    assert planner.look(ONE) is None
     assert planner.plan.version == PlanVersion(5, 1)
 
 
 def test_every_change_gets_the_next_number(planner):
-    versions = [planner.replan(context).version.sequence for context in (EMPTY, ONE, EMPTY)]
+    versions = [planner.look(context).version.sequence for context in (EMPTY, ONE, EMPTY)]
 
     assert versions == [1, 2, 3]
 
 
 def test_the_plan_lists_where_the_other_services_are(planner):
-    plan = planner.replan(AllocationContext(0.0, (WORKER, EMBEDDER)))
+    plan = planner.look(AllocationContext(0.0, (WORKER, EMBEDDER)))
 
     assert plan.endpoints == (ServiceEndpoint(ReplicaKind.EMBEDDER, "e1", "unix:/e1"),)
 
 
 def test_a_newer_epoch_issues_the_plan_anew(planner):
-    planner.replan(ONE)
+    planner.look(ONE)
 
     planner.rise_to(9)
 
-    assert planner.replan(ONE).version == PlanVersion(9, 1)
+    assert planner.look(ONE).version == PlanVersion(9, 1)
 
 
 def raising(context: AllocationContext) -> AllocationDecision:
@@ -71,25 +79,51 @@ def nonsensical(context: AllocationContext) -> AllocationDecision:
 @pytest.mark.parametrize("bad", [raising, nonsensical])
 def test_the_last_good_plan_stands_when_an_allocator_fails_and_a_metric_says_so(bad):
     turns: list[Callable[[AllocationContext], AllocationDecision]] = [hold_resident, bad, bad, hold_resident]
-    planner = Planner(lambda context: turns.pop(0)(context), bad.__name__, leader_epoch=5)
-    good = planner.replan(ONE)
+    planner = planner_of(lambda context: turns.pop(0)(context), bad.__name__)
+    good = planner.look(ONE)
 
-    assert planner.replan(EMPTY) is None
-    assert planner.replan(EMPTY) is None
+    assert planner.look(TWO) is None
+    assert planner.look(TWO) is None
     assert planner.plan == good
     assert failures(bad.__name__) == 2
-    assert planner.replan(EMPTY).version == PlanVersion(5, 2)
+    assert planner.look(TWO).version == PlanVersion(5, 2)
+
+
+def counting(context: AllocationContext) -> AllocationDecision:
+    """Remembers how often it was asked."""
+    return AllocationDecision(memory=(sum(context.last.memory) + 1.0,), admission_rate=sum(context.last.memory) / 10)
 
 
 def test_an_allocator_finds_again_what_it_decided_last():
-    seen = []
+    planner = planner_of(counting)
 
-    def remembering(context: AllocationContext) -> AllocationDecision:
-        seen.append(context.last.memory)
-        return AllocationDecision(memory=(*context.last.memory, 1.0))
+    assert [planner.look(ONE).admission_rate for _ in range(3)] == [0.0, 0.1, 0.2]
 
-    planner = Planner(remembering, "remembering", leader_epoch=5)
-    planner.replan(EMPTY)
-    planner.replan(EMPTY)
 
-    assert seen == [(), (1.0,)]
+def test_looking_again_at_another_fleet_remembers_nothing_twice():
+    planner = planner_of(counting)
+    planner.look(ONE)
+    planner.look(ONE)
+
+    assert [planner.look_again(context) for context in (ONE, TWO, ONE)] == [None, None, None]
+    assert planner.look(ONE).admission_rate == 0.2
+
+
+def test_until_it_begins_every_worker_goes_on_with_what_it_holds():
+    planner = Planner(ServingPolicy("counting", counting, drops_late=False), leader_epoch=5)
+    settling = planner.look(ONE)
+
+    planner.begin()
+
+    assert (settling.allocator, settling.drops_late, settling.assignments[0].model) == ("resident", True, "heavy")
+    plan = planner.look(ONE)
+    assert (plan.allocator, plan.drops_late, plan.assignments) == ("counting", False, ())
+
+
+def test_a_policy_is_not_asked_about_a_fleet_without_workers():
+    planner = planner_of(counting)
+    planner.look(ONE)
+
+    planner.look(EMPTY)
+
+    assert planner.look(ONE).admission_rate == 0.1

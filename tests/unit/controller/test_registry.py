@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
-from pentimento.domain.fleet import PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
-from pentimento.policies.allocation import ModelDemand
+from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from services.controller.registry import Registry
 
 LEASE_S = 3.0
@@ -47,9 +46,9 @@ def test_a_report_renews_the_lease(registry):
 def test_a_replica_that_was_silent_comes_back_with_its_next_report(registry):
     registry.register(replica(), 0.0)
 
-    changed = registry.report(ReplicaReport("w1", 1), 5.0)
+    heard = registry.report(ReplicaReport("w1", 1), 5.0)
 
-    assert changed
+    assert (heard.changed, heard.covered_s) == (True, 5.0)
     assert live(registry, 5.0) == [("w1", 1)]
 
 
@@ -91,9 +90,9 @@ def test_a_report_of_an_unregistered_start_asks_for_registration(registry, repor
 def test_a_draining_replica_is_shown_but_not_planned_with(registry):
     registry.register(replica(), 0.0)
 
-    changed = registry.report(ReplicaReport("w1", 1, draining=True), 1.0)
+    heard = registry.report(ReplicaReport("w1", 1, draining=True), 1.0)
 
-    assert changed
+    assert heard.changed
     assert live(registry, 1.0) == []
     assert registry.statuses(1.0)[0].draining
 
@@ -101,8 +100,8 @@ def test_a_draining_replica_is_shown_but_not_planned_with(registry):
 def test_a_report_that_changes_nothing_says_so(registry):
     registry.register(replica(resident_models=("heavy",)), 0.0)
 
-    assert not registry.report(ReplicaReport("w1", 1, ("heavy",), busy_share=0.5), 1.0)
-    assert registry.report(ReplicaReport("w1", 1, ("light",)), 2.0)
+    assert not registry.report(ReplicaReport("w1", 1, ("heavy",), busy_share=0.5), 1.0).changed
+    assert registry.report(ReplicaReport("w1", 1, ("light",)), 2.0).changed
 
 
 def test_what_a_replica_holds_is_what_it_reported_last(registry):
@@ -169,17 +168,6 @@ def test_the_next_expiry_is_that_of_the_replica_silent_longest(registry):
 
     assert registry.next_expiry_s(2.0) == 4.0
     assert registry.next_expiry_s(4.5) == 5.0
-
-
-def test_demand_is_a_rate_over_the_time_between_reports_summed_over_front_doors(registry):
-    for name, arrived in (("f1", 20), ("f2", 10)):
-        registry.register(replica(name, kind=ReplicaKind.FRONTDOOR), 0.0)
-        asked = PoolDemand("heavy", arrived, queue_length=3, starts=(StartShare(5, arrived),), deferred_share=0.5)
-        registry.report(ReplicaReport(name, 1, demand=(asked,)), 2.0)
-
-    starts = (StartShare(5, 20), StartShare(5, 10))
-    assert registry.demand(2.0) == (ModelDemand("heavy", 15.0, 6, starts, 0.5),)
-    assert registry.demand(5.1) == ()
 
 
 class FleetMachine(RuleBasedStateMachine):

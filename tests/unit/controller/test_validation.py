@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
 from services.controller.validation import MAX_COUNT, check_replica, check_report
 
 REPLICA = Replica("worker-1", ReplicaKind.UNET_WORKER, "unix:/run/w1.sock", 1)
@@ -48,6 +48,22 @@ def test_addresses_that_a_channel_takes_pass(address):
 def test_a_registration_that_cannot_be_used_is_refused_by_name(field, value):
     with pytest.raises(InvalidArgument, match=field):
         check_replica(replace(REPLICA, **{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("cost", "message"),
+    [
+        (ModelCost("x" * 257, ((1, 1.0),)), r"costs\[1\]\.model"),
+        (ModelCost("m", ((0, 1.0),)), r"costs\[1\]\.batches\.batch_size: must be between 1 and 1024, got 0"),
+        (ModelCost("m", ((1, 0.0),)), r"costs\[1\]\.batches\.run_seconds: must be above 0 and finite, got 0.0"),
+        (ModelCost("m", ((1, math.nan),)), r"run_seconds: must be above 0 and finite, got nan"),
+        (ModelCost("m", (), load_s=math.inf), r"load_seconds: must be at least 0 and finite, got inf"),
+        (ModelCost("m", (), memory_bytes=-1), r"memory_bytes"),
+    ],
+)
+def test_a_cost_that_nothing_can_be_planned_with_is_refused_by_name(cost, message):
+    with pytest.raises(InvalidArgument, match=message):
+        check_replica(replace(REPLICA, costs=(ModelCost("good", ((1, 0.5),), 10, 1.0), cost)))
 
 
 @pytest.mark.parametrize("share", [math.nan, math.inf, -math.inf, -0.001, 1.001])

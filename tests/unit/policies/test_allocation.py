@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.fleet import PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
+from pentimento.domain.fleet import ModelCost, PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
 from pentimento.policies.allocation import (
     AllocationContext,
     AllocationDecision,
     ReplicaView,
     check_decision,
     hold_resident,
+    reported_profiles,
 )
 
 
@@ -44,6 +45,22 @@ def test_a_worker_is_assigned_the_model_it_holds():
     decision = hold_resident(context(worker("w1", "heavy", generation=3)))
 
     assert decision.assignments == (WorkerAssignment("w1", "unix:/w1", "heavy", 3),)
+
+
+def test_of_two_equal_devices_the_slower_ones_costs_count():
+    def costing(name: str, *costs: ModelCost) -> Replica:
+        return replace(worker(name).replica, device="gpu", costs=costs)
+
+    slow, fast = ModelCost("m", ((1, 2.0), (2, 2.5)), 7, 3.0), ModelCost("m", ((1, 1.0),), 7, 3.0)
+
+    found = reported_profiles((costing("w1", slow), costing("w2", fast, ModelCost("n", ((1, 9.0),)))))
+
+    assert [(profile.model, profile.batch_size, profile.latency_s) for profile in found] == [
+        ("m", 1, 2.0),
+        ("m", 2, 2.5),
+        ("n", 1, 9.0),
+    ]
+    assert (found[0].device, found[0].memory_bytes, found[0].load_s) == ("gpu", 7, 3.0)
 
 
 def test_there_is_a_pool_a_model():

@@ -1,0 +1,52 @@
+"""What a policy must be told before it can plan, and what the file of an emulated fleet tells it."""
+
+from collections.abc import Mapping
+
+from pentimento.domain.emulation import EmulatedFleet
+from pentimento.domain.errors import InvalidArgument
+from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
+
+_CASCADE = ("heavy", "light", "slo_s")
+# Fields of ServingSettings without which a policy is none.
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "resident": (),
+    "vanilla": ("heavy",),
+    "clipper-light": ("light", "slo_s"),
+    "clipper-heavy": ("heavy", "slo_s"),
+    "proteus": _CASCADE,
+    "static-cascade": (*_CASCADE, "peak_per_s"),
+    "static-threshold": _CASCADE,
+    "aimd": _CASCADE,
+    "no-queueing-model": _CASCADE,
+    "diffserve": _CASCADE,
+    "nirvana-only": ("heavy",),
+    "retrieval-only": ("heavy",),
+    "modm": ("heavy", "small_models"),
+    "modm-only": ("heavy", "small_models"),
+}
+
+
+def check_needs(name: str, settings: ServingSettings) -> None:
+    """Raises InvalidArgument naming the field that the policy of that name lacks."""
+    for field in NEEDS[name]:
+        value = getattr(settings, field)
+        if field in ("slo_s", "peak_per_s"):
+            if not 0.0 < value < float("inf"):
+                raise InvalidArgument.of(field, f"must be above 0 and finite for {name}, got {value}")
+        elif not value:
+            raise InvalidArgument.of(field, f"must name a model for {name}")
+    if "light" in NEEDS[name] and settings.light == settings.heavy:
+        raise InvalidArgument.of("light", f"must be another model than heavy for {name}, got {settings.light}")
+
+
+def fleet_settings(fleet: EmulatedFleet) -> ServingSettings:
+    """Models, f(t) and the discriminator's time as the fleet's file has them; all else by default."""
+    heavy = fleet.default_model
+    thresholds, shares = zip(*fleet.deferral, strict=True)
+    return ServingSettings(
+        heavy=heavy,
+        light=next((model for model in fleet.cascade if model != heavy), ""),
+        deferral=DeferralCurve(thresholds, shares),
+        discriminator_s=fleet.discriminator.score.mean_s if fleet.discriminator is not None else 0.0,
+        step_count=fleet.model(heavy).steps,
+    )

@@ -1,0 +1,95 @@
+"""What front doors were asked for, and what waited, added up from one look of the allocator to the next."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pentimento.domain.fleet import PoolDemand, ReplicaReport, StartShare
+from pentimento.policies.allocation import ModelDemand, ReplicaView
+
+# A window shorter than this would turn a single arrival into a burst.
+MIN_WINDOW_S = 0.05
+
+
+@dataclass
+class _Queue:
+    """What waits for one model at one replica: by its newest report, and all of them together."""
+
+    newest: int = 0
+    total: int = 0
+    reports: int = 0
+
+    def add(self, length: int) -> None:
+        self.newest = length
+        self.total += length
+        self.reports += 1
+
+
+@dataclass
+class _Asked:
+    """Of one model at one front door since the last look."""
+
+    arrived: int = 0
+    violated: int = 0
+    scored: int = 0
+    deferred: float = 0.0
+    starts: Counter[int] = field(default_factory=Counter)
+
+    def add(self, pool: PoolDemand) -> None:
+        self.arrived += pool.arrived_count
+        self.violated += pool.dropped_count + pool.late_count
+        self.scored += pool.scored_count
+        self.deferred += pool.deferred_share * pool.scored_count
+        for start in pool.starts:
+            self.starts[start.start_step] += start.request_count
+
+
+@dataclass
+class _Told:
+    """By one replica in `covered_s` seconds: a front door of every pool, a worker of its own queue."""
+
+    covered_s: float = 0.0
+    asked: defaultdict[str, _Asked] = field(default_factory=lambda: defaultdict(_Asked))
+    queues: defaultdict[str, _Queue] = field(default_factory=lambda: defaultdict(_Queue))
+
+
+class DemandWindow:
+    """Demand by model, over all replicas that are live."""
+
+    def __init__(self) -> None:
+        self._told: defaultdict[str, _Told] = defaultdict(_Told)
+
+    def add(self, report: ReplicaReport, covered_s: float) -> None:
+        """Changes state: what a report tells of the `covered_s` seconds before it."""
+        told = self._told[report.instance_id]
+        told.covered_s += covered_s
+        for pool in report.demand:
+            told.asked[pool.model].add(pool)
+            told.queues[pool.model].add(pool.queue_length)
+        if report.resident_models:
+            told.queues[report.resident_models[0]].add(report.queue_length)
+
+    def take(self, live: Iterable[ReplicaView]) -> tuple[ModelDemand, ...]:
+        """Changes state: the demand since the last call. What waits at workers counts with the model that they hold."""
+        names = {view.replica.instance_id for view in live}
+        told = [one for name, one in self._told.items() if name in names]
+        self._told.clear()
+        asked = {model for one in told for model in one.asked}
+        waiting = {model for one in told for model, queue in one.queues.items() if queue.total}
+        return tuple(_demand(model, told) for model in sorted(asked | waiting))
+
+
+def _demand(model: str, told: Iterable[_Told]) -> ModelDemand:
+    asked = [(one.asked[model], max(one.covered_s, MIN_WINDOW_S)) for one in told if model in one.asked]
+    queues = [one.queues[model] for one in told if model in one.queues]
+    scored = sum(one.scored for one, _ in asked)
+    starts = sum((one.starts for one, _ in asked), Counter[int]())
+    return ModelDemand(
+        model=model,
+        arrivals_per_s=sum(one.arrived / covered_s for one, covered_s in asked),
+        queue_length=sum(queue.newest for queue in queues),
+        starts=tuple(StartShare(step, count) for step, count in sorted(starts.items())),
+        deferred_share=sum(one.deferred for one, _ in asked) / scored if scored else 0.0,
+        violation_count=sum(one.violated for one, _ in asked),
+        mean_queue_length=sum(queue.total / queue.reports for queue in queues),
+    )

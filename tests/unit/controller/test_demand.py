@@ -1,0 +1,83 @@
+"""Reports of front doors and workers, added up to what an allocator looks at."""
+
+from typing import Any
+
+import pytest
+
+from pentimento.domain.fleet import PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.policies.allocation import ReplicaView
+from services.controller.demand import DemandWindow
+
+LIVE = tuple(ReplicaView(Replica(name, ReplicaKind.FRONTDOOR, "unix:/a", 1)) for name in ("f1", "f2", "w1"))
+
+
+@pytest.fixture
+def window() -> DemandWindow:
+    return DemandWindow()
+
+
+def report(door: str = "f1", model: str = "heavy", **counts: Any) -> ReplicaReport:
+    return ReplicaReport(door, 1, demand=(PoolDemand(model, **counts),))
+
+
+def test_arrivals_are_a_rate_over_the_time_that_reports_cover_summed_over_front_doors(window):
+    window.add(report("f1", arrived_count=10), 1.0)
+    window.add(report("f1", arrived_count=20), 2.0)
+    window.add(report("f2", arrived_count=10), 2.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.model, heavy.arrivals_per_s) == ("heavy", 15.0)
+
+
+def test_what_waits_is_what_waits_at_front_doors_and_at_workers_now_and_on_average(window):
+    for at_door, at_worker in ((9, 4), (3, 2)):
+        window.add(report(queue_length=at_door), 1.0)
+        window.add(ReplicaReport("w1", 1, ("heavy",), at_worker), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.queue_length, heavy.mean_queue_length) == (5, 9.0)
+
+
+def test_a_model_that_nobody_asks_for_counts_while_something_waits_for_it(window):
+    window.add(ReplicaReport("w1", 1, ("light",), 2), 1.0)
+    window.add(ReplicaReport("w1", 1, ("heavy",), 0), 1.0)
+
+    assert [(demand.model, demand.arrivals_per_s, demand.queue_length) for demand in window.take(LIVE)] == [
+        ("light", 0.0, 2)
+    ]
+
+
+def test_the_deferred_share_is_that_of_all_that_were_scored(window):
+    window.add(report(deferred_share=1.0, scored_count=1), 1.0)
+    window.add(report(), 1.0)
+    window.add(report("f2", deferred_share=0.0, scored_count=3), 1.0)
+
+    assert window.take(LIVE)[0].deferred_share == 0.25
+
+
+def test_starts_are_counted_by_step_and_broken_slos_together(window):
+    window.add(report(dropped_count=1, starts=(StartShare(0, 3), StartShare(5, 1))), 1.0)
+    window.add(report("f2", late_count=2, starts=(StartShare(5, 4),)), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.starts, heavy.violation_count) == ((StartShare(0, 3), StartShare(5, 5)), 3)
+
+
+def test_what_was_taken_is_not_taken_again(window):
+    window.add(report(arrived_count=10, dropped_count=1), 1.0)
+    window.take(LIVE)
+    window.add(report(arrived_count=4), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.arrivals_per_s, heavy.violation_count) == (4.0, 0)
+
+
+def test_a_front_door_that_is_gone_counts_no_more(window):
+    window.add(report("f1", arrived_count=10), 1.0)
+    window.add(report("f2", arrived_count=10), 1.0)
+
+    assert window.take(LIVE[:1])[0].arrivals_per_s == 10.0
