@@ -48,6 +48,8 @@ class SimulatedController:
         self._decision = AllocationDecision()
         self._told: dict[str, _Told] = {}
         self._starts: dict[str, Counter[int]] = {}
+        self._queues: Counter[str] = Counter()
+        self._looks = 0
         self._last_s = 0.0
         self._sequence = 0
 
@@ -55,16 +57,24 @@ class SimulatedController:
         """Changes state: a request of that pool starts there."""
         self._starts.setdefault(pool, Counter())[start_step] += 1
 
+    def look(self, dataplane: Dataplane) -> None:
+        """Changes state: notes how many wait, for the average that the next plan goes by."""
+        at_workers = self._waiting_at_workers()
+        for pool in dataplane.state.pools.values():
+            self._queues[pool.name] += pool.waiting_count + at_workers[pool.name]
+        self._looks += 1
+
     def plan(self, now_s: float, dataplane: Dataplane) -> Plan | None:
         """Changes state: the next plan, or None while the last one still says it. What an allocator raises is a defect
         of the scenario and ends the simulation, unlike a live one."""
         window_s = now_s - self._last_s
-        waiting = Counter[str]()
-        for device in self._devices.values():
-            waiting[device.costs.model] += device.waiting_count
+        self.look(dataplane)
+        waiting = self._waiting_at_workers()
         pools = dataplane.state.pools.values()
         demand = tuple(self._demand(pool, window_s, waiting[pool.name]) for pool in pools)
         self._last_s = now_s
+        self._queues.clear()
+        self._looks = 0
         context = AllocationContext(now_s, self._replicas(), demand, self._profiles, self._decision)
         decision = self._allocator(context)
         check_decision(context, decision)
@@ -90,7 +100,15 @@ class SimulatedController:
             starts=tuple(StartShare(step, count) for step, count in sorted(starts.items())),
             deferred_share=(now.deferred - before.deferred) / scored if scored else 0.0,
             violation_count=now.violated - before.violated,
+            mean_queue_length=self._queues[pool.name] / self._looks,
         )
+
+    def _waiting_at_workers(self) -> Counter[str]:
+        """By model."""
+        waiting = Counter[str]()
+        for device in self._devices.values():
+            waiting[device.costs.model] += device.waiting_count
+        return waiting
 
     def _replicas(self) -> tuple[ReplicaView, ...]:
         return tuple(

@@ -28,6 +28,8 @@ from pentimento.workloads import Arrival, Workload
 
 # Far beyond the end of any workload, and finite: what waits without a deadline waits till then.
 NEVER_S = 1e9
+# How often the controller hears of the queues between two plans (DiffServe's artefact: every second of five).
+LOOKS_A_PLAN = 5
 
 _OUTCOME_OF = {
     effects.End.FAILED: Outcome.FAILED,
@@ -156,7 +158,13 @@ class Simulation:
         if plan is not None:
             self.submit(events.PlanReceived(plan))
             self._fleet.follow(plan)
-        self._agenda.at(self._agenda.now + self._scenario.control_period_s, self._control)
+        period_s = self._scenario.control_period_s
+        for number in range(1, LOOKS_A_PLAN):
+            self._agenda.at(self._agenda.now + number * period_s / LOOKS_A_PLAN, self._look)
+        self._agenda.at(self._agenda.now + period_s, self._control)
+
+    def _look(self, _: None) -> None:
+        self._controller.look(self.dataplane)
 
     def _arrive(self, index: int, arrival: Arrival) -> None:
         request_id = f"r{index}"

@@ -3,6 +3,7 @@
 All of them send every request to the light model first and defer by the plan's threshold.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from pentimento.policies.serving.cascade_problem import (
     solve,
 )
 from pentimento.policies.serving.costs import BatchCost, batch_costs
-from pentimento.policies.serving.demand import demand_of, smoothed
+from pentimento.policies.serving.demand import averaged_demand, demand_of, smoothed
 from pentimento.policies.serving.entry import EVERY_START
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.settings import ServingSettings
@@ -33,13 +34,14 @@ class _Memory:
     bend: float = 1.0
     light_batch: float = 1.0
     heavy_batch: float = 1.0
+    at_s: float = 0.0
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "_Memory":
         return cls(*values) if values else cls()
 
     def values(self) -> tuple[float, ...]:
-        return (self.demand, self.bend, self.light_batch, self.heavy_batch)
+        return (self.demand, self.bend, self.light_batch, self.heavy_batch, self.at_s)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class CascadeAllocator:
 
     `fixed_threshold` does not move t ("static threshold"). `queueing_model` off replaces Little's law by q(b) = e(b)
     ("no queueing model": a wait of twice the execution in all, as Proteus assumes). `aimd` takes batch sizes from
-    additive increase and multiplicative decrease on SLO violations in place of the solver.
+    additive increase and multiplicative decrease on SLO violations in place of the solver, which then plans for
+    throughput alone: what batches cost in latency is found out by violations.
     """
 
     settings: ServingSettings
@@ -64,7 +67,7 @@ class CascadeAllocator:
         problem = CascadeProblem(
             demand=memory.demand * settings.overprovision,
             device_count=len(context.workers()),
-            slo_s=settings.slo_s,
+            slo_s=math.inf if self.aimd else settings.slo_s,
             light=batch_costs(context, settings.light, self._sizes(memory.light_batch)),
             heavy=batch_costs(context, settings.heavy, self._sizes(memory.heavy_batch)),
             deferral=settings.deferral.bent(memory.bend),
@@ -78,10 +81,11 @@ class CascadeAllocator:
     def _remember(self, context: AllocationContext, light: ModelDemand, heavy: ModelDemand) -> _Memory:
         before = _Memory.of(context.last.memory)
         known = before.demand if context.last.memory else self.settings.expected_per_s
-        demand = smoothed(light.arrivals_per_s, known, self.settings.demand_weight)
+        elapsed_s = context.now_s - before.at_s if context.last.memory else 0.0
+        demand = averaged_demand(light.arrivals_per_s, known, self.settings.demand_weight, elapsed_s)
         bend = _bend(context, self.settings, light, before.bend)
         batches = _aimd(before, light, heavy, max(self.settings.batch_sizes))
-        return _Memory(demand, bend, *batches) if self.aimd else _Memory(demand, bend)
+        return replace(_Memory(demand, bend, *batches) if self.aimd else _Memory(demand, bend), at_s=context.now_s)
 
     def _sizes(self, aimd_batch: float) -> tuple[int, ...]:
         return (int(aimd_batch),) if self.aimd else self.settings.batch_sizes
@@ -94,18 +98,26 @@ class CascadeAllocator:
     def _queue_delay(self, demand: ModelDemand) -> QueueDelay:
         if not self.queueing_model:
             return same_again
-        # Little's law, W = L / lambda; a pool that hears from nobody drains within the SLO or is late anyway.
-        wait_s = demand.queue_length / max(demand.arrivals_per_s, 1.0 / self.settings.slo_s)
+        # Little's law, W = L / lambda, holds of averages; a pool that hears from nobody drains within the SLO or is
+        # late anyway.
+        length = demand.queue_length if demand.mean_queue_length is None else demand.mean_queue_length
+        wait_s = length / max(demand.arrivals_per_s, 1.0 / self.settings.slo_s)
         return lambda cost: wait_s
 
 
 @dataclass(frozen=True)
 class StaticCascade:
-    """DiffServe-Static: solved once for the peak demand, then held whatever comes."""
+    """DiffServe-Static: solved once for the peak demand, then held whatever comes; or `held`, where that is given."""
 
     settings: ServingSettings
+    held: CascadeSolution | None = None
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
+        solution = self.held or self._solved(context)
+        # What it cannot carry it is late with: a static system knows nothing of admission.
+        return as_decision(context, self.settings, replace(solution, admission_rate=1.0), ())
+
+    def _solved(self, context: AllocationContext) -> CascadeSolution:
         settings = self.settings
         problem = CascadeProblem(
             demand=settings.peak_per_s * settings.overprovision,
@@ -119,8 +131,7 @@ class StaticCascade:
             heavy_queue_s=same_again,
             discriminator_s=settings.discriminator_s,
         )
-        # What it cannot carry it is late with: a static system knows nothing of admission.
-        return as_decision(context, settings, replace(solve(problem), admission_rate=1.0), ())
+        return solve(problem)
 
 
 def same_again(cost: BatchCost) -> float:
@@ -153,11 +164,11 @@ def _bend(context: AllocationContext, settings: ServingSettings, light: ModelDem
 
 def _aimd(before: _Memory, light: ModelDemand, heavy: ModelDemand, limit: int) -> tuple[float, float]:
     """Clipper's rule: one more after a period without violations, half after one with."""
-    return (
-        _next_batch(before.light_batch, light.violation_count > 0, limit),
-        _next_batch(before.heavy_batch, heavy.violation_count > 0, limit),
-    )
+    return _next_batch(before.light_batch, light, limit), _next_batch(before.heavy_batch, heavy, limit)
 
 
-def _next_batch(batch: float, violated: bool, limit: int) -> float:
-    return float(max(1, int(batch) // 2) if violated else min(int(batch) + 1, limit))
+def _next_batch(batch: float, demand: ModelDemand, limit: int) -> float:
+    if demand.violation_count > 0:
+        return float(max(1, int(batch) // 2))
+    # Nothing is learnt about a batch from a pool that nobody asked for anything.
+    return float(min(int(batch) + 1, limit)) if demand.arrivals_per_s > 0 else batch

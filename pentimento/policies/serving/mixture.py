@@ -11,7 +11,7 @@ from enum import Enum
 from pentimento.domain.fleet import PoolPlan, RouteShare
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.costs import batch_costs
-from pentimento.policies.serving.demand import demand_of, smoothed
+from pentimento.policies.serving.demand import averaged_demand, demand_of
 from pentimento.policies.serving.entry import EVERY_START, IMAGE, LATENT, NOISE, SPARE
 from pentimento.policies.serving.pid import MODM_GAINS, PidGains, PidMemory, step
 from pentimento.policies.serving.placement import place
@@ -105,7 +105,8 @@ class MixtureAllocator:
         before = _Memory.of(context.last.memory)
         device_count = len(context.workers())
         rate, starts = self._demand(context)
-        rate = smoothed(rate, before.rate if before else self.settings.expected_per_s, self.settings.demand_weight)
+        known, elapsed_s = (before.rate, context.now_s - before.at_s) if before else (self.settings.expected_per_s, 0.0)
+        rate = averaged_demand(rate, known, self.settings.demand_weight, elapsed_s)
         load = MixtureLoad.of(rate, starts, self.settings.step_count)
         index, switched_at_s = self._small_model(context, load, before)
         large = self.headroom * self._throughput(context, self.settings.heavy)

@@ -7,7 +7,7 @@ from pentimento.domain.fleet import PoolPlan, RouteShare
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving.cascades import same_again
 from pentimento.policies.serving.costs import BatchCost, batch_costs
-from pentimento.policies.serving.demand import demand_of, smoothed
+from pentimento.policies.serving.demand import averaged_demand, demand_of
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.settings import ServingSettings
@@ -33,9 +33,9 @@ class Proteus:
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         settings = self.settings
-        known = context.last.memory[0] if context.last.memory else settings.expected_per_s
+        known, at_s = context.last.memory or (settings.expected_per_s, context.now_s)
         asked = demand_of(context, settings.light).arrivals_per_s + demand_of(context, settings.heavy).arrivals_per_s
-        demand = smoothed(asked, known, settings.demand_weight)
+        demand = averaged_demand(asked, known, settings.demand_weight, context.now_s - at_s)
         split = self._best(context, demand * settings.overprovision)
         counts = {settings.light: split.light_count, settings.heavy: split.heavy_count}
         batches = {settings.light: split.light_batch, settings.heavy: split.heavy_batch}
@@ -50,7 +50,7 @@ class Proteus:
             )
             for model, share in shares.items()
         )
-        return AllocationDecision(assignments, pools, memory=(demand,))
+        return AllocationDecision(assignments, pools, memory=(demand, context.now_s))
 
     def _best(self, context: AllocationContext, demand: float) -> _Split:
         settings = self.settings

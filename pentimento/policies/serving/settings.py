@@ -77,8 +77,9 @@ class ServingSettings:
     `light` and `heavy` are the models of a cascade; `small` those that MoDM refines hits with, best first (empty: the
     light one). `slo_s` is L of D3. `expected_per_s` is the demand that dynamic policies begin with (0: what they see
     first), `peak_per_s` the one that static policies are provisioned for. `overprovision` is DiffServe's
-    lambda, `demand_weight` the newest sample's weight in the average of demand. `step_count` is T. `hysteresis` is the
-    share of its throughput that a smaller model must be able to spare before MoDM goes back to the better one.
+    lambda, `demand_weight` the weight of demand's newest second in its average (DiffServe's artefact: centre of mass
+    2.1, so 1 / 3.1). `step_count` is T. `hysteresis` is the share of its throughput that a smaller model must be able
+    to spare before MoDM goes back to the better one.
     """
 
     heavy: str
@@ -91,7 +92,7 @@ class ServingSettings:
     peak_per_s: float = 0.0
     fixed_threshold: float = 0.5
     overprovision: float = 1.05
-    demand_weight: float = 0.32
+    demand_weight: float = 1 / 3.1
     threshold_count: int = THRESHOLD_COUNT
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     step_count: int = 50

@@ -120,20 +120,62 @@ def test_demand_is_averaged_and_not_taken_at_its_word() -> None:
     allocator = CascadeAllocator(SETTINGS)
     calm = decide(allocator, context(16, ModelDemand("turbo", 5.0)))
 
-    burst = decide(allocator, replace(context(16, ModelDemand("turbo", 30.0)), last=calm))
+    burst = decide(allocator, replace(context(16, ModelDemand("turbo", 30.0), now_s=1.0), last=calm))
 
-    assert burst.memory[0] == pytest.approx(5.0 + 0.32 * 25.0)
+    assert burst.memory[0] == pytest.approx(5.0 + 25.0 / 3.1)
+
+
+def test_the_average_of_demand_does_not_hang_on_how_often_it_is_looked_at() -> None:
+    allocator = CascadeAllocator(replace(SETTINGS, expected_per_s=5.0))
+    busy = context(16, ModelDemand("turbo", 30.0))
+
+    often, _ = repeat(allocator, busy, times=11, every_s=1.0)
+    seldom, _ = repeat(allocator, busy, times=3, every_s=5.0)
+
+    assert often.memory[0] == pytest.approx(seldom.memory[0])
+
+
+def test_the_expected_demand_holds_until_something_was_seen() -> None:
+    decision = decide(CascadeAllocator(replace(SETTINGS, expected_per_s=8.0)), context(16))
+
+    assert decision.memory[0] == 8.0
+
+
+def test_the_queue_that_counts_is_the_average_one() -> None:
+    allocator = CascadeAllocator(SETTINGS)
+    empty_now = ModelDemand("sd15", 5.0, queue_length=0, mean_queue_length=40.0)
+
+    decision = decide(allocator, context(16, ModelDemand("turbo", 20.0), empty_now))
+
+    assert decision.pools[0].confidence_threshold == 0
 
 
 def test_aimd_halves_its_batches_after_violations_and_adds_one_otherwise() -> None:
     allocator = CascadeAllocator(SETTINGS, aimd=True)
-    grown, _ = repeat(allocator, context(16, ModelDemand("turbo", 5.0)), times=5, every_s=5.0)
+    calm = context(16, ModelDemand("turbo", 5.0), ModelDemand("sd15", 1.0))
+    grown, _ = repeat(allocator, calm, times=5, every_s=5.0)
     bad = context(16, ModelDemand("turbo", 5.0, violation_count=3), ModelDemand("sd15", 1.0))
 
     shrunk = decide(allocator, replace(bad, last=grown))
 
-    assert grown.memory[2:] == (6.0, 6.0)
-    assert shrunk.memory[2:] == (3.0, 7.0)
+    assert grown.memory[2:4] == (6.0, 6.0)
+    assert shrunk.memory[2:4] == (3.0, 7.0)
+
+
+def test_aimd_learns_nothing_from_a_pool_that_nobody_asks() -> None:
+    last, _ = repeat(CascadeAllocator(SETTINGS, aimd=True), context(16, ModelDemand("turbo", 5.0)), 5, 5.0)
+
+    assert last.memory[2:4] == (6.0, 1.0)
+
+
+def test_aimd_finds_out_what_a_batch_costs_by_violations_and_not_beforehand() -> None:
+    asked = context(16, ModelDemand("turbo", 5.0), ModelDemand("sd15", 1.0))
+
+    last, _ = repeat(CascadeAllocator(SETTINGS, aimd=True), asked, times=20, every_s=5.0)
+
+    heavy = [assignment for assignment in last.assignments if assignment.model == "sd15"]
+    assert heavy[0].max_batch_size == 21
+    assert last.pools[0].confidence_threshold > 0
 
 
 def test_a_fixed_threshold_stays_where_it_is_while_devices_move() -> None:
@@ -154,6 +196,15 @@ def test_the_static_cascade_heeds_the_peak_alone() -> None:
 
     assert low == high
     assert low.pools[0].confidence_threshold > 0
+
+
+def test_a_static_cascade_holds_what_it_was_given() -> None:
+    held = CascadeSolution(4, 12, 16, 4, 0.02, 0.0)
+
+    decision = decide(StaticCascade(SETTINGS, held), context(16, ModelDemand("turbo", 500.0)))
+
+    assert counts(decision) == {"sd15": 12, "turbo": 4}
+    assert decision.pools[0].confidence_threshold == 0.02
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e4])
