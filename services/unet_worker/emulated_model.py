@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from pentimento.domain.emulation import NOTHING, EmulatedDevices, EmulatedModel, largest_batch
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import HeldModel
+from pentimento.domain.fleet import HeldModel, ModelCost
 from pentimento.domain.generation import GenerationSpec
 from pentimento.domain.profile import Cost, ModelProfile, SizeProfile, profile_to_json
 from services.unet_worker.emulated_engine import DeviceCosts
@@ -68,6 +68,16 @@ def _steps(profile: ModelProfile, key: Key, limit: int) -> Iterable[Cost]:
         cost = profile.step_cost(key[0], key[1], guided=key[2], batch_size=wanted)
         assert cost is not None
         yield cost
+
+
+def model_cost(model: EmulatedModel, devices: EmulatedDevices) -> ModelCost:
+    """As allocators read it: pictures of the model's own size, guidance and steps."""
+    costs = device_costs(model, devices)
+    run_s = (
+        (size, size * costs.prepare.mean_s + model.steps * step.mean_s)
+        for size, step in enumerate(costs.steps[default_key(model)], start=1)
+    )
+    return ModelCost(model.name, tuple(run_s), model.profile.idle_memory_bytes or 0, model.load.mean_s)
 
 
 def finish_cost(model: EmulatedModel, devices: EmulatedDevices) -> tuple[Cost, Cost]:

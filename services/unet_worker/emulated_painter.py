@@ -123,7 +123,9 @@ class EmulatedPainter:
         self._loop = asyncio.get_running_loop()
         self._finisher_free_at = 0.0
         self._attempt_count = 0
+        self._max_batch: int | None = None
         self._switch: asyncio.Task[None] | None = None
+        self._loading = False
         self._idle = asyncio.Event()
         self.engine = EmulatedEngine(device_costs(self._model, devices), engine_settings, source, self._loop, self._ran)
 
@@ -169,12 +171,12 @@ class EmulatedPainter:
         its time; until then nothing new is taken. A stranger is left alone: plans are intent."""
         if name not in self._devices.models:
             return
-        self._target = self._fleet.model(name)
-        if self._switch is None and self._target is not self._model:
-            self._switch = self._loop.create_task(self._load(max_batch), name="switch")
-            self._changed()
+        self._target, self._max_batch = self._fleet.model(name), max_batch
+        if self._target is self._model and not self._loading:
+            self._stay()
         elif self._switch is None:
-            self._limit_batches(max_batch)
+            self._switch = self._loop.create_task(self._load(), name="switch")
+            self._changed()
 
     def close(self) -> None:
         """From any thread."""
@@ -186,23 +188,28 @@ class EmulatedPainter:
             self._switch.cancel()
         self.engine.fail_all(Cancelled("CANCELLED", "the worker stopped"))
 
-    def _limit_batches(self, max_batch: int) -> None:
-        costs = device_costs(self._model, self._devices, max_batch)
-        if costs.limit(default_key(self._model)) != self.batch_limit:
-            self.engine.costs = costs
+    def _stay(self) -> None:
+        """With the model that is here; a switch that has not got beyond draining is called off."""
+        before = self.batch_limit
+        if self._switch is not None:
+            self._switch.cancel()
+            self._switch = None
+        self.engine.costs = device_costs(self._model, self._devices, self._max_batch)
+        if self.batch_limit != before:
             self._changed()
 
-    async def _load(self, max_batch: int) -> None:
+    async def _load(self) -> None:
         """Drain, wait for as long as loading takes, serve. The target may change once more meanwhile."""
         while self._attempt_count:
             self._idle.clear()
             await self._idle.wait()
+        self._loading = True
         while self._target is not self._model:
             loading = self._target
             await asyncio.sleep(loading.load.draw(self._source))
             self._model = loading
-        self.engine.costs = device_costs(self._model, self._devices, max_batch)
-        self._switch = None
+        self._loading, self._switch = False, None
+        self.engine.costs = device_costs(self._model, self._devices, self._max_batch)
         self._changed()
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:

@@ -10,13 +10,14 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import Registration, generation_at
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.emulation import EmulatedDevices, EmulatedFleet, largest_batch, read_fleet
-from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport, WorkerAssignment
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.stores.objects import open_objects
 from pentimento.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from services.unet_worker import metrics
 from services.unet_worker.busy import BusyMeter
 from services.unet_worker.emulated_engine import EmulatedEngineSettings
+from services.unet_worker.emulated_model import model_cost
 from services.unet_worker.emulated_painter import EmulatedLimits, EmulatedPainter
 from services.unet_worker.plan_following import PlanFollower
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
@@ -87,14 +88,19 @@ class EmulatedWorkerProcess:
     def _join(self, painter: EmulatedPainter) -> None:
         """The fleet, and its plan."""
         controller = ControllerClient(open_channel(self.settings.controller_address, self.settings.channels))
-        follower = PlanFollower(
-            controller, self.server.instance_id, lambda wanted: painter.assign(wanted.model, wanted.max_batch_size)
-        )
+        follower = PlanFollower(controller, self.server.instance_id, lambda wanted: self._assign(painter, wanted))
         self.registration = Registration(
             controller, lambda: self._replica(painter), lambda: self._report(painter, follower)
         )
         self.registration.start()
         self.following = asyncio.get_running_loop().create_task(follower.run(), name="plan")
+
+    def _assign(self, painter: EmulatedPainter, wanted: WorkerAssignment) -> None:
+        before = painter.target_model
+        painter.assign(wanted.model, wanted.max_batch_size)
+        if painter.target_model != before and self.registration is not None:
+            # The next plan is to know who is changing already.
+            self.registration.report_soon()
 
     def _replica(self, painter: EmulatedPainter) -> Replica:
         return Replica(
@@ -107,6 +113,7 @@ class EmulatedWorkerProcess:
             available_models=self.devices.models,
             resident_models=(painter.target_model,),
             capabilities=painter.capabilities,
+            costs=tuple(model_cost(self.fleet.model(name), self.devices) for name in self.devices.models),
         )
 
     def _report(self, painter: EmulatedPainter, follower: PlanFollower) -> ReplicaReport:

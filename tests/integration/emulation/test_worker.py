@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pentimento.domain.emulation import label_of
+from pentimento.domain.emulation import label_of, read_fleet
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, Started, StepProgress, WorkerCredits
 from pentimento.domain.fleet import Capability
@@ -27,6 +28,7 @@ from pentimento.domain.generation import (
     Scheduler,
     Start,
 )
+from services.unet_worker.emulated_model import model_cost
 from tests.integration.emulation.conftest import Emulated
 
 SPEC = GenerationSpec("a red circle", "", "heavy", 512, 512, 10, 3.0, Scheduler.DDIM, seed=7)
@@ -166,6 +168,32 @@ async def test_a_switch_drains_loads_and_serves_the_other_model(worker: Emulated
     assert credits.held.model == "light"
     spec = replace(SPEC, model="light", num_inference_steps=1, guidance_scale=1.0)
     assert (await result_of(execute(worker, "next", spec=spec))).model_digest == worker.held.model_digest
+
+
+async def test_a_switch_that_is_taken_back_while_it_drains_changes_nothing(worker: Emulated) -> None:
+    slow = asyncio.ensure_future(result_of(execute(worker, spec=replace(SPEC, num_inference_steps=200))))
+    feed = worker.client.watch_credits("frontdoor", 1)
+    async with asyncio.timeout(30):
+        while (await anext(feed)).running_count == 0:
+            pass
+        worker.painter.assign("light", 8)
+        worker.painter.assign("heavy", 1)
+
+        while (await anext(feed)).credit_count == 0:
+            pass
+        assert not slow.done()
+        assert (worker.held.model, worker.painter.batch_limit) == ("heavy", 1)
+        await slow
+
+
+async def test_it_says_what_its_models_cost_on_its_device(fleet_file: Path) -> None:
+    fleet = read_fleet(fleet_file)
+    slow = replace(fleet.devices[0], speed=0.5)
+
+    heavy = model_cost(fleet.model("heavy"), slow)
+
+    assert heavy.run_s == (pytest.approx((1, 0.02)), pytest.approx((2, 0.024)))
+    assert model_cost(fleet.model("light"), slow).load_s == 0.001
 
 
 async def test_a_model_that_the_device_cannot_hold_changes_nothing(worker: Emulated) -> None:
