@@ -24,6 +24,11 @@ class NoiseForm(Enum):
     FLOW_MATCHING = "flow_matching"
 
 
+def noise_form_of(prediction_type: str) -> NoiseForm:
+    """Of a model that predicts that."""
+    return NoiseForm.FLOW_MATCHING if prediction_type.startswith("flow") else NoiseForm.VARIANCE_PRESERVING
+
+
 @dataclass(frozen=True)
 class LoraSelection:
     name: str

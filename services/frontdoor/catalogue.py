@@ -38,6 +38,10 @@ class Catalogue:
         shown = name[:_SHOWN_NAME_LENGTH]
         raise NotFound("UNKNOWN_MODEL", f"model: must be one of {', '.join(sorted(self._models))}, got {shown!r}")
 
+    def known(self, name: str) -> HeldModel | None:
+        """None for a model that no worker ever held."""
+        return self._models.get(name)
+
     async def wait_for(self, name: str) -> HeldModel:
         """The model, as soon as a worker has reported it."""
         while name not in self._models:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import random
 import secrets
 from collections.abc import AsyncGenerator
 
@@ -76,13 +77,14 @@ class ImageApi:
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen."""
         check_idempotency_key(idempotency_key, self._limits)
-        held, way = self._paths.choose(request)
+        draw = random.random()
+        held, way = self._paths.choose(request, draw)
         seed = secrets.randbits(_SEED_BITS)
         resolved = resolve(request, held, self._limits, seed, preview_interval_steps)
         first = self._catalogue.find(way[0].model)
         if not fits(resolved, first):
             first, way = held, way[-1:]
-        job = self._new_job(tenant, request, resolved, way, idempotency_key)
+        job = self._new_job(tenant, request, resolved, way, idempotency_key, draw)
         listener = job.audience.join()
         pools, work = tuple(stop.pool for stop in way), as_painted_by(resolved, first).cost
         arrived = RequestArrived(job.request_id, tenant, pools[0], work, job.deadline, cascade=pools)
@@ -111,7 +113,7 @@ class ImageApi:
 
     async def explain(self, tenant: str, request: ImageRequest) -> Explanation:
         """The route that `generate` would take now; nothing is accepted or journalled."""
-        judged_by, way = self._paths.choose(request)
+        judged_by, way = self._paths.choose(request, random.random())
         resolved = resolve(request, judged_by, self._limits, 0)
         held = self._catalogue.find(way[0].model)
         resolved = as_painted_by(resolved, held)
@@ -126,7 +128,13 @@ class ImageApi:
         return self._catalogue.infos(self._ready_worker_count)
 
     def _new_job(
-        self, tenant: str, request: ImageRequest, resolved: ResolvedRequest, way: tuple[Stop, ...], idempotency_key: str
+        self,
+        tenant: str,
+        request: ImageRequest,
+        resolved: ResolvedRequest,
+        way: tuple[Stop, ...],
+        idempotency_key: str,
+        draw: float,
     ) -> Job:
         request_id = f"r-{secrets.token_hex(16)}"
         now, wall = self._clock.monotonic(), self._clock.wall()
@@ -143,6 +151,7 @@ class ImageApi:
             idempotency_key=idempotency_key,
             body_hash=hashlib.sha256(request_to_bytes(request)).hexdigest() if idempotency_key else "",
             way=way,
+            draw=draw,
         )
         self._jobs.add(job)
         return job

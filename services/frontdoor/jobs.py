@@ -15,7 +15,7 @@ from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
 from pentimento.domain.image_request import Completed
 from pentimento.rpc import spawn_detached
 from services.frontdoor.audience import Audience
-from services.frontdoor.paths import Stop
+from services.frontdoor.paths import Lane, Stop
 from services.frontdoor.resolution import ResolvedRequest
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Job:
     """`arrived_at` and `deadline` are monotonic, `accepted_at` and `deadline_at` wall-clock seconds.
 
     `resolved` is what was accepted, `way` the pools of its cascade; `current`, `held` and `route` are those of its
-    stage now.
+    stage now, `lanes` the pools that may paint that stage. `draw` is its own for the shares of plans, uniform in 0..1.
     """
 
     request_id: str
@@ -57,6 +57,7 @@ class Job:
     deadline_at: float
     audience: Audience
     way: tuple[Stop, ...] = ()
+    draw: float = 0.0
     idempotency_key: str = ""
     body_hash: str = ""
     cascade_stage: int = 0
@@ -65,6 +66,7 @@ class Job:
     embedding: "asyncio.Task[Embedding | None] | None" = None
     route: Route | None = None
     route_journalled: bool = False
+    lanes: tuple[Lane, ...] = ()
     queued_at: float = 0.0
     executions: dict[int, Execution] = field(default_factory=dict)
     timings: list[StageTiming] = field(default_factory=list)
@@ -74,6 +76,10 @@ class Job:
     completed: Completed | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
+
+    def take(self, lane: Lane) -> None:
+        """Be painted there."""
+        self.current, self.held, self.route = lane.resolved, lane.held, lane.route
 
     def execution(self, attempt: Attempt, worker_id: str) -> Execution:
         """An attempt at the stage it is in now; kept from here on."""

@@ -78,6 +78,10 @@ class Journalling:
         if job.current is None and job.route is not None:
             # Recovered: the worker that takes it has said what it holds.
             job.current = as_painted_by(job.resolved, self._catalogue.find(job.route.model))
+        if effect.option and not job.route_journalled:
+            # A pool with nothing of its own took it; from here on its route is that pool's.
+            job.take(job.lanes[effect.option])
+            job.audience.routed(job.lanes[effect.option].route)
         execution = job.execution(attempt, effect.worker_id)
         self._jobs.spawn(job, self._start_attempt(job, execution), "start attempt")
 

@@ -3,17 +3,15 @@
 Where the client names no model the deployment decides, by its plan or else by its settings.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pentimento.dataplane import Dataplane
-from pentimento.domain.errors import NotFound, Unavailable
+from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import CascadeStage, Scheduler
+from pentimento.domain.generation import CascadeStage, FromImage, Route, Scheduler, noise_form_of
 from pentimento.domain.image_request import ImageRequest
-from pentimento.policies.serving import entry_pools
-from pentimento.policies.serving.entry import NOISE
+from pentimento.policies.serving.entry import request_pools
 from services.frontdoor.catalogue import Catalogue
 from services.frontdoor.resolution import ResolvedRequest
 
@@ -27,38 +25,59 @@ class Stop:
     confidence_threshold: float = 0.0
 
 
+RETRY_MS = 1000
+
+
 class Paths:
     """Requests that name a model are painted by it alone."""
 
-    def __init__(self, catalogue: Catalogue, dataplane: Dataplane, cascade: Sequence[str], rng: random.Random) -> None:
+    def __init__(self, catalogue: Catalogue, dataplane: Dataplane, cascade: Sequence[str]) -> None:
         """`cascade`: models by their stages, for plans that say nothing of the way."""
         self._catalogue = catalogue
         self._dataplane = dataplane
         self._cascade = tuple(Stop(model, model) for model in cascade)
-        self._rng = rng
 
-    def choose(self, request: ImageRequest) -> tuple[HeldModel, tuple[Stop, ...]]:
-        """The model that the request is judged by, the last on the way, and the way. NotFound, Unavailable."""
+    def choose(self, request: ImageRequest, draw: float) -> tuple[HeldModel, tuple[Stop, ...]]:
+        """The model that the request is judged by, the last on the way, and the way. `draw` is uniform in 0..1, for
+        plans with shares. NotFound for a model nobody knows, Unavailable while none of the plan's was ever held."""
         if request.model or request.init_image is not None:
             held = self._catalogue.find(request.model)
-            return held, (Stop(held.model, held.model),)
-        way = self._planned() or self._cascade
-        if not all(self._is_known(stop.model) for stop in way):
-            way = way[-1:]
-        held = self._catalogue.find(way[-1].model if way else "")
-        return held, way or (Stop(held.model, held.model),)
+            return held, self._planned(held.model, draw) or (Stop(held.model, held.model),)
+        way = self._planned("", draw) or self._cascade
+        known = tuple(stop for stop in way if self._catalogue.known(stop.model) is not None)
+        if way and not known:
+            models = ", ".join(stop.model for stop in way)
+            raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {models} yet", retry_after_ms=RETRY_MS)
+        held = self._catalogue.find(known[-1].model if known else "")
+        return held, known or self._planned(held.model, draw) or (Stop(held.model, held.model),)
 
-    def _planned(self) -> tuple[Stop, ...]:
+    def _planned(self, model: str, draw: float) -> tuple[Stop, ...]:
         plan = self._dataplane.state.plan
-        pools = entry_pools(plan.pools, NOISE, self._rng.random()) if plan is not None else ()
+        pools = request_pools(plan.pools, model, draw) if plan is not None else ()
         return tuple(Stop(pool.pool, pool.model, pool.confidence_threshold) for pool in pools)
 
-    def _is_known(self, model: str) -> bool:
-        try:
-            self._catalogue.find(model)
-        except (NotFound, Unavailable):
-            return False
-        return True
+
+@dataclass(frozen=True)
+class Lane:
+    """Where a request may be painted: the pool, the request as that pool's model is asked, and its route there."""
+
+    pool: str
+    held: HeldModel
+    resolved: ResolvedRequest
+    route: Route
+
+
+def as_started_by(lane: Lane, pool: str, resolved: ResolvedRequest, held: HeldModel) -> Lane | None:
+    """The start from an image handed to another model, at the same share of its steps; None where that is its first."""
+    start = lane.route.start
+    assert isinstance(start, FromImage)
+    steps, own_steps = lane.resolved.spec.num_inference_steps, resolved.spec.num_inference_steps
+    first_step = round(start.start_step * own_steps / steps)
+    if not first_step:
+        return None
+    image = replace(start, start_step=min(first_step, own_steps - 1), noise_form=noise_form_of(held.prediction_type))
+    route = replace(lane.route, start=image, model=held.model, model_digest=held.model_digest)
+    return Lane(pool, held, resolved, route)
 
 
 def stages_of(way: Sequence[Stop]) -> tuple[CascadeStage, ...]:

@@ -1,10 +1,11 @@
 """What the dataplane looks like from outside: for operators, for the controller, for /metrics."""
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.state import Pool, Worker
-from pentimento.domain.fleet import PlanAcknowledgement, PoolDemand, ReplicaReport
+from pentimento.domain.fleet import PlanAcknowledgement, PoolDemand, ReplicaReport, StartShare
 from pentimento.domain.generation import PlanVersion
 from services.frontdoor.metrics import DEFERRED, QUEUE, REFUSED_PLANS, RERUNS, RUNNING
 
@@ -21,11 +22,28 @@ class Totals:
     deferred: int = 0
 
 
+class StartCounts:
+    """Where requests start, by pool, until the controller is told."""
+
+    def __init__(self) -> None:
+        self._counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
+
+    def count(self, pool: str, start_step: int) -> None:
+        """Changes state."""
+        self._counts[pool][start_step] += 1
+
+    def take(self, pool: str) -> tuple[StartShare, ...]:
+        """Changes state: those since the last call."""
+        counts = self._counts.pop(pool, Counter())
+        return tuple(StartShare(step, count) for step, count in sorted(counts.items()))
+
+
 class DemandReport:
     """The heartbeat to the controller. Each call tells what happened since the one before."""
 
-    def __init__(self, dataplane: Dataplane, instance_id: str, generation: int) -> None:
+    def __init__(self, dataplane: Dataplane, starts: StartCounts, instance_id: str, generation: int) -> None:
         self._state = dataplane.state
+        self._starts = starts
         self._instance_id = instance_id
         self._generation = generation
         self._told: dict[str, Totals] = {}
@@ -51,6 +69,7 @@ class DemandReport:
         counts = (pool.arrived_count, pool.completed_count, pool.dropped_count, pool.late_count)
         now = Totals(*counts, pool.scored_count, pool.deferred_count)
         self._told[pool.name] = now
+        scored = now.scored - before.scored
         return PoolDemand(
             model=pool.name,
             arrived_count=now.arrived - before.arrived,
@@ -58,7 +77,9 @@ class DemandReport:
             dropped_count=now.dropped - before.dropped,
             late_count=now.late - before.late,
             queue_length=pool.waiting_count,
-            deferred_share=(now.deferred - before.deferred) / max(now.scored - before.scored, 1),
+            starts=self._starts.take(pool.name),
+            deferred_share=(now.deferred - before.deferred) / max(scored, 1),
+            scored_count=scored,
         )
 
 

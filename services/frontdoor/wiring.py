@@ -1,7 +1,6 @@
 """Puts a frontdoor process together."""
 
 import asyncio
-import random
 import signal
 from collections.abc import Coroutine
 from importlib.metadata import PackageNotFoundError, version
@@ -46,7 +45,7 @@ from services.frontdoor.scoring import Discriminators, ScorePerformer
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.speeds import read_profiles
-from services.frontdoor.status import DemandReport, frontdoor_status
+from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status
 from services.frontdoor.worker_links import WorkerLinks
 
 
@@ -87,6 +86,7 @@ class Frontdoor:
         self._drained = asyncio.Event()
         self._jobs = Jobs()
         self._catalogue = Catalogue(settings.default_model)
+        self._starts = StartCounts()
         self._dataplane = Dataplane(epoch, dataplane_settings(settings))
         self._interpreter = Interpreter(self._dataplane, self._clock)
         self._recorder = self._open_recorder()
@@ -172,7 +172,7 @@ class Frontdoor:
             self._journal, self._results, cache, delivery, jobs, submit, clock, self._identity, self._catalogue
         )
         scores = ScorePerformer(self._discriminators, jobs, submit, clock, self.settings.score_timeout_ms / 1000)
-        routes = RoutePerformer(router, self._catalogue, jobs, self._dataplane, submit, clock)
+        routes = RoutePerformer(router, self._catalogue, jobs, self._dataplane, submit, clock, self._starts.count)
         attempts = AttemptRunner(self._links, jobs, cache.report_bad_donor, submit, clock, self._identity)
         self._interpreter.perform_with(
             {
@@ -200,7 +200,7 @@ class Frontdoor:
             }
         )
         limits = request_limits(self.settings)
-        paths = Paths(self._catalogue, self._dataplane, self.settings.cascade, random.Random())
+        paths = Paths(self._catalogue, self._dataplane, self.settings.cascade)
         return ImageApi(
             self._interpreter, jobs, self._journal, self._results, router, self._catalogue, paths, limits, clock
         )
@@ -220,7 +220,7 @@ class Frontdoor:
         self._keep(forget_old_requests_forever(self._journal, self._results, self._clock, retention_s))
         self._keep(self._plans.run(self._on_plan))
         if self._controller is not None:
-            report = DemandReport(self._dataplane, self.server.instance_id, self._generation)
+            report = DemandReport(self._dataplane, self._starts, self.server.instance_id, self._generation)
             self._registration = Registration(self._controller, self._replica, report.take)
             self._registration.start()
 

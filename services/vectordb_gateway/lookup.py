@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pentimento.domain.cache import CacheScope, compatibility_key
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError
-from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, NoiseForm, Start
+from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, Start, noise_form_of
 from pentimento.domain.retrieval import LookupAnswer
 from pentimento.policies.cache_selection import (
     NearestEntry,
@@ -175,6 +175,5 @@ def _from_image(scope: CacheScope, match: Match, start_step: int) -> Start:
     image = match.entry.image
     if image is None:
         return FromNoise()
-    form = NoiseForm.FLOW_MATCHING if scope.prediction_type.startswith("flow") else NoiseForm.VARIANCE_PRESERVING
     donor = Donor(match.entry.entry_id, image.digest, match.similarity, match.entry.ancestor_depth)
-    return FromImage(image, start_step, form, donor)
+    return FromImage(image, start_step, noise_form_of(scope.prediction_type), donor)

@@ -1,0 +1,123 @@
+"""What a plan says of the way of requests, acted on live: pools by start, spare workers, models not loaded yet."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.clients.messages.fleet import plan_to_bytes
+from pentimento.domain.errors import Unavailable
+from pentimento.domain.fleet import Plan, PoolPlan, RouteShare, WorkerAssignment
+from pentimento.domain.generation import Donor, FromImage, FromLatent, NoiseForm, ObjectReference, PlanVersion, Start
+from pentimento.domain.image_request import CacheMode, ImageRequest
+from pentimento.policies.serving.entry import EVERY_START
+from pentimento.policies.serving.mixture import HITS, SPARING
+from pentimento.stores.ledger import open_journal
+from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
+from tests.integration.frontdoor.cascade import running_parts
+from tests.integration.frontdoor.paced_worker import PacedWorker
+from tests.integration.frontdoor.suite import Suite, running_suite, settings_of
+
+UNNAMED = ImageRequest(prompt="a red circle", seed=1)
+DONOR = Donor("entry", "sha256:1", 0.91)
+# Half of the heavy model's four steps.
+IMAGE = FromImage(ObjectReference("images/x", "sha256:0", 2048), 2, NoiseForm.VARIANCE_PRESERVING, DONOR)
+LATENT = FromLatent(ObjectReference("latents/x", "sha256:0", 2048), 2, 4, 4.5, DONOR)
+MIXTURE = (PoolPlan("heavy", "heavy", ("w2",), routes=SPARING), PoolPlan("light", "light", ("w1",), routes=HITS))
+WAITS = {"embed_timeout_ms": 60_000, "lookup_timeout_ms": 60_000, "reserve_timeout_ms": 60_000}
+
+
+@dataclass(frozen=True)
+class Planned:
+    suite: Suite
+    light: PacedWorker
+    heavy: PacedWorker
+
+
+@asynccontextmanager
+async def planned(folder: Path, pools: Sequence[PoolPlan], start: Start | None = None) -> AsyncIterator[Planned]:
+    """A frontdoor that finds this plan in its journal, with a light and a heavy worker; lookups answer `start`."""
+    assignments = tuple(WorkerAssignment(name, f"unix:{folder / name}", "", 1) for name in ("w1", "w2"))
+    journal = open_journal(settings_of(folder).ledger_url)
+    journal.save_plan(plan_to_bytes(Plan(PlanVersion(1, 1), assignments, tuple(pools)))).result()
+    journal.close()
+    gateway = ChosenGateway()
+    gateway.start = start or gateway.start
+    address = f"unix:{folder / 'c'}"
+    cache = await serve_cache(ChosenEmbedder(), gateway, address)
+    async with running_parts(folder, 0.9) as parts:
+        settings = parts.settings | {"cascade": (), "embedder_address": address, "gateway_address": address, **WAITS}
+        async with running_suite(folder, **settings) as suite:
+            await suite.wait_for_workers(2)
+            yield Planned(suite, parts.light, parts.heavy)
+    await cache.stop()
+
+
+async def test_a_hit_goes_to_the_pool_of_hits_and_starts_at_the_same_share_of_its_models_steps(folder: Path) -> None:
+    async with planned(folder, MIXTURE, IMAGE) as run:
+        provenance = (await run.suite.paint(UNNAMED)).provenance
+
+    assert (provenance.model_digest, provenance.spec.model, provenance.spec.num_inference_steps) == (
+        "sha256:light",
+        "light",
+        2,
+    )
+    assert provenance.route.start == replace(IMAGE, start_step=1)
+
+
+async def test_a_large_worker_without_misses_takes_a_hit_that_would_wait(folder: Path) -> None:
+    async with planned(folder, MIXTURE, IMAGE) as run:
+        run.light.hold.clear()
+        first = asyncio.ensure_future(run.suite.paint(UNNAMED))
+        await run.light.wait_until(lambda: run.light.running)
+
+        spared = (await run.suite.paint(replace(UNNAMED, seed=2))).provenance
+
+        run.light.hold.set()
+        assert (await first).provenance.model_digest == "sha256:light"
+    assert (spared.model_digest, spared.route.model, spared.route.start) == ("sha256:heavy", "heavy", IMAGE)
+
+
+async def test_a_latent_stays_with_its_own_model(folder: Path) -> None:
+    async with planned(folder, MIXTURE, LATENT) as run:
+        provenance = (await run.suite.paint(UNNAMED)).provenance
+
+    assert (provenance.model_digest, provenance.route.start) == ("sha256:heavy", LATENT)
+
+
+async def test_a_start_that_another_models_few_steps_cannot_take_stays_where_it_is(folder: Path) -> None:
+    async with planned(folder, MIXTURE, replace(IMAGE, start_step=1)) as run:
+        provenance = (await run.suite.paint(UNNAMED)).provenance
+
+    assert provenance.model_digest == "sha256:heavy"
+
+
+async def test_a_pool_that_is_not_called_after_its_model_takes_requests_for_that_model(folder: Path) -> None:
+    pools = (PoolPlan("misses", "heavy", ("w2",)), PoolPlan("hits", "light", ("w1",)))
+    async with planned(folder, pools) as run:
+        provenance = (await run.suite.paint(replace(UNNAMED, model="light", cache=CacheMode.OFF))).provenance
+
+    assert provenance.model_digest == "sha256:light"
+
+
+async def test_a_cascade_goes_as_far_as_models_were_ever_loaded(folder: Path) -> None:
+    pools = (
+        PoolPlan("light", "light", ("w1",), 0.95, EVERY_START),
+        PoolPlan("larger", "larger", ("w2",)),
+    )
+    async with planned(folder, pools) as run:
+        completed = await run.suite.paint(UNNAMED)
+
+    assert (completed.provenance.model_digest, completed.provenance.route.stages) == ("sha256:light", ())
+
+
+async def test_a_planned_model_that_was_never_loaded_is_worth_another_try(folder: Path) -> None:
+    pools = (PoolPlan("larger", "larger", ("w2",), routes=(RouteShare("noise", 1.0),)),)
+    async with planned(folder, pools) as run:
+        with pytest.raises(Unavailable, match="no worker has loaded larger yet") as refused:
+            await run.suite.paint(UNNAMED)
+
+    assert (refused.value.reason, refused.value.retry_after_ms) == ("MODEL_NOT_LOADED", 1000)
