@@ -85,7 +85,9 @@ def test_interrupt_cancels_on_the_server(suite: LocalSuite, tmp_path: Path) -> N
         "-o",
         str(tmp_path / "never.png"),
     ]
-    command = subprocess.Popen([*COMMAND, *arguments, "--state-dir", str(suite.state.path)], stderr=subprocess.DEVNULL)
+    # A shell that runs the tests in its background has them, and all they start, ignore interrupts.
+    heeding = ["env", "--default-signal=INT", *COMMAND]
+    command = subprocess.Popen([*heeding, *arguments, "--state-dir", str(suite.state.path)], stderr=subprocess.DEVNULL)
     while not (tmp_path / "never-preview.png").exists():
         assert command.poll() is None
 
