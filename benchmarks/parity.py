@@ -217,7 +217,7 @@ def scenario_of(side: Side, folder: Path) -> Scenario:
     cascade = ", ".join(f'"{name}"' for name in fleet.cascade)
     path = folder / f"{side.fleet.stem}.scenario.toml"
     path.write_text(
-        f'fleet = "{side.fleet}"\npolicies = ["resident"]\ncascade = [{cascade}]\n'
+        f'fleet = "{side.fleet.resolve()}"\npolicies = ["resident"]\ncascade = [{cascade}]\n'
         '[workload]\nkind = "poisson"\nrate = 1.0\nduration_s = 1.0\n'
         f"[dataplane]\nconfidence_threshold = {fleet.confidence_threshold}\n"
     )

@@ -30,7 +30,7 @@ def _dispatch_next(state: State, now: float, key: LaneKey, lane: Lane) -> list[E
     request = state.requests[queue.first()]
     worker = state.workers[lane.ready.first()]
     if _is_hopeless(state, now, lane, request, worker):
-        service_s = predicted_service_s(state.pools[key[0]], worker, request.work)
+        service_s = predicted_service_s(state, state.pools[key[0]], worker, request.work)
         return drop_late(state, now, request, service_s or 0.0)
     queue.serve(request.request_id)
     if request.lane_key != key:
@@ -43,9 +43,9 @@ def _dispatch_next(state: State, now: float, key: LaneKey, lane: Lane) -> list[E
 
 def _is_hopeless(state: State, now: float, lane: Lane, request: Request, worker: Worker) -> bool:
     """It would miss its deadline, and others wait or an earlier stage's picture is there: else it may be tried."""
-    if not state.settings.drop_late or (len(lane.fresh) < 2 and not request.fallback_token):
+    if not state.drops_late or (len(lane.fresh) < 2 and not request.fallback_token):
         return False
-    service_s = predicted_service_s(state.pools[request.pool], worker, request.work)
+    service_s = predicted_service_s(state, state.pools[request.pool], worker, request.work)
     return service_s is not None and now + service_s > request.deadline
 
 

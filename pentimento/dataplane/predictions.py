@@ -27,13 +27,14 @@ def predicted_end_s(state: State, pool: Pool, request: Request | RequestArrived)
     others = len(pool.tenants) - (backlog is not None)
     ahead = min(pool.waiting_work, own_work + others * (own_work + work))
     wait_s = _wait_s(pool, ahead, 0.0)
-    service_s = pool.speed.seconds(work, max(round(pool.credit_count / max(len(pool.workers), 1)), 1))
+    batch = max(round(pool.credit_count / max(len(pool.workers), 1)), 1)
+    service_s = pool.speed.seconds(work, batch, margin=state.settings.admission_margin)
     return wait_s + service_s if wait_s > 0.0 and service_s is not None else None
 
 
-def predicted_service_s(pool: Pool, worker: Worker, work: float) -> float | None:
+def predicted_service_s(state: State, pool: Pool, worker: Worker, work: float) -> float | None:
     """Seconds that the request takes once it joins the worker's batch; None where no speed is known yet."""
-    return pool.speed.seconds(work, worker.used_credits + 1, worker.pace)
+    return pool.speed.seconds(work, worker.used_credits + 1, worker.pace, state.settings.dispatch_margin)
 
 
 def retry_after_ms(state: State, pool_name: str) -> int:

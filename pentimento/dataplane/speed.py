@@ -11,7 +11,7 @@ _LARGEST_BATCH = 1024
 
 class Speed:
     """`pace`: seconds taken for each second profiled or, without a profile, for each unit of work; None while neither
-    is known."""
+    is known. `spread`: how far single attempts were from it, on average."""
 
     def __init__(self, profile: SpeedProfile | None = None) -> None:
         """`profile`: one that `is_sane`."""
@@ -19,6 +19,7 @@ class Speed:
         self._table = _by_batch(profile.seconds_per_work) if profile is not None else [1.0]
         self._fixed_s = profile.fixed_s if profile is not None else 0.0
         self.pace: float | None = 1.0 if profile is not None else None
+        self.spread = 0.0
 
     def seconds_per_work(self, batch: int) -> float:
         """e(b) as profiled; 1 without a profile."""
@@ -29,10 +30,11 @@ class Speed:
         """Before `pace`."""
         return self._fixed_s + work * self.seconds_per_work(batch)
 
-    def seconds(self, work: float, batch: int, pace: float | None = None) -> float | None:
-        """What a request of that work takes in a batch of that size; at a worker's own pace where it has one."""
+    def seconds(self, work: float, batch: int, pace: float | None = None, margin: float = 0.0) -> float | None:
+        """What a request of that work takes in a batch of that size, and `margin` spreads more; at a worker's own pace
+        where it has one."""
         pace = self.pace if pace is None else pace
-        return None if pace is None else pace * self.nominal_s(work, batch)
+        return None if pace is None else (pace + margin * self.spread) * self.nominal_s(work, batch)
 
     def throughput(self, batch: int) -> float:
         """Work a second of one worker whose batch is full, before `pace`."""
@@ -40,6 +42,8 @@ class Speed:
         return batch / seconds if seconds > 0.0 else 0.0
 
     def learn(self, ratio: float) -> None:
+        if self.pace is not None:
+            self.spread = averaged(self.spread, abs(ratio - self.pace))
         self.pace = averaged(self.pace, ratio)
 
 

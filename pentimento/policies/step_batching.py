@@ -7,10 +7,15 @@ request is bounded by the work that was due before it.
 Batches are compatible groups: the most urgent request chooses the group, the next urgent ones of that group ride along.
 """
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, TypeVar
 
 Urgency = tuple[float, int]
+
+# Of a batch: what waits at a worker for a place in it. Places fall free one by one, and each is taken up while the next
+# request is on its way; more would only wait where nobody can reorder, drop or move it.
+READY_SHARE = 0.25
 
 
 class Candidate(Protocol):
@@ -39,6 +44,11 @@ def due_at(arrived_at: float, deadline: float | None, patience_s: float) -> floa
     """Seconds on the clock of `arrived_at`."""
     ages_at = arrived_at + patience_s
     return ages_at if deadline is None else min(deadline, ages_at)
+
+
+def credit_count(batch_limit: int) -> int:
+    """Attempts that a worker holds whose batches take up to `batch_limit`: those that run, and a few that are ready."""
+    return batch_limit + math.ceil(batch_limit * READY_SHARE)
 
 
 def choose_batch(candidates: Sequence[C], limit_of: Callable[[Any], int], *, preempt: bool) -> list[C]:

@@ -12,7 +12,7 @@ from random import Random
 from typing import Protocol
 
 from pentimento.dataplane.events import AttemptKey
-from pentimento.policies.step_batching import Urgency, choose_batch, due_at
+from pentimento.policies.step_batching import Urgency, choose_batch, credit_count, due_at
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.costs import ModelCosts
 
@@ -25,6 +25,7 @@ class SimulatedJob:
     left: int
     urgency: Urgency
     arrived_s: float
+    deadline: float = math.inf
     key: str = ""
     running: bool = False
     stopped: bool = False
@@ -41,6 +42,10 @@ class DeviceListener(Protocol):
 
     def job_stopped(self, device: "Device", job: SimulatedJob) -> None: ...
 
+    def job_dropped(self, device: "Device", job: SimulatedJob) -> None:
+        """Its turn came too late for its deadline."""
+        ...
+
     def device_reports(self, device: "Device") -> None:
         """It holds another model, or takes another number of attempts."""
         ...
@@ -49,12 +54,15 @@ class DeviceListener(Protocol):
 @dataclass(frozen=True)
 class DeviceSettings:
     """`steps`: join and leave at any step; otherwise whole requests are batched. A device holds `credit_batches`
-    batches of attempts. `patience_s` as in the engine."""
+    batches of attempts, as many attempts as a worker grants where that is None. `patience_s` as in the engine.
+    `drops_late`: what would miss its deadline in the batch that is about to begin is given up (DiffServe's workers,
+    whose queues are their own)."""
 
     steps: bool = True
     preempt: bool = True
-    credit_batches: int = 2
+    credit_batches: int | None = None
     patience_s: float = 30.0
+    drops_late: bool = False
 
 
 class Device:
@@ -103,7 +111,10 @@ class Device:
 
     @property
     def credit_count(self) -> int:
-        return 0 if self.draining else self._settings.credit_batches * self.max_batch
+        if self.draining:
+            return 0
+        batches = self._settings.credit_batches
+        return credit_count(self.max_batch) if batches is None else batches * self.max_batch
 
     @property
     def model(self) -> str:
@@ -124,7 +135,7 @@ class Device:
         now = self._agenda.now
         self._number += 1
         urgency = (due_at(now, deadline, self._settings.patience_s), self._number)
-        job = self._jobs[attempt] = SimulatedJob(attempt, steps, urgency, now)
+        job = self._jobs[attempt] = SimulatedJob(attempt, steps, urgency, now, deadline)
         if not self._batch:
             self._form_later()
         elif self._settings.steps and self._changes_batch(job):
@@ -192,13 +203,31 @@ class Device:
         self._forming = False
         if self._batch or not self._jobs:
             return
-        batch = self._choose(list(self._jobs.values()), self._limit, preempt=self._settings.preempt)
+        batch = self._next_batch()
+        if not batch:
+            return self._load_when_empty()
         began_s = self._agenda.now + self._prepare(batch)
         left = [job.left for job in batch]
         steps = min(left) if self._settings.steps else max(left)
         self._batch, self._began_s, self._step_count = batch, began_s, steps
         self._step_s = self._segment_s(len(batch), steps)
         self._note_end()
+
+    def _next_batch(self) -> list[SimulatedJob]:
+        """None of them late, where the late are dropped; whoever comes after them takes their places."""
+        while self._jobs:
+            batch = self._choose(list(self._jobs.values()), self._limit, preempt=self._settings.preempt)
+            late = self._late(batch) if self._settings.drops_late else []
+            if not late:
+                return batch
+            for job in late:
+                self._leave(job)
+                self._listener.job_dropped(self, job)
+        return []
+
+    def _late(self, batch: list[SimulatedJob]) -> list[SimulatedJob]:
+        ends_s = self._agenda.now + max(job.left for job in batch) * self.costs.step(len(batch)).mean_s
+        return [job for job in batch if ends_s > job.deadline and not job.running]
 
     def _limit(self, key: str) -> int:
         return self.max_batch

@@ -97,7 +97,7 @@ def _base(table: TomlTable, fleet: EmulatedFleet) -> Scenario:
         device_settings=DeviceSettings(
             steps=fleet.step_batching,
             preempt=fleet.preempt,
-            credit_batches=devices.whole("credit_batches", 2 if fleet.step_batching else 1, minimum=1, maximum=16),
+            credit_batches=devices.whole("credit_batches", 0 if fleet.step_batching else 1, maximum=16) or None,
             patience_s=devices.number("patience_s", 30.0),
         ),
         dataplane=_dataplane(table.table("dataplane"), fleet),

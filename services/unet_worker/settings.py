@@ -59,7 +59,7 @@ class UnetWorkerSettings:
     )
     compile: CompileChoice = setting(CompileChoice.OFF, help="how the model's forward pass is run")
     credits: int = setting(
-        0, help="attempts held at once for a frontdoor; 0: two batches, one running, one ready", minimum=0, maximum=256
+        0, help="attempts held at once for a frontdoor; 0: a batch, and a quarter that is ready", minimum=0, maximum=256
     )
     progress_interval_ms: int = setting(100, help="least time between two progress messages", minimum=0)
     preview_side_px: int = setting(128, help="longest side of a preview", minimum=8, maximum=1024)
@@ -69,6 +69,9 @@ class UnetWorkerSettings:
     )
     upload_timeout_s: float = setting(2.0, help="wait for uploads once the picture is done", minimum=0)
     controller_address: str = setting("", help="controller to register with; empty for none")
+    profiles: tuple[str, ...] = setting(
+        (), help="files of `pentimento bench profile`; the controller is told what those of its own model say"
+    )
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
 
 
@@ -87,9 +90,11 @@ class EmulatedWorkerSettings:
         30.0, help="when a request without a deadline, or with a later one, is due after it came", minimum=0
     )
     credits: int = setting(
-        0, help="attempts held at once for a frontdoor; 0: two batches, one running, one ready", minimum=0, maximum=256
+        0, help="attempts held at once for a frontdoor; 0: a batch, and a quarter that is ready", minimum=0, maximum=256
     )
-    progress_interval_ms: int = setting(100, help="least time between two progress messages", minimum=0)
+    progress_interval_ms: int = setting(
+        1000, help="least time between two progress messages; many devices share this machine", minimum=0
+    )
     orphan_s: float = setting(10.0, help="how long an attempt outlives its stream", minimum=0)
     donor_timeout_s: float = setting(
         2.0, help="wait for a cached latent or image before painting from noise", minimum=0

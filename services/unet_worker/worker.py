@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.execution import WorkerCredits
+from pentimento.policies.step_batching import credit_count
 from services.unet_worker.attempts import AttemptBook, StreamEvent
 from services.unet_worker.capacity import CapacityFeed
 from services.unet_worker.order import ExecuteOrder
 from services.unet_worker.painter import DeviceMemory, Painter
 from services.unet_worker.validation import Limits, check_order
-
-# One batch that runs and one that is ready: a place that falls free is taken at the next step, without a round trip.
-BATCHES_HELD = 2
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class UnetWorker:
 
     def _credit_count(self) -> int:
         limit = self.loaded.batch_limit
-        return (self._fixed_credits or BATCHES_HELD * limit) if limit else 0
+        return (self._fixed_credits or credit_count(limit)) if limit else 0
 
     def credits(self) -> WorkerCredits:
         loaded, running = self.loaded, self.attempts.running()

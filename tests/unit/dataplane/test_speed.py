@@ -5,7 +5,7 @@ import pytest
 from pentimento.dataplane import effects, events
 from pentimento.dataplane.events import SpeedProfile
 from pentimento.dataplane.speed import Speed, is_sane
-from tests.unit.dataplane.driver import Driver, only
+from tests.unit.dataplane.driver import Driver, kinds, only
 
 
 def test_between_measured_batch_sizes_speeds_lie_on_the_straight_line() -> None:
@@ -50,6 +50,34 @@ def test_measured_speeds_correct_the_profile(driver: Driver) -> None:
         driver.send(events.AttemptFinished(f"r{number}", run.fencing_token))
 
     assert driver.dataplane.state.pools["m"].speed.pace == pytest.approx(3.0, rel=0.01)
+
+
+def test_a_margin_is_worth_as_many_seconds_as_attempts_scatter() -> None:
+    speed = Speed(SpeedProfile("m", ((1, 1.0),)))
+    for _ in range(200):
+        speed.learn(0.8)
+        speed.learn(1.2)
+
+    steady, cautious = speed.seconds(10.0, 1), speed.seconds(10.0, 1, margin=2.0)
+
+    assert steady == pytest.approx(10.0, abs=0.5)
+    assert cautious is not None and steady is not None
+    assert cautious - steady == pytest.approx(2.0 * 0.2 * 10.0, rel=0.2)
+
+
+def test_who_comes_in_is_judged_with_a_margin(driver: Driver) -> None:
+    """Ten seconds to wait and ten to paint, give or take two: with a margin of two spreads that is 24 s."""
+    driver.profile("m", (1, 10.0))
+    driver.worker()
+    driver.dataplane.state.pools["m"].speed.spread = 0.2
+    driver.run("running")
+    driver.queue("waiting")
+
+    rejected = driver.arrive("tight", deadline=driver.now + 23.0)
+    admitted = driver.arrive("loose", deadline=driver.now + 25.0)
+
+    assert kinds(rejected) == [effects.Reject]
+    assert effects.PersistAccepted in kinds(admitted)
 
 
 def test_the_faster_worker_is_offered_work_first(driver: Driver) -> None:

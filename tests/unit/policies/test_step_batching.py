@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.policies.step_batching import Urgency, choose_batch, due_at
+from pentimento.policies.step_batching import Urgency, choose_batch, credit_count, due_at
 
 PATIENCE = 20.0
 
@@ -135,3 +136,8 @@ def test_a_far_deadline_ages_like_none() -> None:
 
 def test_nobody_there_makes_no_batch() -> None:
     assert choose_batch([], lambda key: 1, preempt=True) == []
+
+
+@pytest.mark.parametrize(("limit", "held"), [(1, 2), (2, 3), (4, 5), (8, 10)])
+def test_a_worker_holds_its_batch_and_a_quarter_that_is_ready(limit: int, held: int) -> None:
+    assert credit_count(limit) == held
