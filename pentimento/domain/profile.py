@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pentimento.domain.errors import InvalidArgument
@@ -137,6 +138,32 @@ class ModelProfile:
 
 def _key(batch: BatchProfile) -> tuple[int, int, bool, int]:
     return (batch.width_px, batch.height_px, batch.guided, batch.batch_size)
+
+
+def run_seconds(
+    profile: ModelProfile, width_px: int, height_px: int, *, guided: bool, steps: int
+) -> tuple[tuple[int, float], ...]:
+    """(batch size, mean seconds of a run of `steps` from noise), for each batch of that size that was measured; one is
+    prepared after the other."""
+    size = profile.size(width_px, height_px)
+    prepare_s = size.prepare.mean_s if size is not None else 0.0
+    measured = (batch for batch in profile.batches if _key(batch)[:3] == (width_px, height_px, guided))
+    return tuple(
+        sorted((batch.batch_size, batch.batch_size * prepare_s + steps * batch.step.mean_s) for batch in measured)
+    )
+
+
+def read_profile(path: Path) -> ModelProfile:
+    """InvalidArgument naming the file, and what is wrong with it; at least one batch is in it."""
+    try:
+        profile = profile_from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument.of("profiles", f"must be files that can be read: {path}: {error}") from None
+    except InvalidArgument as error:
+        raise InvalidArgument.of("profiles", f"{path}: {error.message}") from None
+    if not profile.batches:
+        raise InvalidArgument.of("profiles", f"{path}: profile.batches must have at least one entry")
+    return profile
 
 
 def profile_to_json(profile: ModelProfile) -> str:

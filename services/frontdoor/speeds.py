@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pentimento.dataplane.events import ProfilesReceived, SpeedProfile
-from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.profile import BatchProfile, ModelProfile, profile_from_json
+from pentimento.domain.profile import BatchProfile, ModelProfile, read_profile
 
 
 def read_profiles(paths: Sequence[str]) -> ProfilesReceived | None:
     """Files of `pentimento bench profile`; None without any. Raises InvalidArgument naming file and field."""
-    return ProfilesReceived(tuple(speed_profile(_read(Path(path))) for path in paths)) if paths else None
+    return ProfilesReceived(tuple(speed_profile(read_profile(Path(path))) for path in paths)) if paths else None
 
 
 def speed_profile(profile: ModelProfile) -> SpeedProfile:
@@ -30,15 +29,3 @@ def speed_profile(profile: ModelProfile) -> SpeedProfile:
 
 def _shape(batch: BatchProfile) -> tuple[int, int, bool]:
     return (batch.width_px, batch.height_px, batch.guided)
-
-
-def _read(path: Path) -> ModelProfile:
-    try:
-        profile = profile_from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument.of("profiles", f"must be files that can be read: {path}: {error}") from None
-    except InvalidArgument as error:
-        raise InvalidArgument.of("profiles", f"{path}: {error.message}") from None
-    if not profile.batches:
-        raise InvalidArgument.of("profiles", f"{path}: profile.batches must have at least one entry")
-    return profile

@@ -9,7 +9,7 @@ import torch
 from pentimento.diffusion.engine import StepEngine
 from pentimento.diffusion.families import ModelInfo, batch_key
 from pentimento.domain.execution import ExecuteEvent
-from pentimento.domain.fleet import Capability, HeldModel
+from pentimento.domain.fleet import Capability, HeldModel, ModelCost
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 from services.unet_worker.device import device_memory, device_name
 from services.unet_worker.energy import EnergyMeter
@@ -36,6 +36,7 @@ class LoadedModel:
     runner: AttemptRunner
     store_threads: Executor
     energy: EnergyMeter | None = None
+    costs: tuple[ModelCost, ...] = ()
 
     @property
     def noise_form(self) -> NoiseForm:

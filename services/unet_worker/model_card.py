@@ -1,12 +1,13 @@
 """What the worker says of its model: read off the checkpoint, completed by settings and a registry.json beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.families import BatchKey, ModelInfo
-from pentimento.domain.fleet import HeldModel
+from pentimento.domain.fleet import HeldModel, ModelCost
+from pentimento.domain.profile import ModelProfile, read_profile, run_seconds
 from services.unet_worker.settings import UnetWorkerSettings
 
 DEFAULT_STEPS = 50
@@ -48,6 +49,26 @@ def _max_size_px(info: ModelInfo, settings: UnetWorkerSettings) -> int:
 def default_batch_key(held: HeldModel) -> BatchKey:
     """Of requests that name neither size nor guidance."""
     return BatchKey(held.default_width_px, held.default_height_px, held.default_guidance_scale > 1.0)
+
+
+def model_costs(held: HeldModel, profiles: Iterable[str], batch_limit: int) -> tuple[ModelCost, ...]:
+    """What files of `pentimento bench profile` say of the model, for pictures as it paints them by default. Raises
+    InvalidArgument for a file that is none."""
+    found = (profile for path in profiles if (profile := read_profile(Path(path))).model == held.model)
+    return tuple(
+        ModelCost(
+            held.model,
+            tuple((size, seconds) for size, seconds in _run_seconds(profile, held) if size <= batch_limit),
+            profile.idle_memory_bytes or 0,
+        )
+        for profile in found
+    )
+
+
+def _run_seconds(profile: ModelProfile, held: HeldModel) -> tuple[tuple[int, float], ...]:
+    guided = held.default_guidance_scale > 1.0
+    size = (held.default_width_px, held.default_height_px)
+    return run_seconds(profile, *size, guided=guided, steps=held.default_steps)
 
 
 def _registry_entry(model: Path) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ from services.unet_worker.execution import AttemptRunner, ExecutionLimits
 from services.unet_worker.finishing import Finisher
 from services.unet_worker.loaded import LoadedModel
 from services.unet_worker.loop_lag import LoopLagProbe
-from services.unet_worker.model_card import default_batch_key, held_model
+from services.unet_worker.model_card import default_batch_key, held_model, model_costs
 from services.unet_worker.order import ExecuteOrder
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
@@ -115,7 +115,9 @@ class UnetWorkerProcess:
             ExecutionLimits(settings.progress_interval_ms / 1000, settings.upload_timeout_s),
             energy.watts if energy is not None else lambda since, until: None,
         )
-        return LoadedModel(held, model.info, model.device, engine, finisher, runner, store_threads, energy)
+        limit = engine.limits.limit(default_batch_key(held))
+        costs = model_costs(held, settings.profiles, limit)
+        return LoadedModel(held, model.info, model.device, engine, finisher, runner, store_threads, energy, costs)
 
     def _start_engine(self, model: DiffusionModel, denoiser: Denoiser, held: HeldModel) -> StepEngine:
         """Ready for its first request: memory measured, graphs compiled, on the engine's own thread."""
@@ -156,6 +158,7 @@ class UnetWorkerProcess:
             available_models=(loaded.held.model,),
             resident_models=(loaded.held.model,),
             capabilities=loaded.capabilities,
+            costs=loaded.costs,
         )
 
     def _report(self, held: HeldModel) -> ReplicaReport:

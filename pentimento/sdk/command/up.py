@@ -48,11 +48,20 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="FLEET.TOML",
     help="emulated devices in place of models",
 )
+@click.option("--policy", default="", metavar="NAME", help="what the controller plans by, such as diffserve [resident]")
+@click.option("--slo-s", type=click.FloatRange(min=0.0, min_open=True), help="SLO that the policy plans for")
+@click.option(
+    "--profile",
+    "profiles",
+    type=EXISTING_FILE,
+    multiple=True,
+    help="what a model costs, as `pentimento bench profile` measured it; may be repeated",
+)
 @click.option("--quiet", is_flag=True, help="keep the services' logs in the state directory only")
 @click.option("--detach", is_flag=True, help="return once all serve; `pentimento down` stops it")
 def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, detach: bool, **options: Any) -> int:
     """Starts embedder, gateway, controller, workers and frontdoor, and keeps them up. Ctrl-C drains and stops them."""
-    fleet = emulated_fleet(options["emulate"], models)
+    fleet = emulated_fleet(options["emulate"], models, options["profiles"])
     settings = SuiteSettings(
         models=find_models(models) if fleet is None else (),
         encoder=find_encoder(encoder).path,
@@ -63,6 +72,9 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
         config_file=absolute(options["config_file"]),
         token_file=absolute(options["token_file"]),
         fleet=fleet,
+        policy=options["policy"],
+        slo_s=options["slo_s"],
+        profiles=tuple(path.resolve() for path in options["profiles"]),
     )
     state = StateDirectory(state_dir)
     if detach:
@@ -70,11 +82,12 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
     return run_suite(settings, state, show_logs=not quiet)
 
 
-def emulated_fleet(path: Path | None, models: tuple[str, ...]) -> EmulatedFleet | None:
+def emulated_fleet(path: Path | None, models: tuple[str, ...], profiles: tuple[Path, ...]) -> EmulatedFleet | None:
     if path is None:
         return None
-    if models:
-        raise click.UsageError("--model and --emulate exclude each other: the fleet's file names its models")
+    if models or profiles:
+        given = "--model" if models else "--profile"
+        raise click.UsageError(f"{given} and --emulate exclude each other: the fleet's file has its models")
     return read_fleet(path)
 
 

@@ -12,7 +12,8 @@ from pentimento.sdk.supervisor.state import StateDirectory
 @dataclass(frozen=True)
 class SuiteSettings:
     """`copies` workers for each model; `public` is the host:port of the public API beside its unix socket. With a
-    `fleet` its emulated devices take the place of the models."""
+    `fleet` its emulated devices take the place of the models. `policy` is what the controller plans by, and `slo_s` the
+    SLO that it plans for; `profiles` are what models were measured to cost."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path
@@ -24,6 +25,9 @@ class SuiteSettings:
     token_file: Path | None = None
     service_token_file: Path | None = None
     fleet: EmulatedFleet | None = None
+    policy: str = ""
+    slo_s: float | None = None
+    profiles: tuple[Path, ...] = ()
 
     @property
     def default_model(self) -> str:
@@ -138,6 +142,12 @@ def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
 def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     address = unix_address(state, "controller")
     arguments: tuple[str, ...] = ("--listen", address, *shared_arguments(settings, "controller"))
+    if settings.fleet is not None:
+        arguments += ("--fleet", str(settings.fleet.path))
+    if settings.policy:
+        arguments += ("--allocator", settings.policy)
+    if settings.slo_s is not None:
+        arguments += ("--slo-s", str(settings.slo_s))
     return ProcessSpec("controller", "services.controller", arguments, address, CONTROLLER_STAGE)
 
 
@@ -152,6 +162,7 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         "--threads",
         str(settings.threads),
     )
+    arguments += profile_arguments(settings.profiles)
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
     return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE, "worker")
 
@@ -199,6 +210,7 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         f"sqlite:///{stores(settings, state) / 'frontdoor.sqlite'}",
     )
     arguments += ("--objects-url", objects_url(settings, state), "--default-model", settings.default_model)
+    arguments += profile_arguments(settings.profiles)
     if settings.fleet is not None:
         arguments += emulated_frontdoor(settings.fleet, stores(settings, state))
     if settings.cached:
@@ -210,12 +222,15 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
 
 def emulated_frontdoor(fleet: EmulatedFleet, folder: Path) -> tuple[str, ...]:
     """What the fleet's file says of its cascade, and the profiles that predictions start from."""
-    profiles = ",".join(str(profile_file(folder, model.name)) for model in fleet.models)
-    arguments: tuple[str, ...] = ("--profiles", profiles)
+    arguments = profile_arguments(tuple(profile_file(folder, model.name) for model in fleet.models))
     if fleet.cascade:
         arguments += ("--cascade", ",".join(fleet.cascade))
         arguments += ("--confidence-threshold", str(fleet.confidence_threshold))
     return arguments
+
+
+def profile_arguments(profiles: tuple[Path, ...]) -> tuple[str, ...]:
+    return ("--profiles", ",".join(map(str, profiles))) if profiles else ()
 
 
 def profile_file(folder: Path, model: str) -> Path:

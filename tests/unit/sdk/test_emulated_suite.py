@@ -1,5 +1,6 @@
 """What a suite of emulated devices is made of."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 from pentimento.domain.emulation import read_fleet
 from pentimento.domain.profile import profile_from_json
 from pentimento.sdk.command.up import up
+from pentimento.sdk.supervisor.models import ModelDirectory
 from pentimento.sdk.supervisor.state import StateDirectory
 from pentimento.sdk.supervisor.suite import Suite, SuiteSettings, plan_suite, profile_file, write_profiles
 
@@ -86,6 +88,29 @@ def test_the_frontdoor_hears_of_the_cascade_and_of_what_models_cost(suite: Suite
 
     assert (flags["--cascade"], flags["--confidence-threshold"]) == ("light,heavy", "0.25")
     assert [Path(file).name for file in flags["--profiles"].split(",")] == ["light.json", "heavy.json"]
+
+
+def test_the_controller_hears_of_the_policy_and_finds_the_rest_in_the_fleets_file(
+    settings: SuiteSettings, tmp_path: Path
+) -> None:
+    planned = plan_suite(replace(settings, policy="diffserve", slo_s=5.0), StateDirectory(tmp_path / "state"))
+
+    flags = flags_of(planned, "controller")
+    assert (flags["--allocator"], flags["--slo-s"], flags["--fleet"]) == (
+        "diffserve",
+        "5.0",
+        str(tmp_path / "fleet.toml"),
+    )
+
+
+def test_measured_costs_reach_those_who_plan_and_predict_with_them(tmp_path: Path) -> None:
+    models = (ModelDirectory("m", tmp_path / "m"),)
+    files = (tmp_path / "a.json", tmp_path / "b.json")
+
+    suite = plan_suite(SuiteSettings(models, tmp_path, profiles=files), StateDirectory(tmp_path / "state"))
+
+    for name in ("m-0", "frontdoor"):
+        assert flags_of(suite, name)["--profiles"] == f"{tmp_path}/a.json,{tmp_path}/b.json"
 
 
 def test_profiles_are_those_of_the_devices_that_hold_the_model(settings: SuiteSettings, tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ import pytest
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.families import ModelInfo
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.fleet import ModelCost
 from pentimento.domain.generation import NoiseForm, Scheduler
+from pentimento.domain.profile import BatchProfile, Cost, ModelProfile, SizeProfile, profile_to_json
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
-from services.unet_worker.model_card import held_model
+from services.unet_worker.model_card import held_model, model_costs
 from services.unet_worker.settings import UnetWorkerSettings
 
 INFO = ModelInfo(
@@ -86,3 +89,25 @@ def test_a_registry_that_is_none_is_named(directory: Path, content: object) -> N
 
     with pytest.raises(BadCheckpoint, match=r"registry\.json"):
         held_model(INFO, settings(directory), generation=9)
+
+
+def test_what_was_measured_of_its_own_model_is_what_it_costs(directory: Path, tmp_path: Path) -> None:
+    write_registry(directory, {"models": [{"path": "sd", "default_steps": 10, "default_guidance_scale": 3.0}]})
+    held = held_model(INFO, settings(directory), generation=9)
+    step = Cost(0.5, 0.0, 1)
+    batches = tuple(BatchProfile(512, 256, guided, size, (step,)) for guided in (False, True) for size in (1, 2, 4))
+    sizes = (SizeProfile(512, 256, Cost(0.1, 0.0, 1), step, step),)
+    own = ModelProfile("sd", "sha256:model", "cpu", "float32", 1, "off", 10, sizes, batches, idle_memory_bytes=7)
+    for name in ("sd", "other"):
+        (tmp_path / f"{name}.json").write_text(profile_to_json(replace(own, model=name)))
+
+    costs = model_costs(held, [str(tmp_path / "other.json"), str(tmp_path / "sd.json")], batch_limit=2)
+
+    assert costs == (ModelCost("sd", ((1, 5.1), (2, 5.2)), 7),)
+
+
+def test_a_profile_that_is_none_is_named(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text("{}")
+
+    with pytest.raises(InvalidArgument, match=r"profiles: .*p\.json"):
+        model_costs(held_model(INFO, settings(directory), 9), [str(tmp_path / "p.json")], 2)
