@@ -48,6 +48,7 @@ class SimulatedController:
         self._decision = AllocationDecision()
         self._told: dict[str, _Told] = {}
         self._starts: dict[str, Counter[int]] = {}
+        self._late: Counter[str] = Counter()
         self._queues: Counter[str] = Counter()
         self._looks = 0
         self._last_s = 0.0
@@ -56,6 +57,10 @@ class SimulatedController:
     def count_start(self, pool: str, start_step: int) -> None:
         """Changes state: a request of that pool starts there."""
         self._starts.setdefault(pool, Counter())[start_step] += 1
+
+    def count_late(self, pool: str) -> None:
+        """Changes state: a picture of that pool came after its SLO, which need not be the dataplane's deadline."""
+        self._late[pool] += 1
 
     def look(self, dataplane: Dataplane) -> None:
         """Changes state: notes how many wait, for the average that the next plan goes by."""
@@ -88,7 +93,7 @@ class SimulatedController:
 
     def _demand(self, pool: Pool, window_s: float, at_workers: int) -> ModelDemand:
         before = self._told.get(pool.name, _Told())
-        violated = pool.dropped_count + pool.late_count
+        violated = pool.dropped_count + self._late[pool.name]
         now = _Told(pool.arrived_count, violated, pool.scored_count, pool.deferred_count)
         self._told[pool.name] = now
         starts = self._starts.pop(pool.name, Counter())

@@ -25,7 +25,7 @@ class SimulatedJob:
     left: int
     urgency: Urgency
     arrived_s: float
-    deadline: float = math.inf
+    drop_at_s: float = math.inf
     key: str = ""
     running: bool = False
     stopped: bool = False
@@ -55,14 +55,14 @@ class DeviceListener(Protocol):
 class DeviceSettings:
     """`steps`: join and leave at any step; otherwise whole requests are batched. A device holds `credit_batches`
     batches of attempts, as many attempts as a worker grants where that is None. `patience_s` as in the engine.
-    `drops_late`: what would miss its deadline in the batch that is about to begin is given up (DiffServe's workers,
-    whose queues are their own)."""
+    `drop_after`: what the batch that is about to begin would end later than so many SLOs after it came is given up
+    (DiffServe's workers, whose queues are their own); None for never."""
 
     steps: bool = True
     preempt: bool = True
     credit_batches: int | None = None
     patience_s: float = 30.0
-    drops_late: bool = False
+    drop_after: float | None = None
 
 
 class Device:
@@ -130,12 +130,13 @@ class Device:
         """Attempts that it has not begun with."""
         return sum(not job.running for job in self._jobs.values())
 
-    def start(self, attempt: AttemptKey, steps: int, deadline: float) -> None:
-        """Changes state: an attempt at `steps` denoising steps comes in."""
+    def start(self, attempt: AttemptKey, steps: int, deadline: float, drop_at_s: float = math.inf) -> None:
+        """Changes state: an attempt at `steps` denoising steps comes in; it is not begun with if it would end after
+        `drop_at_s`."""
         now = self._agenda.now
         self._number += 1
         urgency = (due_at(now, deadline, self._settings.patience_s), self._number)
-        job = self._jobs[attempt] = SimulatedJob(attempt, steps, urgency, now, deadline)
+        job = self._jobs[attempt] = SimulatedJob(attempt, steps, urgency, now, drop_at_s)
         if not self._batch:
             self._form_later()
         elif self._settings.steps and self._changes_batch(job):
@@ -214,10 +215,10 @@ class Device:
         self._note_end()
 
     def _next_batch(self) -> list[SimulatedJob]:
-        """None of them late, where the late are dropped; whoever comes after them takes their places."""
+        """The places of those that are dropped are taken by whoever comes after them."""
         while self._jobs:
             batch = self._choose(list(self._jobs.values()), self._limit, preempt=self._settings.preempt)
-            late = self._late(batch) if self._settings.drops_late else []
+            late = [] if self._settings.drop_after is None else self._late(batch)
             if not late:
                 return batch
             for job in late:
@@ -227,7 +228,7 @@ class Device:
 
     def _late(self, batch: list[SimulatedJob]) -> list[SimulatedJob]:
         ends_s = self._agenda.now + max(job.left for job in batch) * self.costs.step(len(batch)).mean_s
-        return [job for job in batch if ends_s > job.deadline and not job.running]
+        return [job for job in batch if ends_s > job.drop_at_s and not job.running]
 
     def _limit(self, key: str) -> int:
         return self.max_batch

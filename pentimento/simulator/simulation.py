@@ -7,6 +7,7 @@ The dataplane, the policies, the selector and the eviction rules are the live on
 steps, journal commits and messages take, with their variance. Deterministic by the generator that it is given.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from random import Random
@@ -222,6 +223,10 @@ class Simulation:
         failed = events.AttemptFailed(*job.attempt, events.FailureKind.STOPPED)
         self._later(self._scenario.delays.result, failed)
 
+    def job_dropped(self, device: Device, job: SimulatedJob) -> None:
+        failed = events.AttemptFailed(*job.attempt, events.FailureKind.DEADLINE)
+        self._later(self._scenario.delays.result, failed)
+
     # Effects.
 
     def _persist_accepted(self, effect: effects.PersistAccepted) -> None:
@@ -283,7 +288,12 @@ class Simulation:
         if request is None or device.generation != effect.worker_generation or device.draining:
             self.submit(events.AttemptFailed(*attempt, events.FailureKind.NOT_HELD))
             return
-        device.start(attempt, self._steps_left(request, device.costs.model), effect.deadline)
+        steps = self._steps_left(request, device.costs.model)
+        device.start(attempt, steps, effect.deadline, self._drop_at_s(request.arrival))
+
+    def _drop_at_s(self, arrival: Arrival) -> float:
+        after = self._scenario.device_settings.drop_after
+        return math.inf if after is None else arrival.at_s + after * arrival.deadline_s
 
     def _stop_attempt(self, effect: effects.StopAttempt) -> None:
         device = self._fleet.devices.get(effect.worker_id)
@@ -324,6 +334,8 @@ class Simulation:
         if cost.mean_s > 0.0:
             ended_s += cost.draw(self._random)
         late = ended_s > request.arrival.at_s + request.arrival.deadline_s
+        if late:
+            self._controller.count_late(painted.pool)
         self._delivered = (request, painted)
         self._end(effect.request_id, Outcome.LATE if late else Outcome.COMPLETED, ended_s, painted)
 

@@ -22,7 +22,7 @@ from pentimento.policies.serving.entry import EVERY_START
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.settings import ServingSettings
 
-# How fast the profiled curve follows what is observed.
+# How fast the profiled curve follows what is observed, where that tells most.
 _CURVE_WEIGHT = 0.2
 
 
@@ -159,7 +159,9 @@ def _bend(context: AllocationContext, settings: ServingSettings, light: ModelDem
     """f(t) updated online: the exponent that the last threshold's observed share asks for, averaged."""
     threshold = next((pool.confidence_threshold for pool in context.last.pools if pool.pool == settings.light), 0.0)
     seen = settings.deferral.bend_towards(threshold, light.deferred_share)
-    return before if seen is None else smoothed(min(max(seen, 0.2), 5.0), before, _CURVE_WEIGHT)
+    if seen is None:
+        return before
+    return smoothed(min(max(seen, 0.2), 5.0), before, _CURVE_WEIGHT * settings.deferral.tells(threshold))
 
 
 def _aimd(before: _Memory, light: ModelDemand, heavy: ModelDemand, limit: int) -> tuple[float, float]:

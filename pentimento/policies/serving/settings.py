@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 THRESHOLD_COUNT = 201
 
+# Of s ln(s)^2 / (1 - s), at s = 0.203.
+_LARGEST_INFORMATION = 0.64762
+
 
 @dataclass(frozen=True)
 class DeferralCurve:
@@ -57,6 +60,14 @@ class DeferralCurve:
         if not (0.0 < profiled < 1.0 and 0.0 < observed_share < 1.0):
             return None
         return math.log(observed_share) / math.log(profiled)
+
+    def tells(self, threshold: float) -> float:
+        """How much a share observed at `threshold` tells about that exponent, 0..1: its Fisher information, 1 where that
+        is largest. Near 0 and 1 any exponent gives the same share, and all that differs is chance."""
+        share = self.share(threshold)
+        if not 0.0 < share < 1.0:
+            return 0.0
+        return share * math.log(share) ** 2 / (1.0 - share) / _LARGEST_INFORMATION
 
 
 def _between(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:

@@ -7,6 +7,7 @@ from statistics import mean
 import pytest
 
 from pentimento.domain.profile import Cost
+from pentimento.reports import Outcome
 from pentimento.simulator.costs import ModelCosts, from_latencies
 from pentimento.simulator.device import DeviceSettings
 from pentimento.simulator.scenario import SimulatedModel
@@ -43,6 +44,22 @@ def test_whole_requests_are_batched_where_the_server_does_so() -> None:
 
     # The second comes during the first one's batch; the third joins the second's.
     assert latencies(scenario, [0.0, 0.5, 0.6]) == [1.0, 2.0, 1.9]
+
+
+def test_what_would_be_late_in_the_next_batch_is_dropped_and_its_place_taken() -> None:
+    settings = DeviceSettings(steps=False, credit_batches=1_000, drop_after=1.0)
+    scenario = one_model({1: 1.0}, answers_late=False, device_settings=settings)
+    # One is painted till 1.0; of those that wait the first has no second left then, the other has.
+    workload = arrivals([0.0, 0.1, 0.2], deadline_s=1.5)
+    patient = replace(workload.arrivals[2], deadline_s=5.0)
+
+    records = run(scenario, replace(workload, arrivals=(*workload.arrivals[:2], patient)))
+
+    assert [(record.outcome, record.ended_s) for record in records] == [
+        (Outcome.COMPLETED, 1.0),
+        (Outcome.DROPPED, 1.0),
+        (Outcome.COMPLETED, 2.0),
+    ]
 
 
 def test_a_tighter_deadline_takes_a_running_request_s_place() -> None:

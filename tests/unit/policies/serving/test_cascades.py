@@ -232,6 +232,27 @@ def test_a_curve_of_samples_counts_those_that_are_not_above_the_threshold(sample
     assert low - 1e-9 <= curve.share(t) <= high + 1e-9
 
 
+@given(st.floats(0.001, 0.999))
+def test_shares_in_the_middle_tell_most_about_the_curve(share: float) -> None:
+    curve = DeferralCurve()
+
+    assert 0 < curve.tells(share) <= curve.tells(0.203) + 1e-4 <= 1 + 1e-4
+    assert curve.tells(0.95) < 0.1 * curve.tells(0.3)
+    assert curve.tells(0.0) == curve.tells(1.0) == 0
+
+
+def test_a_few_pictures_too_many_near_the_end_of_the_curve_do_not_bend_it() -> None:
+    allocator = CascadeAllocator(SETTINGS)
+    calm = decide(allocator, context(16, ModelDemand("turbo", 13.6)))
+    threshold = calm.pools[0].confidence_threshold
+    as_seen = context(16, ModelDemand("turbo", 13.6, deferred_share=0.98 * threshold), now_s=5.0)
+
+    after = decide(allocator, replace(as_seen, last=calm))
+
+    assert threshold > 0.9
+    assert after.memory[1] == pytest.approx(1.0, abs=0.01)
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.floats(0.01, 0.99), st.floats(0.2, 5.0))
 def test_drawn_confidences_are_deferred_as_the_curve_says(quantile: float, exponent: float) -> None:
