@@ -13,12 +13,13 @@ def predicted_wait_s(state: State, pool_name: str) -> float:
     pool = state.pools.get(pool_name)
     if pool is None:
         return DEFAULT_WAIT_S
-    return _wait_s(pool, pool.waiting_work, DEFAULT_WAIT_S)
+    return _wait_s(pool, pool.waiting_count, pool.waiting_work, DEFAULT_WAIT_S)
 
 
 def predicted_end_s(state: State, pool: Pool, request: Request | RequestArrived) -> float | None:
     """Seconds until a request that joined the queue now would be done; None where that is not known, and while it need
-    not wait: then it is tried, since nobody waits for it.
+    not wait: then it is tried, since nobody waits for it. One that was admitted already counts among those who wait,
+    and does not wait for itself.
 
     Tenants take turns: before it is served, each of the others gets as much as its own tenant has, or all it wants.
     """
@@ -26,7 +27,8 @@ def predicted_end_s(state: State, pool: Pool, request: Request | RequestArrived)
     own_work = backlog.work if backlog is not None else 0.0
     others = len(pool.tenants) - (backlog is not None)
     ahead = min(pool.waiting_work, own_work + others * (own_work + work))
-    wait_s = _wait_s(pool, ahead, 0.0)
+    itself = isinstance(request, Request)
+    wait_s = _wait_s(pool, pool.waiting_count - itself, ahead - itself * work, 0.0)
     batch = max(round(pool.credit_count / max(len(pool.workers), 1)), 1)
     service_s = pool.speed.seconds(work, batch, margin=state.settings.admission_margin)
     return wait_s + service_s if wait_s > 0.0 and service_s is not None else None
@@ -53,8 +55,8 @@ def learn_speed(state: State, request: Request, worker: Worker, seconds: float) 
         worker.pace = averaged(worker.pace, seconds / nominal_s)
 
 
-def _wait_s(pool: Pool, work_ahead: float, unknown: float) -> float:
-    if pool.running_count < pool.credit_count and pool.waiting_count == 0:
+def _wait_s(pool: Pool, waiting_count: int, work_ahead: float, unknown: float) -> float:
+    if pool.running_count < pool.credit_count and waiting_count == 0:
         return 0.0
     if pool.throughput <= 0.0 or pool.speed.pace is None:
         return unknown

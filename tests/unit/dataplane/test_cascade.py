@@ -130,6 +130,17 @@ def test_the_light_picture_is_delivered_shortly_before_the_deadline() -> None:
     assert commit.degraded == "DEADLINE_EXCEEDED"
 
 
+def test_a_deferred_request_does_not_wait_for_itself() -> None:
+    """Alone before an idle worker it is tried, although a full batch there would be late: how else would the worker's
+    pace be measured again?"""
+    driver = cascade_driver()
+    driver.worker("hw", model="heavy", model_digest="dh", credit_count=4)
+    driver.profile("heavy", (1, 10.0), (4, 30.0))
+    defer(driver, deadline=driver.now + 20.0)
+
+    assert only(effects.PersistAttempt, route_heavy(driver)).worker_id == "hw"
+
+
 def test_a_picture_that_was_passed_over_never_enters_the_cache() -> None:
     driver = cascade_driver()
     token = defer(driver, deadline=200.0)
