@@ -42,6 +42,10 @@ class Catalogue:
         """None for a model that no worker ever held."""
         return self._models.get(name)
 
+    def default(self) -> HeldModel | None:
+        """The deployment's default model; None where it names none, or it was never held."""
+        return self.known(self._default_model)
+
     async def wait_for(self, name: str) -> HeldModel:
         """The model, as soon as a worker has reported it."""
         while name not in self._models:

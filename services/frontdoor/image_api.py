@@ -81,9 +81,8 @@ class ImageApi:
         held, way = self._paths.choose(request, draw)
         seed = secrets.randbits(_SEED_BITS)
         resolved = resolve(request, held, self._limits, seed, preview_interval_steps)
+        way = self._fitting(request, resolved, way)
         first = self._catalogue.find(way[0].model)
-        if not fits(resolved, first):
-            first, way = held, way[-1:]
         job = self._new_job(tenant, request, resolved, way, idempotency_key, draw)
         listener = job.audience.join()
         pools, work = tuple(stop.pool for stop in way), as_painted_by(resolved, first).cost
@@ -126,6 +125,13 @@ class ImageApi:
 
     def list_models(self) -> tuple[ModelInfo, ...]:
         return self._catalogue.infos(self._ready_worker_count)
+
+    def _fitting(self, request: ImageRequest, resolved: ResolvedRequest, way: tuple[Stop, ...]) -> tuple[Stop, ...]:
+        """The stops whose models can paint a picture of that size; without one the last says what is wrong."""
+        fitting = tuple(stop for stop in way if fits(resolved, self._catalogue.find(stop.model)))
+        if not fitting:
+            resolve(request, self._catalogue.find(way[-1].model), self._limits, 0)
+        return fitting or way
 
     def _new_job(
         self,

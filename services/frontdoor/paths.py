@@ -38,8 +38,11 @@ class Paths:
         self._cascade = tuple(Stop(model, model) for model in cascade)
 
     def choose(self, request: ImageRequest, draw: float) -> tuple[HeldModel, tuple[Stop, ...]]:
-        """The model that the request is judged by, the last on the way, and the way. `draw` is uniform in 0..1, for
-        plans with shares. NotFound for a model nobody knows, Unavailable while none of the plan's was ever held."""
+        """The model that the request is judged by, and the way. `draw` is uniform in 0..1, for plans with shares.
+
+        What a request says without naming a model (steps, guidance) it says of the deployment's default one; every
+        other model on its way paints as is usual there. NotFound for a model nobody knows, Unavailable while none of
+        the plan's was ever held."""
         if request.model or request.init_image is not None:
             held = self._catalogue.find(request.model)
             return held, self._planned(held.model, draw) or (Stop(held.model, held.model),)
@@ -48,8 +51,10 @@ class Paths:
         if way and not known:
             models = ", ".join(stop.model for stop in way)
             raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {models} yet", retry_after_ms=RETRY_MS)
-        held = self._catalogue.find(known[-1].model if known else "")
-        return held, known or self._planned(held.model, draw) or (Stop(held.model, held.model),)
+        if known:
+            return self._catalogue.default() or self._catalogue.find(known[-1].model), known
+        held = self._catalogue.find("")
+        return held, self._planned(held.model, draw) or (Stop(held.model, held.model),)
 
     def _planned(self, model: str, draw: float) -> tuple[Stop, ...]:
         plan = self._dataplane.state.plan

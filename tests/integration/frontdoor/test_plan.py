@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,9 @@ class Planned:
 
 
 @asynccontextmanager
-async def planned(folder: Path, pools: Sequence[PoolPlan], start: Start | None = None) -> AsyncIterator[Planned]:
+async def planned(
+    folder: Path, pools: Sequence[PoolPlan], start: Start | None = None, **changes: Any
+) -> AsyncIterator[Planned]:
     """A frontdoor that finds this plan in its journal, with a light and a heavy worker; lookups answer `start`."""
     assignments = tuple(WorkerAssignment(name, f"unix:{folder / name}", "", 1) for name in ("w1", "w2"))
     journal = open_journal(settings_of(folder).ledger_url)
@@ -50,7 +53,7 @@ async def planned(folder: Path, pools: Sequence[PoolPlan], start: Start | None =
     cache = await serve_cache(ChosenEmbedder(), gateway, address)
     async with running_parts(folder, 0.9) as parts:
         settings = parts.settings | {"cascade": (), "embedder_address": address, "gateway_address": address, **WAITS}
-        async with running_suite(folder, **settings) as suite:
+        async with running_suite(folder, **settings, **changes) as suite:
             await suite.wait_for_workers(2)
             yield Planned(suite, parts.light, parts.heavy)
     await cache.stop()
@@ -101,6 +104,21 @@ async def test_a_pool_that_is_not_called_after_its_model_takes_requests_for_that
         provenance = (await run.suite.paint(replace(UNNAMED, model="light", cache=CacheMode.OFF))).provenance
 
     assert provenance.model_digest == "sha256:light"
+
+
+async def test_steps_are_asked_of_the_default_model_and_another_that_the_plan_chooses_takes_its_own(
+    folder: Path,
+) -> None:
+    pools = (PoolPlan("light", "light", ("w1",), routes=EVERY_START),)
+    asking = replace(UNNAMED, num_inference_steps=3)
+    async with planned(folder, pools, default_model="heavy") as run:
+        unnamed = (await run.suite.paint(asking)).provenance
+        named = (await run.suite.paint(replace(asking, model="light"))).provenance
+
+    assert [(made.spec.model, made.spec.num_inference_steps) for made in (unnamed, named)] == [
+        ("light", 2),
+        ("light", 3),
+    ]
 
 
 async def test_a_cascade_goes_as_far_as_models_were_ever_loaded(folder: Path) -> None:
