@@ -92,4 +92,4 @@ def _cost(pool: Pool, worker: Worker) -> float:
     if pool.speed.profile is None:
         return load
     pace = worker.pace if worker.pace is not None else 1.0
-    return float(f"{pace * pool.speed.seconds_per_work(load + 1):.2g}")
+    return float(f"{pace * pool.speed.crowded_s(load + 1):.2g}")

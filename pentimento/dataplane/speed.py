@@ -26,6 +26,12 @@ class Speed:
         table = self._table
         return table[batch - 1] if 1 <= batch <= len(table) else table[-1 if batch > 1 else 0]
 
+    def crowded_s(self, load: int) -> float:
+        """e(b) of a worker with so many requests; those beyond the largest profiled batch wait, so that one more costs
+        more than on a worker that idles."""
+        beyond = max(load / len(self._table), 1.0)
+        return beyond * self.seconds_per_work(load)
+
     def nominal_s(self, work: float, batch: int) -> float:
         """Before `pace`."""
         return self._fixed_s + work * self.seconds_per_work(batch)

@@ -106,6 +106,16 @@ def test_a_larger_batch_on_a_fast_worker_may_cost_less_than_a_slow_one(driver: D
     assert chosen == ["fast", "fast"]
 
 
+def test_beyond_the_largest_profiled_batch_a_worker_that_idles_costs_less(driver: Driver) -> None:
+    driver.profile("m", (1, 1.0))
+    for name in ("w1", "w2"):
+        driver.worker(name, credit_count=2)
+
+    chosen = [only(effects.PersistAttempt, driver.queue(f"r{number}")).worker_id for number in range(2)]
+
+    assert chosen == ["w1", "w2"]
+
+
 def test_credits_and_throughput_follow_the_workers_of_a_pool(driver: Driver) -> None:
     driver.profile("m", (1, 1.0), (4, 2.0))
     driver.worker("w1", credit_count=4)
