@@ -159,7 +159,8 @@ def _model(table: TomlTable) -> EmulatedModel:
         recording=table.path("recording", None),
         quality=table.number("quality", minimum=-1.0) if "quality" in table.fields else None,
         quality_spread=table.number("quality_spread", 0.0),
-        reuse_quality=table.number("reuse_quality", 1.0),
+        # Above 1: refined once more, a near picture may get better (MoDM, 5.2).
+        reuse_quality=table.number("reuse_quality", 1.0, maximum=2.0),
     )
     if profile.batch(first.width_px, first.height_px, guided=model.guided, batch_size=first.batch_size) is None:
         raise table.error("guidance_scale", f"must be one that the profile measured, got {scale:g}")

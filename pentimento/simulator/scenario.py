@@ -70,9 +70,10 @@ class Outage:
 class Scenario:
     """`deferral` is the true f(t) of the cascade: confidences are drawn from it. What the policy believes is its own.
 
-    `answers_late`: a request whose SLO is broken is still painted (the servers of the papers); otherwise its SLO is its
-    deadline, as in the suite. `control_period_s` is the time between two plans. `cascade`: models in order, where the
-    plan has no shares that lead through one.
+    `closed_loop`: so many requests are under way at any time, each coming when another ends and not at its own time; 0
+    for arrivals as the workload has them. `answers_late`: a request whose SLO is broken is still painted (the servers
+    of the papers); otherwise its SLO is its deadline, as in the suite. `control_period_s` is the time between two
+    plans. `cascade`: models in order, where the plan has no shares that lead through one.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Scenario:
     deferral: DeferralCurve = field(default_factory=DeferralCurve)
     control_period_s: float = 5.0
     answers_late: bool = False
+    closed_loop: int = 0
     outages: tuple[Outage, ...] = ()
     default_model: str = ""
     cascade: tuple[str, ...] = ()

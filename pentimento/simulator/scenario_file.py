@@ -105,6 +105,7 @@ def _base(table: TomlTable, fleet: EmulatedFleet) -> Scenario:
         cache=_cache(table.table("cache")),
         deferral=DeferralCurve(*(tuple(values) for values in zip(*fleet.deferral, strict=True))),
         control_period_s=table.number("control_period_s", 5.0, minimum=0.01),
+        closed_loop=table.whole("closed_loop", 0),
         answers_late=table.flag("answers_late", False),
         outages=tuple(_outage(entry, fleet) for entry in table.tables("outages")),
         default_model=fleet.default_model,
@@ -118,6 +119,7 @@ def _models(fleet: EmulatedFleet) -> tuple[SimulatedModel, ...]:
             from_profile(model.profile, model.width_px, model.height_px, guided=model.guided, load=model.load),
             model.quality,
             model.quality_spread,
+            model.reuse_quality,
         )
         for model in fleet.models
     )

@@ -10,6 +10,7 @@ steps, journal commits and messages take, with their variance. Deterministic by 
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -96,12 +97,13 @@ class Simulation:
         arrivals = iter(enumerate(self._workload.arrivals))
         coming = next(arrivals, None)
         while coming is not None or self._requests:
-            at_s = coming[1].at_s if coming is not None else None
+            at_s = self._comes_at_s(coming[1]) if coming is not None else None
             due_s, wakeup_s = self._agenda.next_time(), self.dataplane.next_wakeup()
             if at_s is not None and _first(at_s, due_s) and _first(at_s, wakeup_s):
                 assert coming is not None
                 self._agenda.now = max(at_s, self._agenda.now)
-                self._arrive(*coming)
+                index, arrival = coming
+                self._arrive(index, replace(arrival, at_s=at_s) if self._scenario.closed_loop else arrival)
                 coming = next(arrivals, None)
             elif due_s is not None and _first(due_s, wakeup_s):
                 action, argument = self._agenda.pop()
@@ -111,6 +113,13 @@ class Simulation:
                 self.submit(events.TimePassed())
             self._settle()
         return self._records
+
+    def _comes_at_s(self, arrival: Arrival) -> float | None:
+        """When the next request arrives; None while a closed loop is full."""
+        outstanding = self._scenario.closed_loop
+        if not outstanding:
+            return arrival.at_s
+        return self._agenda.now if len(self._requests) < outstanding else None
 
     @property
     def now(self) -> float:

@@ -62,8 +62,8 @@ class DeferralCurve:
         return math.log(observed_share) / math.log(profiled)
 
     def tells(self, threshold: float) -> float:
-        """How much a share observed at `threshold` tells about that exponent, 0..1: its Fisher information, 1 where that
-        is largest. Near 0 and 1 any exponent gives the same share, and all that differs is chance."""
+        """How much a share observed at `threshold` tells about that exponent, 0..1: its Fisher information over the
+        largest one. Near 0 and 1 any exponent gives the same share, and all that differs is chance."""
         share = self.share(threshold)
         if not 0.0 < share < 1.0:
             return 0.0

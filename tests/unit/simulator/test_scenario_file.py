@@ -7,7 +7,7 @@ import pytest
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.simulator.__main__ import main
 from pentimento.simulator.scenario_file import read_scenario
-from pentimento.simulator.synthetic_log import DIFFUSIONDB_SHARES, synthetic_log
+from pentimento.simulator.synthetic_log import DIFFUSIONDB_AGES, DIFFUSIONDB_SHARES, synthetic_log
 from tests.unit.simulator.scenarios import arrivals, run
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
@@ -70,6 +70,23 @@ def test_a_file_becomes_a_scenario_for_each_policy(scenario: Path) -> None:
     assert [one.policy.name for one in file.scenarios] == ["diffserve", "clipper-light"]
     assert file.scenarios[0].device_settings.steps is False
     assert file.workload.arrivals[0].deadline_s == 5.0
+
+
+def test_what_a_start_from_the_cache_keeps_of_the_quality_is_the_fleet_s(scenario: Path) -> None:
+    fleet = scenario.with_name("fleet.toml")
+    fleet.write_text(FLEET.replace("quality = 0.8", "quality = 0.8\nreuse_quality = 0.95"))
+
+    light, heavy = read_scenario(scenario).scenarios[0].models
+
+    assert (light.reuse_quality, heavy.reuse_quality) == (1.0, 0.95)
+
+
+@pytest.mark.parametrize("value", ["-0.1", "95", "'high'", "nan"])
+def test_a_share_of_quality_that_cannot_be_is_named_with_file_and_line(scenario: Path, value: str) -> None:
+    scenario.with_name("fleet.toml").write_text(FLEET.replace("quality = 0.8", f"reuse_quality = {value}"))
+
+    with pytest.raises(InvalidArgument, match=r"fleet\.toml:13: models\[1\]\.reuse_quality: must be"):
+        read_scenario(scenario)
 
 
 def test_the_fleet_s_cascade_is_for_policies_that_plan_none(scenario: Path) -> None:
@@ -146,3 +163,14 @@ def test_a_made_up_log_has_the_locality_that_it_was_asked_for() -> None:
     nearest = similarities.max(axis=1)
     for similarity, share in DIFFUSIONDB_SHARES:
         assert (nearest[1:] > similarity).mean() == pytest.approx(share, abs=0.03)
+
+
+def test_a_made_up_log_is_looked_back_into_as_far_as_the_real_one() -> None:
+    vectors = synthetic_log(3_000, np.random.default_rng(0))
+
+    similarities = np.tril(vectors @ vectors.T, k=-1)[1_500:]
+    found = (similarities >= 0.65).any(axis=1).sum()
+    for share, window in DIFFUSIONDB_AGES[5:-2]:
+        recent = [row[max(0, index - window) : index] for index, row in enumerate(similarities, start=1_500)]
+        within = sum((row >= 0.65).any() for row in recent)
+        assert within / found == pytest.approx(share, abs=0.05)

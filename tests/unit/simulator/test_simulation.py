@@ -263,6 +263,15 @@ def test_quality_follows_the_model_and_how_easy_the_request_is() -> None:
     assert max(qualities) == pytest.approx(1.0, abs=0.01)
 
 
+def test_in_a_closed_loop_a_request_comes_when_another_ends() -> None:
+    scenario = one_model({1: 1.0}, count=2, closed_loop=2)
+
+    records = run(scenario, arrivals([0.0, 0.0, 0.0, 1_000.0, 2_000.0]))
+
+    assert [record.arrived_s for record in records] == pytest.approx([0.0, 0.0, 1.0, 1.0, 2.0])
+    assert [record.ended_s for record in records] == pytest.approx([1.0, 1.0, 2.0, 2.0, 3.0])
+
+
 def test_no_arrivals_no_records() -> None:
     assert run(cascade("diffserve"), arrivals([])) == []
 
