@@ -1,0 +1,151 @@
+"""A controller that plays a policy, four emulated devices, a discriminator and a frontdoor: real servers over Unix
+sockets, in this process, so that a test sees what the policy was asked."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pentimento.clients.messages.generation import plan_version_from_proto
+from pentimento.domain.fleet import Plan
+from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.serving import ServingPolicy
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from services.controller.settings import ControllerSettings, PolicySettings
+from services.controller.wiring import ControllerProcess
+from services.controller.wiring import wire as wire_controller
+from services.discriminator.settings import EmulatedDiscriminatorSettings
+from services.discriminator.wiring import wire as wire_discriminator
+from services.unet_worker.emulated_wiring import EmulatedWorkerProcess
+from services.unet_worker.emulated_wiring import wire as wire_worker
+from services.unet_worker.settings import EmulatedWorkerSettings
+from tests.integration.frontdoor.suite import Suite, running_suite
+
+# A device paints 20 light pictures a second, or 10 heavy ones.
+FLEET = """\
+seed = 3
+default_model = "heavy"
+cascade = ["light", "heavy"]
+
+[[models]]
+name = "light"
+steps = 1
+guidance_scale = 1.0
+latency_s = { 1 = 0.1, 2 = 0.12, 4 = 0.2 }
+load_s = 0.05
+
+[[models]]
+name = "heavy"
+steps = 4
+latency_s = { 1 = 0.2, 2 = 0.25, 4 = 0.4 }
+load_s = 0.1
+
+[[devices]]
+name = "d"
+count = 4
+models = ["heavy", "light"]
+
+[discriminator]
+score_s = 0.001
+"""
+# Reports come every 0.2 s and plans every second, so that a test has its switch within a few.
+LEASE_S, PLAN_INTERVAL_S = 0.6, 1.0
+
+
+@dataclass(frozen=True)
+class RecordingSettings(ControllerSettings):
+    """`asked`: every context, with what the policy made of it."""
+
+    asked: list[tuple[AllocationContext, AllocationDecision]] = field(default_factory=list)
+
+    def policy(self) -> ServingPolicy:
+        policy = super().policy()
+
+        def recording(context: AllocationContext) -> AllocationDecision:
+            decision = policy.allocator(context)
+            self.asked.append((context, decision))
+            return decision
+
+        return replace(policy, allocator=recording)
+
+
+@dataclass(frozen=True)
+class PlannedFleet:
+    suite: Suite
+    controller: ControllerProcess
+    workers: tuple[EmulatedWorkerProcess, ...]
+    settings: RecordingSettings
+
+    @property
+    def plan(self) -> Plan:
+        """In force at the controller."""
+        return self.controller.controller.fleet().plan
+
+    def held(self) -> dict[str, str]:
+        """What each worker really holds."""
+        return {process.server.instance_id: process.worker.loaded.held.model for process in self.workers}
+
+    async def is_settled(self) -> bool:
+        """Whether frontdoor and workers act on the plan in force."""
+        wanted = {assignment.worker_id: assignment.model for assignment in self.plan.assignments}
+        acted_on = plan_version_from_proto((await self.suite.operator.status()).plan_version)
+        return self.held() == wanted and acted_on == self.plan.version
+
+    async def wait_until(self, condition: Any) -> None:
+        async with asyncio.timeout(60):
+            while not condition():  # noqa: ASYNC110 - of several parts that do not know of each other
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def planned_fleet(folder: Path, policy: str, **serving: Any) -> AsyncIterator[PlannedFleet]:
+    """Up to where every part is connected; the policy begins soon after."""
+    (folder / "fleet.toml").write_text(FLEET)
+    fleet, address = folder / "fleet.toml", f"unix:{folder / 'c'}"
+    settings = RecordingSettings(
+        RpcServerSettings(listen=(address,)),
+        PolicySettings(fleet=fleet, slo_s=2.0, **serving),
+        lease_s=LEASE_S,
+        plan_interval_s=PLAN_INTERVAL_S,
+        allocator=policy,
+    )
+    async with AsyncExitStack() as stack:
+        controller = await started(wire_controller(settings), stack)
+        scorer = EmulatedDiscriminatorSettings(*rpc_of(folder, "d"), fleet, controller_address=address)
+        await started(wire_discriminator(scorer), stack)
+        workers = tuple([await started(wire_worker(worker_of(folder, number, address)), stack) for number in range(4)])
+        changes = {"worker_addresses": (), "controller_address": address, "default_model": "heavy"}
+        suite = await stack.enter_async_context(running_suite(folder, **changes))
+        await suite.wait_for_workers(4)
+        yield PlannedFleet(suite, controller, workers, settings)
+
+
+def worker_of(folder: Path, number: int, controller_address: str) -> EmulatedWorkerSettings:
+    return EmulatedWorkerSettings(
+        *rpc_of(folder, f"w{number}"),
+        folder / "fleet.toml",
+        "d",
+        objects_url=f"file://{folder / 'objects'}",
+        controller_address=controller_address,
+    )
+
+
+def rpc_of(folder: Path, name: str) -> tuple[RpcServerSettings, RpcChannelSettings]:
+    return RpcServerSettings(listen=(f"unix:{folder / name}",), instance_id=name), RpcChannelSettings()
+
+
+async def started(process: Any, stack: AsyncExitStack) -> Any:
+    await process.server.start()
+    stack.push_async_callback(stopped, process)
+    await process.warm()
+    process.server.set_serving()
+    return process
+
+
+async def stopped(process: Any) -> None:
+    await process.drain()
+    if isinstance(process, EmulatedWorkerProcess):
+        await process.close()
+    await process.server.stop()

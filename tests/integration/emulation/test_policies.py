@@ -1,0 +1,110 @@
+"""Serving policies played live on emulated devices: plans that change under load, and what becomes of the requests."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
+from pentimento.policies.allocation import AllocationDecision
+from pentimento.policies.serving import SERVING_POLICIES
+from pentimento.stores.ledger import open_journal
+from tests.integration.emulation.planned_fleet import PlannedFleet, planned_fleet
+from tests.integration.frontdoor.suite import Suite, settings_of
+
+REQUEST = ImageRequest("a red circle", cache=CacheMode.OFF)
+# More than one light device paints, so that the cascade has to give it more of them.
+RATE = 36.0
+
+
+async def ending(suite: Suite, number: int) -> str:
+    """How a request's stream ended: the model that painted it, or the reason of its error."""
+    try:
+        completed = await suite.paint(replace(REQUEST, prompt=f"picture {number}"))
+    except PentimentoError as error:
+        return error.reason
+    assert isinstance(completed, Completed)
+    return completed.provenance.spec.model
+
+
+async def loaded(suite: Suite, count: int, rate: float) -> Counter[str]:
+    """Sent at their times, whatever comes back."""
+    began = asyncio.get_running_loop().time()
+    endings = []
+    for number in range(count):
+        await asyncio.sleep(max(began + number / rate - asyncio.get_running_loop().time(), 0.0))
+        endings.append(asyncio.ensure_future(ending(suite, number)))
+    return Counter(await asyncio.gather(*endings))
+
+
+async def begun(fleet: PlannedFleet, policy: str) -> None:
+    await fleet.wait_until(lambda: fleet.plan.allocator == policy)
+    await settled(fleet)
+
+
+async def settled(fleet: PlannedFleet) -> None:
+    async with asyncio.timeout(60):
+        while not await fleet.is_settled():  # noqa: ASYNC110 - of several parts that do not know of each other
+            await asyncio.sleep(0.02)
+
+
+async def test_a_load_that_needs_it_changes_what_workers_hold_and_every_request_ends_once(directory: Path) -> None:
+    async with planned_fleet(directory, "diffserve") as fleet:
+        await begun(fleet, "diffserve")
+        before = Counter(fleet.held().values())
+
+        endings = await loaded(fleet.suite, 180, RATE)
+
+        light_counts = [
+            sum(one.model == "light" for one in decision.assignments) for _, decision in fleet.settings.asked
+        ]
+        status = await fleet.suite.operator.status()
+    journal = open_journal(settings_of(directory).ledger_url)
+    unfinished = journal.unfinished().result()
+    journal.close()
+
+    # The heavy model has what the light one can spare; under load that is less.
+    assert before == {"heavy": 3, "light": 1}
+    assert max(light_counts) > 1
+    assert sum(endings.values()) == 180
+    assert endings["light"] + endings["heavy"] == status.completed_count
+    assert status.accepted_count == status.completed_count + status.failed_count
+    assert unfinished == []
+
+
+async def test_what_the_controller_plans_is_what_the_pure_policy_decides_for_what_was_reported(directory: Path) -> None:
+    async with planned_fleet(directory, "diffserve") as fleet:
+        await begun(fleet, "diffserve")
+        await loaded(fleet.suite, 60, RATE)
+        await settled(fleet)
+        asked, plan = tuple(fleet.settings.asked), fleet.plan
+        policy = SERVING_POLICIES["diffserve"](fleet.settings.serving.serving())
+
+    assert any(demand.arrivals_per_s > 0 for context, _ in asked for demand in context.demand)
+    # From nothing remembered on, look after look.
+    before = decided = AllocationDecision()
+    looked_s = None
+    for context, _ in asked:
+        if context.now_s != looked_s:
+            before, looked_s = decided, context.now_s
+        decided = policy.allocator(replace(context, last=before))
+    assert (plan.assignments, plan.pools, plan.admission_rate) == (
+        decided.assignments,
+        decided.pools,
+        decided.admission_rate,
+    )
+
+
+@pytest.mark.parametrize("policy", ["clipper-light", "proteus", "static-cascade", "vanilla", "modm"])
+async def test_every_kind_of_policy_is_played(directory: Path, policy: str) -> None:
+    async with planned_fleet(directory, policy, peak_per_s=5.0, expected_per_s=5.0) as fleet:
+        await begun(fleet, policy)
+
+        endings = await loaded(fleet.suite, 10, 5.0)
+
+        planned = {pool.model for pool in fleet.plan.pools}
+    assert sum(endings.values()) == 10
+    assert set(endings) <= planned
