@@ -21,8 +21,10 @@ PROMPTS = tuple(f"a picture, number {number}" for number in range(20_000))
 
 
 @contextmanager
-def emulated_suite(fleet: Path, flags: tuple[str, ...] = ()) -> Iterator[LocalSuite]:
-    with local_suite(["--emulate", str(fleet), *flags]) as suite:
+def emulated_suite(
+    fleet: Path, flags: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[LocalSuite]:
+    with local_suite(["--emulate", str(fleet), *flags], environment=environment) as suite:
         yield suite
 
 

@@ -1,8 +1,10 @@
 """More than the fleet can paint: what still gets done in time, how soon the others hear no, and who gets a turn.
 
-On an emulated fleet of sixteen, open-loop. Peak goodput is the best of runs around capacity; then twice and five times
-as much is asked. A rejection is timed at the client, from the call to its error, and counts only as RESOURCE_EXHAUSTED
-with RetryInfo. Last, a greedy tenant asks for four times its share beside one that asks for what is its own.
+On an emulated fleet of sixteen, open-loop. Goodput is what was answered in time, a second, once the queues have settled
+and while the load lasts; its peak is the best of runs around capacity; then twice and five times as much is asked. A
+rejection is timed at the client, from the call to the error of whoever was never accepted, with what client and server
+take from each other on one machine. It counts only as RESOURCE_EXHAUSTED with RetryInfo. What was accepted and then
+given up is counted apart. Last, a greedy tenant asks for ten times as much as one that asks for less than its half.
 """
 
 import argparse
@@ -17,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.emulated_runs import FLEETS, capacity_per_s, emulated_suite, played, steady_load
-from benchmarks.report import Figure, Options, at_least, at_most, counted, measured, parse_options, publish
+from benchmarks.report import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
 from benchmarks.statistics import quantile
-from pentimento.domain.emulation import EmulatedFleet, read_fleet
+from pentimento.domain.emulation import EmulatedFleet, largest_batch, measured_batches, read_fleet
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.identity import Role
 from pentimento.domain.image_request import GenerateEvent, ImageRequest
-from pentimento.reports import Report, make_report
+from pentimento.reports import Outcome, Report, RequestRecord, make_report
 from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
+from pentimento.sdk.load.telling import GENERATOR
 from pentimento.sdk.local import LocalSuite
 from pentimento.workloads import Workload
 
@@ -38,20 +41,25 @@ FAIRNESS = at_least(0.95)
 MODEST, GREEDY = 0.4, 4.0
 TENANTS = ("greedy", "modest")
 SLO_FACTOR = 2.0
+# In units of the SLO: by then the queues are as long as they get.
+SETTLING = 2.0
 
 
 @dataclass
 class Rejections:
-    """Seconds from the call to a rejection as it ought to be, and those of another kind."""
+    """Seconds from the call to a rejection as it ought to be; those of another kind; how many were given up later."""
 
     seconds: list[float] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
+    dropped_count: int = 0
 
-    def note(self, error: PentimentoError, seconds: float) -> None:
+    def note(self, error: PentimentoError, seconds: float, *, accepted: bool) -> None:
         if not isinstance(error, ResourceExhausted):
             return
         if error.retry_after_ms is None:
             self.others.append(f"{error.reason} without RetryInfo")
+        elif accepted:
+            self.dropped_count += 1
         else:
             self.seconds.append(seconds)
 
@@ -64,23 +72,25 @@ class NotingClient(AsyncClient):
     async def stream(
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
-        began = time.perf_counter()
+        began, accepted = time.perf_counter(), False
         events = super().stream(request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps)
         try:
             async with aclosing(events):
                 async for event in events:
+                    accepted = True
                     yield event
         except PentimentoError as error:
-            self.rejections.note(error, time.perf_counter() - began)
+            self.rejections.note(error, time.perf_counter() - began, accepted=accepted)
             raise
 
 
 @dataclass(frozen=True)
 class Run:
-    """One load on the suite; `share` of capacity."""
+    """One load on the suite; `share` of capacity. `goodput` a second, in its settled part."""
 
     share: float
     report: Report
+    goodput: float
     rejections: Rejections
 
     def row(self) -> dict[str, Any]:
@@ -88,11 +98,15 @@ class Run:
         return {
             "share_of_capacity": self.share,
             "requests": report.overall.total,
-            "goodput_per_s": report.goodput,
+            "goodput_per_s": self.goodput,
             "counts": {outcome.value: count for outcome, count in report.overall.counts.items()},
             "jain": report.jain if math.isfinite(report.jain) else None,
             "p50_s": report.overall.latency_s.p50 if report.overall.latency_s.count else None,
+            "dropped_once_accepted": self.rejections.dropped_count,
             "other_rejections": sorted(set(self.rejections.others)),
+            "generator_late_p99_s": next(
+                (stage.seconds.p99 for stage in report.stages if stage.name == GENERATOR), None
+            ),
         }
 
 
@@ -105,8 +119,8 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--fleet", type=Path, default=FLEETS / "heavy-16.toml", help="fleet file")
-    parser.add_argument("--duration", type=float, default=60.0, help="seconds of a load")
+    parser.add_argument("--fleet", type=Path, default=FLEETS / "heavy-16-half.toml", help="fleet file")
+    parser.add_argument("--duration", type=float, default=90.0, help="seconds of a load")
 
 
 @contextmanager
@@ -123,33 +137,32 @@ def suite_of(fleet: Path) -> Iterator[tuple[LocalSuite, dict[str, str]]]:
 
 async def all_runs(options: Options, fleet: EmulatedFleet, suite: LocalSuite, tokens: dict[str, str]) -> list[Run]:
     """Around capacity, beyond it, and last the two tenants together."""
-    capacity = capacity_per_s(fleet, fleet.default_model)
+    capacity, slo_s = capacity_per_s(fleet, fleet.default_model), slo_of(fleet)
     shares = (1.0, 2.0) if options.quick else (*AROUND_CAPACITY, *OVERLOADS)
+    asked = [(share, {"greedy": 1.0}) for share in shares]
+    asked.append((GREEDY + MODEST, {"greedy": GREEDY, "modest": MODEST}))
+    settling_s = SETTLING * slo_s
+    duration_s = 1.5 * settling_s if options.quick else max(float(options.rest["duration"]), 1.5 * settling_s)
+    steps = fleet.model(fleet.default_model).steps
     runs = []
-    for seed, share in enumerate(shares):
-        workload = load(options, fleet, share * capacity, seed, {"greedy": 1.0})
-        runs.append(await run(suite, tokens, workload, share))
-    asked = {"greedy": GREEDY, "modest": MODEST}
-    workload = load(options, fleet, sum(asked.values()) * capacity, len(shares), asked)
-    runs.append(await run(suite, tokens, workload, sum(asked.values())))
+    for seed, (share, tenants) in enumerate(asked):
+        rate = share * capacity
+        workload = steady_load(rate, duration_s, slo_s, seed, tenants=tenants, steps=steps, model=fleet.default_model)
+        runs.append(await run(suite, tokens, workload, share, settling_s, duration_s))
     return runs
 
 
-def load(options: Options, fleet: EmulatedFleet, rate: float, seed: int, tenants: dict[str, float]) -> Workload:
-    duration_s = 6.0 if options.quick else float(options.rest["duration"])
-    model = fleet.model(fleet.default_model)
-    slowest = max(
-        batch.step.mean_s for batch in model.profile.batches if batch.batch_size <= fleet.devices[0].max_batch
-    )
-    slo_s = SLO_FACTOR * model.steps * slowest
-    return steady_load(rate, duration_s, slo_s, seed, tenants=tenants, steps=model.steps, model=model.name)
+def slo_of(fleet: EmulatedFleet) -> float:
+    """In units of the time that a picture takes in a full batch."""
+    model, devices = fleet.model(fleet.default_model), fleet.devices[0]
+    batch = largest_batch(model, devices)
+    steps = [entry.step.mean_s for entry in measured_batches(model) if entry.batch_size <= batch]
+    return SLO_FACTOR * model.steps * max(steps) / devices.speed
 
 
-def most_together(fleet: EmulatedFleet) -> int:
-    return max(devices.max_batch for devices in fleet.devices)
-
-
-async def run(suite: LocalSuite, tokens: dict[str, str], workload: Workload, share: float) -> Run:
+async def run(
+    suite: LocalSuite, tokens: dict[str, str], workload: Workload, share: float, settled_s: float, until_s: float
+) -> Run:
     """On clients of their own, so that nothing of an earlier run is left in them."""
     rejections, clients = Rejections(), {}
     for tenant, token in tokens.items():
@@ -161,26 +174,35 @@ async def run(suite: LocalSuite, tokens: dict[str, str], workload: Workload, sha
     finally:
         for client in clients.values():
             await client.close()
-    found = Run(share, make_report(f"{share:g} x capacity", records, {"kind": "emulated"}), rejections)
+    report = make_report(f"{share:g} x capacity", records, {"kind": "emulated"})
+    found = Run(share, report, goodput_of(records, settled_s, until_s), rejections)
     print(found.row(), flush=True)
     return found
 
 
+def goodput_of(records: Sequence[RequestRecord], from_s: float, until_s: float) -> float:
+    in_time = (record for record in records if record.outcome is Outcome.COMPLETED)
+    return sum(from_s <= record.ended_s < until_s for record in in_time) / (until_s - from_s)
+
+
 def figures(runs: Sequence[Run]) -> list[Figure]:
     *alone, together = runs
-    peak = max(run.report.goodput for run in alone if run.share <= max(AROUND_CAPACITY))
+    peak = max(run.goodput for run in alone if run.share <= max(AROUND_CAPACITY))
     rows = [run.row() for run in runs]
     found = []
     for run in alone:
         if run.share in GOODPUT:
             name = f"goodput at {run.share:g} x capacity / peak"
-            found.append(Figure(name, run.report.goodput / peak if peak else None, GOODPUT[run.share], rows, None))
+            found.append(Figure(name, run.goodput / peak if peak else None, GOODPUT[run.share], rows, None))
     over = [run for run in alone if run.share in GOODPUT]
     seconds = [value for run in over for value in run.rejections.seconds]
     others = [reason for run in runs for reason in run.rejections.others]
     rejected_count = len(seconds) + len(others)
     found.append(rejection_figure(seconds))
     found.append(counted("rejections without RetryInfo", len(others), max(rejected_count, 1), at_most(0), others[:50]))
+    given_up = [run.rejections.dropped_count for run in over]
+    answered = [run.report.overall.total - len(run.rejections.seconds) for run in over]
+    found.append(counted("accepted, then dropped", sum(given_up), max(sum(answered), 1), informative(), given_up))
     jain = together.report.jain if math.isfinite(together.report.jain) else None
     found.append(Figure("Jain index, greedy and modest tenant", jain, FAIRNESS, rows, None))
     return found

@@ -25,6 +25,7 @@ class SimulatedFleet:
         self._scenario = scenario
         self._costs: dict[str, dict[str, ModelCosts]] = {}
         self._limits: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
         self._models_of_pools: dict[str, str] = {}
         self._steps = {model.name: model.costs.step_count for model in scenario.models}
         self.devices: dict[str, Device] = {}
@@ -34,6 +35,7 @@ class SimulatedFleet:
             self.available[kind] = devices.models or tuple(self._steps)
             self._costs[kind] = {model.name: model.costs.slower(1.0 / devices.speed) for model in scenario.models}
             self._limits[kind] = devices.max_batch
+            self._counts[kind] = devices.count
             self._add(kind, devices, agenda, listener, random)
         self.profiles = tuple(
             ModelProfile(model, kind, size, costs.run_s(size), 0, costs.load.mean_s)
@@ -53,6 +55,11 @@ class SimulatedFleet:
                     limit = min(limit, assignment.max_batch_size)
                 device.assign(self._costs[device.kind][assignment.model], limit)
 
+    def holding(self, model: str) -> list[Device]:
+        """Those that would take a request for it now."""
+        devices = self.devices.values()
+        return [device for device in devices if device.costs.model == model and not device.draining and not device.lost]
+
     def model_of(self, pool: str) -> str:
         """The model that the plan gives the pool; a pool that no plan names is called after its model."""
         return self._models_of_pools.get(pool, pool)
@@ -66,7 +73,8 @@ class SimulatedFleet:
         return arrival.steps if model == asked_for else self._steps.get(model, arrival.steps)
 
     def speed_profiles(self) -> tuple[SpeedProfile, ...]:
-        """What predictions begin with: e(b) of each model, averaged over the devices that may hold it."""
+        """What predictions begin with: e(b) of each model up to the batches that are run, averaged over the devices
+        that may hold it."""
         return tuple(self._speed_profile(model) for model in self._steps)
 
     def retrieval_report(self) -> WorkerReported:
@@ -96,11 +104,12 @@ class SimulatedFleet:
 
     def _speed_profile(self, model: str) -> SpeedProfile:
         kinds = [kind for kind in self._costs if model in self.available[kind]] or list(self._costs)
-        known = [self._costs[kind][model] for kind in kinds]
-        pixels = self._scenario.pixels
+        known = [(self._costs[kind][model], self._counts[kind]) for kind in kinds]
+        count = sum(number for _, number in known)
+        most = min(known[0][0].max_batch, max(self._limits[kind] for kind in kinds))
         seconds = tuple(
-            (size, sum(costs.step(size).mean_s for costs in known) / len(known) / pixels)
-            for size in range(1, known[0].max_batch + 1)
+            (size, sum(costs.step(size).mean_s * number for costs, number in known) / count / self._scenario.pixels)
+            for size in range(1, most + 1)
         )
-        fixed_s = sum(costs.prepare.mean_s + costs.finish.mean_s for costs in known) / len(known)
+        fixed_s = sum((costs.prepare.mean_s + costs.finish.mean_s) * number for costs, number in known) / count
         return SpeedProfile(model, seconds, fixed_s)

@@ -23,7 +23,7 @@ from pentimento.simulator.cache import MISS, CacheAnswer, SimulatedCache
 from pentimento.simulator.controller import SimulatedController
 from pentimento.simulator.device import Device, SimulatedJob
 from pentimento.simulator.fleet import SimulatedFleet
-from pentimento.simulator.ledger import Painted, SimulatedRequest, record_of
+from pentimento.simulator.ledger import Painted, SimulatedRequest, draws_of, record_of
 from pentimento.simulator.routing import RETRIEVAL_POOL, arrival_pools, hit_pools
 from pentimento.simulator.scenario import Outage, Scenario
 from pentimento.workloads import Arrival, Workload
@@ -48,8 +48,7 @@ class Simulation:
         self._scenario = scenario
         self._workload = workload
         self._random = rng
-        # Drawn beforehand and by themselves, so that compared policies see the same requests.
-        self._draws = [(rng.random(), rng.random()) for _ in workload.arrivals]
+        self._draws = [draws_of(arrival, rng) for arrival in workload.arrivals]
         self._agenda = Agenda()
         self.dataplane = Dataplane(1, scenario.dataplane)
         self.events_count = 0
@@ -142,12 +141,18 @@ class Simulation:
             for effect in on_event(agenda.now, waiting.popleft()):
                 performers[type(effect)](effect)
 
-    def _later(self, cost: Cost, event: events.Event) -> None:
-        """Submit it after that time; at once where it costs none."""
+    def _later(
+        self, cost: Cost, event: events.Event, request: SimulatedRequest | None = None, stage: str = ""
+    ) -> float:
+        """Submit it after that time, at once where it costs none; the time, which is a stage of the request."""
         if cost.mean_s <= 0.0:
             self._events.append(event)
-        else:
-            self._agenda.at(self._agenda.now + cost.draw(self._random), self.submit, event)
+            return 0.0
+        seconds, now = cost.draw(self._random), self._agenda.now
+        self._agenda.at(now + seconds, self.submit, event)
+        if request is not None:
+            request.stages.append(Stage(stage, now, now + seconds))
+        return seconds
 
     # What comes from outside.
 
@@ -223,7 +228,7 @@ class Simulation:
             request.painted[job.attempt[1]] = Painted(request.pool, device.costs.model, request.start, request.steps)
             request.stages.append(Stage("wait_worker", job.arrived_s, job.began_s))
             request.stages.append(Stage("paint", job.began_s, self._agenda.now))
-        self._later(self._scenario.delays.result, events.AttemptFinished(*job.attempt))
+        self._later(self._scenario.delays.result, events.AttemptFinished(*job.attempt), request, "receive")
 
     def job_stopped(self, device: Device, job: SimulatedJob) -> None:
         request = self._requests.get(job.attempt[0])
@@ -239,7 +244,8 @@ class Simulation:
     # Effects.
 
     def _persist_accepted(self, effect: effects.PersistAccepted) -> None:
-        self._later(self._scenario.delays.accept, events.AcceptPersisted(effect.request_id))
+        request = self._requests[effect.request_id]
+        self._later(self._scenario.delays.accept, events.AcceptPersisted(effect.request_id), request, "accept")
 
     def _resolve_route(self, effect: effects.ResolveRoute) -> None:
         request = self._requests[effect.request_id]
@@ -265,8 +271,8 @@ class Simulation:
         pool, model = lanes[0]
         digest = self._fleet.digest_of(model)
         resolved = events.RouteResolved(effect.request_id, pool, digest, work[0], stage, options)
-        request.queued_s = self._agenda.now
-        self._later(self._scenario.delays.route, resolved)
+        route_s = self._later(self._scenario.delays.route, resolved, request, "route")
+        request.queued_s = self._agenda.now + route_s
 
     def _persist_attempt(self, effect: effects.PersistAttempt) -> None:
         request = self._requests[effect.request_id]
@@ -274,14 +280,16 @@ class Simulation:
         request.steps = self._fleet.steps_of(request.model, request.arrival)
         request.stages.append(Stage("queue", request.queued_s, self._agenda.now))
         persisted = events.AttemptPersisted(effect.request_id, effect.fencing_token)
-        self._later(self._scenario.delays.attempt, persisted)
+        self._later(self._scenario.delays.attempt, persisted, request, "attempt")
 
     def _execute(self, effect: effects.Execute) -> None:
         cost = self._scenario.delays.execute
         if cost.mean_s <= 0.0:
             self._start(effect)
         else:
-            self._agenda.at(self._agenda.now + cost.draw(self._random), self._start, effect)
+            seconds, now = cost.draw(self._random), self._agenda.now
+            self._requests[effect.request_id].stages.append(Stage("send", now, now + seconds))
+            self._agenda.at(now + seconds, self._start, effect)
 
     def _start(self, effect: effects.Execute) -> None:
         request = self._requests.get(effect.request_id)
@@ -298,6 +306,8 @@ class Simulation:
             self.submit(events.AttemptFailed(*attempt, events.FailureKind.NOT_HELD))
             return
         steps = self._steps_left(request, device.costs.model)
+        if self._scenario.even_split:
+            device = self._random.choice(self._fleet.holding(device.costs.model))
         device.start(attempt, steps, effect.deadline, self._drop_at_s(request.arrival))
 
     def _drop_at_s(self, arrival: Arrival) -> float:
@@ -307,15 +317,14 @@ class Simulation:
     def _stop_attempt(self, effect: effects.StopAttempt) -> None:
         device = self._fleet.devices.get(effect.worker_id)
         if device is not None:
-            device.stop((effect.request_id, effect.fencing_token))
+            for holder in self._fleet.devices.values() if self._scenario.even_split else (device,):
+                holder.stop((effect.request_id, effect.fencing_token))
 
     def _score(self, effect: effects.Score) -> None:
         request = self._requests[effect.request_id]
         request.confidence = self._scenario.deferral.confidence(request.draw)
-        began_s = self._agenda.now
-        request.stages.append(Stage("score", began_s, began_s + self._scenario.delays.score.mean_s))
         scored = events.Scored(effect.request_id, effect.fencing_token, request.confidence)
-        self._later(self._scenario.delays.score, scored)
+        self._later(self._scenario.delays.score, scored, request, "score")
 
     def _commit_result(self, effect: effects.CommitResult) -> None:
         committed = events.ResultCommitted(effect.request_id, effect.fencing_token, won=True)

@@ -125,6 +125,8 @@ class AttemptRunner:
                 # How the stream ended after the picture was here concerns nobody.
                 return
             job.failure = error
+            # Should it be queued again.
+            job.queued_at = self._clock.monotonic()
             self._submit(AttemptFailed(request_id, token, failure_kind(error), error.reason, error.message))
         except Exception:
             logger.exception("an attempt could not be followed")
@@ -148,20 +150,29 @@ class AttemptRunner:
         execution.result = result
         if result.bad_donor_reason and execution.route is not None:
             self._report_bad_donor(execution.route, result.bad_donor_reason)
-        now = self._clock.monotonic()
-        job.time_stage("execute", execution.sent_at, now)
-        # The worker's clock starts when the attempt reaches it.
-        begin_ms = (execution.sent_at - job.arrived_at) * 1000
-        job.timings += [
-            StageTiming(f"worker.{timing.stage}", begin_ms + timing.start_ms, timing.duration_ms)
-            for timing in result.timings
-        ]
+        time_attempt(job, execution, result, self._clock.monotonic())
 
     async def _stop(self, link: WorkerLink, effect: StopAttempt) -> None:
         try:
             await link.client.cancel(effect.request_id, effect.fencing_token, STOP_TIMEOUT_S)
         except PentimentoError as error:
             logger.debug("could not stop an attempt", extra={"worker": effect.worker_id, "reason": error.reason})
+
+
+def time_attempt(job: Job, execution: Execution, result: AttemptResult, now: float) -> None:
+    """Note its stages. The worker's clock starts when the attempt reaches it, which is nowhere known: what it does not
+    account for is taken to be the ways there and back, alike."""
+    worker_s = max((timing.start_ms + timing.duration_ms for timing in result.timings), default=0.0) / 1000
+    way_s = max(now - execution.sent_at - worker_s, 0.0) / 2
+    reached_at = execution.sent_at + way_s
+    begin_ms = (reached_at - job.arrived_at) * 1000
+    job.time_stage("execute", execution.sent_at, now)
+    job.time_stage("send", execution.sent_at, reached_at)
+    job.timings += [
+        StageTiming(f"worker.{timing.stage}", begin_ms + timing.start_ms, timing.duration_ms)
+        for timing in result.timings
+    ]
+    job.time_stage("receive", now - way_s, now)
 
 
 def failure_kind(error: PentimentoError) -> FailureKind:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Execution:
-    """One attempt as it runs; times are monotonic seconds."""
+    """One attempt as it runs; times are monotonic seconds: when it got its worker, when it was sent there."""
 
     attempt: Attempt
     worker_id: str
@@ -36,6 +36,7 @@ class Execution:
     peer: tuple[str, str] | None = None
     # What the discriminator said of its picture.
     confidence: float | None = None
+    bound_at: float = 0.0
     sent_at: float = 0.0
     result: AttemptResult | None = None
 

@@ -83,6 +83,7 @@ class Journalling:
             job.take(job.lanes[effect.option])
             job.audience.routed(job.lanes[effect.option].route)
         execution = job.execution(attempt, effect.worker_id)
+        self._time_queue(job, execution)
         self._jobs.spawn(job, self._start_attempt(job, execution), "start attempt")
 
     def commit_result(self, effect: CommitResult) -> None:
@@ -158,7 +159,7 @@ class Journalling:
             if job.cascade_stage == stage:
                 job.route, job.route_journalled = execution.route, True
         execution.grant = await reserving
-        self._time_queue(job)
+        job.time_stage("attempt", execution.bound_at, self._clock.monotonic())
         self._submit(AttemptPersisted(job.request_id, attempt.fencing_token, won))
 
     def _pin(self, job: Job, route: Route, stage: int) -> Awaitable[bytes]:
@@ -167,8 +168,8 @@ class Journalling:
         first = self._journal.record_route(job.request_id, data, stage)
         return self._until_durable(lambda: self._journal.record_route(job.request_id, data, stage), first)
 
-    def _time_queue(self, job: Job) -> None:
-        now = self._clock.monotonic()
+    def _time_queue(self, job: Job, execution: Execution) -> None:
+        now = execution.bound_at = self._clock.monotonic()
         job.time_stage("queue", job.queued_at, now)
         QUEUE_SECONDS.observe(now - job.queued_at)
 

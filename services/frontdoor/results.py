@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pentimento.clients.messages.generation import provenance_from_bytes, provenance_to_bytes
@@ -68,6 +68,7 @@ class Results:
 
     def _provenance(self, job: Job, execution: Execution, result: AttemptResult) -> Provenance:
         assert execution.route is not None
+        paid = [other.result for other in job.executions.values() if other.result is not None]
         return Provenance(
             request_id=job.request_id,
             spec=execution.resolved.spec,
@@ -81,10 +82,16 @@ class Results:
             build_version=self._build_version,
             timings=tuple(job.timings),
             discriminator_confidence=execution.confidence,
-            device_seconds=result.device_seconds,
-            energy_joules=result.energy_joules,
+            device_seconds=sum(other.device_seconds for other in paid),
+            energy_joules=energy_of(paid),
             notes=(*job.notes, *result.notes),
         )
+
+
+def energy_of(results: Sequence[AttemptResult]) -> float | None:
+    """None unless every device could tell."""
+    known = [result.energy_joules for result in results if result.energy_joules is not None]
+    return sum(known) if results and len(known) == len(results) else None
 
 
 async def _on_thread(work: Callable[[], T]) -> T:

@@ -30,6 +30,7 @@ class FrontdoorSettings:
         0.0, help="a light picture below it goes on to the next model, where the plan has no threshold", maximum=1.0
     )
     accept_unscored: bool = setting(True, help="keep a light picture that no discriminator answers for; else go on")
+    fall_back: bool = setting(True, help="a light picture stands in where a heavier one fails or would be late")
     discriminator_addresses: tuple[str, ...] = setting((), help="discriminators, beside those of the plan")
     score_timeout_ms: int = setting(1000, help="wait for a discriminator before the next one is asked", minimum=1)
     hedge_after: float = setting(

@@ -278,6 +278,7 @@ def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
         drop_late=settings.drop_late,
         confidence_threshold=settings.confidence_threshold,
         accept_unscored=settings.accept_unscored,
+        fall_back=settings.fall_back,
         hedge_after=settings.hedge_after or None,
         max_reruns=settings.max_reruns,
         suspect_wait_s=settings.suspect_wait_s,

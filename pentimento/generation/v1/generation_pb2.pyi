@@ -657,6 +657,7 @@ class Provenance(_message.Message):
     build_version: _builtins.str
     discriminator_confidence: _builtins.float
     device_seconds: _builtins.float
+    """Of every attempt that painted for this request: a light picture that a cascade passed over is paid for, too."""
     energy_joules: _builtins.float
     @_builtins.property
     def spec(self) -> Global___GenerationSpec: ...

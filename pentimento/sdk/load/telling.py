@@ -47,7 +47,7 @@ def record_of(number: int, arrival: Arrival, heard: Heard, detailed: bool = Fals
         "ended_s": heard.ended_s,
     }
     if made is None:
-        outcome = outcome_of(heard.error)
+        outcome = outcome_of(heard.error, accepted=bool(heard.request_id))
         return RequestRecord(**common, pool=arrival.model, outcome=outcome, steps=arrival.steps, stages=late_to_send)  # type: ignore[arg-type]
     in_time = heard.ended_s - due_s <= arrival.deadline_s
     start, start_step = start_of(made)
@@ -67,10 +67,10 @@ def record_of(number: int, arrival: Arrival, heard: Heard, detailed: bool = Fals
     )
 
 
-def outcome_of(error: PentimentoError | None) -> Outcome:
-    """Full queues and quotas reject; what would be, or is, past its deadline is dropped; the rest are failures."""
+def outcome_of(error: PentimentoError | None, *, accepted: bool) -> Outcome:
+    """Who was never accepted is rejected; who would be, or is, past its deadline is dropped; the rest are failures."""
     if isinstance(error, ResourceExhausted):
-        return Outcome.REJECTED
+        return Outcome.DROPPED if accepted else Outcome.REJECTED
     if isinstance(error, DeadlineExceeded):
         return Outcome.DROPPED
     return Outcome.CANCELLED if isinstance(error, Cancelled) else Outcome.FAILED

@@ -60,7 +60,7 @@ async def test_it_says_that_it_is_emulated(worker: Emulated) -> None:
 
     assert Capability.EMULATED in credits.capabilities
     assert Capability.PREVIEW not in credits.capabilities
-    assert (credits.held.model, credits.held.family, credits.credit_count) == ("heavy", "emulated", 4)
+    assert (credits.held.model, credits.held.family, credits.credit_count) == ("heavy", "emulated", 3)
 
 
 async def test_a_request_hears_what_it_would_hear_of_a_real_worker(worker: Emulated) -> None:

@@ -95,9 +95,17 @@ def test_the_deadline_counts_from_when_the_request_was_due(ended_s: float, outco
     ],
 )
 def test_errors_are_outcomes(error: PentimentoError | None, outcome: Outcome) -> None:
-    assert outcome_of(error) is outcome
+    assert outcome_of(error, accepted=False) is outcome
     record = record_of(3, ARRIVAL, Heard(5.0, 5.5, error=error))
     assert (record.outcome, record.request_id, record.device_s) == (outcome, "unnamed-3", 0.0)
+
+
+def test_who_was_accepted_and_given_up_is_dropped_and_not_rejected() -> None:
+    error = ResourceExhausted("PREDICTED_LATE", "late", retry_after_ms=100)
+
+    record = record_of(3, ARRIVAL, Heard(5.0, 7.5, "r1", error=error))
+
+    assert (record.outcome, record.request_id) == (Outcome.DROPPED, "r1")
 
 
 @pytest.mark.parametrize(
