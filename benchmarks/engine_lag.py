@@ -104,7 +104,7 @@ async def lags_of(process: UnetWorkerProcess, seconds: float) -> list[float]:
 async def until_full(process: UnetWorkerProcess) -> None:
     async with asyncio.timeout(START_S):
         while True:
-            if process.worker.loaded.engine.running_count >= MAX_BATCH:
+            if process.worker.loaded.running_count >= MAX_BATCH:
                 return
             await asyncio.sleep(0.1)
 

@@ -45,7 +45,7 @@ MODELS = {
     for model in (
         Model("tiny-heavy", "pipeline", "sd", "heavy", steps=50, guidance_scale=1.5),
         Model("tiny-light", "pipeline", "sd", "light", steps=12, guidance_scale=2.5),
-        Model("tiny-flow", "pipeline", "sd3", "flow-refined", steps=28, guidance_scale=2.5),
+        Model("tiny-flow", "pipeline", "sd3", "flow-refined", steps=28, guidance_scale=4.0),
         Model("tiny-clip", "dual_encoder", "clip", "image-tower"),
         Model("tiny-controlnet-edges", "controlnet", "sd", "controlnet-edges", base="tiny-heavy"),
         Model("tiny-controlnet-layout", "controlnet", "sd", "controlnet-layout", base="tiny-heavy"),

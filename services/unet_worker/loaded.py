@@ -9,7 +9,7 @@ import torch
 from pentimento.diffusion.engine import StepEngine
 from pentimento.diffusion.families import ModelInfo, batch_key
 from pentimento.domain.execution import ExecuteEvent
-from pentimento.domain.fleet import Capability, HeldModel, ModelCost
+from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 from services.unet_worker.device import device_memory, device_name
 from services.unet_worker.energy import EnergyMeter
@@ -35,8 +35,8 @@ class LoadedModel:
     finisher: Finisher
     runner: AttemptRunner
     store_threads: Executor
+    max_batch: int
     energy: EnergyMeter | None = None
-    costs: tuple[ModelCost, ...] = ()
 
     @property
     def noise_form(self) -> NoiseForm:
@@ -57,6 +57,11 @@ class LoadedModel:
     @property
     def running_count(self) -> int:
         return self.engine.running_count
+
+    def limit_batches(self, most: int) -> None:
+        """At most so many requests share a step from now on, and never more than were settled at the start."""
+        # A whole number that the engine reads before each step.
+        self.engine.limits.max_batch = max(1, min(most, self.max_batch))
 
     def memory(self) -> DeviceMemory:
         return device_memory(self.torch_device)

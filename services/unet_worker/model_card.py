@@ -1,11 +1,13 @@
 """What the worker says of its model: read off the checkpoint, completed by settings and a registry.json beside it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.families import BatchKey, ModelInfo
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
 from pentimento.domain.profile import ModelProfile, read_profile, run_seconds
 from services.unet_worker.settings import UnetWorkerSettings
@@ -15,12 +17,21 @@ DEFAULT_GUIDANCE_SCALE = 7.5
 SIZE_HEADROOM = 2
 
 
+def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
+    """By name, each with the settings to load it with; the one held at first comes first. Raises InvalidArgument for
+    two of one name."""
+    named = {settings.model_name or settings.model.resolve().name: settings}
+    for path in settings.other_models:
+        name = path.resolve().name
+        if name in named:
+            raise InvalidArgument.of("other_models", f"must have names of their own, got {name!r} twice")
+        named[name] = replace(settings, model=path, model_name=name, default_steps=0, default_guidance_scale=-1.0)
+    return named
+
+
 def held_model(info: ModelInfo, settings: UnetWorkerSettings, generation: int) -> HeldModel:
     entry = _registry_entry(settings.model)
-    steps = settings.default_steps or int(entry.get("default_steps", DEFAULT_STEPS))
-    guidance = settings.default_guidance_scale
-    if guidance < 0:
-        guidance = float(entry.get("default_guidance_scale", DEFAULT_GUIDANCE_SCALE))
+    steps, guidance = _usual(settings)
     return HeldModel(
         model=settings.model_name or settings.model.resolve().name,
         model_digest=info.model_digest,
@@ -51,24 +62,28 @@ def default_batch_key(held: HeldModel) -> BatchKey:
     return BatchKey(held.default_width_px, held.default_height_px, held.default_guidance_scale > 1.0)
 
 
-def model_costs(held: HeldModel, profiles: Iterable[str], batch_limit: int) -> tuple[ModelCost, ...]:
-    """What files of `pentimento bench profile` say of the model, for pictures as it paints them by default. Raises
-    InvalidArgument for a file that is none."""
-    found = (profile for path in profiles if (profile := read_profile(Path(path))).model == held.model)
-    return tuple(
-        ModelCost(
-            held.model,
-            tuple((size, seconds) for size, seconds in _run_seconds(profile, held) if size <= batch_limit),
-            profile.idle_memory_bytes or 0,
-        )
-        for profile in found
-    )
+def model_costs(models: Mapping[str, UnetWorkerSettings]) -> tuple[ModelCost, ...]:
+    """What files of `pentimento bench profile` say of these models, for pictures of the size that was profiled first,
+    with the usual steps and guidance. Raises InvalidArgument for a file that is none."""
+    paths = {path for settings in models.values() for path in settings.profiles}
+    found = (read_profile(Path(path)) for path in sorted(paths))
+    return tuple(_cost(profile, models[profile.model]) for profile in found if profile.model in models)
 
 
-def _run_seconds(profile: ModelProfile, held: HeldModel) -> tuple[tuple[int, float], ...]:
-    guided = held.default_guidance_scale > 1.0
-    size = (held.default_width_px, held.default_height_px)
-    return run_seconds(profile, *size, guided=guided, steps=held.default_steps)
+def _cost(profile: ModelProfile, settings: UnetWorkerSettings) -> ModelCost:
+    steps, guidance = _usual(settings)
+    first = profile.batches[0]
+    run_s = run_seconds(profile, first.width_px, first.height_px, guided=guidance > 1.0, steps=steps)
+    within = tuple((size, seconds) for size, seconds in run_s if size <= settings.max_batch)
+    return ModelCost(profile.model, within, profile.idle_memory_bytes or 0)
+
+
+def _usual(settings: UnetWorkerSettings) -> tuple[int, float]:
+    """Steps and guidance of requests that name none."""
+    entry, guidance = _registry_entry(settings.model), settings.default_guidance_scale
+    steps = settings.default_steps or int(entry.get("default_steps", DEFAULT_STEPS))
+    usual = float(entry.get("default_guidance_scale", DEFAULT_GUIDANCE_SCALE))
+    return steps, usual if guidance < 0 else guidance
 
 
 def _registry_entry(model: Path) -> Mapping[str, Any]:

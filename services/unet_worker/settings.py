@@ -37,6 +37,9 @@ class UnetWorkerSettings:
     channels: RpcChannelSettings
     model: Path = setting(help="diffusers checkpoint directory (safetensors only)", must_exist=True)
     model_name: str = setting("", help="name that requests use; empty for the directory's name")
+    other_models: tuple[Path, ...] = setting(
+        (), help="checkpoint directories that a plan may have it hold instead, by their names", must_exist=True
+    )
     objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the model runs")
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the model runs in")
@@ -70,7 +73,7 @@ class UnetWorkerSettings:
     upload_timeout_s: float = setting(2.0, help="wait for uploads once the picture is done", minimum=0)
     controller_address: str = setting("", help="controller to register with; empty for none")
     profiles: tuple[str, ...] = setting(
-        (), help="files of `pentimento bench profile`; the controller is told what those of its own model say"
+        (), help="files of `pentimento bench profile`; the controller is told what those of its models say"
     )
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
 

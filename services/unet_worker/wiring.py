@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ from pentimento.diffusion.engine import (
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.clock import SystemClock
-from pentimento.domain.fleet import HeldModel, Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.fleet import HeldModel, ModelCost, Replica, ReplicaKind, ReplicaReport, WorkerAssignment
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
@@ -37,8 +38,10 @@ from services.unet_worker.execution import AttemptRunner, ExecutionLimits
 from services.unet_worker.finishing import Finisher
 from services.unet_worker.loaded import LoadedModel
 from services.unet_worker.loop_lag import LoopLagProbe
-from services.unet_worker.model_card import default_batch_key, held_model, model_costs
+from services.unet_worker.model_card import checkpoints, default_batch_key, held_model, model_costs
+from services.unet_worker.model_switch import ModelSwitch
 from services.unet_worker.order import ExecuteOrder
+from services.unet_worker.plan_following import PlanFollower
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
 from services.unet_worker.starts import StartResolver
@@ -53,15 +56,18 @@ STORE_THREADS = 4
 
 @dataclass
 class UnetWorkerProcess:
-    """`registration` is None without a controller."""
+    """`models`: settings to load each with, the first is held at first. `registration` and `following` are None without
+    a controller."""
 
     server: RpcServer
     worker: UnetWorker
     settings: UnetWorkerSettings
+    models: Mapping[str, UnetWorkerSettings]
     generation: int
     busy: BusyMeter = field(default_factory=lambda: BusyMeter(time.monotonic))
     lag: LoopLagProbe = field(default_factory=lambda: LoopLagProbe(metrics.LOOP_LAG_SECONDS.observe))
     registration: Registration | None = None
+    following: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         try:
@@ -72,33 +78,42 @@ class UnetWorkerProcess:
     async def close(self) -> None:
         """Stops what is left; takes at most a step."""
         self.lag.close()
+        if self.following is not None:
+            self.following.cancel()
         await self.worker.close()
 
     async def warm(self) -> None:
         """Load, measure and compile off the event loop, so that health is answered meanwhile."""
-        loaded = await asyncio.to_thread(self._load)
-        await warm_up(loaded.runner, loaded.held)
+        costs = model_costs(self.models)
+        loaded = await self._load(next(iter(self.models)))
+        painter = ModelSwitch(loaded, self._load, self.worker.capacity.changed)
         self.lag.start()
-        self.worker.serve(loaded)
+        self.worker.serve(painter)
         if self.settings.controller_address:
-            self.registration = self._register(loaded)
-            self.registration.start()
+            self._join(painter, costs)
 
     async def drain(self) -> None:
+        if self.following is not None:
+            self.following.cancel()
         await self.worker.drain()
         if self.registration is not None:
             await self.registration.close()
 
-    def _load(self) -> LoadedModel:
-        objects = open_objects(self.settings.objects_url)
-        torch.set_num_threads(self.settings.threads)
-        quiet_loaders()
-        device = choose_device(self.settings.device)
-        model = load_model(self.settings.model, device, choose_dtype(self.settings.dtype, device))
-        return self._assemble(model, objects)
+    async def _load(self, name: str) -> LoadedModel:
+        """Ready to serve."""
+        loaded = await asyncio.to_thread(self._load_checkpoint, self.models[name])
+        await warm_up(loaded.runner, loaded.held)
+        return loaded
 
-    def _assemble(self, model: DiffusionModel, objects: ObjectStore) -> LoadedModel:
-        settings = self.settings
+    def _load_checkpoint(self, settings: UnetWorkerSettings) -> LoadedModel:
+        objects = open_objects(settings.objects_url)
+        torch.set_num_threads(settings.threads)
+        quiet_loaders()
+        device = choose_device(settings.device)
+        model = load_model(settings.model, device, choose_dtype(settings.dtype, device))
+        return self._assemble(model, objects, settings)
+
+    def _assemble(self, model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings) -> LoadedModel:
         held = held_model(model.info, settings, self.generation)
         denoiser = _denoiser(model, settings.compile)
         engine = self._start_engine(model, denoiser, held)
@@ -115,9 +130,8 @@ class UnetWorkerProcess:
             ExecutionLimits(settings.progress_interval_ms / 1000, settings.upload_timeout_s),
             energy.watts if energy is not None else lambda since, until: None,
         )
-        limit = engine.limits.limit(default_batch_key(held))
-        costs = model_costs(held, settings.profiles, limit)
-        return LoadedModel(held, model.info, model.device, engine, finisher, runner, store_threads, energy, costs)
+        parts = (engine, finisher, runner, store_threads)
+        return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, energy)
 
     def _start_engine(self, model: DiffusionModel, denoiser: Denoiser, held: HeldModel) -> StepEngine:
         """Ready for its first request: memory measured, graphs compiled, on the engine's own thread."""
@@ -143,45 +157,60 @@ class UnetWorkerProcess:
         engine.call(lambda: prepare_denoiser(model, denoiser, engine.limits, key, budget)).result()
         return engine
 
-    def _register(self, loaded: LoadedModel) -> Registration:
-        channel = open_channel(self.settings.controller_address, self.settings.channels)
-        return Registration(ControllerClient(channel), lambda: self._replica(loaded), lambda: self._report(loaded.held))
+    def _join(self, painter: ModelSwitch, costs: tuple[ModelCost, ...]) -> None:
+        """The fleet, and its plan."""
+        controller = ControllerClient(open_channel(self.settings.controller_address, self.settings.channels))
+        follower = PlanFollower(controller, self.server.instance_id, lambda wanted: self._assign(painter, wanted))
+        self.registration = Registration(
+            controller, lambda: self._replica(painter, costs), lambda: self._report(painter, follower)
+        )
+        self.registration.start()
+        self.following = asyncio.get_running_loop().create_task(follower.run(), name="plan")
 
-    def _replica(self, loaded: LoadedModel) -> Replica:
+    def _assign(self, painter: ModelSwitch, wanted: WorkerAssignment) -> None:
+        before = painter.target_model
+        if wanted.model in self.models:
+            painter.assign(wanted.model, wanted.max_batch_size)
+        if painter.target_model != before and self.registration is not None:
+            # The next plan is to know who is changing already.
+            self.registration.report_soon()
+
+    def _replica(self, painter: ModelSwitch, costs: tuple[ModelCost, ...]) -> Replica:
         return Replica(
             instance_id=self.server.instance_id,
             kind=ReplicaKind.UNET_WORKER,
             address=self.settings.advertise_address or self.server.bound_addresses[0],
             generation=self.generation,
-            device=loaded.device,
-            device_memory_bytes=loaded.memory().total_bytes,
-            available_models=(loaded.held.model,),
-            resident_models=(loaded.held.model,),
-            capabilities=loaded.capabilities,
-            costs=loaded.costs,
+            device=painter.device,
+            device_memory_bytes=painter.memory().total_bytes,
+            available_models=tuple(self.models),
+            resident_models=(painter.target_model,),
+            capabilities=painter.capabilities,
+            costs=costs,
         )
 
-    def _report(self, held: HeldModel) -> ReplicaReport:
+    def _report(self, painter: ModelSwitch, follower: PlanFollower) -> ReplicaReport:
         credits = self.worker.credits()
         return ReplicaReport(
             instance_id=self.server.instance_id,
             generation=self.generation,
-            resident_models=(held.model,),
+            resident_models=(painter.target_model,),
             queue_length=credits.queued_count,
             running_count=credits.running_count,
             busy_share=self.busy.share(),
             completed_count=self.worker.attempts.completed_count,
             failed_count=self.worker.attempts.failed_count,
+            plan=follower.acknowledgement(painter.held.model_digest),
             draining=credits.draining,
         )
 
 
 def wire(settings: UnetWorkerSettings) -> UnetWorkerProcess:
-    """Call it inside the event loop that the process runs on."""
+    """Call it inside the event loop that the process runs on. Raises InvalidArgument for two models of one name."""
     server = RpcServer(settings.rpc, "unet_worker")
     worker = UnetWorker(server.instance_id, settings.credits, settings.orphan_s, Limits(settings.max_prompt_chars))
     server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(worker), FULL_NAME)
-    return UnetWorkerProcess(server, worker, settings, generation_at(SystemClock()))
+    return UnetWorkerProcess(server, worker, settings, checkpoints(settings), generation_at(SystemClock()))
 
 
 def _denoiser(model: DiffusionModel, choice: CompileChoice) -> Denoiser:

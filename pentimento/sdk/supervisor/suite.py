@@ -162,6 +162,9 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         "--threads",
         str(settings.threads),
     )
+    others = [str(other.path) for other in settings.models if other != model]
+    if settings.policy and others:
+        arguments += ("--other-models", ",".join(others))
     arguments += profile_arguments(settings.profiles)
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
     return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE, "worker")

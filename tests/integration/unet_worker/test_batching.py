@@ -72,7 +72,7 @@ async def test_a_cancel_inside_a_batch_ends_its_own_attempt_alone(worker: Served
 
 async def test_a_picture_above_the_memory_budget_is_refused_and_the_next_one_painted(worker: Served) -> None:
     one_row = 2**20 / 32**2
-    worker.process.worker.loaded.engine.limits.set_budget(MemoryBudget(3 * 2**20, MemoryModel(0.0, one_row)))
+    worker.model.engine.limits.set_budget(MemoryBudget(3 * 2**20, MemoryModel(0.0, one_row)))
 
     with pytest.raises(InvalidArgument, match=r"64x64 pixels with guidance need about 8 MiB.*budget of 3 MiB"):
         await result_of(execute(worker, attempt=attempt(1), spec=spec_with(width_px=64, height_px=64)))
@@ -95,7 +95,7 @@ async def test_the_account_tells_the_device_time_and_no_energy_that_nobody_measu
     result = await result_of(execute(worker))
 
     assert result.device_seconds > 0
-    assert (result.energy_joules is None) == (worker.process.worker.loaded.energy is None)
+    assert (result.energy_joules is None) == (worker.model.energy is None)
 
 
 async def test_the_lag_of_the_event_loop_is_measured(worker: Served) -> None:

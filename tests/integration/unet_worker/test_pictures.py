@@ -188,4 +188,4 @@ async def test_a_prompt_that_is_cut_off_is_noted(worker: Served) -> None:
 async def test_a_deadline_stops_the_work(worker: Served) -> None:
     with pytest.raises(DeadlineExceeded):
         await result_of(execute(worker, spec=spec_with(num_inference_steps=900), deadline_remaining_ms=100))
-    assert worker.process.worker.loaded.engine.waiting_count == 0
+    assert worker.model.engine.waiting_count == 0

@@ -113,6 +113,18 @@ def test_measured_costs_reach_those_who_plan_and_predict_with_them(tmp_path: Pat
         assert flags_of(suite, name)["--profiles"] == f"{tmp_path}/a.json,{tmp_path}/b.json"
 
 
+def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> None:
+    models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / "b"))
+    settings = SuiteSettings(models, tmp_path)
+
+    resident, planned = (
+        plan_suite(replace(settings, policy=policy), StateDirectory(tmp_path / "state")) for policy in ("", "modm")
+    )
+
+    assert "--other-models" not in flags_of(resident, "a-0")
+    assert flags_of(planned, "a-0")["--other-models"] == f"{tmp_path}/b"
+
+
 def test_profiles_are_those_of_the_devices_that_hold_the_model(settings: SuiteSettings, tmp_path: Path) -> None:
     assert settings.fleet is not None
     write_profiles(settings.fleet, tmp_path)

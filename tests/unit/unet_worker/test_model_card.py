@@ -14,7 +14,7 @@ from pentimento.domain.fleet import ModelCost
 from pentimento.domain.generation import NoiseForm, Scheduler
 from pentimento.domain.profile import BatchProfile, Cost, ModelProfile, SizeProfile, profile_to_json
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
-from services.unet_worker.model_card import held_model, model_costs
+from services.unet_worker.model_card import checkpoints, held_model, model_costs
 from services.unet_worker.settings import UnetWorkerSettings
 
 INFO = ModelInfo(
@@ -91,23 +91,40 @@ def test_a_registry_that_is_none_is_named(directory: Path, content: object) -> N
         held_model(INFO, settings(directory), generation=9)
 
 
-def test_what_was_measured_of_its_own_model_is_what_it_costs(directory: Path, tmp_path: Path) -> None:
+def test_what_was_measured_of_its_models_is_what_they_cost(directory: Path, tmp_path: Path) -> None:
     write_registry(directory, {"models": [{"path": "sd", "default_steps": 10, "default_guidance_scale": 3.0}]})
-    held = held_model(INFO, settings(directory), generation=9)
+    (tmp_path / "light").mkdir()
     step = Cost(0.5, 0.0, 1)
     batches = tuple(BatchProfile(512, 256, guided, size, (step,)) for guided in (False, True) for size in (1, 2, 4))
     sizes = (SizeProfile(512, 256, Cost(0.1, 0.0, 1), step, step),)
     own = ModelProfile("sd", "sha256:model", "cpu", "float32", 1, "off", 10, sizes, batches, idle_memory_bytes=7)
-    for name in ("sd", "other"):
-        (tmp_path / f"{name}.json").write_text(profile_to_json(replace(own, model=name)))
+    files = tuple(str(tmp_path / f"{name}.json") for name in ("sd", "light", "stranger"))
+    for file in files:
+        Path(file).write_text(profile_to_json(replace(own, model=Path(file).stem)))
+    given = settings(directory, other_models=(tmp_path / "light",), profiles=files, max_batch=2)
 
-    costs = model_costs(held, [str(tmp_path / "other.json"), str(tmp_path / "sd.json")], batch_limit=2)
+    costs = model_costs(checkpoints(given))
 
-    assert costs == (ModelCost("sd", ((1, 5.1), (2, 5.2)), 7),)
+    # Ten steps by the registry, 50 where nothing is known.
+    assert costs == (ModelCost("light", ((1, 25.1), (2, 25.2)), 7), ModelCost("sd", ((1, 5.1), (2, 5.2)), 7))
 
 
 def test_a_profile_that_is_none_is_named(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text("{}")
 
     with pytest.raises(InvalidArgument, match=r"profiles: .*p\.json"):
-        model_costs(held_model(INFO, settings(directory), 9), [str(tmp_path / "p.json")], 2)
+        model_costs(checkpoints(settings(directory, profiles=(str(tmp_path / "p.json"),))))
+
+
+def test_what_is_said_of_the_first_model_is_not_said_of_the_others(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "light").mkdir()
+    given = settings(directory, model_name="first", default_steps=3, other_models=(tmp_path / "light",))
+
+    first, other = (held_model(INFO, one, generation=9) for one in checkpoints(given).values())
+
+    assert [(held.model, held.default_steps) for held in (first, other)] == [("first", 3), ("light", 50)]
+
+
+def test_two_models_of_one_name_are_refused(directory: Path) -> None:
+    with pytest.raises(InvalidArgument, match="other_models: must have names of their own, got 'sd' twice"):
+        checkpoints(settings(directory, other_models=(directory,)))

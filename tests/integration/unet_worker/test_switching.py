@@ -1,0 +1,111 @@
+"""A worker that the plan tells to hold another model, with real checkpoints."""
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import ResourceExhausted
+from pentimento.domain.execution import AttemptResult, WorkerCredits
+from pentimento.domain.generation import FromNoise, Route
+from tests.checkpoints import write_checkpoint
+from tests.integration.unet_worker.conftest import Served, serve
+from tests.integration.unet_worker.requests import SPEC, attempt, execute, result_of, spec_with
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "other", prediction_type="epsilon")
+
+
+@pytest.fixture
+async def switching(checkpoint: Path, other: Path, directory: Path) -> AsyncIterator[Served]:
+    async with serve(checkpoint, directory, other_models=(other,)) as served:
+        yield served
+
+
+async def credits_where(worker: Served, served: bool, model: str = "") -> WorkerCredits:
+    """As soon as the worker takes attempts, or none."""
+    async with asyncio.timeout(60):
+        async for credits in worker.client.watch_credits("frontdoor", 1):
+            if bool(credits.credit_count) == served and model in ("", credits.held.model):
+                return credits
+    raise AssertionError("the stream ended")
+
+
+async def paint(worker: Served, request_id: str) -> AttemptResult:
+    """By whatever it holds."""
+    held = worker.held
+    route = Route("route", FromNoise(), held.model, held.model_digest)
+    one, spec = attempt(request_id=request_id), replace(SPEC, model=held.model)
+    return await result_of(worker.client.execute(one, spec, route, held.worker_generation))
+
+
+async def test_what_runs_is_painted_first_and_then_the_other_model_is_served(switching: Served, other: Path) -> None:
+    before = switching.held
+    running = asyncio.ensure_future(result_of(execute(switching, spec=spec_with(num_inference_steps=200))))
+    while not switching.switch.running_count:  # noqa: ASYNC110 - another thread
+        await asyncio.sleep(0.01)
+
+    switching.switch.assign("other", 8)
+
+    assert (await credits_where(switching, served=False)).held == before
+    assert (await running).model_digest == before.model_digest
+    held = (await credits_where(switching, served=True)).held
+    assert (held.model, held.worker_generation) == ("other", before.worker_generation)
+    painted = await paint(switching, "after")
+    assert painted.model_digest == held.model_digest != before.model_digest
+
+
+async def test_it_paints_as_a_worker_that_held_the_model_all_along(switching: Served, other: Path) -> None:
+    switching.switch.assign("other", 8)
+    await credits_where(switching, served=True, model="other")
+    switched = await paint(switching, "switched")
+
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        async with serve(other, Path(folder)) as fresh:
+            always = await paint(fresh, "always")
+
+    assert hashlib.sha256(switched.image).digest() == hashlib.sha256(always.image).digest()
+
+
+async def test_nothing_is_taken_while_it_switches(switching: Served) -> None:
+    running = asyncio.ensure_future(result_of(execute(switching, spec=spec_with(num_inference_steps=200))))
+    while not switching.switch.running_count:  # noqa: ASYNC110 - another thread
+        await asyncio.sleep(0.01)
+    switching.switch.assign("other", 8)
+
+    with pytest.raises(ResourceExhausted) as refused:
+        await result_of(execute(switching, attempt=attempt(request_id="late")))
+
+    assert refused.value.reason == "NO_CREDIT"
+    await running
+
+
+async def test_a_model_that_cannot_be_loaded_costs_the_switch_and_is_not_tried_again(
+    checkpoint: Path, directory: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "model_index.json").write_text("{}")
+    async with serve(checkpoint, directory, other_models=(tmp_path / "broken",)) as worker:
+        worker.switch.assign("broken", 8)
+        await credits_where(worker, served=False)
+
+        held = (await credits_where(worker, served=True)).held
+
+        worker.switch.assign("broken", 8)
+        assert (held.model, worker.switch.target_model) == ("tiny", "tiny")
+        assert (await paint(worker, "after")).model_digest == held.model_digest
+
+
+async def test_a_plan_bounds_its_batches_and_never_widens_them(worker: Served) -> None:
+    limits = []
+    for most in (2, 1000):
+        worker.switch.assign("tiny", most)
+        limits.append(worker.switch.batch_limit)
+
+    assert limits == [2, 8]
