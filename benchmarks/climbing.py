@@ -10,7 +10,9 @@ from benchmarks.worker_load import Answer, Ask, drive, failures, poisson, shifte
 
 # From one rate to the next.
 STEP = 1.1
-MOST_RUNS = 8
+# Where the way may be long.
+WIDE_STEP = 1.25
+MOST_RUNS = 12
 # Numbers of pictures differ from run to run, hence prompts and seeds: no memo helps a second time.
 _FIRST_NUMBERS = count(0, 10_000)
 
@@ -72,22 +74,30 @@ class Trial:
         return Run(self.side, self.phase, seed, rate_per_s, self.request_count, *told)
 
 
-async def climb_up(run_at: Callable[[float], Awaitable[Run]], rate_per_s: float) -> list[Run]:
+async def climb_up(run_at: Callable[[float], Awaitable[Run]], rate_per_s: float, step: float = STEP) -> list[Run]:
     """Until a rate does not hold."""
     runs = [await run_at(rate_per_s)]
     while runs[-1].held and len(runs) < MOST_RUNS:
-        rate_per_s *= STEP
+        rate_per_s *= step
         runs.append(await run_at(rate_per_s))
     return runs
 
 
-async def climb(run_at: Callable[[float], Awaitable[Run]], rate_per_s: float) -> list[Run]:
+async def climb(run_at: Callable[[float], Awaitable[Run]], rate_per_s: float, step: float = STEP) -> list[Run]:
     """Up from a rate that holds until one does not, or down from one that does not until one holds."""
-    runs = await climb_up(run_at, rate_per_s)
+    runs = await climb_up(run_at, rate_per_s, step)
     while best(runs) is None and len(runs) < MOST_RUNS:
-        rate_per_s /= STEP
+        rate_per_s /= step
         runs.append(await run_at(rate_per_s))
     return runs
+
+
+def limit_of(runs: Sequence[Run]) -> Run:
+    """The fastest that held, of a climb that found both sides of it. Raises RuntimeError for any other."""
+    found = best(runs)
+    if found is None or all(run.held for run in runs):
+        raise RuntimeError(f"no limit was found: {[run.row() for run in runs]}")
+    return found
 
 
 def best(runs: Sequence[Run]) -> Run | None:

@@ -90,7 +90,7 @@ def memory_figures(name: str, limit_mb: int, weights: list[dict[str, dict[str, f
     resident = [weight[name]["rss_mb"] for weight in weights]
     proportional = [weight[name]["pss_mb"] for weight in weights]
     return [
-        measured(f"{name} RSS", resident, max, at_most(limit_mb, "MB")),
+        Figure(f"{name} RSS", max(resident), at_most(limit_mb, "MB"), resident, None),
         measured(f"{name} PSS", proportional, statistics.median, informative("MB")),
     ]
 

@@ -1,10 +1,12 @@
 """The same model behind LitServe: one side of engine_throughput. Run as
 
-    python -m benchmarks.litserve_server MODEL DONORS PORT MAX_BATCH_SIZE BATCH_TIMEOUT_S
+    python -m benchmarks.litserve_server MODEL DONORS PORT MAX_BATCH_SIZE BATCH_TIMEOUT_S TOGETHER
 
 LitServe gathers requests into a batch and waits until `predict` has answered all of them; whoever comes meanwhile
-waits for the next batch. Inside `predict` the batch gets the best there is: the engine's own loop, where pictures at
-different steps share forward passes and those that are done leave, so that all that differs is who may join when.
+waits for the next batch. TOGETHER says who shares forward passes inside `predict`. "mixed": everybody, the best there
+is: the engine's own loop, where pictures at different steps go together and those that are done leave, so that all that
+differs is who may join when. "equal-starts": those of a batch that have the same steps to do, which is what a pipeline
+of diffusers can, one such group after the other.
 DONORS is a safetensors file with the latents that requests start from, kept in memory here.
 """
 
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from benchmarks.painted import Painted
 from benchmarks.worker_load import STEPS
+from benchmarks.worker_process import start_on
 from pentimento.diffusion.engine import (
     BatchLimits,
     EagerDenoiser,
@@ -39,6 +42,7 @@ from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingReque
 from pentimento.domain.generation import GenerationSpec
 
 END_S = 10.0
+TOGETHER = ("mixed", "equal-starts")
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,10 @@ class PictureOrder:
 class WholeBatches:
     """Pictures of one batch from their start to their PNG, none joining on the way."""
 
-    def __init__(self, model: DiffusionModel, donors: dict[int, Tensor], max_batch: int) -> None:
+    def __init__(self, model: DiffusionModel, donors: dict[int, Tensor], max_batch: int, together: str) -> None:
         self._model = model
         self._donors = donors
+        self._together = together
         limits = BatchLimits(max_batch, None, time.monotonic)
         settings = EngineSettings(max_batch=max_batch)
         self._loop = StepLoop(model, EagerDenoiser(model), limits, settings, SilentObserver(), time.monotonic)
@@ -61,11 +66,18 @@ class WholeBatches:
     @torch.inference_mode()
     def paint(self, orders: Sequence[PictureOrder]) -> list[bytes]:
         heard = [Painted() for _ in orders]
-        for order, one in zip(orders, heard, strict=True):
-            self._loop.submit(PaintingTicket(self._request(order), one, time.monotonic()))
-        while self._loop.tick():
-            pass
+        for group in self._groups(list(zip(orders, heard, strict=True))):
+            for order, one in group:
+                self._loop.submit(PaintingTicket(self._request(order), one, time.monotonic()))
+            while self._loop.tick():
+                pass
         return [self._png(one) for one in heard]
+
+    def _groups(self, batch: list[tuple[PictureOrder, Painted]]) -> list[list[tuple[PictureOrder, Painted]]]:
+        if self._together == "mixed":
+            return [batch]
+        starts = sorted({order.first_step for order, _ in batch})
+        return [[one for one in batch if one[0].first_step == start] for start in starts]
 
     def _png(self, painted: Painted) -> bytes:
         return encode_pixels(self._model.decode_latent(painted.result()), "png")
@@ -87,12 +99,13 @@ class WholeBatches:
 
 
 @contextmanager
-def litserve_process(model: Path, donors: Path, port: int, max_batch: int, timeout_s: float) -> Iterator[None]:
+def litserve_process(
+    model: Path, donors: Path, port: int, max_batch: int, timeout_s: float, together: str, core: int | None
+) -> Iterator[None]:
     """One worker process with one torch thread, and LitServe's own process for HTTP."""
-    arguments = [str(model), str(donors), str(port), str(max_batch), str(timeout_s)]
+    arguments = [str(model), str(donors), str(port), str(max_batch), str(timeout_s), together]
     command = [sys.executable, "-m", "benchmarks.litserve_server", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, start_new_session=True) as process:
+    with start_on(core, command, start_new_session=True) as process:
         try:
             yield
         finally:
@@ -118,16 +131,17 @@ def read_donors(path: Path) -> dict[int, Tensor]:
 class PaintingApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not typed
     """Made in LitServe's own process, set up in its worker's."""
 
-    def __init__(self, model: Path, donors: Path, max_batch: int, timeout_s: float) -> None:
+    def __init__(self, model: Path, donors: Path, max_batch: int, timeout_s: float, together: str) -> None:
         super().__init__(max_batch_size=max_batch, batch_timeout=timeout_s)
         self._model = model
         self._donors = donors
         self._max_batch = max_batch
+        self._together = together
 
     def setup(self, device: str) -> None:
         torch.set_num_threads(1)
         model = load_model(self._model, torch.device("cpu"), torch.float32)
-        self._batches = WholeBatches(model, read_donors(self._donors), self._max_batch)
+        self._batches = WholeBatches(model, read_donors(self._donors), self._max_batch, self._together)
         self._batches.paint([PictureOrder("warm up", 0, 0)])
 
     def decode_request(self, request: dict[str, Any]) -> PictureOrder:
@@ -149,11 +163,11 @@ class PaintingApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not type
         return litserve.Response(content=output, media_type="image/png")
 
 
-def serve(model: Path, donors: Path, port: int, max_batch: int, timeout_s: float) -> None:
-    api = PaintingApi(model, donors, max_batch, timeout_s)
+def serve(model: Path, donors: Path, port: int, max_batch: int, timeout_s: float, together: str) -> None:
+    api = PaintingApi(model, donors, max_batch, timeout_s, together)
     server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, timeout=False)
     server.run(host="127.0.0.1", port=port, log_level="warning", generate_client_file=False)
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+    serve(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]), sys.argv[6])

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,16 +17,16 @@ from pentimento.diffusion.families import load_model
 
 
 @asynccontextmanager
-async def litserve_side(model: Path, max_batch: int, timeout_s: float) -> AsyncIterator[Ask]:
-    with tempfile.TemporaryDirectory() as folder:
-        donors = Path(folder) / "donors.safetensors"
-        await asyncio.to_thread(write_donors, model, donors)
-        port = free_port()
-        with litserve_process(model, donors, port, max_batch, timeout_s):
-            limits = httpx.Limits(max_connections=None)
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None, limits=limits) as client:
-                await until_healthy(client)
-                yield lambda arrival: ask_litserve(client, arrival)
+async def litserve_side(
+    model: Path, donors: Path, max_batch: int, timeout_s: float, *, together: str = "mixed", core: int | None = None
+) -> AsyncIterator[Ask]:
+    """`donors` is what `write_donors` wrote."""
+    port = free_port()
+    with litserve_process(model, donors, port, max_batch, timeout_s, together, core):
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None, limits=limits) as client:
+            await until_healthy(client)
+            yield lambda arrival: ask_litserve(client, arrival)
 
 
 def write_donors(model: Path, path: Path) -> None:

@@ -17,6 +17,7 @@ one, `notes` how it was done. A figure that could not be measured is null, and s
 
 import argparse
 import json
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -167,16 +168,26 @@ def counted(name: str, events: int, trials: int, target: Target, samples: Sequen
 def parse_options(
     benchmark: str, description: str | None, add: Callable[[argparse.ArgumentParser], None] = lambda parser: None
 ) -> Options:
-    """`--quick` and `--out`, the same in every benchmark; `add` puts a benchmark's own options beside them."""
+    """`--quick` and `--out`, the same in every benchmark; `add` puts a benchmark's own options beside them.
+
+    From here on SIGTERM ends a benchmark as an interrupt does, so that no server it started outlives it.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}", description=description)
     parser.add_argument("--quick", action="store_true", help="fewer samples: shows that it runs, and a rough figure")
-    results = ROOT / "benchmarks" / "results" / f"{benchmark}.json"
     parser.add_argument(
-        "--out", type=Path, default=results, help="where the result is written (default: benchmarks/results)"
+        "--out", type=Path, help="where the result is written (default: benchmarks/results, with --quick its quick/)"
     )
     add(parser)
     rest = vars(parser.parse_args())
-    return Options(benchmark, rest.pop("quick"), rest.pop("out"), rest)
+    quick = rest.pop("quick")
+    return Options(benchmark, quick, rest.pop("out") or default_out(benchmark, quick), rest)
+
+
+def default_out(benchmark: str, quick: bool) -> Path:
+    """A quick run never takes the place of a result that was measured."""
+    results = ROOT / "benchmarks" / "results"
+    return (results / "quick" if quick else results) / f"{benchmark}.json"
 
 
 def publish(

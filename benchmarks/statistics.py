@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -9,6 +10,8 @@ Sample = TypeVar("Sample")
 
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
+# Student's t at 97.5 %, by degrees of freedom from 1.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
 def bootstrap_interval(
@@ -29,6 +32,20 @@ def bootstrap_interval(
     draws = sorted(statistic(generator.choices(samples, k=len(samples))) for _ in range(resamples))
     tail = (1.0 - confidence) / 2.0
     return quantile(draws, tail), quantile(draws, 1.0 - tail)
+
+
+def paired_ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    """Geometric mean of the pairs' ratios."""
+    return math.exp(math.fsum(math.log(ours / theirs) for ours, theirs in pairs) / len(pairs))
+
+
+def paired_ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Of `paired_ratio`, at 95 %, from 2 to 16 pairs: Student's t over the logarithms. A bootstrap of so few claims too
+    much."""
+    logs = [math.log(ours / theirs) for ours, theirs in pairs]
+    half = _T[len(logs) - 2] * statistics.stdev(logs) / math.sqrt(len(logs))
+    middle = math.fsum(logs) / len(logs)
+    return math.exp(middle - half), math.exp(middle + half)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

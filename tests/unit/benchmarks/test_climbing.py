@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.climbing import MOST_RUNS, STEP, Promise, Run, Trial, best, climb, climb_up
+from benchmarks.climbing import MOST_RUNS, STEP, Promise, Run, Trial, best, climb, climb_up, limit_of
 from benchmarks.worker_load import Answer, Arrival
 
 
@@ -44,6 +44,16 @@ async def test_a_server_that_holds_nothing_or_everything_is_left_after_some_runs
 def test_the_best_is_the_fastest_that_held() -> None:
     assert best([run_of(1.0, True), run_of(1.1, True), run_of(1.2, False)]) == run_of(1.1, True)
     assert best([run_of(1.2, False)]) is None
+
+
+def test_a_limit_lies_between_a_rate_that_held_and_one_that_did_not() -> None:
+    assert limit_of([run_of(1.0, True), run_of(1.1, False)]) == run_of(1.0, True)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_climb_without_end_found_no_limit(held: bool) -> None:
+    with pytest.raises(RuntimeError, match="no limit"):
+        limit_of([run_of(1.0, held), run_of(1.1, held)])
 
 
 def answers(late: int, early: int) -> list[Answer]:

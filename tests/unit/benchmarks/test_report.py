@@ -1,6 +1,7 @@
 """The result form: what is written, what is printed last, which exit code."""
 
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from benchmarks.report import (
     at_most,
     between,
     counted,
+    default_out,
     informative,
     measured,
     publish,
     surely_above,
 )
-from benchmarks.statistics import binomial_interval, bootstrap_interval
+from benchmarks.statistics import binomial_interval, bootstrap_interval, paired_ratio, paired_ratio_interval
 
 
 def published(tmp_path: Path, figures: list[Figure]) -> tuple[int, dict[str, Any]]:
@@ -117,3 +119,16 @@ def test_count_keeps_its_rounds_as_samples() -> None:
 
     assert figure.ok
     assert figure.row()["n"] == 50
+
+
+def test_a_quick_run_never_takes_the_place_of_a_result() -> None:
+    assert default_out("example", quick=True) != default_out("example", quick=False)
+
+
+def test_interval_of_a_few_paired_ratios_is_that_of_students_t() -> None:
+    pairs = [(math.exp(log), 1.0) for log in (0.1, 0.2, 0.3)]
+
+    low, high = paired_ratio_interval(pairs)
+
+    assert paired_ratio(pairs) == pytest.approx(math.exp(0.2))
+    assert (math.log(low), math.log(high)) == pytest.approx((0.2 - 4.303 * 0.1 / 3**0.5, 0.2 + 4.303 * 0.1 / 3**0.5))
