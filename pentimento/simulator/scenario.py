@@ -73,7 +73,9 @@ class Scenario:
     `closed_loop`: so many requests are under way at any time, each coming when another ends and not at its own time; 0
     for arrivals as the workload has them. `answers_late`: a request whose SLO is broken is still painted (the servers
     of the papers); otherwise its SLO is its deadline, as in the suite. `control_period_s` is the time between two
-    plans. `cascade`: models in order, where the plan has no shares that lead through one.
+    plans. `cascade`: models in order, where the plan has no shares that lead through one. `even_split`: a request goes
+    to any worker of its model, by chance and not by load (DiffServe's load balancer); for workers with queues of their
+    own.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Scenario:
     control_period_s: float = 5.0
     answers_late: bool = False
     closed_loop: int = 0
+    even_split: bool = False
     outages: tuple[Outage, ...] = ()
     default_model: str = ""
     cascade: tuple[str, ...] = ()
