@@ -22,7 +22,7 @@ from pentimento.dataplane import DataplaneSettings
 from pentimento.domain.emulation import EmulatedFleet, largest_batch, read_fleet, steady
 from pentimento.domain.toml_document import TomlTable, read_toml
 from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds
-from pentimento.policies.serving import SERVING_POLICIES, DeferralCurve, ServingPolicy, ServingSettings
+from pentimento.policies.serving import SERVING_POLICIES, DeferralCurve, ServingPolicy, ServingSettings, fleet_settings
 from pentimento.simulator.cache import CacheSettings
 from pentimento.simulator.costs import from_profile
 from pentimento.simulator.device import DeviceSettings
@@ -116,7 +116,10 @@ def _base(table: TomlTable, fleet: EmulatedFleet) -> Scenario:
 def _models(fleet: EmulatedFleet) -> tuple[SimulatedModel, ...]:
     return tuple(
         SimulatedModel(
-            from_profile(model.profile, model.width_px, model.height_px, guided=model.guided, load=model.load),
+            replace(
+                from_profile(model.profile, model.width_px, model.height_px, guided=model.guided, load=model.load),
+                step_count=model.steps,
+            ),
             model.quality,
             model.quality_spread,
             model.reuse_quality,
@@ -147,20 +150,18 @@ def _policy(table: TomlTable, name: str, settings: ServingSettings) -> ServingPo
 
 def _serving_settings(table: TomlTable, fleet: EmulatedFleet) -> ServingSettings:
     asked = table.table("policy") or TomlTable({}, (), table.file, {})
-    default = ServingSettings(fleet.default_model)
-    heavy, light = asked.text("heavy", fleet.default_model), asked.text("light", "")
+    default = fleet_settings(fleet)
+    heavy, light = asked.text("heavy", default.heavy), asked.text("light", "")
     small = asked.texts("small", ())
     _check_models(asked, "heavy", (heavy,), fleet)
     _check_models(asked, "light", (light,) if light else (), fleet)
     _check_models(asked, "small", small, fleet)
-    curve = DeferralCurve(*(tuple(values) for values in zip(*fleet.deferral, strict=True)))
-    return ServingSettings(
+    return replace(
+        default,
         heavy=heavy,
         light=light or heavy,
         small=small,
         slo_s=asked.number("slo_s", 1e9, minimum=0.001),
-        deferral=curve,
-        discriminator_s=fleet.discriminator.score.mean_s if fleet.discriminator is not None else 0.0,
         expected_per_s=asked.number("expected_per_s", 0.0),
         peak_per_s=asked.number("peak_per_s", 0.0),
         fixed_threshold=asked.number("fixed_threshold", default.fixed_threshold, maximum=1.0),

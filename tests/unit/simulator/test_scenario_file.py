@@ -4,7 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pentimento.domain.emulation import read_fleet
 from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.domain.profile import profile_to_json
 from pentimento.simulator.__main__ import main
 from pentimento.simulator.scenario_file import read_scenario
 from pentimento.simulator.synthetic_log import DIFFUSIONDB_AGES, DIFFUSIONDB_SHARES, synthetic_log
@@ -79,6 +81,18 @@ def test_what_a_start_from_the_cache_keeps_of_the_quality_is_the_fleet_s(scenari
     light, heavy = read_scenario(scenario).scenarios[0].models
 
     assert (light.reuse_quality, heavy.reuse_quality) == (1.0, 0.95)
+
+
+def test_a_run_takes_the_steps_that_the_fleet_asks_for_not_those_that_were_profiled(scenario: Path) -> None:
+    fleet = scenario.with_name("fleet.toml")
+    heavy = read_fleet(fleet).model("heavy")
+    scenario.with_name("heavy.json").write_text(profile_to_json(heavy.profile))
+    published = "steps = 50\nlatency_s = { 1 = 2.0, 2 = 3.0 }"
+    fleet.write_text(FLEET.replace(published, 'profile = "heavy.json"\nsteps = 25'))
+
+    costs = read_scenario(scenario).scenarios[0].model("heavy").costs
+
+    assert costs.run_s(2) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("value", ["-0.1", "95", "'high'", "nan"])
