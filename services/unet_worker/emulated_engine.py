@@ -160,12 +160,13 @@ class EmulatedEngine:
         return choose_batch(list(self._jobs.values()), self.costs.limit, preempt=self._settings.preempt)
 
     def _prepare(self, step: _Step) -> None:
-        """Newcomers are prepared one after the other, as on the engine's thread, before the step they join."""
+        """Newcomers are prepared one after the other, as on the engine's thread, before the step they join. Who came while
+        that step was overdue waited for nothing: a stage does not end before it began."""
         at = step.began_at
         for job, seconds in step.newcomers:
-            job.running, job.started_at, job.device_s = True, at, seconds
+            job.running, job.started_at, job.device_s = True, max(at, job.queued_at), seconds
             at += seconds
-            job.prepared_at = at
+            job.prepared_at = max(at, job.queued_at)
             job.listener.started(job.first_step, job.step_count)
 
     def _end_step(self) -> None:
@@ -188,7 +189,7 @@ class EmulatedEngine:
         if job.stop_error is not None:
             return
         if job.step >= job.step_count:
-            job.finished_at = ended_at
+            job.finished_at = max(ended_at, job.prepared_at)
             del self._jobs[job.number]
             job.listener.finished(job)
         else:

@@ -186,6 +186,18 @@ def test_a_late_wakeup_does_not_slow_the_device() -> None:
     assert world.late == pytest.approx([0.03] * 10)
 
 
+def test_no_stage_ends_before_it_began_for_who_comes_while_a_step_is_overdue() -> None:
+    world = World(costs(1.0, 1.0), late_s=0.5)
+    world.submit(2)
+
+    world.timer.run_until(1.25)
+    job, _ = world.submit(1)
+    world.timer.run_until(10)
+
+    assert world.batches == [1, 2]
+    assert job.queued_at <= job.started_at <= job.prepared_at <= job.finished_at
+
+
 def test_a_device_whose_process_was_stopped_does_not_catch_up() -> None:
     world = World(costs(0.1))
     job, _ = world.submit(2)
