@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from pentimento.domain.fleet import Replica, WorkerAssignment
-from pentimento.policies.allocation import AllocationContext
+from pentimento.policies.allocation import AllocationContext, ModelDemand
+from pentimento.policies.serving.demand import demand_of
 
 
 def place(
@@ -11,8 +12,8 @@ def place(
 ) -> tuple[WorkerAssignment, ...]:
     """Workers for each model, in the order of their ids. Counts beyond the fleet are cut from the end of `counts`.
 
-    A worker keeps its model where that model still needs it. A model that is to lose its last worker while requests
-    wait for it keeps one until they are done.
+    A worker keeps its model where that model still needs it. A model that is to have none while requests wait for it
+    has one until they are done, unless it would be the last of another that is asked for.
     """
     workers = context.workers()
     left = _with_drains(context, _cut(counts, len(workers)))
@@ -46,15 +47,20 @@ def _cut(counts: Mapping[str, int], available: int) -> dict[str, int]:
 
 
 def _with_drains(context: AllocationContext, counts: dict[str, int]) -> dict[str, int]:
-    """One worker of the model with most of them goes on with each model that is left with a queue only."""
-    held = {_held(worker) for worker in context.workers()}
+    """A worker for each model that is left with a queue only: one of those that have most, or that has nothing to do."""
+    known = {_held(worker) for worker in context.workers()} | counts.keys()
+    idle = {name for name in counts if _is_idle(demand_of(context, name))}
     for demand in context.demand:
-        if demand.queue_length > 0 and demand.model in held and not counts.get(demand.model):
+        if demand.queue_length > 0 and demand.model in known and not counts.get(demand.model):
             donor = max(counts, key=lambda model: counts[model], default=None)
-            if donor is not None and counts[donor] > 1:
+            if donor is not None and (counts[donor] > 1 or (counts[donor] == 1 and donor in idle)):
                 counts[donor] -= 1
                 counts[demand.model] = 1
     return counts
+
+
+def _is_idle(demand: ModelDemand) -> bool:
+    return demand.queue_length == 0 and demand.arrivals_per_s == 0.0
 
 
 def _held(worker: Replica) -> str:

@@ -2,6 +2,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pentimento.reports import Outcome, StartKind
 from pentimento.simulator import Simulation
 from pentimento.simulator.cache import CacheSettings
 from pentimento.simulator.costs import from_latencies, steady
+from pentimento.simulator.device import DeviceSettings
 from pentimento.simulator.scenario import Delays, Outage, SimulatedDevices, SimulatedModel
 from pentimento.workloads import Workload
 from tests.unit.simulator.scenarios import SD15, arrivals, cascade, one_model, poisson, run, share
@@ -261,6 +263,19 @@ def test_quality_follows_the_model_and_how_easy_the_request_is() -> None:
     qualities = [record.quality for record in records if record.quality is not None]
     assert min(qualities) == pytest.approx(0.6, abs=0.01)
     assert max(qualities) == pytest.approx(1.0, abs=0.01)
+
+
+def test_requests_split_by_chance_wait_while_others_idle() -> None:
+    settings = DeviceSettings(steps=False, credit_batches=1_000)
+    scenario = one_model({1: 1.0}, count=4, device_settings=settings)
+    workload = arrivals([2.0 * turn for turn in range(50) for _ in range(4)])
+
+    by_load = [record.latency_s for record in run(scenario, workload)]
+    by_chance = [record.latency_s for record in run(replace(scenario, even_split=True), workload)]
+
+    assert by_load == pytest.approx([1.0] * 200)
+    # Four requests fall on 4 (1 - (3/4)^4) workers on average, and the others have to wait.
+    assert mean(seconds > 1.5 for seconds in by_chance) == pytest.approx(81 / 256, abs=0.1)
 
 
 def test_in_a_closed_loop_a_request_comes_when_another_ends() -> None:

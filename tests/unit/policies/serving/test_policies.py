@@ -86,6 +86,14 @@ def test_a_model_that_requests_wait_for_keeps_a_worker() -> None:
     assert [assignment.model for assignment in assigned].count("sd15") == 1
 
 
+def test_the_only_worker_turns_to_those_who_wait_when_nobody_asks_for_its_model() -> None:
+    waiting = ModelDemand("turbo", 0.0, queue_length=3)
+    idle, busy = ModelDemand("sd15", 0.0), ModelDemand("sd15", 1.0)
+
+    assert [a.model for a in place(context(1, waiting, idle), {"turbo": 0, "sd15": 1}, {})] == ["turbo"]
+    assert [a.model for a in place(context(1, waiting, busy), {"turbo": 0, "sd15": 1}, {})] == ["sd15"]
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 20))
 def test_nobody_is_assigned_twice_and_nobody_idles_while_more_are_wanted(light: int, heavy: int, fleet: int) -> None:
