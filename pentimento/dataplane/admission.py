@@ -52,7 +52,7 @@ def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Ef
     request.model_digest = event.model_digest
     request.spare, request.pair = event.spare, event.pair
     if request.fallback_token and state.drops_late:
-        end_s = predicted_end_s(state, state.pool(event.pool), request)
+        end_s = predicted_end_s(state, now, state.pool(event.pool), request)
         if end_s is not None and now + end_s > request.deadline:
             return drop_late(state, now, request, end_s)
     state.enqueue(request, rerun=False)
@@ -96,7 +96,7 @@ def _why_full(limit: int, pool: Pool, tenant: str) -> str:
 def _too_late(state: State, now: float, pool: Pool, event: RequestArrived) -> Reject | None:
     if not state.drops_late:
         return None
-    end_s = predicted_end_s(state, pool, event)
+    end_s = predicted_end_s(state, now, pool, event)
     if end_s is None or now + end_s <= event.deadline:
         return None
     message = f"predicted to take {end_s:.3g} s, the deadline is in {max(event.deadline - now, 0.0):.3g} s"

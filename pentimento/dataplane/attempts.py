@@ -29,10 +29,9 @@ _UNCOUNTED = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind
 _DOUBTFUL = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.WORKER_LOST})
 
 
-def start_attempt(state: State, request: Request, worker: Worker) -> PersistAttempt:
+def start_attempt(state: State, now: float, request: Request, worker: Worker) -> PersistAttempt:
     """Bind a request to a free credit; it runs once the attempt is journalled."""
-    if request.phase is Phase.QUEUED:
-        state.enter(request, Phase.STARTING)
+    state.begin(request, now)
     request.attempt_number += 1
     request.fencing_token = max(request.fencing_token + 1, state.first_token)
     request.worker_id = worker.worker_id
@@ -66,7 +65,7 @@ def on_attempt_persisted(state: State, now: float, event: AttemptPersisted) -> l
 def _execute(state: State, now: float, request: Request) -> list[Effect]:
     key, worker = request.attempt_key, state.workers[request.worker_id]
     effects: list[Effect] = []
-    request.started_at, request.started_load = now, worker.used_credits
+    request.started_load = worker.used_credits
     if request.phase is Phase.STARTING:
         state.enter(request, Phase.RUNNING)
         _watch_for_hedge(state, now, request)

@@ -35,7 +35,7 @@ def _dispatch_next(state: State, now: float, key: LaneKey, lane: Lane) -> list[E
     queue.serve(request.request_id)
     if request.lane_key != key:
         _adopt(state, request, key)
-    attempt = start_attempt(state, request, worker)
+    attempt = start_attempt(state, now, request, worker)
     if request.pair:
         _reserve_peer(state, lane, request, worker)
     return [attempt]
@@ -78,7 +78,7 @@ def _dispatch_reruns(state: State, now: float, lane: Lane) -> list[Effect]:
         request = state.requests[request_id]
         worker = _worker_for_rerun(state, now, lane, request)
         if worker is not None:
-            effects.append(start_attempt(state, request, worker))
+            effects.append(start_attempt(state, now, request, worker))
     return effects
 
 

@@ -17,4 +17,4 @@ def on_hedge_due(state: State, now: float, request: Request) -> list[Effect]:
     if worker.used_credits or worker.worker_id == state.attempt_workers[slow]:
         return []
     state.counters.hedged += 1
-    return [Hedge(*slow), start_attempt(state, request, worker)]
+    return [Hedge(*slow), start_attempt(state, now, request, worker)]

@@ -16,7 +16,7 @@ def predicted_wait_s(state: State, pool_name: str) -> float:
     return _wait_s(pool, pool.waiting_count, pool.waiting_work, DEFAULT_WAIT_S)
 
 
-def predicted_end_s(state: State, pool: Pool, request: Request | RequestArrived) -> float | None:
+def predicted_end_s(state: State, now: float, pool: Pool, request: Request | RequestArrived) -> float | None:
     """Seconds until a request that joined the queue now would be done; None where that is not known, and while it need
     not wait: then it is tried, since nobody waits for it. One that was admitted already counts among those who wait,
     and does not wait for itself.
@@ -30,13 +30,17 @@ def predicted_end_s(state: State, pool: Pool, request: Request | RequestArrived)
     itself = isinstance(request, Request)
     wait_s = _wait_s(pool, pool.waiting_count - itself, ahead - itself * work, 0.0)
     batch = max(round(pool.credit_count / max(len(pool.workers), 1)), 1)
-    service_s = pool.speed.seconds(work, batch, margin=state.settings.admission_margin)
-    return wait_s + service_s if wait_s > 0.0 and service_s is not None else None
+    service_s = pool.speed.seconds(work, batch)
+    cautious_s = pool.speed.seconds(work, batch, margin=state.settings.prediction_margin)
+    if wait_s <= 0.0 or service_s is None or cautious_s is None:
+        return None
+    turn_s = wait_s + _credits_late_s(pool, now, work, service_s)
+    return max(turn_s, 0.0) + cautious_s
 
 
 def predicted_service_s(state: State, pool: Pool, worker: Worker, work: float) -> float | None:
     """Seconds that the request takes once it joins the worker's batch; None where no speed is known yet."""
-    return pool.speed.seconds(work, worker.used_credits + 1, worker.pace, state.settings.dispatch_margin)
+    return pool.speed.seconds(work, worker.used_credits + 1, worker.pace, state.settings.prediction_margin)
 
 
 def retry_after_ms(state: State, pool_name: str) -> int:
@@ -53,6 +57,16 @@ def learn_speed(state: State, request: Request, worker: Worker, seconds: float) 
     if nominal_s > 0.0 and seconds >= 0.0:
         speed.learn(seconds / nominal_s)
         worker.pace = averaged(worker.pace, seconds / nominal_s)
+
+
+def _credits_late_s(pool: Pool, now: float, work: float, service_s: float) -> float:
+    """How much later credits come back than one for each that waits ahead: by half the time between two of them and,
+    since attempts that began together end together, by what those that run are younger than half a service time."""
+    if not pool.running_count or pool.throughput <= 0.0 or pool.speed.pace is None:
+        return 0.0
+    age_s = now - pool.started_sum / pool.running_count
+    younger_s = min(max(service_s / 2 - age_s, -service_s / 2), service_s / 2)
+    return younger_s + work / 2 * pool.speed.pace / pool.throughput
 
 
 def _wait_s(pool: Pool, waiting_count: int, work_ahead: float, unknown: float) -> float:

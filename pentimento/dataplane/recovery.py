@@ -28,8 +28,8 @@ def attach_orphans(state: State, now: float, worker: Worker) -> list[Effect]:
         request = state.requests.get(request_id)
         if request is None or request.phase is not Phase.ORPHANED:
             continue
-        state.enter(request, Phase.RUNNING)
         request.started_at = now
+        state.enter(request, Phase.RUNNING)
         take(state, worker, request.attempt_key)
         effects.append(Attach(request_id, request.attempt_number, request.fencing_token, worker.worker_id))
     return effects

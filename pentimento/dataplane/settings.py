@@ -13,10 +13,9 @@ class DataplaneSettings:
     there, so that it cannot empty the pool. `orphan_wait_s`: how long a recovered attempt's worker may take to show up.
 
     `drop_late`: requests predicted to miss their deadline are rejected, or dropped when it is their turn (DiffServe,
-    section 4.1), instead of being tried. Predictions are taken so many spreads of measured service times later: those
-    of who comes in (`admission_margin`) more than those of whose turn it is (`dispatch_margin`), so that few are let in
-    to be dropped. `patience_s`: by SLO class ("" for all others), how long requests of the same tenant with earlier
-    deadlines may overtake one; None for as long as they like.
+    section 4.1), instead of being tried; predictions are later by `prediction_margin` times what measured service times
+    scatter. `patience_s`: by SLO class ("" for all others), how long requests of the same tenant with earlier deadlines
+    may overtake one; None for as long as they like.
 
     Of a cascade: `confidence_threshold` where the plan has none; `accept_unscored`, rather than going on, when the
     discriminator does not answer; `fall_back` to an earlier stage's picture, `fall_back_margin_s` before the deadline,
@@ -35,8 +34,7 @@ class DataplaneSettings:
     min_retry_after_ms: int = 100
     max_retry_after_ms: int = 60_000
     drop_late: bool = True
-    admission_margin: float = 2.0
-    dispatch_margin: float = 1.0
+    prediction_margin: float = 1.0
     patience_s: Mapping[str, float | None] = field(default_factory=dict)
     confidence_threshold: float = 0.0
     accept_unscored: bool = True

@@ -171,6 +171,7 @@ class Backlog:
 @dataclass(slots=True)
 class Pool:
     """Load of a pool, its counts since the start. `throughput`: work a second of its full workers, before `speed.pace`.
+    `started_sum`: of the times at which those that run began.
     `confidence_threshold` is the plan's, None where the plan says nothing of the way of requests.
 
     `arrived_count` has what cascades sent on to it, too.
@@ -182,6 +183,7 @@ class Pool:
     waiting_work: float = 0.0
     tenants: dict[str, Backlog] = field(default_factory=dict)
     running_count: int = 0
+    started_sum: float = 0.0
     credit_count: int = 0
     throughput: float = 0.0
     confidence_threshold: float | None = None
@@ -204,6 +206,11 @@ class Pool:
         backlog.work += step * request.work
         if not backlog.count:
             del self.tenants[request.tenant]
+
+    def run(self, request: Request, step: int) -> None:
+        """Likewise one that has a worker."""
+        self.running_count += step
+        self.started_sum = self.started_sum + step * request.started_at if self.running_count else 0.0
 
 
 @dataclass(slots=True)
@@ -300,6 +307,14 @@ class State:
         request.phase = phase
         self._count(request, +1)
 
+    def begin(self, request: Request, now: float) -> None:
+        """An attempt starts: the first of those that wait, another one of those that are hedged."""
+        if request.phase is Phase.QUEUED:
+            self.enter(request, Phase.STARTING)
+        self._count(request, -1)
+        request.started_at = now
+        self._count(request, +1)
+
     def move(self, request: Request, pool: str, work: float) -> None:
         """Count a request, which is in no lane, to another pool."""
         self._count(request, -1)
@@ -342,4 +357,4 @@ class State:
         if request.phase in WAITING:
             self.pool(request.pool).wait_for(request, step)
         elif request.phase in ATTEMPTED:
-            self.pool(request.pool).running_count += step
+            self.pool(request.pool).run(request, step)

@@ -66,18 +66,33 @@ def test_a_margin_is_worth_as_many_seconds_as_attempts_scatter() -> None:
 
 
 def test_who_comes_in_is_judged_with_a_margin(driver: Driver) -> None:
-    """Ten seconds to wait and ten to paint, give or take two: with a margin of two spreads that is 24 s."""
+    """Ten seconds each for the one that runs, one that waits, and itself, which may take two more: 32 s."""
     driver.profile("m", (1, 10.0))
     driver.worker()
     driver.dataplane.state.pools["m"].speed.spread = 0.2
     driver.run("running")
     driver.queue("waiting")
 
-    rejected = driver.arrive("tight", deadline=driver.now + 23.0)
-    admitted = driver.arrive("loose", deadline=driver.now + 25.0)
+    rejected = driver.arrive("tight", deadline=driver.now + 31.0)
+    admitted = driver.arrive("loose", deadline=driver.now + 33.0)
 
     assert kinds(rejected) == [effects.Reject]
     assert effects.PersistAccepted in kinds(admitted)
+
+
+def test_who_comes_when_credits_are_about_to_come_back_waits_less(driver: Driver) -> None:
+    """Ten seconds a picture, one runs, one waits: it takes 30 s for who comes as the first begins, 20 s as it ends."""
+    driver.profile("m", (1, 10.0))
+    driver.worker()
+    driver.run("running")
+    driver.queue("waiting")
+
+    early = driver.arrive("early", deadline=driver.now + 29.0)
+    driver.now += 10.0
+    late = driver.arrive("late", deadline=driver.now + 21.0)
+
+    assert kinds(early) == [effects.Reject]
+    assert effects.PersistAccepted in kinds(late)
 
 
 def test_the_faster_worker_is_offered_work_first(driver: Driver) -> None:
