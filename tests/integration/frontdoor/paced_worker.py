@@ -74,6 +74,8 @@ class PacedWorker(UnetWorkerServiceServicer):
         self.fail_with: PentimentoError | None = None
         self.speaks = True
         self.picture_bytes = 0
+        self.device_s = 0.0
+        self.energy_j: float | None = None
         self.running: dict[tuple[str, int], Running] = {}
         self.finished: dict[tuple[str, int], Running] = {}
         self.executed: list[GenerationSpec] = []
@@ -200,6 +202,8 @@ class PacedWorker(UnetWorkerServiceServicer):
             steps_saved=0,
             model_digest=self.held.model_digest,
             worker_generation=self.held.worker_generation,
+            device_seconds=self.device_s,
+            energy_joules=self.energy_j,
         )
 
     def _captured(self, running: Running) -> CapturedEntries:

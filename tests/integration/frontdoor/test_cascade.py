@@ -39,6 +39,30 @@ async def test_a_doubtful_one_is_painted_again_by_the_heavy_model(folder: Path) 
     assert provenance.attempt_number == 2
 
 
+@pytest.mark.parametrize(("light_j", "joules"), [(2.0, 5.0), (None, None)])
+async def test_a_light_picture_that_was_passed_over_is_paid_for(
+    folder: Path, light_j: float | None, joules: float | None
+) -> None:
+    """Joules are unknown when one of the devices cannot tell."""
+    async with running_cascade(folder, 0.2) as cascade:
+        cascade.light.device_s, cascade.light.energy_j = 0.5, light_j
+        cascade.heavy.device_s, cascade.heavy.energy_j = 4.0, 3.0
+        completed = await cascade.suite.paint(UNNAMED)
+
+    assert (completed.provenance.device_seconds, completed.provenance.energy_joules) == (4.5, joules)
+
+
+async def test_every_stage_of_an_attempt_is_timed_and_follows_the_one_before(folder: Path) -> None:
+    async with running_cascade(folder, 0.9) as cascade:
+        completed = await cascade.suite.paint(UNNAMED)
+
+    timings = {timing.stage: timing for timing in completed.provenance.timings}
+    order = ["accept", "route", "queue", "attempt", "send", "receive", "score"]
+    assert [stage for stage in timings if stage in order] == order
+    ends = [timings[stage].start_ms + timings[stage].duration_ms for stage in order]
+    assert ends == sorted(ends)
+
+
 async def test_a_request_that_names_its_model_is_painted_by_it_alone(folder: Path) -> None:
     async with running_cascade(folder, 0.2) as cascade:
         completed = await cascade.suite.paint(replace(UNNAMED, model="light"))
