@@ -1,9 +1,11 @@
 """A made-up prompt log with the locality of a real one: embeddings only, for scenarios that ship without data.
 
-Each prompt is drawn at a chosen cosine from an earlier one, so the distribution of the similarity to the nearest
-previous prompt is what it was asked to be: by default that of DiffusionDB's first 5,000 prompts under a sentence
-encoder, 74, 61, 50, 43 and 32 % above 0.65, 0.75, 0.85, 0.90 and 0.95. So is how far back one has to look for it: half
-of them within five prompts, a sixth beyond a hundred.
+A prompt goes on with a recent one, comes back to a theme that may be old, or begins a theme of its own. All prompts of
+a theme are near one another, and as near to the one that they follow as was drawn. So the log has what caches live on:
+how similar the nearest previous prompt is (74, 61, 50, 43 and 32 % above 0.65, 0.75, 0.85, 0.90 and 0.95), how far back
+one has to look for it, and how much is found where the newest prompts are missing, since they are still being painted
+or the store is small. The first is that of DiffusionDB's first 3,500 prompts under a sentence encoder, the others lie
+within eight points of its, mostly below.
 """
 
 from collections.abc import Sequence
@@ -11,53 +13,78 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-DIFFUSIONDB_SHARES = ((0.65, 0.74), (0.75, 0.61), (0.85, 0.50), (0.90, 0.43), (0.95, 0.32))
+Shares = Sequence[tuple[float, float]]
 
-# (share, prompts): of its first 3,500 prompts that follow an earlier one, how many find one within so many prompts.
-# What is beyond 1,000 is spread up to 5,000, further than could be measured.
-DIFFUSIONDB_AGES = (
-    *((0.0, 1), (0.062, 1), (0.215, 2), (0.343, 3), (0.5, 5), (0.649, 10)),
-    *((0.772, 30), (0.841, 100), (0.927, 300), (0.96, 1_000), (1.0, 5_000)),
-)
+# (similarity, share of all prompts that follow another at more than that): those that go on with a recent prompt, and
+# those that come back to a theme.
+RECENT: Shares = ((0.65, 0.46), (0.75, 0.44), (0.85, 0.39), (0.90, 0.35), (0.95, 0.27))
+REVISITING: Shares = ((0.65, 0.28), (0.75, 0.17), (0.85, 0.11), (0.90, 0.08), (0.95, 0.05))
+
+# (share, how many prompts ago at most): where those begin.
+RECENT_AGES: Shares = ((0.0, 1), (0.085, 1), (0.295, 2), (0.47, 3), (0.685, 5), (0.89, 10), (1.0, 30))
+REVISITED_AGES: Shares = ((0.0, 3), (0.1, 30), (0.2, 100), (0.25, 300), (0.3, 1_000), (1.0, 1_000_000))
+
+# Cosine of two prompts that share a theme and nothing else; what comes of it by chance stays above 0.65.
+THEME = 0.68
 
 # Unrelated prompts of so many dimensions are nowhere near one another: 4 sigma is 0.35.
 DIMENSIONS = 128
 
 
-def synthetic_log(
-    count: int,
-    rng: np.random.Generator,
-    shares: Sequence[tuple[float, float]] = DIFFUSIONDB_SHARES,
-    ages: Sequence[tuple[float, float]] = DIFFUSIONDB_AGES,
-) -> npt.NDArray[np.float32]:
-    """(count, 128) unit vectors. `shares`: (similarity, share of prompts whose nearest previous one is above it),
-    ascending; `ages`: (share, within how many prompts these find the one that they follow), ascending, in between on
-    the straight line of logarithms."""
-    vectors = rng.standard_normal((count, DIMENSIONS)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    targets = _similarities(count, rng, shares)
-    ago = np.exp(np.interp(rng.random(count), [share for share, _ in ages], np.log([age for _, age in ages])))
+def synthetic_log(count: int, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """(count, 128) vectors of about unit length made so, scaled to it."""
+    themes, own = _units(count, rng), _units(count, rng)
+    similarities, ages = _followed(count, rng)
     for index in range(1, count):
-        if targets[index] > 0.0:
+        if similarities[index] > 0.0:
             # Who would follow one from before the log follows anyone.
-            age = round(ago[index]) if round(ago[index]) <= index else int(rng.integers(1, index + 1))
-            parent = vectors[index - age]
-            own = vectors[index] - (vectors[index] @ parent) * parent
-            own /= np.linalg.norm(own)
-            vectors[index] = targets[index] * parent + np.sqrt(1.0 - targets[index] ** 2) * own
-    return vectors
+            age = int(ages[index]) if ages[index] <= index else int(rng.integers(1, index + 1))
+            parent = index - age
+            themes[index] = themes[parent]
+            own[index] = _near(own[parent], own[index], max(0.0, (similarities[index] - THEME) / (1.0 - THEME)))
+    vectors = np.sqrt(THEME) * themes + np.sqrt(1.0 - THEME) * own
+    scaled: npt.NDArray[np.float32] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    return scaled
 
 
-def _similarities(
-    count: int, rng: np.random.Generator, shares: Sequence[tuple[float, float]]
-) -> npt.NDArray[np.float64]:
-    """Drawn so that each threshold is passed by its share; 0 for a prompt that follows none."""
-    thresholds = [threshold for threshold, _ in shares] + [1.0]
-    above = [share for _, share in shares] + [0.0]
-    # Evenly spread and shuffled: a log of any length has the shares, not only a long one.
-    draws, offsets = rng.permutation(count) / count, rng.random(count)
-    similarities = np.zeros(count)
+def _units(count: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    vectors = rng.standard_normal((count, DIMENSIONS))
+    units: npt.NDArray[np.float64] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return units
+
+
+def _near(parent: npt.NDArray[np.float64], other: npt.NDArray[np.float64], cosine: float) -> npt.NDArray[np.float64]:
+    """The unit vector at that cosine from `parent`, towards `other`."""
+    across = other - (other @ parent) * parent
+    near: npt.NDArray[np.float64] = cosine * parent + np.sqrt(1.0 - cosine**2) * across / np.linalg.norm(across)
+    return near
+
+
+def _followed(count: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """How similar every prompt is to the one that it follows (0: it follows none), and how many prompts ago that was.
+
+    Evenly spread and shuffled: a log of any length has the shares, not only a long one.
+    """
+    draws, offsets, quantiles = rng.permutation(count) / count, rng.random(count), rng.random(count)
+    recent = RECENT[0][1]
+    similarities = np.where(draws < recent, _drawn(RECENT, draws, offsets), _drawn(REVISITING, draws - recent, offsets))
+    ages = np.where(draws < recent, _aged(RECENT_AGES, quantiles), _aged(REVISITED_AGES, quantiles))
+    return similarities, np.round(ages).astype(np.float64)
+
+
+def _drawn(shares: Shares, draws: npt.NDArray[np.float64], offsets: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Each threshold is passed by its share; even in between."""
+    thresholds, above = [*(threshold for threshold, _ in shares), 1.0], [*(share for _, share in shares), 0.0]
+    similarities = np.zeros(len(draws))
     for index, threshold in enumerate(thresholds[:-1]):
         inside = (draws < above[index]) & (draws >= above[index + 1])
         similarities[inside] = threshold + offsets[inside] * (thresholds[index + 1] - threshold)
     return similarities
+
+
+def _aged(ages: Shares, quantiles: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """On the straight line of logarithms between the points."""
+    aged: npt.NDArray[np.float64] = np.exp(
+        np.interp(quantiles, [share for share, _ in ages], np.log([age for _, age in ages]))
+    )
+    return aged

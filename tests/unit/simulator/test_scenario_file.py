@@ -9,7 +9,7 @@ from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.profile import profile_to_json
 from pentimento.simulator.__main__ import main
 from pentimento.simulator.scenario_file import read_scenario
-from pentimento.simulator.synthetic_log import DIFFUSIONDB_AGES, DIFFUSIONDB_SHARES, synthetic_log
+from pentimento.simulator.synthetic_log import synthetic_log
 from tests.unit.simulator.scenarios import arrivals, run
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
@@ -170,21 +170,32 @@ def test_the_command_says_what_is_wrong_in_a_line(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().err.startswith("pentimento: ")
 
 
-def test_a_made_up_log_has_the_locality_that_it_was_asked_for() -> None:
-    vectors = synthetic_log(2_000, np.random.default_rng(0))
+@pytest.fixture(scope="module")
+def made_up() -> np.ndarray:
+    """Similarities of each prompt of the second half to those before it; -1 to itself and those after."""
+    vectors = synthetic_log(3_500, np.random.default_rng(0))
+    similarities: np.ndarray = np.where(np.tri(3_500, k=-1, dtype=bool), vectors @ vectors.T, -1.0)[1_750:]
+    return similarities
 
-    similarities = np.tril(vectors @ vectors.T, k=-1)
-    nearest = similarities.max(axis=1)
-    for similarity, share in DIFFUSIONDB_SHARES:
-        assert (nearest[1:] > similarity).mean() == pytest.approx(share, abs=0.03)
+
+@pytest.mark.parametrize(
+    ("similarity", "share"), [(0.65, 0.74), (0.75, 0.61), (0.85, 0.50), (0.90, 0.43), (0.95, 0.32)]
+)
+def test_a_made_up_log_has_diffusiondb_s_locality(made_up: np.ndarray, similarity: float, share: float) -> None:
+    assert (made_up.max(axis=1) > similarity).mean() == pytest.approx(share, abs=0.03)
 
 
-def test_a_made_up_log_is_looked_back_into_as_far_as_the_real_one() -> None:
-    vectors = synthetic_log(3_000, np.random.default_rng(0))
+@pytest.mark.parametrize(("window", "share"), [(10, 0.48), (30, 0.57), (100, 0.62), (300, 0.68), (1_000, 0.71)])
+def test_a_made_up_log_is_looked_back_into_as_far(made_up: np.ndarray, window: int, share: float) -> None:
+    recent = [row[index - window : index] for index, row in enumerate(made_up, start=1_750)]
 
-    similarities = np.tril(vectors @ vectors.T, k=-1)[1_500:]
-    found = (similarities >= 0.65).any(axis=1).sum()
-    for share, window in DIFFUSIONDB_AGES[5:-2]:
-        recent = [row[max(0, index - window) : index] for index, row in enumerate(similarities, start=1_500)]
-        within = sum((row >= 0.65).any() for row in recent)
-        assert within / found == pytest.approx(share, abs=0.05)
+    assert np.mean([(row >= 0.65).any() for row in recent]) == pytest.approx(share, abs=0.09)
+
+
+@pytest.mark.parametrize(("missing", "share"), [(5, 0.68), (20, 0.59), (100, 0.53), (300, 0.45), (1_000, 0.40)])
+def test_a_made_up_log_has_something_near_without_its_newest_prompts(
+    made_up: np.ndarray, missing: int, share: float
+) -> None:
+    older = [row[: index - missing] for index, row in enumerate(made_up, start=1_750)]
+
+    assert np.mean([(row >= 0.65).any() for row in older]) == pytest.approx(share, abs=0.1)
