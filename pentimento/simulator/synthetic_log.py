@@ -1,11 +1,12 @@
 """A made-up prompt log with the locality of a real one: embeddings only, for scenarios that ship without data.
 
-A prompt goes on with a recent one, comes back to a theme that may be old, or begins a theme of its own. All prompts of
-a theme are near one another, and as near to the one that they follow as was drawn. So the log has what caches live on:
-how similar the nearest previous prompt is (74, 61, 50, 43 and 32 % above 0.65, 0.75, 0.85, 0.90 and 0.95), how far back
-one has to look for it, and how much is found where the newest prompts are missing, since they are still being painted
-or the store is small. The first is that of DiffusionDB's first 3,500 prompts under a sentence encoder, the others lie
-within eight points of its, mostly below.
+A prompt goes on with a recent one, comes back to a theme that may be old, begins a theme of a known genre, or one that
+is like nothing before. All prompts of a theme are near one another, those of a genre are alike, and a prompt is as near
+to the one that it follows as was drawn. So the log has what caches live on: how similar the nearest previous prompt is
+(93, 74, 61, 50, 43 and 32 % above 0.47, 0.65, 0.75, 0.85, 0.90 and 0.95), how far back one has to look for it, and how
+much is found where the newest prompts are missing, since they are still being painted or the store is small. The first
+is that of DiffusionDB's first 3,500 prompts under a sentence encoder, the others lie within eight points of its, mostly
+below.
 """
 
 from collections.abc import Sequence
@@ -24,25 +25,31 @@ REVISITING: Shares = ((0.65, 0.28), (0.75, 0.17), (0.85, 0.11), (0.90, 0.08), (0
 RECENT_AGES: Shares = ((0.0, 1), (0.085, 1), (0.295, 2), (0.47, 3), (0.685, 5), (0.89, 10), (1.0, 30))
 REVISITED_AGES: Shares = ((0.0, 3), (0.1, 30), (0.2, 100), (0.25, 300), (0.3, 1_000), (1.0, 1_000_000))
 
-# Cosine of two prompts that share a theme and nothing else; what comes of it by chance stays above 0.65.
-THEME = 0.68
+# The share of prompts that begin a theme of a genre that was there before.
+KNOWN_GENRE = 0.19
 
-# Unrelated prompts of so many dimensions are nowhere near one another: 4 sigma is 0.35.
-DIMENSIONS = 128
+# Cosines of two prompts that share a theme and nothing else, and of two that share a genre alone. By chance they are
+# 0.05 off at most, so that the former stay above 0.6 and the latter within 0.48 and 0.6.
+THEME, GENRE = 0.68, 0.54
+
+# Unrelated prompts of so many dimensions are nowhere near one another: 4 sigma is 0.25.
+DIMENSIONS = 256
 
 
 def synthetic_log(count: int, rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """(count, 128) vectors of about unit length made so, scaled to it."""
-    themes, own = _units(count, rng), _units(count, rng)
+    """(count, 256) unit vectors."""
+    genres, themes, own = _units(count, rng), _units(count, rng), _units(count, rng)
     similarities, ages = _followed(count, rng)
     for index in range(1, count):
+        # Who would follow one from before the log follows anyone.
+        age = int(ages[index]) if 0 < ages[index] <= index else int(rng.integers(1, index + 1))
+        parent = index - age
         if similarities[index] > 0.0:
-            # Who would follow one from before the log follows anyone.
-            age = int(ages[index]) if ages[index] <= index else int(rng.integers(1, index + 1))
-            parent = index - age
+            genres[index] = genres[parent]
+        if similarities[index] > GENRE:
             themes[index] = themes[parent]
             own[index] = _near(own[parent], own[index], max(0.0, (similarities[index] - THEME) / (1.0 - THEME)))
-    vectors = np.sqrt(THEME) * themes + np.sqrt(1.0 - THEME) * own
+    vectors = np.sqrt(GENRE) * genres + np.sqrt(THEME - GENRE) * themes + np.sqrt(1.0 - THEME) * own
     scaled: npt.NDArray[np.float32] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     return scaled
 
@@ -61,14 +68,18 @@ def _near(parent: npt.NDArray[np.float64], other: npt.NDArray[np.float64], cosin
 
 
 def _followed(count: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """How similar every prompt is to the one that it follows (0: it follows none), and how many prompts ago that was.
+    """How similar every prompt is to the one that it follows (0: it follows none), and how many prompts ago that was
+    (0: any).
 
     Evenly spread and shuffled: a log of any length has the shares, not only a long one.
     """
     draws, offsets, quantiles = rng.permutation(count) / count, rng.random(count), rng.random(count)
-    recent = RECENT[0][1]
+    recent, followed = RECENT[0][1], RECENT[0][1] + REVISITING[0][1]
     similarities = np.where(draws < recent, _drawn(RECENT, draws, offsets), _drawn(REVISITING, draws - recent, offsets))
+    similarities[(draws >= followed) & (draws < followed + KNOWN_GENRE)] = GENRE
     ages = np.where(draws < recent, _aged(RECENT_AGES, quantiles), _aged(REVISITED_AGES, quantiles))
+    # A genre is come back to as often as it has been.
+    ages[draws >= followed] = 0.0
     return similarities, np.round(ages).astype(np.float64)
 
 
