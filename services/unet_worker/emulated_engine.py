@@ -160,8 +160,8 @@ class EmulatedEngine:
         return choose_batch(list(self._jobs.values()), self.costs.limit, preempt=self._settings.preempt)
 
     def _prepare(self, step: _Step) -> None:
-        """Newcomers are prepared one after the other, as on the engine's thread, before the step they join. Who came while
-        that step was overdue waited for nothing: a stage does not end before it began."""
+        """Newcomers are prepared one after the other, as on the engine's thread, before the step they join. Who came
+        while that step was overdue waited for nothing: a stage does not end before it began."""
         at = step.began_at
         for job, seconds in step.newcomers:
             job.running, job.started_at, job.device_s = True, max(at, job.queued_at), seconds
