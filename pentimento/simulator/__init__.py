@@ -5,7 +5,7 @@
 | `simulation` | the event loop, and how every effect is performed |
 | `agenda` | what happens when |
 | `device`, `fleet`, `costs` | workers whose steps take time and nothing else |
-| `cache` | a stateful cache over real embeddings, with the real selector and eviction |
+| `cache`, `reuse` | a stateful cache over real embeddings, its selector and eviction the real ones; what policies use |
 | `controller` | asks the policy's allocator for plans |
 | `routing`, `ledger` | where a request goes; what is known of it and what stays |
 | `scenario`, `scenario_file` | what is simulated, as a value and as a TOML file |

@@ -1,7 +1,9 @@
 """`python -m pentimento.simulator SCENARIO`: plays a scenario file and prints the policies side by side."""
 
 import argparse
+import shutil
 import sys
+import time
 from pathlib import Path
 from random import Random
 
@@ -16,23 +18,30 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         file = read_scenario(options.scenario, options.policy or (), options.seed)
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)
         reports = play(file, options.out)
     except PentimentoError as error:
-        print(f"pentimento: {_line(error)}", file=sys.stderr)
-        return 1
-    print("\n\n".join(as_json(report) for report in reports) if options.json else as_text(reports))
+        return _failed(_line(error))
+    except OSError as error:
+        return _failed(f"{error.filename}: {error.strerror}")
+    print("\n\n".join(as_json(report) for report in reports) if options.json else _shown(reports))
+    if options.out is not None:
+        pages = ", ".join(sorted(page.name for page in options.out.glob("report.*")))
+        _tell(f"{pages} and the records are in {options.out}")
     return 0
 
 
 def play(file: ScenarioFile, out: Path | None = None) -> list[Report]:
-    """A report for each policy; records and pictures go to the folder `out` where one is given."""
+    """A report for each policy; records and pictures go to the folder `out`, which is there, where one is given."""
     reports = []
     for scenario in file.scenarios:
+        began_s = time.perf_counter()
         records = Simulation(scenario, file.workload, Random(file.seed)).run()
+        _tell(f"{scenario.name}: {len(records)} requests in {time.perf_counter() - began_s:.1f} s")
         provenance = {**file.provenance, "policy": scenario.name, "workload": dict(file.workload.provenance)}
         reports.append(make_report(scenario.name, records, provenance, warm_up_s=file.warm_up_s))
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
             save_run(Run(scenario.name, provenance, tuple(records)), out / f"{scenario.name}.jsonl.gz")
     if out is not None:
         _save(file, reports, out)
@@ -47,7 +56,27 @@ def _save(file: ScenarioFile, reports: list[Report], out: Path) -> None:
     try:
         save_png(reports, out / "report.png", f"{file.name} (simulated)")
     except FailedPrecondition as error:
-        print(f"pentimento: no report.png: {error.message}", file=sys.stderr)
+        _tell(f"no report.png: {error.message}")
+
+
+def _shown(reports: list[Report]) -> str:
+    """As many columns beside one another as the terminal has room for."""
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    tables: list[list[Report]] = [[]]
+    for report in reports:
+        if tables[-1] and max(len(line) for line in as_text([*tables[-1], report]).splitlines()) > room:
+            tables.append([])
+        tables[-1].append(report)
+    return "\n".join(as_text(table) for table in tables)
+
+
+def _tell(message: str) -> None:
+    print(f"pentimento: {message}", file=sys.stderr, flush=True)
+
+
+def _failed(message: str) -> int:
+    _tell(message)
+    return 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,14 +20,22 @@ import numpy as np
 
 from pentimento.dataplane import DataplaneSettings
 from pentimento.domain.emulation import EmulatedFleet, largest_batch, read_fleet, steady
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.toml_document import TomlTable, read_toml
 from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds
-from pentimento.policies.serving import SERVING_POLICIES, DeferralCurve, ServingPolicy, ServingSettings, fleet_settings
+from pentimento.policies.serving import (
+    SERVING_POLICIES,
+    DeferralCurve,
+    ServingPolicy,
+    ServingSettings,
+    check_needs,
+    fleet_settings,
+)
 from pentimento.simulator.cache import CacheSettings
 from pentimento.simulator.costs import from_profile
 from pentimento.simulator.device import DeviceSettings
 from pentimento.simulator.scenario import Delays, Outage, Scenario, SimulatedDevices, SimulatedModel
-from pentimento.simulator.workload_table import read_workload
+from pentimento.simulator.workload_table import existing, read_workload
 from pentimento.workloads import Workload
 
 
@@ -48,7 +56,7 @@ def read_scenario(path: Path, policies: Sequence[str] = (), seed: int | None = N
     """NotFound without the file; InvalidArgument that names file, line, field and limit. `policies` and `seed` replace
     those of the file."""
     table = read_toml(path)
-    fleet_path = table.path("fleet")
+    fleet_path = existing(table, "fleet")
     assert fleet_path is not None
     fleet = read_fleet(fleet_path)
     seed_of_file = table.whole("seed", fleet.seed)
@@ -57,6 +65,9 @@ def read_scenario(path: Path, policies: Sequence[str] = (), seed: int | None = N
     base = _base(table, fleet)
     of_file = table.texts("policies", ())
     named = tuple(policies) or of_file
+    if strangers := [name for name in named if name not in SERVING_POLICIES]:
+        told = f"must be some of {', '.join(SERVING_POLICIES)}, got {', '.join(map(repr, strangers))}"
+        raise InvalidArgument.of("--policy", told) if policies else table.error("policies", told)
     scenarios = tuple(replace(base, name=name, policy=_policy(table, name, settings)) for name in named)
     if not scenarios:
         raise table.error("policies", f"must be at least one of {', '.join(SERVING_POLICIES)}")
@@ -143,15 +154,23 @@ def _devices(fleet: EmulatedFleet) -> tuple[SimulatedDevices, ...]:
 
 
 def _policy(table: TomlTable, name: str, settings: ServingSettings) -> ServingPolicy:
-    if name not in SERVING_POLICIES:
-        raise table.error("policies", f"must be some of {', '.join(SERVING_POLICIES)}, got {name!r}")
+    try:
+        check_needs(name, settings)
+    except InvalidArgument as error:
+        needed = error.violations[0]
+        field = {"small_models": "small"}.get(needed.field, needed.field)
+        raise _policy_table(table).error(field, needed.description) from None
     return SERVING_POLICIES[name](settings)
 
 
+def _policy_table(table: TomlTable) -> TomlTable:
+    return table.table("policy") or TomlTable({}, ("policy",), table.file, {})
+
+
 def _serving_settings(table: TomlTable, fleet: EmulatedFleet) -> ServingSettings:
-    asked = table.table("policy") or TomlTable({}, (), table.file, {})
+    asked = _policy_table(table)
     default = fleet_settings(fleet)
-    heavy, light = asked.text("heavy", default.heavy), asked.text("light", "")
+    heavy, light = asked.text("heavy", default.heavy), asked.text("light", default.light)
     small = asked.texts("small", ())
     _check_models(asked, "heavy", (heavy,), fleet)
     _check_models(asked, "light", (light,) if light else (), fleet)
@@ -159,18 +178,25 @@ def _serving_settings(table: TomlTable, fleet: EmulatedFleet) -> ServingSettings
     return replace(
         default,
         heavy=heavy,
-        light=light or heavy,
+        light=light,
         small=small,
-        slo_s=asked.number("slo_s", 1e9, minimum=0.001),
+        slo_s=asked.number("slo_s", minimum=0.001) if "slo_s" in asked.fields else default.slo_s,
         expected_per_s=asked.number("expected_per_s", 0.0),
         peak_per_s=asked.number("peak_per_s", 0.0),
         fixed_threshold=asked.number("fixed_threshold", default.fixed_threshold, maximum=1.0),
         overprovision=asked.number("overprovision", default.overprovision, minimum=0.1, maximum=10.0),
         demand_weight=asked.number("demand_weight", default.demand_weight, minimum=0.001, maximum=1.0),
-        batch_sizes=tuple(int(size) for size in asked.numbers("batch_sizes", default.batch_sizes, minimum=1.0)),
+        batch_sizes=_batch_sizes(asked, default.batch_sizes),
         step_count=fleet.model(heavy).steps,
         hysteresis=asked.number("hysteresis", default.hysteresis, maximum=0.9),
     )
+
+
+def _batch_sizes(table: TomlTable, default: Sequence[int]) -> tuple[int, ...]:
+    sizes = table.numbers("batch_sizes", default, minimum=1.0)
+    if not sizes or any(size != int(size) for size in sizes):
+        raise table.error("batch_sizes", f"must be whole numbers, one or more, got {list(sizes)}")
+    return tuple(int(size) for size in sizes)
 
 
 def _check_models(table: TomlTable, field: str, names: Sequence[str], fleet: EmulatedFleet) -> None:
@@ -234,6 +260,9 @@ def _thresholds(table: TomlTable | None, default: Thresholds) -> Thresholds:
     similarity, saved = table.numbers("similarity", minimum=-1.0), table.numbers("saved_share")
     if len(similarity) != len(saved):
         raise table.error("saved_share", f"must be one for each similarity, {len(similarity)}, got {len(saved)}")
+    for field, values in (("similarity", similarity), ("saved_share", saved)):
+        if list(values) != sorted(values):
+            raise table.error(field, f"must ascend: what is nearer saves no less; got {list(values)}")
     try:
         return tuple(Threshold(*pair) for pair in zip(similarity, saved, strict=True))
     except ValueError as error:

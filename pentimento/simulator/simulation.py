@@ -19,11 +19,12 @@ from pentimento.domain.profile import Cost
 from pentimento.policies.serving import CacheUse
 from pentimento.reports import Outcome, RequestRecord, Stage, StartKind
 from pentimento.simulator.agenda import Agenda
-from pentimento.simulator.cache import MISS, CacheAnswer, SimulatedCache
+from pentimento.simulator.cache import MISS
 from pentimento.simulator.controller import SimulatedController
 from pentimento.simulator.device import Device, SimulatedJob
 from pentimento.simulator.fleet import SimulatedFleet
 from pentimento.simulator.ledger import Painted, SimulatedRequest, draws_of, record_of
+from pentimento.simulator.reuse import Reuse
 from pentimento.simulator.routing import RETRIEVAL_POOL, arrival_pools, hit_pools
 from pentimento.simulator.scenario import Outage, Scenario
 from pentimento.workloads import Arrival, Workload
@@ -63,7 +64,7 @@ class Simulation:
             self._fleet.available,
             self._fleet.profiles,
         )
-        self._cache = self._warm_cache()
+        self._reuse = Reuse(scenario, workload, self._fleet)
         # The request that Deliver has just taken away; CommitCacheEntries comes right after it.
         self._delivered: tuple[SimulatedRequest, Painted]
         self._performers: Mapping[type, Callable[[Any], None]] = {
@@ -253,7 +254,7 @@ class Simulation:
         plan = self.dataplane.state.plan
         pools = plan.pools if plan is not None else ()
         own = request.cascade[stage] if stage < len(request.cascade) else request.pool
-        request.start = self._look_up(request, own) if stage == 0 else MISS
+        request.start = self._reuse.look_up(request, own) if stage == 0 else MISS
         request.deferred = stage > 0
         if request.start.kind is StartKind.NOISE:
             lanes = [(own, self._fleet.model_of(own))]
@@ -333,7 +334,7 @@ class Simulation:
     def _commit_cache(self, effect: effects.CommitCacheEntries) -> None:
         request, painted = self._delivered
         if request.request_id == effect.request_id:
-            self._remember(request, painted)
+            self._reuse.remember(request, painted)
 
     def _persist_end(self, effect: effects.PersistEnd) -> None:
         self._later(self._scenario.delays.end, events.EndPersisted(effect.request_id, won=True))
@@ -368,28 +369,6 @@ class Simulation:
         at_s = self._agenda.now if ended_s is None else ended_s
         self._records.append(record_of(request, outcome, at_s, painted, quality))
 
-    # The cache.
-
-    def _look_up(self, request: SimulatedRequest, pool: str) -> CacheAnswer:
-        if self._cache is None:
-            return MISS
-        model = self._fleet.model_of(pool)
-        steps = self._fleet.steps_of(model, request.arrival)
-        return self._cache.lookup(request.arrival.tenant, model, request.arrival.embedding_row, steps)
-
-    def _remember(self, request: SimulatedRequest, painted: Painted) -> None:
-        """What the accepted attempt captured becomes findable."""
-        hit = painted.start.kind is not StartKind.NOISE
-        if self._cache is None or painted.start.kind is StartKind.RETRIEVAL:
-            return
-        if hit and not self._scenario.policy.cache_hits:
-            return
-        arrival = request.arrival
-        begun_at = painted.start.start_step if painted.start.kind is StartKind.LATENT else 0
-        self._cache.insert(
-            arrival.tenant, painted.model, arrival.embedding_row, painted.steps, begun_at, painted.start.depth
-        )
-
     def _steps_left(self, request: SimulatedRequest, model: str) -> int:
         """On that model: a start at k of T leaves its share of the model's own steps."""
         if model == RETRIEVAL_POOL:
@@ -397,19 +376,6 @@ class Simulation:
         steps = self._fleet.steps_of(model, request.arrival)
         asked = self._fleet.steps_of(request.model, request.arrival)
         return max(1, steps - round(request.start.start_step * steps / asked))
-
-    def _warm_cache(self) -> SimulatedCache | None:
-        policy, workload = self._scenario.policy, self._workload
-        if policy.cache is CacheUse.NONE or workload.embeddings is None:
-            return None
-        cache = SimulatedCache(policy.cache, policy.eviction, self._scenario.cache, workload.embeddings)
-        count = min(self._scenario.cache.warm_count, len(workload.embeddings))
-        if count and workload.arrivals:
-            tenants = sorted({arrival.tenant for arrival in workload.arrivals})
-            model = self._scenario.default_model
-            steps = self._fleet.steps_of(model, workload.arrivals[0])
-            cache.warm(tenants, model, steps, range(count))
-        return cache
 
 
 def _first(time_s: float, other: float | None) -> bool:

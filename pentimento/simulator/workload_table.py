@@ -1,6 +1,7 @@
 """The workload of a scenario file: built from arguments, or read from a file."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -36,6 +37,14 @@ def read_workload(table: TomlTable, rng: np.random.Generator) -> Workload:
     return workload.first(count) if count else workload
 
 
+def existing(table: TomlTable, field: str, *default: None) -> Path | None:
+    """A path that something lies at, or InvalidArgument; None where there is no field and that is the default."""
+    path = table.path(field, *default)
+    if path is not None and not path.exists():
+        raise table.error(field, f"must be there, but {path} is not")
+    return path
+
+
 def _placed(table: TomlTable, error: InvalidArgument) -> InvalidArgument:
     """Errors of builders know their field, but not the file that gave it."""
     violation = error.violations[0]
@@ -57,7 +66,7 @@ def _fluctuating(table: TomlTable, rng: np.random.Generator) -> Workload:
 
 
 def _trace(table: TomlTable, rng: np.random.Generator) -> Workload:
-    path = table.path("path")
+    path = existing(table, "path")
     assert path is not None
     form = table.text("format", "azure")
     if form == "azure":
@@ -71,7 +80,7 @@ def _trace(table: TomlTable, rng: np.random.Generator) -> Workload:
 
 
 def _file(table: TomlTable, rng: np.random.Generator) -> Workload:
-    path = table.path("path")
+    path = existing(table, "path")
     assert path is not None
     return load_workload(path)
 
@@ -87,7 +96,7 @@ _KINDS: Mapping[str, Callable[[TomlTable, np.random.Generator], Workload]] = {
 def _content(table: TomlTable, rng: np.random.Generator) -> Content:
     """What the requests ask for. `prompts` and `embeddings` are files of the same number of rows; `synthetic_prompts`
     makes so many embeddings up. Requests begin with prompt `first_prompt`: those before it may warm a cache."""
-    prompts_path, embeddings_path = table.path("prompts", None), table.path("embeddings", None)
+    prompts_path, embeddings_path = existing(table, "prompts", None), existing(table, "embeddings", None)
     prompts = read_prompts(prompts_path) if prompts_path is not None else ("",)
     embeddings = None
     if embeddings_path is not None:

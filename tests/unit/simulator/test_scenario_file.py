@@ -135,6 +135,12 @@ def test_the_command_line_may_choose_policy_and_seed(scenario: Path) -> None:
         ("seed = 3", "[cache.images]\nsimilarity = [0.5]\nsaved_share = []", r"saved_share: must be one for each"),
         ("seed = 3", "[cache.images]\nsimilarity = [0.5]\nsaved_share = [1.5]", r"saved_share must be above 0"),
         ("seed = 3", "seed = ", r"scenario.toml: must be TOML"),
+        ("fleet.toml", "none.toml", r"scenario.toml:2: fleet: must be there, but .*none.toml is not"),
+        ("seed = 3", "[cache.images]\nsimilarity = [0.5, 0.4]\nsaved_share = [0.1, 0.2]", r"similarity: must ascend"),
+        ('light = "light"\n', "", r"scenario.toml:10: policy.light: must name a model for diffserve"),
+        ("slo_s = 5.0", "", r"policy.slo_s: must be above 0 and finite for diffserve"),
+        ("slo_s = 5.0", "slo_s = 5.0\nbatch_sizes = [1.5]", r"policy.batch_sizes: must be whole numbers"),
+        ("rate = 1.0", 'rate = 1.0\nprompts = "p.txt"', r"scenario.toml:8: workload.prompts: must be there"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_line(scenario: Path, before: str, after: str, told: str) -> None:
@@ -142,6 +148,11 @@ def test_a_wrong_field_is_named_with_its_line(scenario: Path, before: str, after
 
     with pytest.raises(InvalidArgument, match=told):
         read_scenario(scenario)
+
+
+def test_a_wrong_policy_of_the_command_line_is_not_blamed_on_the_file(scenario: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"^--policy: must be some of .*, got 'nobody'$"):
+        read_scenario(scenario, ["nobody"])
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -156,11 +167,21 @@ def test_the_command_prints_policies_side_by_side_and_saves_what_it_made(
 
     code = main([str(scenario), "--out", str(out)])
 
-    printed = capsys.readouterr().out
+    told = capsys.readouterr()
     assert code == 0
-    assert "diffserve" in printed and "clipper-light" in printed and "simulated" in printed
+    assert "diffserve" in told.out and "clipper-light" in told.out and "simulated" in told.out
+    assert "pentimento: clipper-light: " in told.err and f"and the records are in {out}" in told.err
     assert {"diffserve.jsonl.gz", "diffserve.json", "report.html", "report.txt"} <= {p.name for p in out.iterdir()}
     assert json.loads((out / "diffserve.json").read_text())["provenance"]["kind"] == "simulated"
+
+
+def test_a_folder_that_cannot_be_made_is_named(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (scenario.parent / "file").write_text("")
+
+    code = main([str(scenario), "--out", str(scenario.parent / "file")])
+
+    assert code == 1
+    assert capsys.readouterr().err == f"pentimento: {scenario.parent / 'file'}: File exists\n"
 
 
 def test_the_command_says_what_is_wrong_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
