@@ -10,6 +10,8 @@ from pentimento.reports.report import Report
 from pentimento.reports.svg import COLOURS
 
 DPI = 110
+# Beyond as many runs as there are colours they come again, in other lines.
+_DASHES = ("-", "--", ":", "-.")
 
 
 def save_png(reports: Sequence[Report], path: Path, title: str = "") -> None:
@@ -26,6 +28,10 @@ def save_png(reports: Sequence[Report], path: Path, title: str = "") -> None:
         _draw(figure.add_subplot(grid[index // 2, index % 2]), panel)
     if waterfalls:
         _draw_bars(figure.add_subplot(grid[rows - 1, :]), waterfalls)
+    if drawn:
+        # One for all: beside the lines, not over them.
+        lines, names = figure.axes[0].get_legend_handles_labels()
+        figure.legend(lines, names, loc="outside lower center", ncols=4, fontsize="small")
     if title:
         figure.suptitle(title)
     figure.savefig(path, dpi=DPI, format="png")
@@ -33,11 +39,11 @@ def save_png(reports: Sequence[Report], path: Path, title: str = "") -> None:
 
 def _draw(axes: Any, panel: Panel) -> None:
     for index, series in enumerate(panel.series):
-        axes.plot(series.x, series.y, label=series.name, color=COLOURS[index % len(COLOURS)], linewidth=1.6)
+        colour, dash = COLOURS[index % len(COLOURS)], _DASHES[index // len(COLOURS) % len(_DASHES)]
+        axes.plot(series.x, series.y, label=series.name, color=colour, linestyle=dash, linewidth=1.6)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
 
 
 def _draw_bars(axes: Any, waterfalls: Sequence[Bar]) -> None:

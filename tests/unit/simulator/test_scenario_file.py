@@ -170,7 +170,7 @@ def test_the_command_prints_policies_side_by_side_and_saves_what_it_made(
     told = capsys.readouterr()
     assert code == 0
     assert "diffserve" in told.out and "clipper-light" in told.out and "simulated" in told.out
-    assert "pentimento: clipper-light: " in told.err and f"and the records are in {out}" in told.err
+    assert "pentimento: playing clipper-light, " in told.err and f"and the records are in {out}" in told.err
     assert {"diffserve.jsonl.gz", "diffserve.json", "report.html", "report.txt"} <= {p.name for p in out.iterdir()}
     assert json.loads((out / "diffserve.json").read_text())["provenance"]["kind"] == "simulated"
 
