@@ -4,8 +4,9 @@ Between two steps anything may change: requests join at whatever step they start
 stopped, give way to more urgent ones and come back. Everything that a request is between steps is its `Painting`; the
 batch is only where its next step is computed.
 
-Determinism: the same requests in the same batches give the same bits. Alone and in changing batches a request's latents
-differ by rounding, since kernels may sum in another order at another batch size: at most 1e-4 in float32.
+Determinism: the same requests in the same batches give the same bits. In float32 on a CPU with AVX-512, not compiled, a
+guided request has in any batch the bits that it has alone; an unguided one differs by rounding, at most 1e-4, where
+kernels sum in another order at another batch size. Elsewhere both differ by rounding (ADR 0009).
 """
 
 import logging

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pentimento.diffusion.engine.job import Job
 from pentimento.diffusion.engine.seams import stack_adapters, stack_residuals
-from pentimento.diffusion.families.model import Conditioning, DenoiserInput, DiffusionModel
+from pentimento.diffusion.families.model import AsAlone, Conditioning, DenoiserInput, DiffusionModel
 from pentimento.diffusion.painting import Painting, fill_model_input
 
 
@@ -62,7 +62,15 @@ class RowBuffers:
         plain = self._inputs.get(rows) or self._view(rows)
         residuals = stack_residuals([job.residuals for job in jobs], self.rows_each, rows)
         adapters = stack_adapters([job.ticket.request.adapters for job in jobs], self.rows_each, rows)
-        return replace(plain, residuals=residuals, adapters=adapters) if residuals or adapters else plain
+        as_alone = self._as_alone(jobs)
+        return replace(plain, residuals=residuals, adapters=adapters, as_alone=as_alone)
+
+    def _as_alone(self, jobs: Sequence[Job]) -> AsAlone | None:
+        """Of two rows each all pictures, which is next to free. Of single rows those whose next step makes much of a
+        last bit: small convolutions of one row have another kernel, a third slower in batches than the one for many."""
+        guided = self.rows_each > 1
+        pictures = tuple(place for place, job in enumerate(jobs) if guided or job.begun.step_amplifies_rounding)
+        return AsAlone(self.rows_each, pictures) if pictures and len(jobs) > 1 else None
 
     def _view(self, rows: int) -> DenoiserInput:
         states, pooled, sizes = (part[:rows] if part is not None else None for part in _parts(self._conditioning))

@@ -1,6 +1,7 @@
 """Model families, one adapter module each; `load_model` finds the one that serves a checkpoint directory."""
 
 from pentimento.diffusion.families.model import (
+    AsAlone,
     BatchKey,
     Conditioning,
     ControlResiduals,
@@ -16,6 +17,7 @@ from pentimento.diffusion.families.model import (
 from pentimento.diffusion.families.registry import load_model
 
 __all__ = [
+    "AsAlone",
     "BatchKey",
     "Conditioning",
     "ControlResiduals",

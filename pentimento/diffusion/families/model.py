@@ -90,6 +90,15 @@ class PerSampleAdapters:
 
 
 @dataclass(frozen=True)
+class AsAlone:
+    """Pictures of a batch whose predictions are wanted with the bits that they have alone: `pictures` by their place,
+    `rows_each` rows a picture, of all in the batch."""
+
+    rows_each: int
+    pictures: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class DenoiserInput:
     """One forward pass. Rows may belong to different pictures, each with its own timestep: latents
     (rows, channels, height, width) scaled by their sampler, timesteps (rows,) or one for all."""
@@ -99,6 +108,7 @@ class DenoiserInput:
     conditioning: Conditioning
     residuals: ControlResiduals | None = None
     adapters: PerSampleAdapters | None = None
+    as_alone: AsAlone | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +159,7 @@ class DiffusionModel(Protocol):
         ...
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
-        """The network's prediction, shaped as the latents."""
+        """The network's prediction, shaped as the latents. `as_alone` is kept where that is possible: `row_kernels`."""
         ...
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:

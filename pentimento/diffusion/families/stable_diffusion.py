@@ -9,6 +9,7 @@ from pentimento.diffusion.families.clip_text import ClipText
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.loading import DigestsLater, load_schedulers, refuse_keys
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, PromptStates
+from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.unet import FOREIGN_KEYS, describe_unet_model, predict_with_unet
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, SchedulerConfig
 from pentimento.diffusion.weights import load_components
@@ -35,6 +36,7 @@ class StableDiffusion:
         self._text = ClipText(parts["tokenizer"], parts["text_encoder"], device)
         self.denoiser = parts["unet"]
         skip_signature_checks(self.denoiser)
+        self._kernels = RowKernels(self.denoiser)
         vae = parts["vae"]
         self._autoencoder = Autoencoder(vae, LatentScale(vae.config.scaling_factor), device, dtype)
         self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
@@ -54,7 +56,8 @@ class StableDiffusion:
         return prompt.conditioning
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
-        return predict_with_unet(self.denoiser, inputs)
+        with self._kernels.held(inputs):
+            return predict_with_unet(self.denoiser, inputs)
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         return self._autoencoder.encode(pixels, generator)

@@ -14,6 +14,7 @@ from pentimento.diffusion.families.clip_text import ClipText
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.loading import DigestsLater, default_size_px, load_schedulers
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, ModelInfo, PromptStates
+from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.t5_text import T5Text, absent_t5
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS, FlowConfig, SchedulerConfig
 from pentimento.diffusion.weights import load_components
@@ -47,6 +48,7 @@ class StableDiffusion3:
         self._t5 = T5Text(parts["tokenizer_3"], parts["text_encoder_3"], device) if "tokenizer_3" in parts else None
         self.denoiser = parts["transformer"]
         skip_signature_checks(self.denoiser)
+        self._kernels = RowKernels(self.denoiser)
         self._autoencoder = _autoencoder(parts["vae"], device, dtype)
         self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
         self.info = self._describe(digests)
@@ -95,7 +97,7 @@ class StableDiffusion3:
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         residuals = inputs.residuals
-        with adapted(self.denoiser, inputs.adapters):
+        with self._kernels.held(inputs), adapted(self.denoiser, inputs.adapters):
             prediction: Tensor = self.denoiser(
                 hidden_states=inputs.latents,
                 timestep=inputs.timesteps.expand(inputs.latents.shape[0]),

@@ -13,6 +13,7 @@ from pentimento.diffusion.families.clip_text import ClipText
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.loading import DigestsLater, load_schedulers, refuse_keys
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, PromptStates
+from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.unet import FOREIGN_KEYS, describe_unet_model, predict_with_unet
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, SchedulerConfig
 from pentimento.diffusion.weights import load_components
@@ -52,6 +53,7 @@ class StableDiffusionXl:
         )
         self.denoiser = parts["unet"]
         skip_signature_checks(self.denoiser)
+        self._kernels = RowKernels(self.denoiser)
         self._autoencoder = _autoencoder(parts["vae"], device, dtype)
         self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
         _check_widths(checkpoint, parts)
@@ -82,7 +84,8 @@ class StableDiffusionXl:
     def predict(self, inputs: DenoiserInput) -> Tensor:
         texts = inputs.conditioning
         assert texts.pooled is not None and texts.sizes is not None
-        return predict_with_unet(self.denoiser, inputs, {"text_embeds": texts.pooled, "time_ids": texts.sizes})
+        with self._kernels.held(inputs):
+            return predict_with_unet(self.denoiser, inputs, {"text_embeds": texts.pooled, "time_ids": texts.sizes})
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         return self._autoencoder.encode(pixels, generator)

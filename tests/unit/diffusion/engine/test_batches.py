@@ -7,17 +7,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest, prepare
+from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest, model_input, prepare
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Cancelled
 from pentimento.domain.generation import Scheduler
-from tests.unit.diffusion.engine.loops import Added, Loop
-from tests.unit.diffusion.specs import paint, run_steps, spec_with
+from tests.checkpoints import write_checkpoint
+from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
+from tests.unit.diffusion.specs import needs_settled_products, paint, run_steps, spec_with
 
 TOLERANCE = 1e-4
 STOP = Cancelled("CANCELLED", "no more")
+
+
+@pytest.fixture(scope="module")
+def noisy_model(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
+    """Its schedule ends in all but pure noise, as the zoo's does."""
+    noisy = {"prediction_type": "v_prediction", "beta_schedule": "squaredcos_cap_v2", "timestep_spacing": "trailing"}
+    directory = write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "noisy", **noisy)
+    return load_model(directory, torch.device("cpu"), torch.float32)
 
 
 def request(seed: int = 7, first_step: int = 0, **changes: Any) -> PaintingRequest:
@@ -174,6 +184,40 @@ def test_whatever_joins_and_leaves_around_it_a_picture_is_what_it_is_alone(
     for one in play(model, history):
         if not isinstance(one.heard.end, Cancelled):
             assert_same_picture(model, one)
+
+
+@needs_settled_products
+@given(history=histories())
+@settings(max_examples=6, deadline=None)
+def test_whatever_joins_and_leaves_around_it_a_guided_picture_has_the_bits_that_it_has_alone(
+    model: DiffusionModel, history: Joins
+) -> None:
+    for one in play(model, history):
+        asked = one.ticket.request
+        if asked.spec.guidance_scale > 1.0 and not isinstance(one.heard.end, Cancelled):
+            assert torch.equal(one.heard.latent, paint(model, asked))
+
+
+@needs_settled_products
+def test_an_unguided_picture_leaves_pure_noise_by_the_prediction_that_it_gets_alone(
+    noisy_model: DiffusionModel,
+) -> None:
+    predictions: list[Tensor] = []
+
+    def keep(number: int, inputs: object, prediction: Tensor) -> Tensor:
+        predictions.append(prediction)
+        return prediction
+
+    loop = Loop(noisy_model, denoiser=Scripted(noisy_model, keep))
+    loop.add(request(1, first_step=3, guidance_scale=1.0))
+    asked = loop.add(request(2, guidance_scale=1.0, scheduler=Scheduler.EULER)).ticket.request
+
+    loop.tick()
+
+    with torch.inference_mode():
+        painting = prepare(noisy_model, PromptMemo(noisy_model, 8), asked)
+        alone = noisy_model.predict(model_input(noisy_model, painting))
+    assert torch.equal(predictions[0][1:], alone)
 
 
 @given(history=histories())

@@ -1,0 +1,131 @@
+"""Pictures in a shared forward pass with the bits that they have alone, in every family."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pentimento.diffusion.families import (
+    AsAlone,
+    Conditioning,
+    DenoiserInput,
+    DiffusionModel,
+    LowRankUpdate,
+    PerSampleAdapters,
+)
+from tests.checkpoints import SIDE_PX
+from tests.unit.diffusion.specs import needs_settled_products
+
+# From 16 rows on torch takes another convolution for 1x1 kernels.
+BATCHES = (3, 17)
+
+pytestmark = needs_settled_products
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def batch_of(model: DiffusionModel, row_count: int) -> DenoiserInput:
+    generator = torch.Generator().manual_seed(1)
+    latents = torch.randn(row_count, *model.latent_shape(SIDE_PX, SIDE_PX)[1:], generator=generator)
+    timesteps = torch.randint(1, 999, (row_count,), generator=generator).float()
+    with torch.inference_mode():
+        prompts = [model.encode_prompt(f"picture {row}") for row in range(row_count)]
+        texts = Conditioning.concatenate([model.conditioning(prompt, SIDE_PX, SIDE_PX) for prompt in prompts])
+    return DenoiserInput(latents, timesteps, texts)
+
+
+def part(inputs: DenoiserInput, rows: slice) -> DenoiserInput:
+    texts = inputs.conditioning
+    pooled = None if texts.pooled is None else texts.pooled[rows]
+    sizes = None if texts.sizes is None else texts.sizes[rows]
+    return DenoiserInput(inputs.latents[rows], inputs.timesteps[rows], Conditioning(texts.states[rows], pooled, sizes))
+
+
+@torch.inference_mode()
+def alone(model: DiffusionModel, inputs: DenoiserInput, rows_each: int) -> torch.Tensor:
+    starts = range(0, inputs.latents.shape[0], rows_each)
+    return torch.cat([model.predict(part(inputs, slice(start, start + rows_each))) for start in starts])
+
+
+def assert_held(model: DiffusionModel, rows_each: int) -> None:
+    for count in BATCHES:
+        inputs = batch_of(model, count * rows_each)
+        wanted = alone(model, inputs, rows_each)
+        held = replace(inputs, as_alone=AsAlone(rows_each, tuple(range(count))))
+        with torch.inference_mode():
+            passes = [model.predict(held) for _ in range(2)]  # the first finds the layers, the second knows them
+
+        assert all(torch.equal(together, wanted) for together in passes)
+
+
+def test_guided_pictures_of_a_batch_can_have_the_bits_that_they_have_alone(any_model: DiffusionModel) -> None:
+    assert_held(any_model, rows_each=2)
+
+
+@pytest.mark.parametrize("family", ["model", "xl_model"])  # the flow's layers of 16 values are no multiple of 32
+def test_single_rows_of_a_batch_can_have_the_bits_that_they_have_alone(
+    family: str, request: pytest.FixtureRequest
+) -> None:
+    assert_held(request.getfixturevalue(family), rows_each=1)
+
+
+@pytest.mark.parametrize("rows_each", [1, 2])
+def test_more_threads_keep_the_bits(model: DiffusionModel, rows_each: int, two_threads: None) -> None:
+    assert_held(model, rows_each)
+
+
+def test_some_pictures_of_a_batch_can_have_the_bits_that_they_have_alone(model: DiffusionModel) -> None:
+    inputs = batch_of(model, 5)
+    wanted = alone(model, inputs, 1)
+    with torch.inference_mode():
+        together = model.predict(replace(inputs, as_alone=AsAlone(1, (1, 4))))
+
+    assert torch.equal(together[[1, 4]], wanted[[1, 4]])
+    torch.testing.assert_close(together, wanted, rtol=0, atol=1e-5)
+
+
+def test_adapters_work_in_layers_that_run_picture_by_picture(model: DiffusionModel) -> None:
+    layer = model.denoiser.get_submodule("time_embedding.linear_2")
+    assert isinstance(layer, torch.nn.Linear)
+    down, up = torch.randn(3, 2, layer.in_features), torch.randn(3, layer.out_features, 2)
+    up[1:] = 0.0
+    adapters = PerSampleAdapters({"time_embedding.linear_2": LowRankUpdate(down, up)})
+    inputs = replace(batch_of(model, 3), as_alone=AsAlone(1, (0, 1, 2)))
+    with torch.inference_mode():
+        plain = model.predict(inputs)
+        adapted = model.predict(replace(inputs, adapters=adapters))
+
+    assert not torch.equal(adapted[0], plain[0])
+    assert torch.equal(adapted[1:], plain[1:])
+
+
+def test_a_pass_leaves_the_network_as_it_was(model: DiffusionModel) -> None:
+    inputs = batch_of(model, 4)
+    layers = [layer for layer in model.denoiser.modules() if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d)]
+    before = [layer.__dict__.get("forward") for layer in layers]
+    broken = replace(inputs, timesteps=torch.zeros(3), as_alone=AsAlone(2, (0, 1)))
+    with torch.inference_mode():
+        model.predict(replace(inputs, as_alone=AsAlone(2, (0, 1))))
+        with pytest.raises(RuntimeError):
+            model.predict(broken)
+
+    assert [layer.__dict__.get("forward") for layer in layers] == before
+
+
+def test_a_pass_that_failed_does_not_settle_which_layers_matter(model: DiffusionModel) -> None:
+    inputs = batch_of(model, 6)
+    wanted = alone(model, inputs, 2)
+    held = replace(inputs, as_alone=AsAlone(2, (0, 1, 2)))
+    with torch.inference_mode():
+        with pytest.raises(RuntimeError):
+            model.predict(replace(held, timesteps=torch.zeros(5)))
+        together = model.predict(held)
+
+    assert torch.equal(together, wanted)
