@@ -38,6 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def as_figure(name: str, comparison: Comparison) -> Figure:
     rows: list[Mapping[str, Any]] = [*comparison.rows, {"orders": dict(comparison.orders)}]
+    rows += [{"beside": case, "orders": dict(orders)} for case, orders in comparison.beside.items()]
     return Figure(name, comparison.share, at_least(1.0, "of orderings"), rows, None)
 
 
@@ -45,7 +46,7 @@ def main() -> int:
     options = parse_options("paper_figures", __doc__, add_options)
     comparisons = {name: FIGURES[name](options.quick) for name in options.rest["only"]}
     for name, comparison in comparisons.items():
-        print(f"{name}: {comparison.told()}", flush=True)
+        print(f"{name}: " + "\n".join(comparison.lines()), flush=True)
     notes = {name: comparison.note for name, comparison in comparisons.items()}
     return publish(options, [as_figure(name, comparison) for name, comparison in comparisons.items()], notes=notes)
 

@@ -1,172 +1,278 @@
 """MoDM, Fig. 10 to 13 and 17, and NIRVANA's throughput: throughput and SLO violations by load and devices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from random import Random
+from functools import cache
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
+from benchmarks.paper_constants import (
+    A40_SECONDS,
+    MI210_SECONDS,
+    NIRVANA_IMAGE_S,
+    NIRVANA_SEARCH_S,
+)
 from benchmarks.paper_orders import Comparison
-from benchmarks.paper_systems import MODM_SECONDS, hit_share, mixture_scenario, play, prompt_content, prompt_load
-from pentimento.reports import Outcome, RequestRecord
-from pentimento.simulator import Simulation
+from benchmarks.paper_systems import hit_share, mixture_scenario, one_at_a_time, prompt_content, prompt_load, run
+from pentimento.reports import RequestRecord
+from pentimento.simulator.costs import steady
+from pentimento.simulator.scenario import Delays, Scenario, SimulatedModel
 from pentimento.workloads import Content, Segment, Workload, fluctuating
 from pentimento.workloads.builders import MODM_FLUCTUATION
 
 SEED = 1
 SYSTEMS = ("vanilla", "nirvana-only", "modm")
+# 6, Experimental Setup: a cache of 10,000 images, 10,000 requests.
+CACHE = 10_000
+
+# A rate counts as sustained when so much of it is answered, an SLO as held when so few violate it.
+SUSTAINED = 0.97
+HELD = 0.05
 
 Rows = list[dict[str, Any]]
 
 
 def figure_10(quick: bool) -> Comparison:
-    """Throughput on sixteen MI210s as the load rises from 6 to 26 requests a minute."""
-    rates = (6, 14, 26) if quick else (6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26)
+    """Throughput on sixteen MI210s as the load rises from 6 to 26 requests a minute, and beyond."""
+    rates = (6, 14, 26) if quick else (6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34)
     rows: Rows = [
         {"policy": name, "per_minute": rate, **_throughput(name, rate, quick)} for rate in rates for name in SYSTEMS
     ]
     most = {name: max(row["answered_per_minute"] for row in rows if row["policy"] == name) for name in SYSTEMS}
+    ours = [row for row in rows if row["policy"] == "modm"]
     orders = {
+        "vanilla answers about 10 a minute at most": 9.0 <= most["vanilla"] <= 11.0,
         "NIRVANA carries more than vanilla": most["nirvana-only"] > most["vanilla"],
         "MoDM carries more than NIRVANA": most["modm"] > most["nirvana-only"],
-        "MoDM keeps up with twice what vanilla carries": most["modm"] >= 2.0 * most["vanilla"],
+        "MoDM sustains every load up to 26 a minute": all(
+            row["answered_per_minute"] >= SUSTAINED * row["per_minute"] for row in ours if row["per_minute"] <= 26
+        ),
+        "MoDM takes SANA in at the highest loads alone": ours[-1]["sana_share"] > 0 == ours[0]["sana_share"],
     }
     note = (
-        "paper: vanilla about 10 a minute, NIRVANA 20 % more, MoDM 26. 16 devices at 91.5 s give vanilla "
-        "10.5. Hit rates follow the made-up log (74 % above 0.65) and not the paper's 92.8 %, so MoDM's "
-        "ceiling is lower here."
+        "paper: vanilla about 10 a minute, NIRVANA 20 % more, MoDM 26, with SDXL up to 22 and SANA beyond. 16 devices "
+        "at 91.5 s give vanilla 10.5. The similarities are those of a made-up log under a sentence encoder: how many "
+        "steps hits save, and so the load at which SDXL does not suffice, is another."
     )
     return Comparison(rows, orders, note)
 
 
 def figure_11(quick: bool) -> Comparison:
-    """MoDM's throughput by devices, all of them busy, from an empty cache."""
-    counts = (4, 16) if quick else (4, 8, 16, 32)
+    """MoDM's throughput by devices, all of them busy, from an empty cache, which more devices fill sooner."""
     rows: Rows = []
-    for count in counts:
-        load = _saturating(count, quick, warm=0, times=3.0)
-        records = _run("modm", count, load, warm=0, per_minute=2.0 * count)
-        # Within the same time everywhere: more devices have filled more of the cache by then.
-        until_s = load.duration_s
-        done = sum(record.outcome.answered and record.ended_s <= until_s for record in records)
-        hits = mean(record.start_step > 0 for record in records)
-        rows.append({"devices": count, "answered_per_minute": 60 * done / until_s, "hit_share": hits})
+    for devices in (4, 16) if quick else (4, 8, 16, 32):
+        workload = _load(1.0, (20 if quick else 300) * devices, 0, quick)
+        records = run(_busy(_scenario("modm", devices, 0, 2.0 * devices)), workload, SEED)
+        answered = len(records) / max(record.ended_s for record in records)
+        rows.append({"devices": devices, "answered_per_minute": 60 * answered, "hit_share": hit_share(records)})
     per_device = [row["answered_per_minute"] / row["devices"] for row in rows]
     orders = {
-        "more devices answer more": per_device[-1] * counts[-1] > per_device[0] * counts[0],
-        "a device among many answers no less than one among few": per_device[-1] >= 0.97 * per_device[0],
+        "more devices find more in the cache": _rises([row["hit_share"] for row in rows]),
+        "throughput grows faster than the number of devices": _rises(per_device),
     }
-    return Comparison(rows, orders, "paper: super-linear, since more devices fill the cache sooner.")
+    note = (
+        "paper: super-linear, since within a given time more images are in the cache. 300 requests a device, the same "
+        "time for all."
+    )
+    return Comparison(rows, orders, note)
 
 
 def figure_12_13(quick: bool) -> Comparison:
-    """SLO violations (2 and 4 times the large model's time) by load, on 4 and 16 devices."""
+    """SLO violations (2 and 4 times the large model's time) by load, on 4 A40s and 16 MI210s."""
     rows: Rows = []
-    settings = ((4, (2, 6)), (16, (6, 22))) if quick else ((4, (1, 2, 3, 4, 5, 6)), (16, (6, 10, 14, 18, 22, 26)))
-    for devices, rates in settings:
-        for rate in rates:
+    fleets = (
+        ("4 A40", 4, A40_SECONDS, (4, 5, 6, 7, 8, 9, 10)),
+        ("16 MI210", 16, MI210_SECONDS, (6, 10, 14, 18, 22, 26)),
+    )
+    for fleet, devices, seconds, rates in fleets:
+        for rate in rates[::3] if quick else rates:
             for name in SYSTEMS:
-                records = _run(name, devices, _load(rate, quick), _warm(quick), rate)
-                rows.append({"policy": name, "devices": devices, "per_minute": rate, **_violations(records)})
-    worst = {name: [row for row in rows if row["policy"] == name] for name in SYSTEMS}
-    orders = {
-        f"{slo}: MoDM violates least under the highest loads": all(
-            theirs[slo] >= ours[slo] - 1e-9
-            for name in ("vanilla", "nirvana-only")
-            for theirs, ours in zip(worst[name], worst["modm"], strict=True)
-            if ours["per_minute"] >= ours["devices"]
-        )
-        for slo in ("over_2x", "over_4x")
-    }
-    orders["all hold the 4x SLO at the lowest load"] = all(
-        row["over_4x"] <= 0.05 for row in rows if row["per_minute"] == settings[-1][1][0] and row["devices"] == 16
-    )
-    note = (
-        "paper: vanilla and NIRVANA break down beyond 14 a minute on 16 MI210s, MoDM at 22 (2x) and 26 (4x). "
-        "The 4 devices of the paper are A40s, whose seconds are not published: ours are MI210s, at loads "
-        "scaled to them."
-    )
-    return Comparison(rows, orders, note)
+                by_seed = [
+                    _violations(
+                        run(_scenario(name, devices, CACHE, rate, seconds), _timed(rate, quick, seed), seed), seconds
+                    )
+                    for seed in (range(1) if quick else range(3))
+                ]
+                found = {slo: mean(one[slo] for one in by_seed) for slo in by_seed[0]}
+                rows.append({"policy": name, "fleet": fleet, "per_minute": rate, **found})
+    return Comparison(rows, _orders_of_slos(rows), _SLO_NOTE)
 
 
 def figure_17(quick: bool) -> Comparison:
-    """Throughput under a load that rises and falls between 6 and 26 requests a minute."""
-    factor = 0.05 if quick else 1.0
+    """Throughput over time under a load that rises and falls between 6 and 26 requests a minute."""
+    factor = 0.1 if quick else 1.0
     segments = [Segment(segment.duration_s * factor, segment.rate) for segment in MODM_FLUCTUATION]
-    content = _content(quick)
-    workload = fluctuating(np.random.default_rng(SEED), content, segments)
-    rows: Rows = []
+    workload = fluctuating(np.random.default_rng(SEED), _content(CACHE, quick), segments)
+    asked = [60 * segment.rate for segment in segments]
+    rows: Rows = [{"policy": "demand", "per_minute": asked}]
     for name in SYSTEMS:
-        records = _run(name, 16, workload, _warm(quick), 6.0)
-        late = [record.ended_s - record.arrived_s for record in records]
-        in_window = sum(record.ended_s <= workload.duration_s for record in records) / len(records)
-        rows.append({"policy": name, "answered_within_the_run": in_window, "mean_latency_s": mean(late)})
-    share = {row["policy"]: row["answered_within_the_run"] for row in rows}
-    latency = {row["policy"]: row["mean_latency_s"] for row in rows}
+        records = run(_scenario(name, 16, CACHE, 6.0), workload, SEED)
+        answered = _answered_by_segment(records, segments)
+        rows.append(
+            {
+                "policy": name,
+                "per_minute": [round(rate, 2) for rate in answered],
+                "off_by": mean(abs(rate - demand) for rate, demand in zip(answered, asked, strict=True)),
+                "mean_latency_s": mean(record.latency_s for record in records),
+            }
+        )
+    found = {row["policy"]: row for row in rows[1:]}
+    top, first = max(asked), asked.index(max(asked))
+    low_after_peak = first + asked[first:].index(min(asked))
     orders = {
-        "MoDM follows the demand best": share["modm"] >= max(share["vanilla"], share["nirvana-only"]) - 1e-9,
-        "vanilla lags most": latency["vanilla"] == max(latency.values()),
+        "MoDM follows the demand best": found["modm"]["off_by"] == min(row["off_by"] for row in rows[1:]),
+        **{
+            f"{name} lags behind the first peak": found[name]["per_minute"][first] < 0.9 * top
+            for name in ("vanilla", "nirvana-only")
+        },
+        **{
+            f"{name} drains its queue when the demand is low": found[name]["per_minute"][low_after_peak]
+            > 1.2 * min(asked)
+            for name in ("vanilla", "nirvana-only")
+        },
     }
-    return Comparison(rows, orders, "paper: vanilla and NIRVANA lag behind peaks and drain their queues afterwards.")
-
-
-def nirvana_throughput(quick: bool) -> Comparison:
-    """Relative throughput with every device busy, warm cache, LCBFU."""
-    rows: Rows = []
-    for name in ("vanilla", "nirvana-only", "retrieval-only"):
-        scenario = mixture_scenario(name, 8, _warm(quick), _warm(quick), 1.0)
-        report, _ = play(scenario, _saturating(8, quick, _warm(quick), times=1.6), SEED)
-        rows.append({"policy": name, "per_s": report.throughput, "hit_share": hit_share(report)})
-    ratio = rows[1]["per_s"] / rows[0]["per_s"]
-    orders = {"NIRVANA's throughput is 1.1 to 1.5 of vanilla's": 1.1 <= ratio <= 1.5}
     note = (
-        f"paper: 1.28; here {ratio:.2f}, with the log's hit rate of {rows[1]['hit_share']:.2f} (paper: 0.88) "
-        "and latents of misses only."
+        "paper: MoDM matches the demand; vanilla and NIRVANA lag behind peaks, and their throughput stays high in the "
+        "lows, since they are draining their queues. Neither its times nor the levels in between are printed: ours."
     )
     return Comparison(rows, orders, note)
 
 
+def nirvana_throughput(quick: bool) -> Comparison:
+    """7.1: each prompt is sent when the one before it is done, after 10,000 that fill the cache; one device."""
+    rows: Rows = []
+    for name in ("vanilla", "nirvana-only", "retrieval-only"):
+        warm, count = (200, 200) if quick else (CACHE, CACHE)
+        searched = Delays() if name == "vanilla" else Delays(route=steady(NIRVANA_SEARCH_S))
+        # 1.5 million latents, as much as 7.3 has: nothing is evicted here.
+        scenario = replace(
+            mixture_scenario(name, 1, 300_000, warm, 1.0),
+            models=tuple(SimulatedModel(one_at_a_time(model, NIRVANA_IMAGE_S)) for model in MI210_SECONDS),
+            delays=searched,
+            closed_loop=1,
+        )
+        records = run(scenario, _load(1.0, count, warm, quick), SEED)
+        elapsed_s = max(record.ended_s for record in records)
+        rows.append(
+            {
+                "policy": name,
+                "per_minute": 60 * len(records) / elapsed_s,
+                "mean_latency_s": mean(record.latency_s for record in records),
+                "hit_share": hit_share(records),
+                "steps_saved": mean(record.start_step / 50 for record in records),
+            }
+        )
+    vanilla, nirvana, retrieval = (row["per_minute"] for row in rows)
+    ratio = nirvana / vanilla
+    orders = {
+        "NIRVANA's throughput is 1.1 to 1.5 of vanilla's": 1.1 <= ratio <= 1.5,
+        "pure retrieval is quicker still": retrieval > nirvana,
+    }
+    note = (
+        "paper: 1.28 with hits of 0.88 and 0.21 of the steps saved among up to 1.5 million latents; 0.77 and 0.15 in "
+        "its Table 3 with 15,000 latents, 0.82 and 0.18 with 150,000. "
+        f"Here {ratio:.2f} with hits of {rows[1]['hit_share']:.2f} and {rows[1]['steps_saved']:.2f} saved among up to "
+        "100,000: similarities are a sentence encoder's and not CLIP's; only misses are stored, as in the paper."
+    )
+    return Comparison(rows, orders, note)
+
+
+_SLO_NOTE = (
+    "paper: all hold at the lowest load; vanilla's and NIRVANA's violations predominate beyond 5 a minute on A40s and "
+    "14 on MI210s; MoDM holds 10 and 22 (2x), 26 on MI210s (4x). Seconds on A40s are worked out from the artefact's "
+    "SLOs."
+)
+
+
+def _orders_of_slos(rows: Rows) -> dict[str, bool]:
+    orders = {}
+    for fleet, broken_beyond, held_to in (
+        ("4 A40", 5, {"over_2x": 10}),
+        ("16 MI210", 14, {"over_2x": 22, "over_4x": 26}),
+    ):
+        here = [row for row in rows if row["fleet"] == fleet]
+        lowest = min(row["per_minute"] for row in here)
+        orders[f"{fleet}: all hold the 4x SLO at the lowest load"] = all(
+            row["over_4x"] <= HELD for row in here if row["per_minute"] == lowest
+        )
+        for name in ("vanilla", "nirvana-only"):
+            beyond = [row["over_2x"] for row in here if row["policy"] == name and row["per_minute"] > broken_beyond]
+            orders[f"{fleet}: most of {name}'s requests violate the 2x SLO beyond {broken_beyond}"] = min(beyond) > 0.5
+        ours = [row for row in here if row["policy"] == "modm"]
+        for slo, rate in held_to.items():
+            held = all(row[slo] <= HELD for row in ours if row["per_minute"] <= rate)
+            orders[f"{fleet}: MoDM holds the {slo.removeprefix('over_')} SLO up to {rate}"] = held
+        orders[f"{fleet}: MoDM violates least at every load"] = _violates_least(here, ours)
+    return orders
+
+
+def _violates_least(rows: Rows, ours: Rows) -> bool:
+    return all(
+        our[slo] <= row[slo] + 1e-9
+        for our in ours
+        for row in rows
+        for slo in ("over_2x", "over_4x")
+        if row["per_minute"] == our["per_minute"]
+    )
+
+
 def _throughput(name: str, per_minute: float, quick: bool) -> dict[str, float]:
-    """Answers a minute until the last arrival: a queue that grows is not throughput."""
-    load = _load(per_minute, quick)
-    records = _run(name, 16, load, _warm(quick), per_minute)
+    """Answers a minute in the second half of the load: a queue that grows is not throughput."""
+    load = _load(per_minute, 120 if quick else 2_000, CACHE, quick)
+    records = run(_scenario(name, 16, CACHE, per_minute), load, SEED)
     half_s = load.duration_s / 2
-    done = sum(half_s <= record.ended_s <= load.duration_s for record in records)
+    hits = [record for record in records if record.start_step > 0]
     return {
-        "answered_per_minute": 60 * done / half_s,
-        "hit_share": mean(record.start_step > 0 for record in records),
+        "answered_per_minute": 60 * sum(half_s <= record.ended_s <= load.duration_s for record in records) / half_s,
+        "hit_share": hit_share(records),
+        "sana_share": mean(record.model == "sana" for record in hits) if hits else 0.0,
     }
 
 
-def _run(name: str, devices: int, load: Workload, warm: int, per_minute: float) -> list[RequestRecord]:
-    scenario = mixture_scenario(name, devices, 10_000, warm, per_minute / 60.0)
-    return Simulation(scenario, load, Random(SEED)).run()
+def _answered_by_segment(records: Sequence[RequestRecord], segments: Sequence[Segment]) -> list[float]:
+    """A minute."""
+    ends = [0.0, *np.cumsum([segment.duration_s for segment in segments])]
+    counts, _ = np.histogram([record.ended_s for record in records], bins=ends)
+    return [float(60 * count / segment.duration_s) for count, segment in zip(counts, segments, strict=True)]
 
 
-def _violations(records: Sequence[RequestRecord]) -> dict[str, float]:
-    large_s = MODM_SECONDS["large"]
-    latencies = [r.latency_s if r.outcome in (Outcome.COMPLETED, Outcome.LATE) else float("inf") for r in records]
-    return {f"over_{times}x": mean(latency > times * large_s for latency in latencies) for times in (2, 4)}
+def _violations(records: Sequence[RequestRecord], seconds: Mapping[str, float]) -> dict[str, float]:
+    large_s = seconds["large"]
+    return {f"over_{times}x": mean(record.latency_s > times * large_s for record in records) for times in (2, 4)}
 
 
-def _warm(quick: bool) -> int:
-    return 200 if quick else 10_000
+def _scenario(
+    name: str, devices: int, warm: int, per_minute: float, seconds: Mapping[str, float] = MI210_SECONDS
+) -> Scenario:
+    return mixture_scenario(name, devices, CACHE, warm, per_minute / 60.0, seconds)
 
 
-def _content(quick: bool) -> Content:
-    served = 400 if quick else 10_000
-    return prompt_content(_warm(quick) + served, _warm(quick), 4 * MODM_SECONDS["large"], SEED)
+def _busy(scenario: Scenario) -> Scenario:
+    """Enough is always under way to keep every device busy, and no more: a request looks into the cache when it comes,
+    and of what waits in front of it nothing has been painted."""
+    return replace(scenario, closed_loop=2 * scenario.device_count)
 
 
-def _load(per_minute: float, quick: bool) -> Workload:
-    return prompt_load(per_minute, 120 if quick else 2_000, _content(quick), SEED)
+def _timed(per_minute: float, quick: bool, seed: int) -> Workload:
+    """A thousand requests: what the artefact counts violations over."""
+    return prompt_load(per_minute, 120 if quick else 1_000, _content(CACHE, quick), seed)
 
 
-def _saturating(devices: int, quick: bool, warm: int, times: float) -> Workload:
-    """`times` what vanilla carries, so that nobody idles. No more than that: a request looks into the cache when it
-    comes, and in a flood nothing would have been painted by then."""
-    content = replace(_content(quick), first_prompt=warm)
-    count = 20 * devices if quick else 200 * devices
-    return prompt_load(times * devices * 60.0 / MODM_SECONDS["large"], count, content, SEED)
+def _load(per_minute: float, count: int, first: int, quick: bool) -> Workload:
+    return prompt_load(per_minute, count, _content(first, quick), SEED)
+
+
+def _content(first: int, quick: bool) -> Content:
+    """Prompts from number `first` on; those before are in the cache."""
+    return replace(_log(quick), first_prompt=first)
+
+
+@cache
+def _log(quick: bool) -> Content:
+    return prompt_content(CACHE + (500 if quick else CACHE), 0, 4 * MI210_SECONDS["large"], SEED)
+
+
+def _rises(values: Sequence[float]) -> bool:
+    return list(values) == sorted(values)
