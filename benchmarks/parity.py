@@ -150,7 +150,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fleet", type=Path, action="append", help="fleet files [heavy-16-half and cascade-16-half]")
     parser.add_argument("--model", default="tiny-heavy", help="of the small real run; '' for none")
     parser.add_argument("--real-only", action="store_true", help="no emulated fleets")
-    parser.add_argument("--duration", type=float, default=120.0, help="seconds of a load")
+    parser.add_argument("--duration", type=float, default=110.0, help="seconds of a load")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="shares of what the fleet can paint")
 
 

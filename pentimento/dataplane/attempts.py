@@ -169,7 +169,7 @@ def _after_failure(
     if kind is FailureKind.FATAL:
         return end_request(state, request, End.FAILED, event.reason, event.message)
     if kind is FailureKind.DEADLINE:
-        return on_deadline(state, request)
+        return on_deadline(state, now, request)
     # A stop that nobody here asked for is a worker on its way out.
     return _rerun_elsewhere(state, now, request, worker, to_blame)
 

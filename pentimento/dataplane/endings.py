@@ -3,7 +3,7 @@
 from pentimento.dataplane.commits import commit_picture, fall_back, release_picture, stop_attempts
 from pentimento.dataplane.effects import DeliverEnd, DeliverRecorded, Drop, Effect, End, PersistEnd
 from pentimento.dataplane.events import CancelRequested, EndPersisted
-from pentimento.dataplane.predictions import retry_after_ms
+from pentimento.dataplane.predictions import learn_slowness, retry_after_ms
 from pentimento.dataplane.state import Phase, Request, State
 
 # The picture is there or the end is decided: too late to change anything.
@@ -19,8 +19,10 @@ def on_cancel_requested(state: State, now: float, event: CancelRequested) -> lis
     return stop_request(state, request, End.CANCELLED, "CANCELLED", "cancelled by the client")
 
 
-def on_deadline(state: State, request: Request) -> list[Effect]:
+def on_deadline(state: State, now: float, request: Request) -> list[Effect]:
     """Queued work is never started, running work stops; what an earlier stage painted is there in time."""
+    if request.phase is Phase.RUNNING:
+        learn_slowness(state, request, now - request.started_at)
     if request.phase is Phase.SCORING and state.settings.fall_back:
         return commit_picture(state, request, request.picture_token, "UNSCORED")
     if request.fallback_token and request.phase not in _SETTLED:

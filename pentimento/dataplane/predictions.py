@@ -1,7 +1,7 @@
 """When a request would be done: what waits before it over what its pool gets through, and the time it takes itself."""
 
 from pentimento.dataplane.events import RequestArrived
-from pentimento.dataplane.speed import averaged
+from pentimento.dataplane.speed import Speed, averaged
 from pentimento.dataplane.state import Pool, Request, State, Worker
 
 # Where nothing is known of a pool's speed yet.
@@ -53,10 +53,32 @@ def retry_after_ms(state: State, pool_name: str) -> int:
 def learn_speed(state: State, request: Request, worker: Worker, seconds: float) -> None:
     """From a picture: the worker's batch has been, on average, what it was in the middle of its start and its end."""
     speed = state.pool(request.pool).speed
+    ratio = _ratio(speed, request, worker, seconds)
+    if ratio is not None:
+        speed.learn(ratio)
+        worker.pace = averaged(worker.pace, ratio)
+
+
+def learn_slowness(state: State, request: Request, seconds: float) -> None:
+    """From an attempt that was given up after so long: a device that has become too slow for any deadline would never
+    be known as such by those that make it."""
+    worker = state.workers.get(request.worker_id)
+    if worker is None:
+        return
+    speed = state.pool(request.pool).speed
+    ratio = _ratio(speed, request, worker, seconds)
+    if ratio is None:
+        return
+    if speed.pace is None or ratio > speed.pace:
+        speed.learn(ratio)
+    if worker.pace is None or ratio > worker.pace:
+        worker.pace = averaged(worker.pace, ratio)
+
+
+def _ratio(speed: Speed, request: Request, worker: Worker, seconds: float) -> float | None:
+    """Of the seconds that the attempt took to what it takes nominally."""
     nominal_s = speed.nominal_s(request.work, max((request.started_load + worker.used_credits + 1) // 2, 1))
-    if nominal_s > 0.0 and seconds >= 0.0:
-        speed.learn(seconds / nominal_s)
-        worker.pace = averaged(worker.pace, seconds / nominal_s)
+    return seconds / nominal_s if nominal_s > 0.0 and seconds >= 0.0 else None
 
 
 def _credits_late_s(pool: Pool, now: float, work: float, service_s: float) -> float:

@@ -35,7 +35,7 @@ def forget_timers(state: State) -> None:
 def _fire(state: State, now: float, kind: TimerKind, request: Request) -> list[Effect]:
     match kind:
         case TimerKind.DEADLINE:
-            return on_deadline(state, request)
+            return on_deadline(state, now, request)
         case TimerKind.HEDGE:
             return on_hedge_due(state, now, request)
         case TimerKind.ORPHAN_WAIT:

@@ -52,6 +52,19 @@ def test_measured_speeds_correct_the_profile(driver: Driver) -> None:
     assert driver.dataplane.state.pools["m"].speed.pace == pytest.approx(3.0, rel=0.01)
 
 
+def test_what_no_deadline_leaves_time_for_is_learnt_too(driver: Driver) -> None:
+    """Profiled as 1 s; nothing is done within the 3 s that every request has."""
+    driver.profile()
+    driver.worker()
+    for number in range(30):
+        run = driver.run(f"r{number}", deadline=driver.now + 3.0)
+        driver.now += 3.0
+        driver.send(events.TimePassed())
+        driver.send(events.AttemptFailed(f"r{number}", run.fencing_token, events.FailureKind.STOPPED))
+
+    assert driver.dataplane.state.pools["m"].speed.pace == pytest.approx(3.0, rel=0.01)
+
+
 def test_a_margin_is_worth_as_many_seconds_as_attempts_scatter() -> None:
     speed = Speed(SpeedProfile("m", ((1, 1.0),)))
     for _ in range(200):
