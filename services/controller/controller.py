@@ -97,7 +97,8 @@ class Controller:
         return Fleet(self._registry.statuses(self._clock.monotonic()), plan, self._epoch.value)
 
     async def run(self) -> None:
-        """Plan now, then whenever the fleet changes, a lease ends, or it is time to look at the demand."""
+        """Plan now, then whenever the fleet changes, a lease ends, or it is time to look at the demand; and every
+        `pause_s`, since a pause is only known from a step that was due in it."""
         due_s = self._clock.monotonic()
         while True:
             now_s = self._clock.monotonic()
@@ -149,7 +150,12 @@ class Controller:
 
     def _next_step_s(self, now_s: float) -> float:
         settled_s = self._started_s + self._pace.settle_s
-        ends = [self._look_due_s(), self._registry.next_expiry_s(now_s), settled_s if now_s < settled_s else None]
+        ends = [
+            now_s + self._pace.pause_s,
+            self._look_due_s(),
+            self._registry.next_expiry_s(now_s),
+            settled_s if now_s < settled_s else None,
+        ]
         return min(end for end in ends if end is not None)
 
     def _forgive_pause(self, now_s: float, due_s: float) -> None:
