@@ -67,7 +67,13 @@ def binomial_interval(events: int, trials: int, *, confidence: float = CONFIDENC
 
 
 def binomial_cdf(events: int, trials: int, probability: float) -> float:
-    terms = (math.comb(trials, k) * probability**k * (1.0 - probability) ** (trials - k) for k in range(events + 1))
+    """`probability` strictly between 0 and 1. By logarithms: of some thousand trials the coefficients are beyond floats."""
+    hit, miss = math.log(probability), math.log1p(-probability)
+    all_ways = math.lgamma(trials + 1)
+    terms = (
+        math.exp(all_ways - math.lgamma(k + 1) - math.lgamma(trials - k + 1) + k * hit + (trials - k) * miss)
+        for k in range(events + 1)
+    )
     return math.fsum(terms)
 
 
