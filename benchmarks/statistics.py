@@ -67,7 +67,7 @@ def binomial_interval(events: int, trials: int, *, confidence: float = CONFIDENC
 
 
 def binomial_cdf(events: int, trials: int, probability: float) -> float:
-    """`probability` strictly between 0 and 1. By logarithms: of some thousand trials the coefficients are beyond floats."""
+    """`probability` strictly between 0 and 1. By logarithms: coefficients of thousands of trials are beyond floats."""
     hit, miss = math.log(probability), math.log1p(-probability)
     all_ways = math.lgamma(trials + 1)
     terms = (
