@@ -46,6 +46,17 @@ _CHANCE = ("proteus", "clipper-light", "clipper-heavy")
 # Ups and downs of single windows are arrivals; two of them show what a system does at its peak.
 _PEAK_WINDOWS = 2
 
+# Why two orderings do not come out.
+_WHY = (
+    "The static cascade holds the artefact's allocation, whose heavy pool carries half as much again as the peak "
+    "sends on: it cannot violate 19 %, and its FID is 19 % below Clipper-light's and not 9 %, so the paper's figure is "
+    "another allocation's. Proteus violates more than DiffServe where late requests are painted, as the artefact does "
+    "it, and less where they are dropped in time: it takes a wait of twice the execution for granted, so that batches "
+    "of four never fit, while the queue that Little's law sees is that of the batches before; DiffServe takes fours "
+    "when it is short, and has two stages to wait in. Without its queueing model DiffServe violates as little as "
+    "Proteus under late binding (diffserve8): it is the model of waiting and not the routing."
+)
+
 Rows = list[dict[str, Any]]
 Found = Mapping[str, Mapping[str, Any]]
 """Rows by policy."""
@@ -67,7 +78,8 @@ def figure_4(quick: bool) -> Comparison:
                 rows.append({**told, **_static_row(name, cascade, load, rate, OVERPROVISION, path)})
     note = (
         "paper: DiffServe is Pareto-optimal at every load, Clipper-heavy violates 45.1-74.1 %, Clipper-light least. "
-        "Its loads are worked out from Clipper-heavy's violations."
+        "Its loads are worked out from Clipper-heavy's violations. A point of Proteus that is not dominated has fewer "
+        "violations, and a FID higher by three, than DiffServe reaches at the largest factor that was tried."
     )
     beside = {OURS.name: _static_orders(rows, OURS)}
     return Comparison(rows, _static_orders(rows, PAPER), note, beside)
@@ -78,7 +90,7 @@ def figure_5(quick: bool) -> Comparison:
     rows = _under_trace(CASCADES[0], SYSTEMS, quick)
     note = (
         "paper: DiffServe's FID up to 23.4 % better, the static cascade's and Proteus's up to 9 and under 5 % better "
-        "than Clipper-light's; violations at the peak: static cascade up to 19 %, Clipper-heavy up to 75 %."
+        f"than Clipper-light's; violations at the peak: static cascade up to 19 %, Clipper-heavy up to 75 %. {_WHY}"
     )
     return _compared(rows, note, lambda found: _orders_under_trace(found) | _orders_of_quality(found))
 
@@ -89,7 +101,7 @@ def figure_6(quick: bool) -> Comparison:
     note = (
         "paper: 1.4, 1.7 and 26 times fewer violations than static cascade, Proteus and Clipper-heavy (Cascade 2: "
         "Clipper-heavy 68.4 %), 1.2, 1.9 and 52 times (Cascade 3: 73 %); FID 6-24 % and 8-15 % below all but "
-        "Clipper-heavy's."
+        f"Clipper-heavy's. {_WHY}"
     )
     return _compared(rows, note, _orders_under_trace)
 
@@ -128,7 +140,9 @@ def figure_8(quick: bool) -> Comparison:
     note = (
         "paper: static threshold up to 19 % worse quality off-peak, AIMD up to 20 % more violations, no queueing model "
         "up to 12 % worse quality off-peak. 'Twice the execution delay' is read as e(b) + q(b) = 2 e(b): were q(b) = 2 "
-        "e(b), the heavy model could never be used within this SLO."
+        "e(b), the heavy model could never be used within this SLO. AIMD pays with quality here: it plans with batches "
+        "that violations have made small, so that less is sent on. Off-peak everything is sent on with either model of "
+        "the queue, and the published FID of all-heavy is above that of the mix: so no queueing model costs nothing."
     )
     return _compared(_under_trace(CASCADES[0], ABLATIONS, quick), note, _orders_of_ablations)
 
@@ -218,7 +232,8 @@ def _static_orders(rows: Rows, path: DataPath) -> dict[str, bool]:
     orders = {}
     for level in STATIC_LOADS:
         here = [row for row in rows if row["level"] == level and row["path"] == path.name]
-        orders[f"{level}: every point of Proteus is dominated by one of DiffServe"] = _dominates(here)
+        orders[f"{level}: no point of DiffServe is dominated by one of Proteus"] = not _covers("proteus", here, any)
+        orders[f"{level}: every point of Proteus is dominated by one of DiffServe"] = _covers("diffserve", here, all)
         orders[f"{level}: Clipper-heavy violates most"] = _extreme(here, max, "violations") == "clipper-heavy"
         orders[f"{level}: Clipper-light violates least"] = _least(here, "clipper-light")
         orders[f"{level}: Clipper-light has the highest FID"] = _extreme(here, max, "fid") == "clipper-light"
@@ -263,12 +278,12 @@ def _least(rows: Iterable[Mapping[str, Any]], policy: str) -> bool:
     return bool(violations[policy] <= min(violations.values()))
 
 
-def _dominates(rows: Rows) -> bool:
-    """Whether for every point of Proteus there is one of DiffServe that is no worse in quality and in violations, a
-    twentieth of a point of FID and half a percent of the requests apart counting as equal."""
-    ours = [row for row in rows if row["policy"] == "diffserve"]
-    theirs = [row for row in rows if row["policy"] == "proteus"]
-    return all(
+def _covers(policy: str, rows: Rows, how_many: Callable[[Iterable[bool]], bool]) -> bool:
+    """Whether for so many points of the other system there is one of `policy` that is no worse in quality and in
+    violations, a twentieth of a point of FID and half a percent of the requests apart counting as equal."""
+    ours = [row for row in rows if row["policy"] == policy]
+    theirs = [row for row in rows if row["policy"] in {"diffserve", "proteus"} - {policy}]
+    return how_many(
         any(our["fid"] <= row["fid"] + 0.05 and our["violations"] <= row["violations"] + 0.005 for our in ours)
         for row in theirs
     )

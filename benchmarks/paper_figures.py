@@ -3,18 +3,21 @@
     python -m benchmarks.paper_figures [--only diffserve4 modm10 …]
 
 DiffServe Fig. 4-8, MoDM Fig. 10-13 and 17, NIRVANA's throughput, Katz Fig. 14. What counts is the order of the systems:
-each figure is the share of the orderings its paper states that come out; the numbers of both sides stand in the samples
-and the notes. Prompts come from a made-up log with DiffusionDB's locality.
+each figure is the share of the orderings its paper states that come out; the numbers of both sides, which orderings do
+not come out and why stand in the samples and the notes. Prompts come from a made-up log with DiffusionDB's locality.
 """
 
 import argparse
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks.paper_diffserve import figure_4, figure_5, figure_6, figure_7, figure_8
 from benchmarks.paper_katz import katz_14
 from benchmarks.paper_mixture import figure_10, figure_11, figure_12_13, figure_17, nirvana_throughput
 from benchmarks.paper_orders import Comparison
+from benchmarks.paper_plots import plot_all
+from benchmarks.parts import PartResult, merge_parts
 from benchmarks.report import Figure, at_least, parse_options, publish
 
 FIGURES: Mapping[str, Callable[[bool], Comparison]] = {
@@ -33,22 +36,28 @@ FIGURES: Mapping[str, Callable[[bool], Comparison]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES), help="these figures alone")
+    parser.add_argument("--only", nargs="+", choices=FIGURES, help="these figures alone; the file keeps the others")
+    parser.add_argument("--plots", type=Path, help="folder of the plots (default: beside the result)")
 
 
-def as_figure(name: str, comparison: Comparison) -> Figure:
+def as_part(name: str, comparison: Comparison) -> PartResult:
     rows: list[Mapping[str, Any]] = [*comparison.rows, {"orders": dict(comparison.orders)}]
     rows += [{"beside": case, "orders": dict(orders)} for case, orders in comparison.beside.items()]
-    return Figure(name, comparison.share, at_least(1.0, "of orderings"), rows, None)
+    figure = Figure(name, comparison.share, at_least(1.0, "of orderings"), rows, None)
+    return PartResult([figure], {"compared": comparison.note, "not": comparison.failed})
 
 
 def main() -> int:
     options = parse_options("paper_figures", __doc__, add_options)
-    comparisons = {name: FIGURES[name](options.quick) for name in options.rest["only"]}
-    for name, comparison in comparisons.items():
+    found: dict[str, PartResult] = {}
+    for name in options.rest["only"] or FIGURES:
+        comparison = FIGURES[name](options.quick)
         print(f"{name}: " + "\n".join(comparison.lines()), flush=True)
-    notes = {name: comparison.note for name, comparison in comparisons.items()}
-    return publish(options, [as_figure(name, comparison) for name, comparison in comparisons.items()], notes=notes)
+        found[name] = as_part(name, comparison)
+    figures, notes = merge_parts(options.out if options.rest["only"] else None, list(FIGURES), found)
+    rows = {figure.name: figure.samples for figure in figures}
+    plot_all(rows, options.rest["plots"] or options.out.parent / "plots")
+    return publish(options, figures, notes={"parts": notes})
 
 
 if __name__ == "__main__":

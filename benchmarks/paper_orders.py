@@ -19,6 +19,10 @@ class Comparison:
     def share(self) -> float:
         return sum(self.orders.values()) / len(self.orders)
 
+    @property
+    def failed(self) -> list[str]:
+        return [sentence for sentence, holds in self.orders.items() if not holds]
+
     def told(self) -> str:
         return _told(self.orders)
 
