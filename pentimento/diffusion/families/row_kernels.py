@@ -28,6 +28,9 @@ from pentimento.diffusion.families.model import AsAlone, DenoiserInput
 # the layer's width.
 _FEW_MATRIX_ROWS = 16
 
+# Fewer multiplications a matrix than that, and torch does a batch of matrices by loops of its own.
+_LOOPED_PRODUCTS = 400
+
 # Shapes of forward passes whose layers are remembered: some sizes times the batch sizes.
 _KEPT_SHAPES = 128
 
@@ -52,7 +55,7 @@ class RowKernels:
         key = (shape, inputs.conditioning.states.shape[1], wanted.rows_each, torch.get_num_threads())
         if (found := self._found.get(key)) is None:
             return self._finding(key, wanted, shape[0])
-        return _replaced(found, lambda layer, plain, rows: _in_parts(wanted, found[layer], plain, rows))
+        return _replaced(found, lambda layer, plain, rows: _in_parts(wanted, found[layer], layer, plain, rows))
 
     @contextmanager
     def _finding(self, key: tuple[object, ...], wanted: AsAlone, row_count: int) -> Iterator[None]:
@@ -63,7 +66,7 @@ class RowKernels:
             if inputs.shape[0] != row_count or at_once == row_count:
                 return plain(inputs)
             found[layer] = at_once
-            return _in_parts(wanted, at_once, plain, inputs)
+            return _in_parts(wanted, at_once, layer, plain, inputs)
 
         with _replaced(self._layers, forward):
             yield
@@ -105,11 +108,21 @@ def _convolution(layer: nn.Conv2d, inputs: Tensor) -> Any:
     return torch._C._select_conv_backend(inputs, layer.weight, layer.bias, *geometry)
 
 
-def _in_parts(wanted: AsAlone, at_once: int, plain: Forward, inputs: Tensor) -> Tensor:
+def _in_parts(wanted: AsAlone, at_once: int, layer: Layer, plain: Forward, inputs: Tensor) -> Tensor:
     if len(wanted.pictures) * wanted.rows_each == inputs.shape[0]:
-        return torch.cat([plain(part) for part in inputs.split(at_once)])
+        products = _products(layer, inputs, at_once) if type(layer) is nn.Linear else None
+        return torch.cat([plain(part) for part in inputs.split(at_once)]) if products is None else products
     outputs = plain(inputs)
     for picture in wanted.pictures:
         rows = slice(picture * wanted.rows_each, (picture + 1) * wanted.rows_each)
         outputs[rows] = plain(inputs[rows])
     return outputs
+
+
+def _products(layer: nn.Linear, inputs: Tensor, at_once: int) -> Tensor | None:
+    """All parts in one call, which MKL multiplies one by one; None where torch would take neither for it."""
+    parts = inputs.reshape(inputs.shape[0] // at_once, -1, inputs.shape[-1])
+    if layer.bias is None or layer.out_features == 1 or parts[0].numel() * layer.out_features < _LOOPED_PRODUCTS:
+        return None
+    weights = layer.weight.t().expand(parts.shape[0], -1, -1)
+    return torch.baddbmm(layer.bias, parts, weights).reshape(*inputs.shape[:-1], layer.out_features)
