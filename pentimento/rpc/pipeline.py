@@ -32,6 +32,7 @@ from pentimento.telemetry.request_id import accept_request_id, request_id
 T = TypeVar("T")
 Tasks = set[asyncio.Task[Any]]
 Context = grpc.aio.ServicerContext[Any, Any]
+LAST_ANSWER_S = 0.5
 # A grpc.RpcMethodHandler; its stub makes every attribute optional, where the two flags say which one is set.
 Handler = Any
 
@@ -88,13 +89,16 @@ class Pipeline:
 
     async def close(self, grace_s: float, stream_grace_s: float) -> None:
         """Refuses new calls, waits up to `grace_s` for unary ones and, within that, up to `stream_grace_s` for streams;
-        what still runs is cancelled and answered UNAVAILABLE."""
+        what still runs is cancelled and answered UNAVAILABLE, which it has `LAST_ANSWER_S` to send."""
         self._closed = True
         end = time.monotonic() + grace_s
         await finished(self._unary, grace_s)
         await finished(self._streams, min(stream_grace_s, end - time.monotonic()))
-        for task in (*self._unary, *self._streams, *self._exempt):
+        left = {*self._unary, *self._streams, *self._exempt}
+        for task in left:
             task.cancel()
+        # Before the connections close: a caller who reads their end first never learns why.
+        await finished(left, LAST_ANSWER_S)
 
     def wrap(self, path: str, handler: Handler, allowed: frozenset[Role], *, limited: bool = True) -> Handler:
         """The same RPC with everything around it. gRPC handles bytes: decoding is ours, after authentication."""
