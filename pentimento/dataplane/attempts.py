@@ -2,7 +2,7 @@
 
 from pentimento.dataplane.cascade import on_picture
 from pentimento.dataplane.commits import commit_picture, release_picture, resume_commit
-from pentimento.dataplane.credits import give_back, refresh, take
+from pentimento.dataplane.credits import give_back, refresh, take, yield_credit
 from pentimento.dataplane.effects import (
     DeliverRecorded,
     Effect,
@@ -19,9 +19,10 @@ from pentimento.dataplane.events import (
     AttemptKey,
     AttemptPersisted,
     AttemptStarted,
+    AttemptYielded,
     FailureKind,
 )
-from pentimento.dataplane.predictions import learn_speed
+from pentimento.dataplane.predictions import expected_service_s, learn_speed
 from pentimento.dataplane.state import ATTEMPTED, Phase, Request, State, TimerKind, Worker
 
 _UNCOUNTED = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.GONE})
@@ -31,7 +32,7 @@ _DOUBTFUL = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.
 
 def start_attempt(state: State, now: float, request: Request, worker: Worker) -> PersistAttempt:
     """Bind a request to a free credit; it runs once the attempt is journalled."""
-    state.begin(request, now)
+    state.begin(request, now, now + expected_service_s(state.pool(request.pool), worker, request.work))
     request.attempt_number += 1
     request.fencing_token = max(request.fencing_token + 1, state.first_token)
     request.worker_id = worker.worker_id
@@ -96,6 +97,18 @@ def on_attempt_started(state: State, now: float, event: AttemptStarted) -> list[
     worker_id = state.attempt_workers.get(key)
     if worker_id is not None:
         state.workers[worker_id].begun[key] = None
+    return []
+
+
+def on_attempt_yielded(state: State, now: float, event: AttemptYielded) -> list[Effect]:
+    key = (event.request_id, event.fencing_token)
+    worker_id = state.attempt_workers.get(key)
+    if worker_id is None:
+        return []
+    yield_credit(state, state.workers[worker_id], key)
+    request = state.requests.get(event.request_id)
+    if request is not None and request.attempt_key == key and request.phase is Phase.RUNNING:
+        state.pool(request.pool).expect_no_credit(request)
     return []
 
 

@@ -1,5 +1,7 @@
 """The credits of workers: who may be offered work, and what is taken."""
 
+import math
+
 from pentimento.dataplane.events import AttemptKey
 from pentimento.dataplane.state import Pool, State, Worker
 
@@ -19,6 +21,12 @@ def take_as_peer(state: State, worker: Worker, key: AttemptKey) -> None:
     refresh(state, worker)
 
 
+def yield_credit(state: State, worker: Worker, key: AttemptKey) -> None:
+    """The attempt goes on, and another one may come already."""
+    worker.yielded[key] = None
+    refresh(state, worker)
+
+
 def give_back(state: State, key: AttemptKey) -> Worker | None:
     """The worker that held the attempt; None if it is not in flight any more (a late or repeated word)."""
     worker_id = state.attempt_workers.pop(key, None)
@@ -31,6 +39,7 @@ def give_back(state: State, key: AttemptKey) -> Worker | None:
     worker = state.workers[worker_id]
     del worker.in_flight[key]
     worker.begun.pop(key, None)
+    worker.yielded.pop(key, None)
     refresh(state, worker)
     return worker
 
@@ -51,15 +60,33 @@ def is_eligible(state: State, worker: Worker) -> bool:
 
 
 def refresh(state: State, worker: Worker) -> None:
-    """Offer the worker in its lanes exactly while it has a free credit."""
-    free = worker.used_credits < worker.credit_count and is_eligible(state, worker)
+    """Offer the worker in its lanes exactly while it has a free credit, or a reserve and nothing but that."""
+    beyond = worker.used_credits - worker.credit_count if is_eligible(state, worker) else math.inf
     for key in worker.lane_keys:
-        ready = state.lanes[key].ready
-        if free:
-            ready.set(worker.worker_id, _cost(state.pools[key[0]], worker))
+        lane = state.lanes[key]
+        if beyond < 0:
+            lane.ready.set(worker.worker_id, _cost(state.pools[key[0]], worker))
+            lane.reserve.discard(worker.worker_id)
+            state.dirty[key] = None
+            continue
+        lane.ready.discard(worker.worker_id)
+        if beyond < worker.reserve_count and worker.in_flight:
+            lane.reserve.set(worker.worker_id, -latest_deadline(state, worker))
             state.dirty[key] = None
         else:
-            ready.discard(worker.worker_id)
+            lane.reserve.discard(worker.worker_id)
+
+
+def latest_deadline(state: State, worker: Worker) -> float:
+    """Of what it has, those that are about to end left out; -inf where that is nothing."""
+    return max(
+        (
+            state.requests[key[0]].deadline
+            for key in worker.in_flight
+            if key not in worker.yielded and key[0] in state.requests
+        ),
+        default=-math.inf,
+    )
 
 
 def count(state: State, worker: Worker) -> None:

@@ -1,7 +1,7 @@
 """Late binding: a request leaves the queue only when a worker that holds its model has a free credit."""
 
 from pentimento.dataplane.attempts import start_attempt
-from pentimento.dataplane.credits import take_as_peer
+from pentimento.dataplane.credits import latest_deadline, take_as_peer
 from pentimento.dataplane.effects import Effect
 from pentimento.dataplane.endings import drop_late
 from pentimento.dataplane.predictions import predicted_service_s
@@ -15,13 +15,23 @@ def dispatch(state: State, now: float) -> list[Effect]:
         key = next(iter(state.dirty))
         del state.dirty[key]
         lane = state.lanes[key]
-        if not lane.ready:
-            continue
-        if lane.reruns:
+        if lane.ready and lane.reruns:
             effects += _dispatch_reruns(state, now, lane)
         while lane.ready and (lane.fresh or lane.spare):
             effects += _dispatch_next(state, now, key, lane)
+        while lane.reserve and lane.fresh and (urgent := _dispatch_urgent(state, now, lane)):
+            effects.append(urgent)
     return effects
+
+
+def _dispatch_urgent(state: State, now: float, lane: Lane) -> Effect | None:
+    """No credit is free: who is due before the least urgent of those that run may take its place in the batch."""
+    request = state.requests[lane.fresh.first()]
+    worker = state.workers[lane.reserve.first()]
+    if request.deadline >= latest_deadline(state, worker) or _is_hopeless(state, now, lane, request, worker):
+        return None
+    lane.fresh.serve(request.request_id)
+    return start_attempt(state, now, request, worker)
 
 
 def _dispatch_next(state: State, now: float, key: LaneKey, lane: Lane) -> list[Effect]:

@@ -108,6 +108,14 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptYielded:
+    """Its place at the worker is about to be free: it holds a credit no longer."""
+
+    request_id: str
+    fencing_token: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptFinished:
     """The picture of an attempt is here, not yet committed."""
 
@@ -170,7 +178,8 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
-    """What a worker holds and how much it will take. `pinned`: named by the operator, so no plan is needed;
+    """What a worker holds and how much it will take: `credit_count` attempts, and `reserve_count` more that are due
+    before one that it has. `pinned`: named by the operator, so no plan is needed;
     `pairable`: it can compute one half of the guidance for another worker."""
 
     worker_id: str
@@ -182,6 +191,7 @@ class WorkerReported:
     pinned: bool = False
     running: frozenset[AttemptKey] = frozenset()
     pairable: bool = False
+    reserve_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +281,7 @@ Event = (
     | RouteResolved
     | AttemptPersisted
     | AttemptStarted
+    | AttemptYielded
     | AttemptFinished
     | AttemptFailed
     | Scored

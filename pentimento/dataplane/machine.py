@@ -20,6 +20,7 @@ _HANDLERS: Mapping[type, Handler] = {
     events.DrainRequested: admission.on_drain_requested,
     events.AttemptPersisted: attempts.on_attempt_persisted,
     events.AttemptStarted: attempts.on_attempt_started,
+    events.AttemptYielded: attempts.on_attempt_yielded,
     events.AttemptFinished: attempts.on_attempt_finished,
     events.AttemptFailed: attempts.on_attempt_failed,
     events.Scored: cascade.on_scored,

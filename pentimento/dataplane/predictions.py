@@ -1,11 +1,15 @@
 """When a request would be done: what waits before it over what its pool gets through, and the time it takes itself."""
 
+import math
+
 from pentimento.dataplane.events import RequestArrived
 from pentimento.dataplane.speed import Speed, averaged
 from pentimento.dataplane.state import Pool, Request, State, Worker
 
 # Where nothing is known of a pool's speed yet.
 DEFAULT_WAIT_S = 5.0
+# Of `prediction_margin`, for those who come: a worker may be slower than its pool, and no is better heard at once.
+ADMISSION_MARGINS = 2.0
 
 
 def predicted_wait_s(state: State, pool_name: str) -> float:
@@ -27,15 +31,18 @@ def predicted_end_s(state: State, now: float, pool: Pool, request: Request | Req
     own_work = backlog.work if backlog is not None else 0.0
     others = len(pool.tenants) - (backlog is not None)
     ahead = min(pool.waiting_work, own_work + others * (own_work + work))
-    itself = isinstance(request, Request)
-    wait_s = _wait_s(pool, pool.waiting_count - itself, ahead - itself * work, 0.0)
+    if isinstance(request, Request):
+        ahead -= work
     batch = max(round(pool.credit_count / max(len(pool.workers), 1)), 1)
-    service_s = pool.speed.seconds(work, batch)
-    cautious_s = pool.speed.seconds(work, batch, margin=state.settings.prediction_margin)
-    if wait_s <= 0.0 or service_s is None or cautious_s is None:
-        return None
-    turn_s = wait_s + _credits_late_s(pool, now, work, service_s)
-    return max(turn_s, 0.0) + cautious_s
+    turn_s = _turn_s(pool, now, ahead, batch)
+    service_s = pool.speed.seconds(work, batch, margin=ADMISSION_MARGINS * state.settings.prediction_margin)
+    return None if turn_s is None or service_s is None else turn_s + service_s
+
+
+def expected_service_s(pool: Pool, worker: Worker, work: float) -> float:
+    """Seconds that the request takes on a worker whose batch is full, as it is when somebody waits; 0 where no speed is
+    known yet."""
+    return pool.speed.seconds(work, max(worker.credit_count, worker.used_credits + 1), worker.pace) or 0.0
 
 
 def predicted_service_s(state: State, pool: Pool, worker: Worker, work: float) -> float | None:
@@ -81,14 +88,20 @@ def _ratio(speed: Speed, request: Request, worker: Worker, seconds: float) -> fl
     return seconds / nominal_s if nominal_s > 0.0 and seconds >= 0.0 else None
 
 
-def _credits_late_s(pool: Pool, now: float, work: float, service_s: float) -> float:
-    """How much later credits come back than one for each that waits ahead: by half the time between two of them and,
-    since attempts that began together end together, by what those that run are younger than half a service time."""
-    if not pool.running_count or pool.throughput <= 0.0 or pool.speed.pace is None:
-        return 0.0
-    age_s = now - pool.started_sum / pool.running_count
-    younger_s = min(max(service_s / 2 - age_s, -service_s / 2), service_s / 2)
-    return younger_s + work / 2 * pool.speed.pace / pool.throughput
+def _turn_s(pool: Pool, now: float, work_ahead: float, batch: int) -> float | None:
+    """Seconds until there is a credit for who has so much work ahead; None where there is one, or none to wait for.
+
+    Those that run give theirs back when they are expected to end, and again a service time later. Attempts that began
+    together end together: a mean over time would promise too much to some and too little to others.
+    """
+    mean_work = pool.waiting_work / pool.waiting_count if pool.waiting_count else 0.0
+    ahead_count = math.floor(work_ahead / mean_work + 0.5) if mean_work > 0.0 else 0
+    place = ahead_count - (pool.credit_count - len(pool.ends))
+    if place < 0 or not pool.ends:
+        return None
+    rounds, number = divmod(place, len(pool.ends))
+    round_s = pool.speed.seconds(mean_work, batch) if rounds else 0.0
+    return None if round_s is None else max(pool.ends[number] - now, 0.0) + rounds * round_s
 
 
 def _wait_s(pool: Pool, waiting_count: int, work_ahead: float, unknown: float) -> float:

@@ -3,6 +3,7 @@
 from pentimento.dataplane.credits import take
 from pentimento.dataplane.effects import Attach, Effect, PrepareRoute, ResolveRoute
 from pentimento.dataplane.events import AttemptKey, Recovered, RecoveredRequest, TookOver
+from pentimento.dataplane.predictions import expected_service_s
 from pentimento.dataplane.state import Phase, Request, State, TimerKind, Worker
 
 
@@ -28,7 +29,8 @@ def attach_orphans(state: State, now: float, worker: Worker) -> list[Effect]:
         request = state.requests.get(request_id)
         if request is None or request.phase is not Phase.ORPHANED:
             continue
-        request.started_at = now
+        expected_s = expected_service_s(state.pool(request.pool), worker, request.work)
+        request.started_at, request.ends_at = now, now + expected_s
         state.enter(request, Phase.RUNNING)
         take(state, worker, request.attempt_key)
         effects.append(Attach(request_id, request.attempt_number, request.fencing_token, worker.worker_id))

@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
@@ -81,6 +82,8 @@ class Request:
     worker_id: str = ""
     started_at: float = 0.0
     started_load: int = 1
+    # When its attempt is expected to give its credit back; None once it has.
+    ends_at: float | None = None
     picture_token: int = 0
     fallback_token: int = 0
     degraded: str = ""
@@ -109,8 +112,9 @@ class Request:
 class Worker:
     """A worker as it last described itself. `abandoned`: attempts we gave up that it may still be running.
 
-    `begun`: those in flight that it has started on. `lost_begun`: one of them was lost with this process, so those that
-    only waited behind it are not to blame. `pace` as in `Speed`; None before its first picture.
+    Of those in flight, `begun` are the ones that it has started on, and `yielded` those that hold no credit any more,
+    about to end. `lost_begun`: one of them was lost with this process, so those that only waited behind it are not to
+    blame. `pace` as in `Speed`; None before its first picture.
     """
 
     worker_id: str
@@ -118,6 +122,7 @@ class Worker:
     model_digest: str
     worker_generation: int
     credit_count: int
+    reserve_count: int = 0
     draining: bool = False
     pinned: bool = False
     pairable: bool = False
@@ -126,6 +131,7 @@ class Worker:
     confirmed: bool = True
     in_flight: dict[AttemptKey, None] = field(default_factory=dict)
     begun: dict[AttemptKey, None] = field(default_factory=dict)
+    yielded: dict[AttemptKey, None] = field(default_factory=dict)
     lost_begun: bool = False
     abandoned: frozenset[AttemptKey] = frozenset()
     pools: tuple[str, ...] = ()
@@ -138,7 +144,7 @@ class Worker:
 
     @property
     def used_credits(self) -> int:
-        return len(self.in_flight) + len(self.abandoned)
+        return len(self.in_flight) + len(self.abandoned) - len(self.yielded)
 
     def holds(self, model_digest: str) -> bool:
         return self.connected and self.model_digest == model_digest
@@ -147,12 +153,14 @@ class Worker:
 @dataclass(slots=True)
 class Lane:
     """Requests of one pool pinned to one digest, and the workers that could take them now. Reruns go first; `spare` are
-    other lanes' requests, which go last."""
+    other lanes' requests, which go last. `reserve`: workers without a credit that would take somebody more urgent than
+    one that they have, the least urgent of theirs first."""
 
     reruns: OrderedDict[str, None] = field(default_factory=OrderedDict)
     fresh: FairQueue = field(default_factory=FairQueue)
     spare: FairQueue = field(default_factory=FairQueue)
     ready: ReadyWorkers = field(default_factory=ReadyWorkers)
+    reserve: ReadyWorkers = field(default_factory=ReadyWorkers)
 
     def discard(self, request_id: str) -> None:
         self.reruns.pop(request_id, None)
@@ -171,7 +179,7 @@ class Backlog:
 @dataclass(slots=True)
 class Pool:
     """Load of a pool, its counts since the start. `throughput`: work a second of its full workers, before `speed.pace`.
-    `started_sum`: of the times at which those that run began.
+    `ends`: when those that run are expected to give their credits back, ascending.
     `confidence_threshold` is the plan's, None where the plan says nothing of the way of requests.
 
     `arrived_count` has what cascades sent on to it, too.
@@ -183,7 +191,7 @@ class Pool:
     waiting_work: float = 0.0
     tenants: dict[str, Backlog] = field(default_factory=dict)
     running_count: int = 0
-    started_sum: float = 0.0
+    ends: list[float] = field(default_factory=list)
     credit_count: int = 0
     throughput: float = 0.0
     confidence_threshold: float | None = None
@@ -210,7 +218,18 @@ class Pool:
     def run(self, request: Request, step: int) -> None:
         """Likewise one that has a worker."""
         self.running_count += step
-        self.started_sum = self.started_sum + step * request.started_at if self.running_count else 0.0
+        if request.ends_at is None:
+            return
+        if step > 0:
+            insort(self.ends, request.ends_at)
+        else:
+            del self.ends[bisect_left(self.ends, request.ends_at)]
+
+    def expect_no_credit(self, request: Request) -> None:
+        """One that runs has given its credit back before its end."""
+        if request.ends_at is not None:
+            del self.ends[bisect_left(self.ends, request.ends_at)]
+            request.ends_at = None
 
 
 @dataclass(slots=True)
@@ -307,12 +326,13 @@ class State:
         request.phase = phase
         self._count(request, +1)
 
-    def begin(self, request: Request, now: float) -> None:
+    def begin(self, request: Request, now: float, ends_at: float) -> None:
         """An attempt starts: the first of those that wait, another one of those that are hedged."""
-        if request.phase is Phase.QUEUED:
-            self.enter(request, Phase.STARTING)
         self._count(request, -1)
-        request.started_at = now
+        if request.phase is Phase.QUEUED:
+            self._leave_lanes(request)
+            request.phase = Phase.STARTING
+        request.started_at, request.ends_at = now, ends_at
         self._count(request, +1)
 
     def move(self, request: Request, pool: str, work: float) -> None:

@@ -17,7 +17,8 @@ class RunningAttempt:
 
 @dataclass(frozen=True)
 class WorkerCredits:
-    """`credit_count` bounds the attempts of one frontdoor that the worker holds at once, running ones included."""
+    """`credit_count` bounds the attempts that the worker holds at once, without those that have yielded their place. It
+    takes `reserve_count` more that are due before one that it holds, which then steps back."""
 
     worker_id: str
     held: HeldModel
@@ -28,6 +29,7 @@ class WorkerCredits:
     capabilities: frozenset[Capability] = frozenset()
     resident_components: tuple[str, ...] = ()
     attempts: tuple[RunningAttempt, ...] = ()
+    reserve_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class StepProgress:
     step: int
     step_count: int
     preview: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True)
+class PlaceYielded:
+    """Told once: by when another attempt is here, the place of this one in the batch is free. Another credit is."""
 
 
 @dataclass(frozen=True)
@@ -67,4 +74,4 @@ class AttemptResult:
     bad_donor_reason: str = ""
 
 
-ExecuteEvent = Started | StepProgress | AttemptResult
+ExecuteEvent = Started | StepProgress | PlaceYielded | AttemptResult

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar
 
 Urgency = tuple[float, int]
 
-# Of a batch: what waits at a worker for a place in it. Places fall free one by one, and each is taken up while the next
-# request is on its way; more would only wait where nobody can reorder, drop or move it.
-READY_SHARE = 0.25
+RESERVE_SHARE = 0.25
+# From a place that falls free to a request that takes it: journal, network, preparation.
+ON_ITS_WAY_S = 0.05
 
 
 class Candidate(Protocol):
@@ -46,9 +46,15 @@ def due_at(arrived_at: float, deadline: float | None, patience_s: float) -> floa
     return ages_at if deadline is None else min(deadline, ages_at)
 
 
-def credit_count(batch_limit: int) -> int:
-    """Attempts that a worker holds whose batches take up to `batch_limit`: those that run, and a few that are ready."""
-    return batch_limit + math.ceil(batch_limit * READY_SHARE)
+def reserve_count(batch_limit: int) -> int:
+    """Attempts that a worker takes beyond a full batch when they are due before one of those in it."""
+    return math.ceil(batch_limit * RESERVE_SHARE)
+
+
+def yielding_steps(step_s: float) -> int:
+    """At so many steps before its end a picture yields its place, so that whoever takes it comes just in time: earlier,
+    it would wait at the worker, where nobody can reorder, drop or move it; later, the batch would run with a gap."""
+    return max(1, math.ceil(ON_ITS_WAY_S / step_s)) if step_s > 0.0 else 1
 
 
 def choose_batch(candidates: Sequence[C], limit_of: Callable[[Any], int], *, preempt: bool) -> list[C]:

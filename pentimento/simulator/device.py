@@ -12,7 +12,7 @@ from random import Random
 from typing import Protocol
 
 from pentimento.dataplane.events import AttemptKey
-from pentimento.policies.step_batching import Urgency, choose_batch, credit_count, due_at
+from pentimento.policies.step_batching import Urgency, choose_batch, due_at, reserve_count, yielding_steps
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.costs import ModelCosts
 
@@ -29,6 +29,7 @@ class SimulatedJob:
     key: str = ""
     running: bool = False
     stopped: bool = False
+    yielded: bool = False
     began_s: float = 0.0
     device_s: float = 0.0
 
@@ -37,6 +38,10 @@ class DeviceListener(Protocol):
     """Who hears of a device. Called at the virtual time at which it happens."""
 
     def job_began(self, device: "Device", job: SimulatedJob) -> None: ...
+
+    def job_yielded(self, device: "Device", job: SimulatedJob) -> None:
+        """Its place is about to be free."""
+        ...
 
     def job_finished(self, device: "Device", job: SimulatedJob) -> None: ...
 
@@ -54,7 +59,8 @@ class DeviceListener(Protocol):
 @dataclass(frozen=True)
 class DeviceSettings:
     """`steps`: join and leave at any step; otherwise whole requests are batched. A device holds `credit_batches`
-    batches of attempts, as many attempts as a worker grants where that is None. `patience_s` as in the engine.
+    batches of attempts; where that is None as a worker does, a batch, and for each picture that is about to end another
+    one. `patience_s` as in the engine.
     `drop_after`: what the batch that is about to begin would end later than so many SLOs after it came is given up
     (DiffServe's workers, whose queues are their own); None for never."""
 
@@ -113,8 +119,13 @@ class Device:
     def credit_count(self) -> int:
         if self.draining:
             return 0
-        batches = self._settings.credit_batches
-        return credit_count(self.max_batch) if batches is None else batches * self.max_batch
+        return (self._settings.credit_batches or 1) * self.max_batch
+
+    @property
+    def reserve_count(self) -> int:
+        """None where whole requests are batched: nobody there steps back."""
+        as_worker = self._settings.steps and self._settings.credit_batches is None and not self.draining
+        return reserve_count(self.max_batch) if as_worker else 0
 
     @property
     def model(self) -> str:
@@ -255,7 +266,24 @@ class Device:
 
     def _note_end(self) -> None:
         self._version += 1
+        if self._settings.steps and self._settings.credit_batches is None:
+            self._note_yields()
         self._agenda.at(self._began_s + self._step_count * self._step_s, self._end, self._version)
+
+    def _note_yields(self) -> None:
+        """Whoever ends with this segment says so a few steps before, but not before it has taken a step."""
+        if any(job.left == self._step_count and not job.yielded for job in self._batch):
+            step = max(self._step_count - yielding_steps(self._step_s), 1)
+            at_s = self._began_s + min(step, self._step_count) * self._step_s
+            self._agenda.at(max(at_s, self._agenda.now), self._yield, self._version)
+
+    def _yield(self, version: int) -> None:
+        if version != self._version:
+            return
+        # Whoever hears of it may send another one, and cut the segment.
+        for job in [job for job in self._batch if job.left == self._step_count and not job.yielded]:
+            job.yielded = True
+            self._listener.job_yielded(self, job)
 
     def _cut(self) -> None:
         """End the segment at the next step boundary; one that has not begun takes its first step."""

@@ -215,11 +215,15 @@ class Simulation:
                 device.generation,
                 device.credit_count,
                 draining=device.draining,
+                reserve_count=device.reserve_count,
             )
         )
 
     def job_began(self, device: Device, job: SimulatedJob) -> None:
         self.submit(events.AttemptStarted(*job.attempt))
+
+    def job_yielded(self, device: Device, job: SimulatedJob) -> None:
+        self.submit(events.AttemptYielded(*job.attempt))
 
     def job_finished(self, device: Device, job: SimulatedJob) -> None:
         request = self._requests.get(job.attempt[0])

@@ -5,7 +5,14 @@ from collections.abc import AsyncIterator, Callable
 
 from pentimento.clients.worker import WorkerClient
 from pentimento.dataplane.effects import Attach, Execute, Hedge, ReservePair, StopAttempt
-from pentimento.dataplane.events import AttemptFailed, AttemptFinished, AttemptStarted, Event, FailureKind
+from pentimento.dataplane.events import (
+    AttemptFailed,
+    AttemptFinished,
+    AttemptStarted,
+    AttemptYielded,
+    Event,
+    FailureKind,
+)
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import (
     DEVICE_OUT_OF_MEMORY,
@@ -19,7 +26,7 @@ from pentimento.domain.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from pentimento.domain.execution import AttemptResult, ExecuteEvent, Started, StepProgress
+from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.generation import Attempt, Route, StageTiming
 from pentimento.domain.image_request import Progress
 from pentimento.stores.objects.store import digest_of
@@ -133,12 +140,15 @@ class AttemptRunner:
             message = "the frontdoor could not follow the attempt"
             self._submit(AttemptFailed(request_id, token, FailureKind.FATAL, "UNEXPECTED", message))
 
-    def _pass_on(self, job: Job, execution: Execution, event: Started | StepProgress) -> None:
+    def _pass_on(self, job: Job, execution: Execution, event: Started | StepProgress | PlaceYielded) -> None:
         attempt = execution.attempt
-        if isinstance(event, Started):
-            self._submit(AttemptStarted(attempt.request_id, attempt.fencing_token))
-            return
-        job.audience.tell(Progress(event.step, event.step_count, event.preview, attempt.attempt_number))
+        match event:
+            case Started():
+                self._submit(AttemptStarted(attempt.request_id, attempt.fencing_token))
+            case PlaceYielded():
+                self._submit(AttemptYielded(attempt.request_id, attempt.fencing_token))
+            case StepProgress():
+                job.audience.tell(Progress(event.step, event.step_count, event.preview, attempt.attempt_number))
 
     def _take_result(self, job: Job, execution: Execution, result: AttemptResult) -> None:
         """Raises Internal for a picture that is not what the worker sent, or not of this attempt."""

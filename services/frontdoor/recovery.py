@@ -54,7 +54,8 @@ def _job_of(record: RequestRecord, clock: Clock, default_deadline_s: float) -> J
         resolved=resolved,
         arrived_at=now - max(wall - accepted.accepted_at, 0.0),
         accepted_at=accepted.accepted_at,
-        deadline=now + deadline_at - wall,
+        # The wall clock may have been set back meanwhile: that gives nobody more time than was theirs at first.
+        deadline=now + deadline_at - max(wall, accepted.accepted_at),
         deadline_at=deadline_at,
         audience=Audience(accepted.request_id, route),
         way=way,

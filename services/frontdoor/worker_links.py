@@ -176,6 +176,7 @@ def _reported(credits: WorkerCredits, pinned: bool) -> WorkerReported:
         model_digest=credits.held.model_digest,
         worker_generation=credits.held.worker_generation,
         credit_count=credits.credit_count,
+        reserve_count=credits.reserve_count,
         draining=credits.draining,
         pinned=pinned,
         pairable=Capability.LATENT_PARALLEL in credits.capabilities,

@@ -21,7 +21,7 @@ from pentimento.domain.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from pentimento.domain.execution import ExecuteEvent, RunningAttempt, Started, StepProgress
+from pentimento.domain.execution import ExecuteEvent, PlaceYielded, RunningAttempt, Started, StepProgress
 from pentimento.domain.generation import Attempt
 from pentimento.rpc import spawn_detached
 from services.unet_worker import metrics
@@ -33,7 +33,7 @@ Runner = Callable[[ExecuteOrder, Callable[[ExecuteEvent], None]], Awaitable[Outc
 K = TypeVar("K")
 V = TypeVar("V")
 AttemptKey = tuple[str, int]
-StreamEvent = Started | StepProgress | Outcome
+StreamEvent = Started | StepProgress | PlaceYielded | Outcome
 
 # Cancels that overtook their Execute, newest fencing tokens, finished attempts: each bounded, oldest out first.
 REMEMBERED = 4096
@@ -50,6 +50,7 @@ class HeldAttempt:
         self.expiry: asyncio.TimerHandle | None = None
         self.outcome: Outcome | PentimentoError | None = None
         self.step, self.step_count = 0, 0
+        self.yielded = False
         self._started: Started | None = None
         self._progress: StepProgress | None = None
         self._news = asyncio.Event()
@@ -68,7 +69,7 @@ class HeldAttempt:
         return RunningAttempt(*self.key, self.step, self.step_count, self.orphaned)
 
     def hear(self, event: ExecuteEvent) -> None:
-        """News of the runner: the start once, progress as it comes. A preview survives until it is read."""
+        """News of the runner: start and yielding once, progress as it comes. A preview survives until it is read."""
         match event:
             case Started():
                 self._started, self.step, self.step_count = event, event.first_step, event.step_count
@@ -76,6 +77,8 @@ class HeldAttempt:
                 unread = self._progress.preview if self._progress else b""
                 self.step = max(event.step, self.step)
                 self._progress = StepProgress(self.step, event.step_count, event.preview or unread)
+            case PlaceYielded():
+                self.yielded = True
         self._news.set()
 
     def settle(self, outcome: Outcome | PentimentoError) -> None:
@@ -89,7 +92,7 @@ class HeldAttempt:
         self._reader_count += 1
         self._reader = me = self._reader_count
         self._news.set()
-        started_told = False
+        started_told = yielding_told = False
         try:
             while True:
                 if self._reader != me:
@@ -97,6 +100,9 @@ class HeldAttempt:
                 if self._started is not None and not started_told:
                     started_told = True
                     yield self._started
+                elif self.yielded and not yielding_told:
+                    yielding_told = True
+                    yield PlaceYielded()
                 elif self._progress is not None:
                     progress, self._progress = self._progress, None
                     yield progress
@@ -201,7 +207,7 @@ class AttemptBook:
             raise Unavailable("DRAINING", "this worker is stopping")
         if held.key in self._held:
             raise FailedPrecondition("ATTEMPT_EXISTS", "this attempt is here already: attach to it")
-        if len(self.running()) >= (capacity := self._capacity()):
+        if sum(not other.yielded for other in self.running()) >= (capacity := self._capacity()):
             raise ResourceExhausted("NO_CREDIT", f"this worker holds at most {capacity} attempts at once")
         self._held[held.key] = held
         held.task = spawn_detached(self._run(held, order), "attempt")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pentimento.domain.emulation import EmulatedDevices, EmulatedFleet, EmulatedModel
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, InvalidArgument, PentimentoError
-from pentimento.domain.execution import AttemptResult, ExecuteEvent, Started, StepProgress
+from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import CapturedEntries, FromImage, FromLatent, GenerationSpec, NoiseForm, Route
 from pentimento.stores.objects import ObjectStore
@@ -30,6 +30,7 @@ from services.unet_worker.emulated_pictures import EmulatedPicture, Pictures, st
 from services.unet_worker.order import ExecuteOrder, Outcome
 from services.unet_worker.painter import DeviceMemory
 from services.unet_worker.uploads import Uploads
+from services.unet_worker.yielding import PlaceWatch
 
 CAPABILITIES = frozenset({Capability.LATENT_START, Capability.IMAGE_START, Capability.EMULATED})
 RECORDED_NOTE = "emulated: profiled times, a recorded picture"
@@ -66,24 +67,32 @@ class JobBridge:
         self._loop = asyncio.get_running_loop()
         self._next_at = 0.0
         self._step_count = 1
+        self._place = PlaceWatch(0, 0.0)
         self.size = (8, 8)
         self.done: asyncio.Future[EmulatedJob] = self._loop.create_future()
 
     def started(self, first_step: int, step_count: int) -> None:
         self._step_count = step_count
+        self._place = PlaceWatch(step_count, self._loop.time())
         self._emit(Started(self._worker_id, first_step, step_count))
 
     def stepped(self, step: int) -> None:
         if self._uploads is not None and step in self._uploads.steps:
             self._uploads.add_latent(step, 1.0 - step / self._step_count, lambda: stand_in_latent(*self.size))
+        self._yield_place(step)
         now = self._loop.time()
         if now >= self._next_at:
             self._next_at = now + self._interval_s
             self._emit(StepProgress(step, self._step_count))
 
     def finished(self, job: EmulatedJob) -> None:
+        self._yield_place(self._step_count)
         if not self.done.done():
             self.done.set_result(job)
+
+    def _yield_place(self, step: int) -> None:
+        if self._place.yields(step, self._loop.time()):
+            self._emit(PlaceYielded())
 
     def failed(self, error: PentimentoError) -> None:
         if not self.done.done():

@@ -12,7 +12,7 @@ from pentimento.diffusion.engine import FinishedPainting, StepEngine
 from pentimento.diffusion.latents import latent_to_bytes
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, PentimentoError
-from pentimento.domain.execution import AttemptResult, ExecuteEvent, Started, StepProgress
+from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import CapturedEntries, StageTiming
 from pentimento.tensors.device import tensor_to_wire
@@ -22,6 +22,7 @@ from services.unet_worker.finishing import Finisher, Picture
 from services.unet_worker.order import ExecuteOrder, Outcome
 from services.unet_worker.starts import ResolvedStart, StartResolver
 from services.unet_worker.uploads import Uploads
+from services.unet_worker.yielding import PlaceWatch
 
 TRUNCATED_NOTE = "prompt longer than the text encoder takes: its end was ignored"
 
@@ -52,17 +53,21 @@ class PaintingBridge:
         self._loop = asyncio.get_running_loop()
         self._next_at = 0.0
         self._step_count = 0
+        self._place = PlaceWatch(0, 0.0)
         self._preview_busy = False
         self.done: asyncio.Future[FinishedPainting] = self._loop.create_future()
 
     def started(self, first_step: int, step_count: int) -> None:
         self._step_count = step_count
+        self._place = PlaceWatch(step_count, time.monotonic())
         self._loop.call_soon_threadsafe(self._emit, Started(self._worker_id, first_step, step_count))
 
     def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
         if predicted_clean is not None and not self._preview_busy:
             self._start_preview(step, predicted_clean)
         now = time.monotonic()
+        if self._place.yields(step, now):
+            self._loop.call_soon_threadsafe(self._emit, PlaceYielded())
         if now >= self._next_at and step < self._step_count:
             self._next_at = now + self._interval_s
             self._loop.call_soon_threadsafe(self._emit, StepProgress(step, self._step_count))

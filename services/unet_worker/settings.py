@@ -62,7 +62,7 @@ class UnetWorkerSettings:
     )
     compile: CompileChoice = setting(CompileChoice.OFF, help="how the model's forward pass is run")
     credits: int = setting(
-        0, help="attempts held at once for a frontdoor; 0: a batch, and a quarter that is ready", minimum=0, maximum=256
+        0, help="attempts held at once, but for those that are about to end; 0: a batch", minimum=0, maximum=256
     )
     progress_interval_ms: int = setting(100, help="least time between two progress messages", minimum=0)
     preview_side_px: int = setting(128, help="longest side of a preview", minimum=8, maximum=1024)
@@ -93,7 +93,7 @@ class EmulatedWorkerSettings:
         30.0, help="when a request without a deadline, or with a later one, is due after it came", minimum=0
     )
     credits: int = setting(
-        0, help="attempts held at once for a frontdoor; 0: a batch, and a quarter that is ready", minimum=0, maximum=256
+        0, help="attempts held at once, but for those that are about to end; 0: a batch", minimum=0, maximum=256
     )
     progress_interval_ms: int = setting(
         1000, help="least time between two progress messages; many devices share this machine", minimum=0

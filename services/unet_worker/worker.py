@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.execution import WorkerCredits
-from pentimento.policies.step_batching import credit_count
+from pentimento.policies.step_batching import reserve_count
 from services.unet_worker.attempts import AttemptBook, StreamEvent
 from services.unet_worker.capacity import CapacityFeed
 from services.unet_worker.order import ExecuteOrder
@@ -34,7 +34,7 @@ class UnetWorker:
         self.capacity = CapacityFeed(self.credits)
         self.attempts = AttemptBook(
             lambda order, emit: self.loaded.run(order, emit),
-            self._credit_count,
+            lambda: self._credit_count() + self._reserve_count(),
             orphan_s,
             self.capacity.changed,
         )
@@ -53,7 +53,10 @@ class UnetWorker:
 
     def _credit_count(self) -> int:
         limit = self.loaded.batch_limit
-        return (self._fixed_credits or credit_count(limit)) if limit else 0
+        return (self._fixed_credits or limit) if limit else 0
+
+    def _reserve_count(self) -> int:
+        return 0 if self._fixed_credits else reserve_count(self.loaded.batch_limit)
 
     def credits(self) -> WorkerCredits:
         loaded, running = self.loaded, self.attempts.running()
@@ -68,6 +71,7 @@ class UnetWorker:
             capabilities=loaded.capabilities,
             resident_components=(loaded.held.model,),
             attempts=tuple(held.describe() for held in running),
+            reserve_count=0 if self.attempts.draining else self._reserve_count(),
         )
 
     def watch_credits(self, frontdoor_id: str, frontdoor_epoch: int) -> AsyncGenerator[WorkerCredits, None]:

@@ -18,6 +18,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.execution import (
     AttemptResult,
     ExecuteEvent,
+    PlaceYielded,
     RunningAttempt,
     Started,
     StepProgress,
@@ -175,6 +176,7 @@ def credits_to_proto(credits: WorkerCredits) -> worker_pb.WatchCreditsResponse:
         worker_id=credits.worker_id,
         held=held_model_to_proto(credits.held),
         credit_count=credits.credit_count,
+        reserve_count=credits.reserve_count,
         running_count=credits.running_count,
         queued_count=credits.queued_count,
         draining=credits.draining,
@@ -189,6 +191,7 @@ def credits_from_proto(message: worker_pb.WatchCreditsResponse) -> WorkerCredits
         worker_id=message.worker_id,
         held=held_model_from_proto(message.held),
         credit_count=message.credit_count,
+        reserve_count=message.reserve_count,
         running_count=message.running_count,
         queued_count=message.queued_count,
         draining=message.draining,
@@ -244,6 +247,8 @@ def execute_event_to_proto(event: ExecuteEvent) -> worker_pb.ExecuteResponse:
             return worker_pb.ExecuteResponse(started=worker_pb.Started(**asdict(event)))
         case StepProgress():
             return worker_pb.ExecuteResponse(progress=worker_pb.StepProgress(**asdict(event)))
+        case PlaceYielded():
+            return worker_pb.ExecuteResponse(place_yielded=worker_pb.PlaceYielded())
         case AttemptResult():
             return worker_pb.ExecuteResponse(result=result_to_proto(event))
 
@@ -254,6 +259,7 @@ def attach_event_to_proto(event: ExecuteEvent) -> worker_pb.AttachResponse:
         started=message.started if message.HasField("started") else None,
         progress=message.progress if message.HasField("progress") else None,
         result=message.result if message.HasField("result") else None,
+        place_yielded=message.place_yielded if message.HasField("place_yielded") else None,
     )
 
 
@@ -265,4 +271,6 @@ def execute_event_from_proto(message: worker_pb.ExecuteResponse | worker_pb.Atta
         return StepProgress(message.progress.step, message.progress.step_count, message.progress.preview)
     if kind == "result":
         return result_from_proto(message.result)
-    raise InvalidArgument.of("event", "must be started, progress or result, got nothing")
+    if kind == "place_yielded":
+        return PlaceYielded()
+    raise InvalidArgument.of("event", "must be started, progress, result or place_yielded, got nothing")

@@ -153,12 +153,17 @@ class WatchCreditsResponse(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     RESIDENT_COMPONENTS_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    RESERVE_COUNT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     credit_count: _builtins.int
-    """Attempts of this frontdoor that the worker is ready to hold at once, running ones included."""
+    """Attempts of this frontdoor that the worker is ready to hold at once, running ones included but for those that have
+    yielded their place.
+    """
     running_count: _builtins.int
     queued_count: _builtins.int
     draining: _builtins.bool
+    reserve_count: _builtins.int
+    """As many more, each due before one that the worker holds, which steps back for it."""
     @_builtins.property
     def held(self) -> Global___HeldModel: ...
     @_builtins.property
@@ -179,10 +184,11 @@ class WatchCreditsResponse(_message.Message):
         capabilities: _abc.Iterable[Global___Capability.ValueType] | None = ...,
         resident_components: _abc.Iterable[_builtins.str] | None = ...,
         attempts: _abc.Iterable[Global___RunningAttempt] | None = ...,
+        reserve_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "capabilities", b"capabilities", "credit_count", b"credit_count", "draining", b"draining", "held", b"held", "queued_count", b"queued_count", "resident_components", b"resident_components", "running_count", b"running_count", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "capabilities", b"capabilities", "credit_count", b"credit_count", "draining", b"draining", "held", b"held", "queued_count", b"queued_count", "reserve_count", b"reserve_count", "resident_components", b"resident_components", "running_count", b"running_count", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -339,24 +345,28 @@ class ExecuteResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    PLACE_YIELDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___Started: ...
     @_builtins.property
     def progress(self) -> Global___StepProgress: ...
     @_builtins.property
     def result(self) -> Global___AttemptResult: ...
+    @_builtins.property
+    def place_yielded(self) -> Global___PlaceYielded: ...
     def __init__(
         self,
         *,
         started: Global___Started | None = ...,
         progress: Global___StepProgress | None = ...,
         result: Global___AttemptResult | None = ...,
+        place_yielded: Global___PlaceYielded | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "result", b"result", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "place_yielded", b"place_yielded", "progress", b"progress", "result", b"result", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "result", b"result", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "place_yielded", b"place_yielded", "progress", b"progress", "result", b"result", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "progress", "result"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "progress", "result", "place_yielded"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -397,24 +407,28 @@ class AttachResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    PLACE_YIELDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___Started: ...
     @_builtins.property
     def progress(self) -> Global___StepProgress: ...
     @_builtins.property
     def result(self) -> Global___AttemptResult: ...
+    @_builtins.property
+    def place_yielded(self) -> Global___PlaceYielded: ...
     def __init__(
         self,
         *,
         started: Global___Started | None = ...,
         progress: Global___StepProgress | None = ...,
         result: Global___AttemptResult | None = ...,
+        place_yielded: Global___PlaceYielded | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "result", b"result", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "place_yielded", b"place_yielded", "progress", b"progress", "result", b"result", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "result", b"result", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "place_yielded", b"place_yielded", "progress", b"progress", "result", b"result", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "progress", "result"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "progress", "result", "place_yielded"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -469,6 +483,25 @@ class StepProgress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepProgress: _TypeAlias = StepProgress  # noqa: Y015
+
+@_typing.final
+class PlaceYielded(_message.Message):
+    """Once, in an attempt's last steps: by when another one is here, its place in the batch is free. It counts against the
+    worker's credits no longer.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlaceYielded: _TypeAlias = PlaceYielded  # noqa: Y015
 
 @_typing.final
 class AttemptResult(_message.Message):

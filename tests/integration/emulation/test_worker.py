@@ -10,7 +10,7 @@ import pytest
 
 from pentimento.domain.emulation import label_of, read_fleet
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound
-from pentimento.domain.execution import AttemptResult, ExecuteEvent, Started, StepProgress, WorkerCredits
+from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress, WorkerCredits
 from pentimento.domain.fleet import Capability
 from pentimento.domain.generation import (
     Attempt,
@@ -60,7 +60,7 @@ async def test_it_says_that_it_is_emulated(worker: Emulated) -> None:
 
     assert Capability.EMULATED in credits.capabilities
     assert Capability.PREVIEW not in credits.capabilities
-    assert (credits.held.model, credits.held.family, credits.credit_count) == ("heavy", "emulated", 3)
+    assert (credits.held.model, credits.held.family, credits.credit_count) == ("heavy", "emulated", 2)
 
 
 async def test_a_request_hears_what_it_would_hear_of_a_real_worker(worker: Emulated) -> None:
@@ -68,6 +68,7 @@ async def test_a_request_hears_what_it_would_hear_of_a_real_worker(worker: Emula
 
     assert isinstance(events[0], Started)
     assert any(isinstance(event, StepProgress) for event in events)
+    assert [type(event) for event in events].count(PlaceYielded) == 1
     result = events[-1]
     assert isinstance(result, AttemptResult)
     assert (result.steps_run, result.steps_saved, result.model_digest) == (10, 0, worker.held.model_digest)
@@ -205,4 +206,4 @@ async def test_a_model_that_the_device_cannot_hold_changes_nothing(worker: Emula
 async def test_a_plan_bounds_its_batches(worker: Emulated) -> None:
     worker.painter.assign("heavy", 1)
 
-    assert (await credits_of(worker)).credit_count == 2
+    assert (await credits_of(worker)).credit_count == 1

@@ -11,7 +11,7 @@ from torch import Tensor
 from pentimento.clients.messages.generation import attempt_to_proto, route_to_proto, spec_to_proto
 from pentimento.diffusion.engine import MemoryBudget, MemoryModel
 from pentimento.domain.errors import Cancelled, InvalidArgument
-from pentimento.domain.execution import Started
+from pentimento.domain.execution import AttemptResult, PlaceYielded, Started
 from pentimento.domain.generation import GenerationSpec
 from pentimento.domain.profile import profile_from_json
 from pentimento.tensors.device import tensor_from_wire
@@ -78,17 +78,37 @@ async def test_a_picture_above_the_memory_budget_is_refused_and_the_next_one_pai
         await result_of(execute(worker, attempt=attempt(1), spec=spec_with(width_px=64, height_px=64)))
 
     credits = await anext(worker.client.watch_credits("frontdoor", 1))
-    assert credits.credit_count == 2
+    assert credits.credit_count == 1
     assert (await result_of(execute(worker, attempt=attempt(2)))).image
 
 
-async def test_a_worker_without_batches_holds_one_attempt_and_one_that_is_ready(
+async def test_a_worker_without_batches_holds_one_attempt_and_one_that_is_more_urgent(
     checkpoint: Path, directory: Path
 ) -> None:
     async with serve(checkpoint, directory, max_batch=1) as worker:
         credits = await anext(worker.client.watch_credits("frontdoor", 1))
 
-    assert credits.credit_count == 2
+    assert (credits.credit_count, credits.reserve_count) == (1, 1)
+
+
+async def test_a_place_is_yielded_once_before_the_picture_is_there(worker: Served) -> None:
+    events = [event async for event in execute(worker, spec=spec_with(num_inference_steps=20))]
+
+    assert [type(event) for event in events].count(PlaceYielded) == 1
+    assert isinstance(events[-1], AttemptResult)
+
+
+async def test_a_yielded_place_is_taken_while_the_picture_is_finished(checkpoint: Path, directory: Path) -> None:
+    async with serve(checkpoint, directory, max_batch=1, credits=1) as worker:
+        first = execute(worker, attempt=attempt(request_id="first"), spec=spec_with(num_inference_steps=20))
+        async for event in first:
+            if isinstance(event, PlaceYielded):
+                break
+
+        second = await result_of(execute(worker, attempt=attempt(request_id="second")))
+
+        assert second.image
+        assert (await result_of(first)).image
 
 
 async def test_the_account_tells_the_device_time_and_no_energy_that_nobody_measured(worker: Served) -> None:

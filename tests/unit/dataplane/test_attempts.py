@@ -250,6 +250,7 @@ def test_repeated_words_change_nothing(driver: Driver) -> None:
     repeated = (
         events.AcceptPersisted("r1"),
         events.AttemptPersisted("r1", token),
+        events.AttemptYielded("r1", token),
         events.AttemptFinished("r1", token),
         events.AttemptFailed("r1", token, FailureKind.WORKER_LOST),
         events.ResultCommitted("r1", token, True),

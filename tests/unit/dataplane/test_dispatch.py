@@ -108,3 +108,45 @@ def test_a_refused_worker_is_left_alone_until_it_speaks_again(driver: Driver) ->
     assert kinds(after) == [effects.ReleaseGrant]
     retry = only(effects.PersistAttempt, driver.worker())
     assert (retry.attempt_number, driver.dataplane.state.requests["r1"].losses) == (2, 0)
+
+
+def test_a_place_that_is_about_to_be_free_is_given_away_at_once(driver: Driver) -> None:
+    driver.worker(credit_count=1)
+    token = driver.run("running").fencing_token
+    driver.queue("waiting")
+
+    after = driver.send(events.AttemptYielded("running", token))
+
+    assert only(effects.PersistAttempt, after).request_id == "waiting"
+    assert driver.send(events.AttemptYielded("running", token)) == []
+
+
+def test_a_yielded_place_is_given_away_once(driver: Driver) -> None:
+    driver.worker(credit_count=1)
+    token = driver.run("running").fencing_token
+    for name in ("first", "second"):
+        driver.queue(name)
+    driver.send(events.AttemptYielded("running", token))
+
+    assert effects.PersistAttempt not in kinds(driver.send(events.AttemptFinished("running", token)))
+
+
+def test_who_is_due_before_one_that_runs_goes_to_a_full_worker(driver: Driver) -> None:
+    driver.worker(credit_count=1, reserve_count=1)
+    driver.run("patient", deadline=driver.now + 100.0)
+
+    later = driver.queue("later", deadline=driver.now + 200.0)
+    urgent = driver.queue("urgent", deadline=driver.now + 5.0)
+    more_urgent = driver.queue("more urgent", deadline=driver.now + 4.0)
+
+    assert effects.PersistAttempt not in kinds(later)
+    assert only(effects.PersistAttempt, urgent).request_id == "urgent"
+    assert effects.PersistAttempt not in kinds(more_urgent)
+
+
+def test_of_full_workers_the_one_with_the_least_urgent_attempt_takes_who_is_urgent(driver: Driver) -> None:
+    for name, seconds in (("w1", 50.0), ("w2", 100.0)):
+        driver.worker(name, credit_count=1, reserve_count=1)
+        driver.run(f"on {name}", deadline=driver.now + seconds)
+
+    assert only(effects.PersistAttempt, driver.queue("urgent", deadline=driver.now + 5.0)).worker_id == "w2"

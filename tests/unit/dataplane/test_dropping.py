@@ -129,3 +129,18 @@ def test_tenants_take_turns_at_the_workers() -> None:
     ]
 
     assert sum(name.startswith("modest") for name in served) == pytest.approx(5, abs=1)
+
+
+def test_attempts_that_began_together_end_together(driver: Driver) -> None:
+    """Four pictures of ten seconds began at once, six seconds ago: who comes now has a place in four seconds, whether
+    nobody or three others wait for one, and the fifth has to wait for another ten."""
+    driver.profile("m", (4, 10.0))
+    driver.worker(credit_count=4)
+    for number in range(4):
+        driver.run(f"running-{number}")
+    driver.now += 6.0
+    for number in range(4):
+        assert kinds(driver.arrive(f"in-time-{number}", deadline=driver.now + 14.5))[0] is effects.PersistAccepted
+
+    assert only(effects.Reject, driver.arrive("late", deadline=driver.now + 23.5)).reason == "PREDICTED_LATE"
+    assert kinds(driver.arrive("later", deadline=driver.now + 24.5))[0] is effects.PersistAccepted

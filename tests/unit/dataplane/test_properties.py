@@ -63,6 +63,12 @@ class DataplaneInAnyOrder(RuleBasedStateMachine):
         if worker is not None:
             self.world.replies.append(events.AttemptStarted(*next(iter(worker.running))))
 
+    @rule(name=names)
+    def yield_place(self, name: str) -> None:
+        worker = self._running(name)
+        if worker is not None:
+            self.world.yield_place(worker)
+
     @rule(name=names, kind=st.sampled_from([None, None, None, *FailureKind]))
     def end_attempt(self, name: str, kind: FailureKind | None) -> None:
         worker = self._running(name)

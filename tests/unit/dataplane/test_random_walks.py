@@ -31,6 +31,7 @@ class Walk:
             self._cancel: 1,
             self._lose: 2,
             self._begin: 1,
+            self._yield_place: 3,
             self._start_frontdoor: 1,
         }
 
@@ -65,6 +66,11 @@ class Walk:
         for worker in self.world.workers.values():
             for key in worker.running:
                 self.world.replies.append(events.AttemptStarted(*key))
+
+    def _yield_place(self) -> None:
+        busy = [worker for worker in self.world.workers.values() if worker.running]
+        if busy:
+            self.world.yield_place(self._rng.choice(busy))
 
     def _report(self) -> None:
         worker = self._rng.choice(list(self.world.workers.values()))

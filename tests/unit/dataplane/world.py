@@ -32,6 +32,9 @@ class WorldWorker:
     # Whether all that it runs has been told to this frontdoor, or came from it.
     heard: bool = False
     running: dict[AttemptKey, None] = field(default_factory=dict)
+    # Those whose place may be taken already.
+    yielded: set[AttemptKey] = field(default_factory=set)
+    reserve_count: int = 1
 
 
 @dataclass
@@ -160,6 +163,11 @@ class World:
         del worker.running[key]
         self.replies.append(events.AttemptFailed(*key, kind) if kind else events.AttemptFinished(*key))
 
+    def yield_place(self, worker: WorldWorker) -> None:
+        key = next(iter(worker.running))
+        worker.yielded.add(key)
+        self.replies.append(events.AttemptYielded(*key))
+
     def report(self, worker: WorldWorker) -> None:
         worker.connected = worker.heard = True
         self.send(
@@ -172,6 +180,7 @@ class World:
                 pinned=True,
                 running=frozenset(worker.running),
                 pairable=True,
+                reserve_count=worker.reserve_count,
             )
         )
 
@@ -222,7 +231,9 @@ class World:
         for pool in state.pools.values():
             assert pool.waiting_count == pool.running_count == 0
             assert not pool.tenants
-        assert all(not worker.in_flight and not worker.begun for worker in state.workers.values())
+        for worker in state.workers.values():
+            assert not (worker.in_flight or worker.begun or worker.yielded)
+        assert not any(pool.ends for pool in state.pools.values())
         assert not (state.attempt_workers or state.peers or state.unpersisted or state.orphans)
         assert not any(lane.reruns or lane.fresh or lane.spare for lane in state.lanes.values())
 
@@ -288,8 +299,14 @@ class World:
         assert effect.fencing_token > row.newest_token
         assert self.now < wish.deadline
         seen, real = self.dataplane.state.workers[effect.worker_id], self.workers[effect.worker_id]
-        assert seen.used_credits <= seen.credit_count
-        assert not real.heard or len({*seen.in_flight, *real.running}) <= real.credit_count
+        assert seen.used_credits <= seen.credit_count + seen.reserve_count
+        if seen.used_credits > seen.credit_count:
+            deadlines = [
+                self.wishes[request_id].deadline for request_id, _ in seen.in_flight.keys() - seen.yielded.keys()
+            ]
+            assert min(deadlines) < max(deadlines)
+        held = {*seen.in_flight, *real.running} - real.yielded
+        assert not real.heard or len(held) <= real.credit_count + real.reserve_count
         # The stage's route is pinned by its first attempt.
         pinned = row.attempt_number > 0 and row.cascade_stage == effect.cascade_stage
         planned = HEAVY if effect.option else (wish.cascade[effect.cascade_stage] if wish.cascade else LIGHT)
@@ -313,7 +330,7 @@ class World:
             self.replies.append(events.AttemptFailed(*key, FailureKind.WORKER_LOST))
         elif worker.generation != effect.worker_generation:
             self.replies.append(events.AttemptFailed(*key, FailureKind.NOT_HELD))
-        elif len(worker.running) >= worker.credit_count:
+        elif len(worker.running.keys() - worker.yielded) >= worker.credit_count + worker.reserve_count:
             self.replies.append(events.AttemptFailed(*key, FailureKind.NO_CREDIT))
         else:
             worker.running[key] = None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.policies.step_batching import Urgency, choose_batch, credit_count, due_at
+from pentimento.policies.step_batching import Urgency, choose_batch, due_at, yielding_steps
 
 PATIENCE = 20.0
 
@@ -138,6 +138,8 @@ def test_nobody_there_makes_no_batch() -> None:
     assert choose_batch([], lambda key: 1, preempt=True) == []
 
 
-@pytest.mark.parametrize(("limit", "held"), [(1, 2), (2, 3), (4, 5), (8, 10)])
-def test_a_worker_holds_its_batch_and_a_quarter_that_is_ready(limit: int, held: int) -> None:
-    assert credit_count(limit) == held
+@pytest.mark.parametrize(("step_s", "steps"), [(10.0, 1), (0.05, 1), (0.03, 2), (0.001, 50), (0.0, 1)])
+def test_a_place_is_yielded_steps_before_the_end_that_last_as_long_as_the_next_one_is_on_its_way(
+    step_s: float, steps: int
+) -> None:
+    assert yielding_steps(step_s) == steps

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.recording import read_picture, read_profile, read_recording, write_recording
+from zoo.registry import WEIGHTS, entry_of
 from zoo.replay import record as recorder
+from zoo.replay.__main__ import RECORDED
 
 
 @pytest.fixture
@@ -35,3 +37,11 @@ def test_what_is_recorded_can_be_read_again(exported: Path, tmp_path: Path) -> N
     assert found.discriminator is not None
     assert [score.batch_size for score in found.discriminator.score] == [1, 2]
     assert found.discriminator.digest == recorder.entry_of("tiny-discriminator", exported)["digest"]
+
+
+def test_the_recording_of_the_repository_is_of_its_weights() -> None:
+    recording = read_recording(RECORDED)
+
+    recorded = {model.name: model.digest for model in (*recording.models, recording.discriminator)}
+
+    assert recorded == {name: entry_of(name, WEIGHTS)["digest"] for name in (*recorder.PAIR, recorder.DISCRIMINATOR)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.strangers.environment import ROOT, fresh_python, run
+from tests.e2e.strangers.environment import ROOT, fresh_python, run
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 EXAMPLE = ROOT / "examples" / "python" / "generate.py"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.strangers.environment import ROOT, run
+from tests.e2e.strangers.environment import ROOT, run
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 EXAMPLE = ROOT / "examples" / "javascript"

@@ -1,0 +1,11 @@
+"""A whole suite that somebody else runs."""
+
+import pytest
+
+from pentimento.sdk.local import LocalSuite
+
+
+@pytest.fixture
+def suite_address(suite: LocalSuite) -> str:
+    """host:port of the public API of a suite with the tiny heavy model."""
+    return suite.endpoint.public
