@@ -1,6 +1,7 @@
 """The one server factory: listening, health, reflection, wrapped handlers, and the way from start to stop."""
 
 import asyncio
+import gc
 import logging
 import secrets
 import time
@@ -176,6 +177,8 @@ class RpcServer:
         third the process. SIGHUP reads the token file again. What `warm` raises stops the server and is raised.
         """
         configure_logging(self.service, self.instance_id, self.settings.log_level, self.settings.log_format)
+        # What was imported stays: looking through it holds up every call for 10 to 20 ms in each full collection.
+        gc.freeze()
         with StopSignals(self.reload_tokens) as signals:
             await self.start()
             try:
