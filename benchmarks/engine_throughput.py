@@ -111,10 +111,10 @@ def ratio_figure(name: str, pairs: Sequence[tuple[float, float]]) -> Figure:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-heavy", help="registry name or diffusers directory")
-    parser.add_argument("--requests", type=int, default=50, help="requests of a run that counts")
+    parser.add_argument("--requests", type=int, default=60, help="requests of a run that counts")
     parser.add_argument("--search-requests", type=int, default=36, help="requests of a run that searches")
     parser.add_argument("--rounds", type=int, default=3, help="seeds under which both sides are measured, up to 16")
-    parser.add_argument("--bound", type=float, default=8.0, help="p95 in units of a lone picture's time")
+    parser.add_argument("--bound", type=float, default=4.0, help="p95 in units of a lone picture's time")
     parser.add_argument("--max-batch", type=int, default=16, help="of our worker")
     parser.add_argument("--together", choices=TOGETHER, default=TOGETHER[0], help="who shares steps behind LitServe")
 

@@ -7,6 +7,7 @@ leave: from the start, or from one of the captured latents. The same seed gives 
 import asyncio
 import math
 import random
+import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -123,12 +124,14 @@ async def drive(ask: Ask, arrivals: Sequence[Arrival], give_up: Callable[[Sequen
     return Outcome(tuple(answers), seconds, cut_short=len(answers) < len(arrivals))
 
 
-async def lone_picture_s(ask: Ask, count: int = 5) -> float:
-    """Mean seconds of pictures from noise, one after the other."""
-    began = time.monotonic()
+async def lone_picture_s(ask: Ask, count: int = 15) -> float:
+    """Median seconds of pictures from noise, one after the other."""
+    seconds = []
     for number in range(count):
+        began = time.monotonic()
         await ask(Arrival(-1 - number, 0.0, 0))
-    return (time.monotonic() - began) / count
+        seconds.append(time.monotonic() - began)
+    return statistics.median(seconds)
 
 
 class WorkerUnderLoad:
