@@ -69,10 +69,11 @@ class Servers:
             async with worker_under_load(address) as worker:
                 yield worker.ask
 
-    async def litserve(self, stack: AsyncExitStack, pair: tuple[int, float]) -> tuple[str, Ask]:
+    @asynccontextmanager
+    async def litserve(self, pair: tuple[int, float]) -> AsyncIterator[Ask]:
         together = self.options.rest["together"]
-        side = litserve_side(self.model, self.donors, *pair, together=together, core=self.core)
-        return f"litserve {pair[0]} {pair[1]:g} s", await stack.enter_async_context(side)
+        async with litserve_side(self.model, self.donors, *pair, together=together, core=self.core) as ask:
+            yield ask
 
 
 def main() -> int:
@@ -125,14 +126,16 @@ async def compare(options: Options, core: int | None) -> Findings:
         donors = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "donors.safetensors"
         await asyncio.to_thread(write_donors, model, donors)
         servers = Servers(options, model, donors, core)
-        ask = await stack.enter_async_context(servers.ours())
-        lone_s = await lone_picture_s(ask)
+        async with servers.ours() as ask:
+            lone_s = await lone_picture_s(ask)
         found = Findings(lone_s, promise_of(options, lone_s))
         rate = await search_grid(options, found, servers)
-        name, their_ask = await servers.litserve(stack, found.pair)
-        sides = (partial(Trial, "worker", ask, found.promise), partial(Trial, name, their_ask, found.promise))
-        await run_rounds(options, found, sides, [rate, rate])
+        await run_rounds(options, found, servers, [rate, rate])
     return found
+
+
+def name_of(pair: tuple[int, float]) -> str:
+    return f"litserve {pair[0]} {pair[1]:g} s"
 
 
 def promise_of(options: Options, lone_s: float) -> Promise:
@@ -158,9 +161,8 @@ async def try_pair(
     options: Options, found: Findings, servers: Servers, pair: tuple[int, float], climbed: Sequence[Run]
 ) -> list[Run]:
     """Its runs; it is the best pair from now on when any of them held."""
-    async with AsyncExitStack() as stack:
-        name, ask = await servers.litserve(stack, pair)
-        trial = Trial(name, ask, found.promise, requests_of(options, "search_requests"), "search")
+    async with servers.litserve(pair) as ask:
+        trial = Trial(name_of(pair), ask, found.promise, requests_of(options, "search_requests"), "search")
         runs = await outdo(trial, climbed, FIRST_RATE / found.lone_s)
     found.runs += runs
     if best(runs):
@@ -180,17 +182,19 @@ async def outdo(trial: Trial, climbed: Sequence[Run], first_rate: float) -> list
     return runs if found is None else runs + await climb_up(run_at, found.rate_per_s * STEP)
 
 
-async def run_rounds(
-    options: Options, found: Findings, sides: "tuple[partial[Trial], partial[Trial]]", rates: list[float]
-) -> None:
+async def run_rounds(options: Options, found: Findings, servers: Servers, rates: list[float]) -> None:
     """`rates` are where the sides' first climbs begin; later ones begin where the last one ended, and whoever comes
-    second in a round follows the first: some streams are harder than others, for both."""
+    second in a round follows the first: some streams are harder than others, for both. A server is there for its own
+    turn alone: LitServe's waits for requests in a busy loop, on the core that both would share."""
+    sides = (("worker", servers.ours), (name_of(found.pair), partial(servers.litserve, found.pair)))
     for seed in range(1 if options.quick else options.rest["rounds"]):
         reached: dict[int, float] = {}
         swing = 1.0
         for side in (0, 1) if seed % 2 == 0 else (1, 0):
-            trial = sides[side](requests_of(options, "requests"), "measure")
-            runs = await climb(partial(trial.run, seed=seed), rates[side] * swing)
+            name, serve = sides[side]
+            async with serve() as ask:
+                trial = Trial(name, ask, found.promise, requests_of(options, "requests"), "measure")
+                runs = await climb(partial(trial.run, seed=seed), rates[side] * swing)
             found.runs += runs
             limit = limit_of(runs)
             reached[side], swing, rates[side] = limit.images_per_s, limit.rate_per_s / rates[side], limit.rate_per_s
