@@ -14,6 +14,7 @@ from benchmarks.parity import (
     delays_of,
     figures,
     p50_of,
+    painting_s,
     pair,
     rate_and_slo,
     scenario_of,
@@ -73,6 +74,13 @@ def test_requests_that_tell_nothing_of_delays_are_left_out() -> None:
 @pytest.mark.parametrize(("threshold", "share"), [(0.0, 0.0), (0.25, 0.1), (0.5, 0.2), (0.75, 0.6), (1.0, 1.0)])
 def test_the_deferral_curve_is_read_between_its_points(threshold: float, share: float) -> None:
     assert share_deferred(((0.0, 0.0), (0.5, 0.2), (1.0, 1.0)), threshold) == pytest.approx(share)
+
+
+def test_painting_takes_as_long_told_in_detail_as_summed_up() -> None:
+    detailed = record(stages=(Stage("worker.denoise", 13.0, 14.0), Stage("worker.decode", 14.0, 14.5)))
+    coarse = record(stages=(Stage("paint", 13.0, 14.5),))
+
+    assert painting_s(make_report("d", [detailed], {})) == painting_s(make_report("c", [coarse], {})) == 1.5
 
 
 def test_a_device_is_as_slow_as_it_was_seen(tmp_path: Path) -> None:
