@@ -8,8 +8,6 @@ from pentimento.dataplane.state import Pool, Request, State, Worker
 
 # Where nothing is known of a pool's speed yet.
 DEFAULT_WAIT_S = 5.0
-# Of `prediction_margin`, for those who come: a worker may be slower than its pool, and no is better heard at once.
-ADMISSION_MARGINS = 2.0
 
 
 def predicted_wait_s(state: State, pool_name: str) -> float:
@@ -35,7 +33,7 @@ def predicted_end_s(state: State, now: float, pool: Pool, request: Request | Req
         ahead -= work
     batch = max(round(pool.credit_count / max(len(pool.workers), 1)), 1)
     turn_s = _turn_s(pool, now, ahead, batch)
-    service_s = pool.speed.seconds(work, batch, margin=ADMISSION_MARGINS * state.settings.prediction_margin)
+    service_s = pool.speed.seconds(work, batch, margin=state.settings.prediction_margin)
     return None if turn_s is None or service_s is None else turn_s + service_s
 
 

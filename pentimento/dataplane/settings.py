@@ -14,8 +14,8 @@ class DataplaneSettings:
 
     `drop_late`: requests predicted to miss their deadline are rejected, or dropped when it is their turn (DiffServe,
     section 4.1), instead of being tried; predictions are later by `prediction_margin` times what measured service times
-    scatter, twice that for those who are not admitted yet. `patience_s`: by SLO class ("" for all others), how long
-    requests of the same tenant with earlier deadlines may overtake one; None for as long as they like.
+    scatter. `patience_s`: by SLO class ("" for all others), how long requests of the same tenant with earlier deadlines
+    may overtake one; None for as long as they like.
 
     Of a cascade: `confidence_threshold` where the plan has none; `accept_unscored`, rather than going on, when the
     discriminator does not answer; `fall_back` to an earlier stage's picture, `fall_back_margin_s` before the deadline,

@@ -79,15 +79,15 @@ def test_a_margin_is_worth_as_many_seconds_as_attempts_scatter() -> None:
 
 
 def test_who_comes_in_is_judged_with_a_margin(driver: Driver) -> None:
-    """Ten seconds each for the one that runs, one that waits, and itself, which may take four more: 34 s."""
+    """Ten seconds each for the one that runs, one that waits, and itself, which may take two more: 32 s."""
     driver.profile("m", (1, 10.0))
     driver.worker()
     driver.dataplane.state.pools["m"].speed.spread = 0.2
     driver.run("running")
     driver.queue("waiting")
 
-    rejected = driver.arrive("tight", deadline=driver.now + 33.0)
-    admitted = driver.arrive("loose", deadline=driver.now + 35.0)
+    rejected = driver.arrive("tight", deadline=driver.now + 31.0)
+    admitted = driver.arrive("loose", deadline=driver.now + 33.0)
 
     assert kinds(rejected) == [effects.Reject]
     assert effects.PersistAccepted in kinds(admitted)
