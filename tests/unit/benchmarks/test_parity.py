@@ -98,7 +98,8 @@ def test_a_device_is_as_slow_as_it_was_seen(tmp_path: Path) -> None:
     scenario = scenario_of(side, tmp_path)
     _, speed = as_slow_as_seen(scenario, side, tmp_path, workload, make_report("live", seen, {}))
 
-    assert speed == pytest.approx(0.8, rel=0.02)
+    # Other draws of the same costs: within a few percent.
+    assert speed == pytest.approx(0.8, rel=0.05)
 
 
 def test_capacity_is_that_of_full_batches() -> None:
