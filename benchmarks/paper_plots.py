@@ -26,20 +26,17 @@ MIXTURE_COLOURS = {"modm": COLOURS[0], "nirvana-only": COLOURS[1], "vanilla": "#
 # Fig. 6, worked out from Clipper-heavy's violations and how many times fewer DiffServe, the static cascade and Proteus
 # have.
 PRINTED_VIOLATIONS = {
-    CASCADES[1].name: {
-        "clipper-heavy": 0.684,
-        "diffserve": 0.684 / 26,
-        "static-cascade": 1.4 * 0.684 / 26,
-        "proteus": 1.7 * 0.684 / 26,
+    cascade.name: {
+        "clipper-heavy": heavy,
+        "diffserve": heavy / fewer,
+        "static-cascade": static * heavy / fewer,
+        "proteus": proteus * heavy / fewer,
         "clipper-light": 0.0,
-    },
-    CASCADES[2].name: {
-        "clipper-heavy": 0.73,
-        "diffserve": 0.73 / 52,
-        "static-cascade": 1.2 * 0.73 / 52,
-        "proteus": 1.9 * 0.73 / 52,
-        "clipper-light": 0.0,
-    },
+    }
+    for cascade, heavy, fewer, static, proteus in (
+        (CASCADES[1], 0.684, 26, 1.4, 1.7),
+        (CASCADES[2], 0.73, 52, 1.2, 1.9),
+    )
 }
 
 

@@ -1,4 +1,4 @@
-"""When a request would be done: what waits before it over what its pool gets through, and the time it takes itself."""
+"""When a request would be done: once as many credits are back as others wait before it, and what it takes itself."""
 
 import math
 
@@ -11,11 +11,15 @@ DEFAULT_WAIT_S = 5.0
 
 
 def predicted_wait_s(state: State, pool_name: str) -> float:
-    """Seconds that a request admitted now would wait for a worker."""
+    """Seconds that a request admitted now would wait for a worker, from what its pool gets through."""
     pool = state.pools.get(pool_name)
     if pool is None:
         return DEFAULT_WAIT_S
-    return _wait_s(pool, pool.waiting_count, pool.waiting_work, DEFAULT_WAIT_S)
+    if pool.running_count < pool.credit_count and pool.waiting_count == 0:
+        return 0.0
+    if pool.throughput <= 0.0 or pool.speed.pace is None:
+        return DEFAULT_WAIT_S
+    return pool.waiting_work * pool.speed.pace / pool.throughput
 
 
 def predicted_end_s(state: State, now: float, pool: Pool, request: Request | RequestArrived) -> float | None:
@@ -100,11 +104,3 @@ def _turn_s(pool: Pool, now: float, work_ahead: float, batch: int) -> float | No
     rounds, number = divmod(place, len(pool.ends))
     round_s = pool.speed.seconds(mean_work, batch) if rounds else 0.0
     return None if round_s is None else max(pool.ends[number] - now, 0.0) + rounds * round_s
-
-
-def _wait_s(pool: Pool, waiting_count: int, work_ahead: float, unknown: float) -> float:
-    if pool.running_count < pool.credit_count and waiting_count == 0:
-        return 0.0
-    if pool.throughput <= 0.0 or pool.speed.pace is None:
-        return unknown
-    return work_ahead * pool.speed.pace / pool.throughput

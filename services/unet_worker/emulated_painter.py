@@ -67,13 +67,13 @@ class JobBridge:
         self._loop = asyncio.get_running_loop()
         self._next_at = 0.0
         self._step_count = 1
-        self._place = PlaceWatch(0, 0.0)
+        self._place = PlaceWatch(0, 0, 0.0)
         self.size = (8, 8)
         self.done: asyncio.Future[EmulatedJob] = self._loop.create_future()
 
     def started(self, first_step: int, step_count: int) -> None:
         self._step_count = step_count
-        self._place = PlaceWatch(step_count, self._loop.time())
+        self._place = PlaceWatch(first_step, step_count, self._loop.time())
         self._emit(Started(self._worker_id, first_step, step_count))
 
     def stepped(self, step: int) -> None:

@@ -53,13 +53,13 @@ class PaintingBridge:
         self._loop = asyncio.get_running_loop()
         self._next_at = 0.0
         self._step_count = 0
-        self._place = PlaceWatch(0, 0.0)
+        self._place = PlaceWatch(0, 0, 0.0)
         self._preview_busy = False
         self.done: asyncio.Future[FinishedPainting] = self._loop.create_future()
 
     def started(self, first_step: int, step_count: int) -> None:
         self._step_count = step_count
-        self._place = PlaceWatch(step_count, time.monotonic())
+        self._place = PlaceWatch(first_step, step_count, time.monotonic())
         self._loop.call_soon_threadsafe(self._emit, Started(self._worker_id, first_step, step_count))
 
     def stepped(self, step: int, predicted_clean: Tensor | None) -> None:

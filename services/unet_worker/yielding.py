@@ -4,17 +4,19 @@ from pentimento.policies.step_batching import yielding_steps
 
 
 class PlaceWatch:
-    """Of one picture. Times in seconds on one clock; a step takes as long as the last one did."""
+    """Of one picture. Times in seconds on one clock; a step to come takes as long as those before it did on average:
+    single ones may be noticed late, and the next then right after."""
 
-    def __init__(self, step_count: int, started_at: float) -> None:
+    def __init__(self, first_step: int, step_count: int, started_at: float) -> None:
+        self._first_step = first_step
         self._step_count = step_count
-        self._last_at = started_at
+        self._started_at = started_at
         self._yielded = False
 
     def yields(self, step: int, now: float) -> bool:
         """Whether it does after this step; True once. The last step is always late enough."""
-        step_s, self._last_at = now - self._last_at, now
         if self._yielded:
             return False
+        step_s = (now - self._started_at) / max(step - self._first_step, 1)
         self._yielded = self._step_count - step <= yielding_steps(step_s)
         return self._yielded
