@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.execution import WorkerCredits
+from pentimento.domain.fleet import Capability
 from pentimento.policies.step_batching import reserve_count
 from services.unet_worker.attempts import AttemptBook, StreamEvent
 from services.unet_worker.capacity import CapacityFeed
@@ -56,7 +57,9 @@ class UnetWorker:
         return (self._fixed_credits or limit) if limit else 0
 
     def _reserve_count(self) -> int:
-        return 0 if self._fixed_credits else reserve_count(self.loaded.batch_limit)
+        """None where whole requests are batched: nobody there steps back."""
+        steps_back = Capability.STEP_BATCHING in self.loaded.capabilities
+        return reserve_count(self.loaded.batch_limit) if steps_back and not self._fixed_credits else 0
 
     def credits(self) -> WorkerCredits:
         loaded, running = self.loaded, self.attempts.running()
