@@ -3,8 +3,8 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator
-from concurrent.futures import CancelledError
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -93,13 +93,31 @@ class Client:
         await self._loop.shutdown_asyncgens()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Runs `work` on the loop's thread. Wherever an interrupt comes, the work is cancelled and has ended."""
+        begun: list[asyncio.Task[T]] = []
+        # A lock of `threading`, and a future's, may be left in disorder by an interrupt; this queue is one call into C.
+        ended: SimpleQueue[None] = SimpleQueue()
+
+        def begin() -> None:
+            begun.append(self._loop.create_task(work))
+            begun[0].add_done_callback(lambda _: ended.put(None))
+
+        def cancel() -> None:
+            if begun and not begun[0].done():
+                begun[0].cancel()
+            else:
+                ended.put(None)
+
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(begin)
+            ended.get()
         except KeyboardInterrupt:
-            future.cancel()
+            self._loop.call_soon_threadsafe(cancel)
+            ended.get()
             raise
-        except CancelledError as error:
+        try:
+            return begun[0].result()
+        except asyncio.CancelledError as error:
             raise RuntimeError("the client was closed during the call") from error
 
 

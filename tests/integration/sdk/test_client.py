@@ -1,10 +1,13 @@
 """The public client against a real server that plays a script."""
 
+import _weakrefset
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -204,3 +207,46 @@ async def test_blocking_client_returns_the_picture(tmp_path: Path) -> None:
 
     async with serving(service, tmp_path) as address:
         assert await asyncio.to_thread(paint, address) == b"image"
+
+
+class InterruptAtLine:
+    """Stands in for Ctrl-C at the n-th line that this thread executes, but for those of callbacks of weak references:
+    Python itself drops what is raised there."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> "InterruptAtLine | None":
+        if frame.f_code.co_filename == _weakrefset.__file__:
+            return None
+        self.left -= event == "line"
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+async def test_interrupt_at_any_line_cancels_on_the_server(tmp_path: Path) -> None:
+    def interrupted(address: str, line: int) -> bool:
+        with Client(address) as client, closing(client.stream(ImageRequest("a circle"))) as events:
+            next(events)
+            previous = sys.gettrace()
+            sys.settrace(InterruptAtLine(line))
+            try:
+                next(events)
+            except KeyboardInterrupt:
+                return True
+            finally:
+                sys.settrace(previous)
+            return False
+
+    line = 0
+    left = False
+    while not left:
+        line += 1
+        service = ScriptedImageService([for_ever])
+        async with serving(service, tmp_path) as address:
+            left = not await asyncio.to_thread(interrupted, address, line)
+            await asyncio.wait_for(service.cancelled.wait(), 10)
+
+    assert line > 10
