@@ -3,8 +3,9 @@
 Each load is played open-loop on the live suite, and the very same arrivals on the simulator, which knows the fleet's
 file (the real worker's profile), the dataplane's settings, and what a request spends outside queues and devices: that
 is measured in a run of its own, with another seed, and never in the one compared. So is by how much a real worker is
-slower beside a busy suite than on the idle machine on which it was profiled. Violations count late, dropped and
-rejected requests. A simulated figure is the mean over `SIMULATIONS` seeds.
+slower beside a busy suite than on the idle machine on which it was profiled; since a shared machine's speed changes
+within minutes, its loads are played in `REAL_ROUNDS` rounds, each after a measurement of its own. Violations count
+late, dropped and rejected requests. A simulated figure is the mean over `SIMULATIONS` seeds.
 
 Targets are DiffServe's own averages between its simulator and its testbed (section 4.3), for the mean over a side's
 loads, with the worst beside it, and 5 % for latencies under each of them.
@@ -48,12 +49,13 @@ QUALITY = at_most(0.56, "%")
 # Of what the fleet can paint: chosen by simulation, so that about 5 to 40 % of the requests break their SLOs.
 LOADS = (1.15, 1.3, 1.6)
 # The delays are measured under the middle one, so that processes are as busy as in the runs compared.
-CALIBRATION_LOAD = 1.3
+CALIBRATION_LOAD, CALIBRATION_S = 1.3, 15.0
 # An SLO in units of the time that a picture takes in a full batch.
 SLO_FACTOR = 2.0
 SIMULATIONS = 9
-CALIBRATION_SEED, FIRST_SEED = 1, 100
-SPEED_ROUNDS, SPEED_TOLERANCE = 12, 0.003
+SEEDS_OF_A_ROUND = 100
+SPEED_STEPS, SPEED_TOLERANCE = 12, 0.003
+REAL_ROUNDS = 5
 # Stages that are delays, by the name of the simulator's.
 DELAYS = {"accept": "accept", "route": "route", "attempt": "attempt", "execute": "send", "result": "receive"}
 SCORE = "score"
@@ -75,10 +77,25 @@ class Side:
     steps: int
     real: bool = False
 
+    @property
+    def rounds(self) -> int:
+        return REAL_ROUNDS if self.real else 1
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A load that was played live once, and what the simulator knew of the suite before."""
+
+    share: float
+    rate: float
+    workload: Workload
+    scenario: Scenario
+    live: list[RequestRecord]
+
 
 @dataclass(frozen=True)
 class Pair:
-    """One load, live and simulated; differences in points and percent of the live figure."""
+    """One load, live and simulated, all its turns together; differences in points and percent of the live figure."""
 
     side: str
     rate: float
@@ -160,7 +177,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fleet", type=Path, action="append", help="fleet files [heavy-16-half and cascade-16-half]")
     parser.add_argument("--model", default="tiny-heavy", help="of the small real run; '' for none")
     parser.add_argument("--real-only", action="store_true", help="no emulated fleets")
-    parser.add_argument("--duration", type=float, default=110.0, help="seconds of a load")
+    parser.add_argument("--duration", type=float, default=110.0, help="seconds of a load, over all its rounds")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="shares of what the fleet can paint")
 
 
@@ -203,24 +220,33 @@ def real_side(options: Options, folder: Path) -> Side:
 
 
 def compare(options: Options, side: Side, folder: Path) -> list[Pair]:
-    """Every load on one suite: first the run that tells the delays, then those that are compared."""
+    """Every load on one suite, in as many rounds as the side needs."""
+    duration_s = 8.0 if options.quick else float(options.rest["duration"]) / side.rounds
+    loads = options.rest["loads"][: 1 if options.quick else None]
+    rounds = range(1 if options.quick else side.rounds)
+    with started(side) as suite:
+        turns = [turn for number in rounds for turn in one_round(suite, side, loads, duration_s, number, folder)]
+    return [pair(side, [turn for turn in turns if turn.share == share]) for share in loads]
+
+
+def one_round(
+    suite: LocalSuite, side: Side, loads: Sequence[float], duration_s: float, number: int, folder: Path
+) -> Iterator[Turn]:
+    """First the run that tells the delays, and a real worker's speed, then those that are compared."""
     scenario = scenario_of(side, folder)
     rate, slo_s = rate_and_slo(side)
-    duration_s = 8.0 if options.quick else float(options.rest["duration"])
-    loads = options.rest["loads"][: 1 if options.quick else None]
-    with started(side) as suite:
-        calibration = load(side, CALIBRATION_LOAD * rate, duration_s / 2, slo_s, CALIBRATION_SEED)
-        seen = run_live(suite, calibration, detailed=True)
-        scenario = replace(scenario, delays=delays_of(seen, scenario.delays))
-        if side.real:
-            scenario, speed = as_slow_as_seen(scenario, side, folder, calibration, make_report("live", seen, {}))
-            rate, slo_s = rate * speed, slo_s / speed
-        pairs = []
-        for number, share in enumerate(loads):
-            workload = load(side, share * rate, duration_s, slo_s, FIRST_SEED + number)
-            pairs.append(pair(side, share * rate, run_live(suite, workload), scenario, workload))
-            print(pairs[-1].row(), flush=True)
-    return pairs
+    seeds = itertools.count(number * SEEDS_OF_A_ROUND)
+    calibration = load(side, CALIBRATION_LOAD * rate, max(duration_s / 2, CALIBRATION_S), slo_s, next(seeds))
+    seen = run_live(suite, calibration, detailed=True)
+    scenario = replace(scenario, delays=delays_of(seen, scenario.delays))
+    if side.real:
+        scenario, speed = as_slow_as_seen(scenario, side, folder, calibration, make_report("live", seen, {}))
+        rate, slo_s = rate * speed, slo_s / speed
+    for share in loads:
+        workload = load(side, share * rate, duration_s, slo_s, next(seeds))
+        turn = Turn(share, share * rate, workload, scenario, run_live(suite, workload))
+        print(number, pair(side, [turn]).row(), flush=True)
+        yield turn
 
 
 def as_slow_as_seen(
@@ -229,7 +255,7 @@ def as_slow_as_seen(
     """The device so slow that simulated pictures take as long as the calibration's, and its speed. A batch grows with
     what a picture takes, so it is approached."""
     speed, slower = 1.0, folder / "slower.toml"
-    for _ in range(SPEED_ROUNDS):
+    for _ in range(SPEED_STEPS):
         slower.write_text(side.fleet.read_text() + f"speed = {speed}\n")
         scenario = replace(scenario_of(replace(side, fleet=slower), folder), delays=scenario.delays)
         simulated = make_report("simulated", Simulation(scenario, workload, Random(0)).run(), {})
@@ -281,9 +307,14 @@ def run_live(suite: LocalSuite, workload: Workload, *, detailed: bool = False) -
     return asyncio.run(run())
 
 
-def pair(side: Side, rate: float, live: list[RequestRecord], scenario: Scenario, workload: Workload) -> Pair:
-    runs = [Simulation(scenario, workload, Random(seed)).run() for seed in range(SIMULATIONS)]
+def pair(side: Side, turns: Sequence[Turn]) -> Pair:
+    rate = statistics.fmean(turn.rate for turn in turns)
     told = {"side": side.name, "rate_per_s": rate}
+    live = [record for turn in turns for record in turn.live]
+    runs = [
+        [record for turn in turns for record in Simulation(turn.scenario, turn.workload, Random(seed)).run()]
+        for seed in range(SIMULATIONS)
+    ]
     return Pair(
         side.name,
         rate,
@@ -359,6 +390,7 @@ def notes(options: Options) -> dict[str, Any]:
         "loads": options.rest["loads"],
         "slo_factor": SLO_FACTOR,
         "duration_s": options.rest["duration"],
+        "rounds_of_a_real_worker": REAL_ROUNDS,
         "simulations": SIMULATIONS,
         "calibration": "delays outside queues and devices, from a run of their own",
         "emulated": "sixteen devices: profiled times, no pictures are painted",

@@ -10,6 +10,7 @@ from benchmarks.emulated_runs import FLEETS, capacity_per_s, steady_load
 from benchmarks.parity import (
     SIMULATIONS,
     Side,
+    Turn,
     as_slow_as_seen,
     delays_of,
     figures,
@@ -116,7 +117,7 @@ def test_a_simulated_run_matches_another_of_itself(tmp_path: Path) -> None:
     workload = steady_load(1.3 * rate, 20.0, slo_s, seed=5)
     stand_in = Simulation(scenario, workload, Random(99)).run()
 
-    found = pair(side, rate, stand_in, scenario, workload)
+    found = pair(side, [Turn(1.3, 1.3 * rate, workload, scenario, stand_in)])
 
     assert len(found.simulated) == SIMULATIONS
     assert found.live.overall.violations > 0
