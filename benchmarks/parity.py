@@ -2,10 +2,13 @@
 
 Each load is played open-loop on the live suite, and the very same arrivals on the simulator, which knows the fleet's
 file (the real worker's profile), the dataplane's settings, and what a request spends outside queues and devices: that
-is measured in a run of its own, with another seed, and never in the one compared. So is by how much a real worker is
-slower beside a busy suite than on the idle machine on which it was profiled; since a shared machine's speed changes
-within minutes, its loads are played in `REAL_ROUNDS` rounds, each after a measurement of its own. Violations count
-late, dropped and rejected requests. A simulated figure is the mean over `SIMULATIONS` seeds.
+is measured in a run of its own, with another seed, and never in the one compared.
+
+A real worker is slower beside its suite than on the idle machine on which it was profiled, and a shared machine's speed
+changes within seconds and within minutes. So its loads are played in turns of `REAL_TURN_S`, and before and after each
+one a run of its own tells the speed; how much it changes meanwhile is what those runs tell together (`seen_speed`).
+
+Violations count late, dropped and rejected requests. A simulated figure is the mean over `SIMULATIONS` seeds.
 
 Targets are DiffServe's own averages between its simulator and its testbed (section 4.3), for the mean over a side's
 loads, with the worst beside it, and 5 % for latencies under each of them.
@@ -19,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,10 +35,10 @@ import numpy as np
 
 from benchmarks.emulated_runs import FLEETS, capacity_per_s, clients_of, emulated_suite, played, steady_load
 from benchmarks.report import Figure, Options, Target, at_most, informative, parse_options, publish
+from benchmarks.seen_speed import Run, changes_seen, speed_seen, with_changes, with_speed
 from pentimento.domain.emulation import read_fleet
 from pentimento.domain.profile import Cost, profile_from_json
 from pentimento.reports import Report, RequestRecord, make_report
-from pentimento.sdk.load.telling import COARSE
 from pentimento.sdk.local import LocalSuite, local_suite
 from pentimento.sdk.supervisor.models import find_model
 from pentimento.simulator import Scenario, Simulation
@@ -48,14 +52,13 @@ QUALITY = at_most(0.56, "%")
 
 # Of what the fleet can paint: chosen by simulation, so that about 5 to 40 % of the requests break their SLOs.
 LOADS = (1.15, 1.3, 1.6)
-# The delays are measured under the middle one, so that processes are as busy as in the runs compared.
-CALIBRATION_LOAD, CALIBRATION_S = 1.3, 15.0
+# What is measured apart is measured under the middle one, so that processes are as busy as in the runs compared.
+CALIBRATION_LOAD = 1.3
 # An SLO in units of the time that a picture takes in a full batch.
 SLO_FACTOR = 2.0
 SIMULATIONS = 9
-SEEDS_OF_A_ROUND = 100
-SPEED_STEPS, SPEED_TOLERANCE = 12, 0.003
-REAL_ROUNDS = 5
+CALIBRATION_SEED, FIRST_SEED = 1, 100
+REAL_ROUNDS, REAL_TURN_S, REAL_CALIBRATION_S = 10, 15.0, 10.0
 # Stages that are delays, by the name of the simulator's.
 DELAYS = {"accept": "accept", "route": "route", "attempt": "attempt", "execute": "send", "result": "receive"}
 SCORE = "score"
@@ -77,14 +80,10 @@ class Side:
     steps: int
     real: bool = False
 
-    @property
-    def rounds(self) -> int:
-        return REAL_ROUNDS if self.real else 1
-
 
 @dataclass(frozen=True)
 class Turn:
-    """A load that was played live once, and what the simulator knew of the suite before."""
+    """A load that was played live once, and what the simulator knows of the suite then."""
 
     share: float
     rate: float
@@ -161,11 +160,6 @@ def stage_of(name: str, report: Report) -> float:
     return next((stage.seconds.mean for stage in report.stages if stage.name == name), math.nan)
 
 
-def painting_s(report: Report) -> float:
-    """Mean seconds that a device worked on a picture, told as one stage or in detail."""
-    return sum(stage.seconds.mean for stage in report.stages if COARSE.get(stage.name, stage.name) == "paint")
-
-
 def main() -> int:
     options = parse_options("parity", __doc__, add_options)
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
@@ -177,7 +171,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fleet", type=Path, action="append", help="fleet files [heavy-16-half and cascade-16-half]")
     parser.add_argument("--model", default="tiny-heavy", help="of the small real run; '' for none")
     parser.add_argument("--real-only", action="store_true", help="no emulated fleets")
-    parser.add_argument("--duration", type=float, default=110.0, help="seconds of a load, over all its rounds")
+    parser.add_argument("--duration", type=float, default=110.0, help="seconds of a load on an emulated fleet")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="shares of what the fleet can paint")
 
 
@@ -220,51 +214,87 @@ def real_side(options: Options, folder: Path) -> Side:
 
 
 def compare(options: Options, side: Side, folder: Path) -> list[Pair]:
-    """Every load on one suite, in as many rounds as the side needs."""
-    duration_s = 8.0 if options.quick else float(options.rest["duration"]) / side.rounds
+    """Every load on one suite."""
     loads = options.rest["loads"][: 1 if options.quick else None]
-    rounds = range(1 if options.quick else side.rounds)
+    turns_of = real_turns if side.real else emulated_turns
     with started(side) as suite:
-        turns = [turn for number in rounds for turn in one_round(suite, side, loads, duration_s, number, folder)]
-    return [pair(side, [turn for turn in turns if turn.share == share]) for share in loads]
+        turns = turns_of(options, suite, side, folder, loads)
+    pairs = [pair(side, [turn for turn in turns if turn.share == share]) for share in loads]
+    for one in pairs:
+        print(one.row(), flush=True)
+    return pairs
 
 
-def one_round(
-    suite: LocalSuite, side: Side, loads: Sequence[float], duration_s: float, number: int, folder: Path
-) -> Iterator[Turn]:
-    """First the run that tells the delays, and a real worker's speed, then those that are compared."""
-    scenario = scenario_of(side, folder)
+def emulated_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, loads: Sequence[float]) -> list[Turn]:
+    """First the run that tells the delays, then those that are compared."""
+    duration_s = 8.0 if options.quick else float(options.rest["duration"])
     rate, slo_s = rate_and_slo(side)
-    seeds = itertools.count(number * SEEDS_OF_A_ROUND)
-    calibration = load(side, CALIBRATION_LOAD * rate, max(duration_s / 2, CALIBRATION_S), slo_s, next(seeds))
-    seen = run_live(suite, calibration, detailed=True)
-    scenario = replace(scenario, delays=delays_of(seen, scenario.delays))
-    if side.real:
-        scenario, speed = as_slow_as_seen(scenario, side, folder, calibration, make_report("live", seen, {}))
-        rate, slo_s = rate * speed, slo_s / speed
-    for share in loads:
-        workload = load(side, share * rate, duration_s, slo_s, next(seeds))
-        turn = Turn(share, share * rate, workload, scenario, run_live(suite, workload))
-        print(number, pair(side, [turn]).row(), flush=True)
-        yield turn
+    calibration = load(side, CALIBRATION_LOAD * rate, duration_s / 2, slo_s, CALIBRATION_SEED)
+    scenario = with_delays(scenario_of(side, folder), run_live(suite, calibration, detailed=True))
+    turns = []
+    for number, share in enumerate(loads):
+        workload = load(side, share * rate, duration_s, slo_s, FIRST_SEED + number)
+        turns.append(Turn(share, share * rate, workload, scenario, run_live(suite, workload)))
+    return turns
 
 
-def as_slow_as_seen(
-    scenario: Scenario, side: Side, folder: Path, workload: Workload, seen: Report
-) -> tuple[Scenario, float]:
-    """The device so slow that simulated pictures take as long as the calibration's, and its speed. A batch grows with
-    what a picture takes, so it is approached."""
-    speed, slower = 1.0, folder / "slower.toml"
-    for _ in range(SPEED_STEPS):
-        slower.write_text(side.fleet.read_text() + f"speed = {speed}\n")
-        scenario = replace(scenario_of(replace(side, fleet=slower), folder), delays=scenario.delays)
-        simulated = make_report("simulated", Simulation(scenario, workload, Random(0)).run(), {})
-        ratio = painting_s(simulated) / painting_s(seen)
-        print(f"{side.name}: at speed {speed:.3f} pictures take {ratio:.3f} of what they took", flush=True)
-        if abs(ratio - 1.0) < SPEED_TOLERANCE:
-            break
-        speed *= ratio**0.7
-    return scenario, speed
+@dataclass(frozen=True)
+class Timed:
+    """A live run, and the middle of its time."""
+
+    at_s: float
+    workload: Workload
+    records: list[RequestRecord]
+
+
+def real_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, loads: Sequence[float]) -> list[Turn]:
+    """The loads one after the other, many times over; before each one and after the last the runs that tell the speed.
+    Arrivals and SLOs keep to the speed that was seen last."""
+    rate, slo_s = rate_and_slo(side)
+    known = scenario_of(side, folder)
+    seeds = itertools.count(FIRST_SEED)
+
+    def play(share: float, duration_s: float, *, detailed: bool) -> Timed:
+        workload = load(side, share * rate * speed, duration_s, slo_s / speed, next(seeds))
+        began_s = time.monotonic()
+        records = run_live(suite, workload, detailed=detailed)
+        return Timed((began_s + time.monotonic()) / 2, workload, records)
+
+    def calibrate() -> float:
+        times.append(play(CALIBRATION_LOAD, REAL_CALIBRATION_S, detailed=True))
+        runs.append(Run(with_delays(known, times[-1].records), times[-1].workload, times[-1].records))
+        return speed_seen(runs[-1])
+
+    times: list[Timed] = []
+    runs: list[Run] = []
+    played: list[tuple[float, float, Timed]] = []
+    speed = 1.0
+    play(CALIBRATION_LOAD, REAL_CALIBRATION_S / 2, detailed=False)  # A suite's first pictures take longer.
+    for share in list(loads) * (1 if options.quick else REAL_ROUNDS):
+        speed = calibrate()
+        played.append((share, share * rate * speed, play(share, REAL_TURN_S, detailed=False)))
+    calibrate()
+    scenario, speeds = known_speeds(runs)
+    seen_at = [one.at_s for one in times]
+    return [
+        Turn(share, asked, one.workload, with_speed(scenario, float(np.interp(one.at_s, seen_at, speeds))), one.records)
+        for share, asked, one in played
+    ]
+
+
+def known_speeds(runs: Sequence[Run]) -> tuple[Scenario, list[float]]:
+    """What runs tell together, delays and changes of speed; and the speed in each of them."""
+    records = [record for run in runs for record in run.records]
+    scenario = with_delays(runs[0].scenario, records)
+    at_speed = [replace(run, scenario=with_speed(scenario, speed_seen(run))) for run in runs]
+    scenario = with_changes(scenario, changes_seen(at_speed))
+    speeds = [speed_seen(replace(run, scenario=scenario)) for run in runs]
+    print(f"speeds {[round(speed, 3) for speed in speeds]}, {scenario.devices[0].speed_changes}", flush=True)
+    return scenario, speeds
+
+
+def with_delays(scenario: Scenario, records: Sequence[RequestRecord]) -> Scenario:
+    return replace(scenario, delays=delays_of(records, scenario.delays))
 
 
 @contextmanager
@@ -390,9 +420,9 @@ def notes(options: Options) -> dict[str, Any]:
         "loads": options.rest["loads"],
         "slo_factor": SLO_FACTOR,
         "duration_s": options.rest["duration"],
-        "rounds_of_a_real_worker": REAL_ROUNDS,
+        "real_worker": {"rounds": REAL_ROUNDS, "turn_s": REAL_TURN_S, "calibration_s": REAL_CALIBRATION_S},
         "simulations": SIMULATIONS,
-        "calibration": "delays outside queues and devices, from a run of their own",
+        "calibration": "delays outside queues and devices, and a real worker's speed, from runs of their own",
         "emulated": "sixteen devices: profiled times, no pictures are painted",
     }
 

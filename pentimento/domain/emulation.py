@@ -11,6 +11,9 @@
     name = "small"
     count = 16
     models = ["tiny-heavy"]                     # the first is held at the start
+    speed = 0.5                                 # twice the profiled time; and, of devices that are not alone,
+    speed_variation = 0.1                       # a tenth more or less of it, changing every two seconds
+    speed_period_s = 2.0
 
 The emulated worker, the supervisor and the parity benchmark read it.
 """
@@ -20,6 +23,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pentimento.domain.device_speed import STEADY, SpeedChanges
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.png_text import text_of, with_text
 from pentimento.domain.profile import BatchProfile, Cost, ModelProfile, SizeProfile, profile_from_json
@@ -56,8 +60,8 @@ class EmulatedModel:
 
 @dataclass(frozen=True)
 class EmulatedDevices:
-    """`count` equal ones. Speed 2 takes half the profiled time. `memory_bytes` bounds models and batches, None does
-    not; `max_batch` requests share a step at most."""
+    """`count` equal ones. Speed 2 takes half the profiled time; it changes by `speed_changes`. `memory_bytes` bounds
+    models and batches, None does not; `max_batch` requests share a step at most."""
 
     name: str
     count: int
@@ -65,6 +69,7 @@ class EmulatedDevices:
     speed: float = 1.0
     memory_bytes: int | None = None
     max_batch: int = 8
+    speed_changes: SpeedChanges = STEADY
 
     def workers(self) -> tuple[str, ...]:
         """Instance ids."""
@@ -215,6 +220,10 @@ def _devices(table: TomlTable, models: tuple[EmulatedModel, ...]) -> EmulatedDev
         speed=table.number("speed", 1.0, minimum=0.001, maximum=1000.0),
         memory_bytes=table.whole("memory_bytes", minimum=1) if "memory_bytes" in table.fields else None,
         max_batch=table.whole("max_batch", 8, minimum=1, maximum=64),
+        speed_changes=SpeedChanges(
+            table.number("speed_variation", 0.0, maximum=10.0),
+            table.number("speed_period_s", SpeedChanges.period_s, minimum=0.01),
+        ),
     )
     if not devices.models or set(devices.models) - known.keys():
         raise table.error("models", f"must be some of {', '.join(known) or 'none'}, got {list(devices.models)}")

@@ -6,12 +6,14 @@ batch its steps run as one segment, cut at the next step boundary when somebody 
 """
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
 from pentimento.dataplane.events import AttemptKey
+from pentimento.domain.device_speed import STEADY, Slowness, SpeedChanges
 from pentimento.policies.step_batching import Urgency, choose_batch, due_at, reserve_count, yielding_steps
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.costs import ModelCosts
@@ -84,6 +86,7 @@ class Device:
         settings: DeviceSettings,
         costs: ModelCosts,
         max_batch: int,
+        speed_changes: SpeedChanges = STEADY,
     ) -> None:
         self.worker_id = worker_id
         self.kind = kind
@@ -96,6 +99,7 @@ class Device:
         self._agenda = agenda
         self._listener = listener
         self._random = random
+        self._slowness = Slowness(speed_changes, random)
         self._settings = settings
         self._choose: Callable[..., list[SimulatedJob]] = choose_batch
         self._jobs: dict[AttemptKey, SimulatedJob] = {}
@@ -221,8 +225,13 @@ class Device:
         began_s = self._agenda.now + self._prepare(batch)
         left = [job.left for job in batch]
         steps = min(left) if self._settings.steps else max(left)
+        if self._settings.steps:
+            steps = min(steps, self._steps_at_this_speed(began_s, len(batch)))
+            slowness = self._slowness.at(began_s)
+        else:
+            slowness = self._slowness.mean(began_s, steps * self.costs.step(len(batch)).mean_s)
         self._batch, self._began_s, self._step_count = batch, began_s, steps
-        self._step_s = self._segment_s(len(batch), steps)
+        self._step_s = slowness * self._segment_s(len(batch), steps)
         self._note_end()
 
     def _next_batch(self) -> list[SimulatedJob]:
@@ -263,6 +272,12 @@ class Device:
             return 0.0
         cost = self.costs.step(batch_size)
         return type(cost)(cost.mean_s, cost.variance_s2 / steps, 1).draw(self._random)
+
+    def _steps_at_this_speed(self, now: float, batch_size: int) -> int:
+        """Those that begin before the device's speed changes, at least one."""
+        step_s = self._slowness.at(now) * self.costs.step(batch_size).mean_s
+        left_s = self._slowness.until - now
+        return max(math.ceil(left_s / step_s), 1) if step_s > 0.0 and left_s < math.inf else sys.maxsize
 
     def _note_end(self) -> None:
         self._version += 1

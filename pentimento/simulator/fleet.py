@@ -99,7 +99,7 @@ class SimulatedFleet:
             worker_id = f"{kind}-{number}"
             settings = self._scenario.device_settings
             self.devices[worker_id] = Device(
-                worker_id, kind, agenda, listener, random, settings, costs, devices.max_batch
+                worker_id, kind, agenda, listener, random, settings, costs, devices.max_batch, devices.speed_changes
             )
 
     def _speed_profile(self, model: str) -> SpeedProfile:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from pentimento.dataplane import DataplaneSettings
+from pentimento.domain.device_speed import STEADY, SpeedChanges
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.profile import Cost
 from pentimento.policies.serving import DeferralCurve, ServingPolicy
@@ -28,7 +29,8 @@ class SimulatedModel:
 
 @dataclass(frozen=True)
 class SimulatedDevices:
-    """`count` equal devices. `speed` 2 takes half the time. `models` they can hold (all if empty), `resident` first."""
+    """`count` equal devices. `speed` 2 takes half the time, and changes on its own. `models` they can hold (all if
+    empty), `resident` first."""
 
     count: int
     resident: str
@@ -36,6 +38,7 @@ class SimulatedDevices:
     kind: str = ""
     models: tuple[str, ...] = ()
     max_batch: int = 1_000
+    speed_changes: SpeedChanges = STEADY
 
 
 @dataclass(frozen=True)

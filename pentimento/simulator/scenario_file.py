@@ -145,6 +145,7 @@ def _devices(fleet: EmulatedFleet) -> tuple[SimulatedDevices, ...]:
             count=devices.count,
             resident=devices.models[0],
             speed=devices.speed,
+            speed_changes=devices.speed_changes,
             kind=devices.name,
             models=devices.models,
             max_batch=min(largest_batch(fleet.model(name), devices) for name in devices.models),

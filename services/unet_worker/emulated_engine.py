@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
+from pentimento.domain.device_speed import STEADY, Slowness, SpeedChanges
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.profile import Cost
 from pentimento.policies.step_batching import Urgency, choose_batch, due_at
@@ -40,11 +41,13 @@ class DeviceCosts:
 
 @dataclass(frozen=True)
 class EmulatedEngineSettings:
-    """As the real engine's. `step_batching` off: a batch runs from its first step to its last, and nobody joins it."""
+    """As the real engine's. `step_batching` off: a batch runs from its first step to its last, and nobody joins it.
+    `speed_changes` of the device."""
 
     patience_s: float = 30.0
     preempt: bool = True
     step_batching: bool = True
+    speed_changes: SpeedChanges = STEADY
 
 
 class JobListener(Protocol):
@@ -104,6 +107,7 @@ class EmulatedEngine:
         self.costs = costs
         self._settings = settings
         self._source = source
+        self._slowness = Slowness(settings.speed_changes, source)
         self._timer = timer
         self._ran = ran
         self._numbers = count()
@@ -148,7 +152,8 @@ class EmulatedEngine:
             return
         newcomers = [(job, self.costs.prepare.draw(self._source)) for job in jobs if not job.running]
         step_s = self.costs.steps[jobs[0].key][len(jobs) - 1].draw(self._source)
-        ends_at = began_at + sum(seconds for _, seconds in newcomers) + step_s
+        prepared_at = began_at + sum(seconds for _, seconds in newcomers)
+        ends_at = prepared_at + self._slowness.at(prepared_at) * step_s
         self._step = _Step(jobs, began_at, ends_at, newcomers)
         self._prepare(self._step)
         self._timer.call_at(ends_at, self._end_step)

@@ -79,7 +79,9 @@ class EmulatedWorkerProcess:
             open_objects(settings.objects_url),
             ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="objects"),
             EmulatedLimits(settings.progress_interval_ms / 1000, settings.donor_timeout_s, settings.upload_timeout_s),
-            EmulatedEngineSettings(settings.patience_s, self.fleet.preempt, self.fleet.step_batching),
+            EmulatedEngineSettings(
+                settings.patience_s, self.fleet.preempt, self.fleet.step_batching, self.devices.speed_changes
+            ),
             self.busy,
             self.worker.capacity.changed,
             random.Random(f"{self.fleet.seed} {self.server.instance_id}"),

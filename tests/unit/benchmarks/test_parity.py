@@ -1,6 +1,5 @@
 """What the parity benchmark makes of runs: pure parts, without a suite."""
 
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -11,18 +10,16 @@ from benchmarks.parity import (
     SIMULATIONS,
     Side,
     Turn,
-    as_slow_as_seen,
     delays_of,
     figures,
     p50_of,
-    painting_s,
     pair,
     rate_and_slo,
     scenario_of,
     share_deferred,
 )
 from pentimento.domain.emulation import read_fleet
-from pentimento.reports import Outcome, RequestRecord, Stage, make_report
+from pentimento.reports import Outcome, RequestRecord, Stage
 from pentimento.simulator import Simulation
 from pentimento.simulator.scenario import Delays
 
@@ -75,32 +72,6 @@ def test_requests_that_tell_nothing_of_delays_are_left_out() -> None:
 @pytest.mark.parametrize(("threshold", "share"), [(0.0, 0.0), (0.25, 0.1), (0.5, 0.2), (0.75, 0.6), (1.0, 1.0)])
 def test_the_deferral_curve_is_read_between_its_points(threshold: float, share: float) -> None:
     assert share_deferred(((0.0, 0.0), (0.5, 0.2), (1.0, 1.0)), threshold) == pytest.approx(share)
-
-
-def test_painting_takes_as_long_told_in_detail_as_summed_up() -> None:
-    detailed = record(stages=(Stage("worker.denoise", 13.0, 14.0), Stage("worker.decode", 14.0, 14.5)))
-    coarse = record(stages=(Stage("paint", 13.0, 14.5),))
-
-    assert painting_s(make_report("d", [detailed], {})) == painting_s(make_report("c", [coarse], {})) == 1.5
-
-
-def test_a_device_is_as_slow_as_it_was_seen(tmp_path: Path) -> None:
-    fleet = tmp_path / "real.toml"
-    fleet.write_text(
-        '[[models]]\nname = "m"\nsteps = 50\nguidance_scale = 3.0\nlatency_s = { 1 = 1.0, 2 = 1.2, 4 = 1.8, 8 = 3.2 }\n'
-        '[[devices]]\nname = "real"\ncount = 1\nmodels = ["m"]\n'
-    )
-    slower = tmp_path / "seen.toml"
-    slower.write_text(fleet.read_text() + "speed = 0.8\n")
-    side = Side("real", lambda: None, fleet, "m", 50, real=True)
-    workload = steady_load(2.5, 60.0, 6.0, 3, steps=50)
-    seen = Simulation(scenario_of(replace(side, fleet=slower), tmp_path), workload, Random(1)).run()
-
-    scenario = scenario_of(side, tmp_path)
-    _, speed = as_slow_as_seen(scenario, side, tmp_path, workload, make_report("live", seen, {}))
-
-    # Other draws of the same costs: within a few percent.
-    assert speed == pytest.approx(0.8, rel=0.05)
 
 
 def test_capacity_is_that_of_full_batches() -> None:

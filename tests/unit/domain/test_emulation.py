@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.domain.device_speed import SpeedChanges
 from pentimento.domain.emulation import (
     EmulatedFleet,
     PictureLabel,
@@ -41,6 +42,7 @@ name = "small"
 count = 2
 models = ["light"]
 speed = 0.5
+speed_variation = 0.1
 
 [[devices]]
 name = "large"
@@ -85,6 +87,13 @@ def test_a_fleet_is_read(fleet: EmulatedFleet) -> None:
     assert fleet.deferral == ((0.0, 0.0), (0.5, 0.2), (1.0, 1.0))
 
 
+def test_a_speed_changes_where_the_file_says_so(fleet: EmulatedFleet) -> None:
+    small, large = fleet.devices_named("small"), fleet.devices_named("large")
+
+    assert (small.speed, small.speed_changes) == (0.5, SpeedChanges(0.1, period_s=5.0))
+    assert (large.speed, large.speed_changes) == (1.0, SpeedChanges())
+
+
 def test_a_profile_that_was_measured_is_read(fleet: EmulatedFleet) -> None:
     model = fleet.model("heavy")
 
@@ -124,17 +133,20 @@ def test_batches_are_bounded_by_memory_and_by_what_was_measured(fleet: EmulatedF
         ('profile = "heavy.json"', 'profile = "x.json"', r":15: models\[1\]\.profile: .*x\.json cannot be read"),
         ('profile = "heavy.json"', "", r":13: models\[1\]\.profile: must be given, or else latency_s"),
         ('name = "large"', 'name = "small"', r"devices: must have names of their own, got small, small"),
-        ("count = 3", "count = 5000", r":26: devices\[1\]\.count: must be 1 to 1024, got 5000"),
-        ('["heavy", "light"]', '["other"]', r":27: devices\[1\]\.models: must be some of light, heavy, got"),
-        ('["heavy", "light"]', "[]", r":27: devices\[1\]\.models: must be some of"),
-        ("memory_bytes = 250", "memory_bytes = 99", r":28: devices\[1\]\.memory_bytes: must be enough for heavy"),
+        ("speed = 0.5", "speed = 0", r":22: devices\[0\]\.speed: must be 0\.001 to 1000, got 0"),
+        ("speed_variation = 0.1", "speed_variation = 11", r":23: devices\[0\]\.speed_variation: must be 0 to 10, got"),
+        ("speed_variation = 0.1", "speed_period_s = 0", r":23: devices\[0\]\.speed_period_s: must be at least 0\.01"),
+        ("count = 3", "count = 5000", r":27: devices\[1\]\.count: must be 1 to 1024, got 5000"),
+        ('["heavy", "light"]', '["other"]', r":28: devices\[1\]\.models: must be some of light, heavy, got"),
+        ('["heavy", "light"]', "[]", r":28: devices\[1\]\.models: must be some of"),
+        ("memory_bytes = 250", "memory_bytes = 99", r":29: devices\[1\]\.memory_bytes: must be enough for heavy"),
         ('name = "small"', 'name = "../small"', r":19: devices\[0\]\.name: must be 1 to 16 letters"),
         (
             "shares = [0.0, 0.2, 1.0]",
             "shares = [0.0, 1.0]",
-            r":38: deferral\.shares: must be two or more, one for each",
+            r":39: deferral\.shares: must be two or more, one for each",
         ),
-        ("shares = [0.0, 0.2, 1.0]", "shares = [0.0, 0.9, 0.2]", r":38: deferral\.shares: must ascend within 0 and 1"),
+        ("shares = [0.0, 0.2, 1.0]", "shares = [0.0, 0.9, 0.2]", r":39: deferral\.shares: must ascend within 0 and 1"),
     ],
 )
 def test_a_wrong_field_is_refused_by_file_line_and_limit(old: str, new: str, message: str, path: Path) -> None:

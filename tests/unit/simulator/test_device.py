@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from statistics import mean
+from statistics import mean, pstdev
 
 import pytest
 
+from pentimento.domain.device_speed import SpeedChanges
 from pentimento.domain.profile import Cost
 from pentimento.reports import Outcome
 from pentimento.simulator.costs import ModelCosts, from_latencies
@@ -44,6 +45,18 @@ def test_whole_requests_are_batched_where_the_server_does_so() -> None:
 
     # The second comes during the first one's batch; the third joins the second's.
     assert latencies(scenario, [0.0, 0.5, 0.6]) == [1.0, 2.0, 1.9]
+
+
+@pytest.mark.parametrize("settings", [DeviceSettings(), REQUESTS])
+def test_a_device_whose_speed_changes_gets_as_much_done_at_other_times(settings: DeviceSettings) -> None:
+    steady = one_model({1: 1.0}, device_settings=settings)
+    changing = replace(steady, devices=(replace(steady.devices[0], speed_changes=SpeedChanges(0.3, period_s=2.0)),))
+
+    records = run(changing, arrivals([0.0] * 2000, deadline_s=1e6))
+
+    ends = sorted(record.ended_s for record in records)
+    assert ends[-1] == pytest.approx(2000.0, rel=0.03)
+    assert pstdev(later - earlier for earlier, later in pairwise(ends)) == pytest.approx(0.28, rel=0.15)
 
 
 def test_what_would_be_late_in_the_next_batch_is_dropped_and_its_place_taken() -> None:

@@ -2,11 +2,14 @@
 
 import random
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pentimento.domain.device_speed import SpeedChanges
 from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.domain.profile import Cost
 from services.unet_worker.emulated_engine import (
@@ -52,7 +55,7 @@ class Heard:
 
 
 class World:
-    def __init__(self, device: DeviceCosts, *, late_s: float = 0.0, **settings: bool) -> None:
+    def __init__(self, device: DeviceCosts, *, late_s: float = 0.0, **settings: Any) -> None:
         self.timer = VirtualTimer(late_s)
         self.batches: list[int] = []
         self.seconds: list[float] = []
@@ -184,6 +187,18 @@ def test_a_late_wakeup_does_not_slow_the_device() -> None:
     assert job.finished_at == pytest.approx(1.0)
     assert heard.finished_at == pytest.approx(1.03)
     assert world.late == pytest.approx([0.03] * 10)
+
+
+def test_steps_take_longer_while_the_device_is_slower() -> None:
+    world = World(costs(0.1), speed_changes=SpeedChanges(0.5, period_s=1.0))
+
+    job, _ = world.submit(1000)
+    world.timer.run_until(200)
+
+    lengths = [len(list(steps)) for _, steps in groupby(world.seconds)]
+    assert job.finished_at == pytest.approx(sum(world.seconds))
+    assert job.finished_at == pytest.approx(100.0, rel=0.2)
+    assert 5 < sum(lengths) / len(lengths) < 20
 
 
 def test_no_stage_ends_before_it_began_for_who_comes_while_a_step_is_overdue() -> None:

@@ -1,0 +1,127 @@
+"""How fast a real device was in runs of its own, and how its speed changed: like a simulated one whose pictures take as
+long, scatter as much, and have as much in common with those after them.
+
+A batch grows with what a picture takes, so that no formula leads from the one to the other: figures are approached, by
+simulating the same arrivals.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+
+from pentimento.domain.device_speed import STEADY, SpeedChanges
+from pentimento.reports import RequestRecord
+from pentimento.sdk.load.telling import COARSE
+from pentimento.simulator import Scenario, Simulation
+from pentimento.workloads import Workload
+
+STEPS, SCATTERING_STEPS, TOLERANCE = 10, 6, 0.003
+SEEDS = range(3)
+PERIODS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+# Below it, pictures scatter as they do by their steps alone.
+LEAST_VARIATION = 0.01
+
+
+@dataclass(frozen=True)
+class Run:
+    """Arrivals and what became of them; `scenario` is what is known of the suite but for its device's speed."""
+
+    scenario: Scenario
+    workload: Workload
+    records: list[RequestRecord]
+
+
+@dataclass(frozen=True)
+class Painting:
+    """Of the pictures of runs: mean seconds on the device, their standard deviation as a share of it, and how much of
+    it a picture has in common with the one that began when it ended (a correlation)."""
+
+    mean_s: float
+    spread: float
+    persistence: float
+
+
+def painting(records: Sequence[RequestRecord]) -> Painting:
+    """At least two pictures."""
+    spans = sorted(span for record in records if record.outcome.answered and (span := _span(record)))
+    began, ended = (np.array(column) for column in zip(*spans, strict=True))
+    seconds = ended - began
+    after = np.searchsorted(began, ended)
+    known = after < len(spans)
+    pairs = np.array([seconds[known], seconds[after[known]]])
+    persistence = float(np.corrcoef(pairs)[0, 1]) if known.sum() > 2 and (pairs.std(axis=1) > 0.0).all() else math.nan
+    return Painting(float(seconds.mean()), float(seconds.std() / seconds.mean()), persistence)
+
+
+def with_speed(scenario: Scenario, speed: float) -> Scenario:
+    return replace(scenario, devices=tuple(replace(devices, speed=speed) for devices in scenario.devices))
+
+
+def with_changes(scenario: Scenario, changes: SpeedChanges) -> Scenario:
+    return replace(scenario, devices=tuple(replace(devices, speed_changes=changes) for devices in scenario.devices))
+
+
+def speed_seen(run: Run) -> float:
+    """At which simulated pictures take as long as those of the run."""
+    seen_s, speed = painting(run.records).mean_s, 1.0
+    for _ in range(STEPS):
+        ratio = _simulated(with_speed(run.scenario, speed), run.workload).mean_s / seen_s
+        if abs(ratio - 1.0) < TOLERANCE:
+            break
+        speed *= ratio**0.7
+    return speed
+
+
+def changes_seen(runs: Sequence[Run]) -> SpeedChanges:
+    """With which simulated pictures scatter as much, and as persistently, as those of the runs together. `scenario` of
+    each has its speed."""
+    seen = _together([painting(run.records) for run in runs])
+    found = [_scattering_as(seen.spread, runs, PERIODS_S[0])]
+    if found[0][0].variation < LEAST_VARIATION:
+        return STEADY
+    found += [_scattering_as(seen.spread, runs, period_s) for period_s in PERIODS_S[1:]]
+    # The longer a speed lasts, the more pictures in a row have in common.
+    for (shorter, below), (longer, above) in pairwise(found):
+        if seen.persistence < above.persistence:
+            share = (seen.persistence - below.persistence) / (above.persistence - below.persistence)
+            return _between(shorter, longer, min(max(share, 0.0), 1.0))
+    return found[-1][0]
+
+
+def _scattering_as(spread: float, runs: Sequence[Run], period_s: float) -> tuple[SpeedChanges, Painting]:
+    variation = 0.0
+    for _ in range(SCATTERING_STEPS):
+        changes = SpeedChanges(variation, period_s)
+        simulated = _together([_simulated(with_changes(run.scenario, changes), run.workload) for run in runs])
+        variation = math.sqrt(max(variation**2 + 0.7 * (spread**2 - simulated.spread**2), 0.0))
+    return SpeedChanges(variation, period_s), simulated
+
+
+def _between(shorter: SpeedChanges, longer: SpeedChanges, share: float) -> SpeedChanges:
+    variation = shorter.variation + share * (longer.variation - shorter.variation)
+    return SpeedChanges(variation, shorter.period_s * (longer.period_s / shorter.period_s) ** share)
+
+
+def _simulated(scenario: Scenario, workload: Workload) -> Painting:
+    return _together([painting(Simulation(scenario, workload, Random(seed)).run()) for seed in SEEDS])
+
+
+def _together(paintings: Sequence[Painting]) -> Painting:
+    """Means; of spreads the root of the mean square."""
+    known = [one.persistence for one in paintings if math.isfinite(one.persistence)]
+    return Painting(
+        statistics.fmean(one.mean_s for one in paintings),
+        math.sqrt(statistics.fmean(one.spread**2 for one in paintings)),
+        statistics.fmean(known) if known else math.nan,
+    )
+
+
+def _span(record: RequestRecord) -> tuple[float, float] | None:
+    """When a device began with the picture, and ended."""
+    stages = [stage for stage in record.stages if COARSE.get(stage.name, stage.name) == "paint"]
+    return (stages[0].began_s, stages[-1].ended_s) if stages else None

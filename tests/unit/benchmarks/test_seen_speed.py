@@ -1,0 +1,66 @@
+"""What runs tell of a device's speed: found again where it is known, in simulated ones."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from benchmarks import seen_speed
+from benchmarks.emulated_runs import steady_load
+from benchmarks.seen_speed import Run, changes_seen, painting, speed_seen, with_changes, with_speed
+from pentimento.domain.device_speed import SpeedChanges
+from pentimento.reports import Outcome, RequestRecord, Stage
+from pentimento.simulator import Scenario, Simulation
+from tests.unit.simulator.scenarios import one_model
+
+SCENARIO = one_model({1: 1.0, 2: 1.2, 4: 1.8, 8: 3.2}, steps=50, answers_late=False)
+
+
+def run_on(device: Scenario, duration_s: float) -> Run:
+    """As one of a device of which only its costs are known."""
+    workload = steady_load(3.2, duration_s, 7.0, seed=0, steps=50, model="m")
+    return Run(SCENARIO, workload, Simulation(device, workload, Random(99)).run())
+
+
+def picture(began_s: float, seconds: float) -> RequestRecord:
+    stages = (Stage("worker.denoise", began_s, began_s + 0.9 * seconds), Stage("worker.decode", 0.0, began_s + seconds))
+    return RequestRecord("r", "t", "standard", "m", 0.0, 9.0, 9.0, Outcome.COMPLETED, stages=stages)
+
+
+def test_pictures_are_told_by_their_first_and_last_moment_on_the_device() -> None:
+    found = painting([picture(0.0, 1.0), picture(1.0, 2.0), picture(3.0, 3.0)])
+
+    assert found.mean_s == pytest.approx(2.0)
+    assert found.spread == pytest.approx((2 / 3) ** 0.5 / 2.0)
+
+
+def test_what_began_when_another_ended_has_much_in_common_with_it_at_a_lasting_speed() -> None:
+    slow_then_fast = [picture(now, 2.0) for now in range(0, 20, 2)] + [picture(20.0 + now, 1.0) for now in range(20)]
+    by_turns = [picture(1.5 * (number - odd) + odd, 1.0 + odd) for number in range(20) for odd in [number % 2]]
+
+    assert painting(slow_then_fast).persistence > 0.7
+    assert painting(by_turns).persistence < 0.0
+
+
+def test_a_speed_is_found_again() -> None:
+    assert speed_seen(run_on(with_speed(SCENARIO, 0.8), 40.0)) == pytest.approx(0.8, rel=0.05)
+
+
+def test_changes_of_speed_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen_speed, "SEEDS", range(1))
+    device = with_changes(SCENARIO, SpeedChanges(0.2, period_s=4.0))
+
+    found = changes_seen([run_on(device, 200.0)])
+
+    assert found.variation == pytest.approx(0.2, rel=0.3)
+    assert 1.0 < found.period_s < 16.0
+
+
+def test_a_steady_device_is_found_steady() -> None:
+    assert changes_seen([run_on(SCENARIO, 40.0)]).variation < 0.03
+
+
+def test_one_speed_does_not_touch_the_rest_of_a_scenario() -> None:
+    changed = with_changes(with_speed(SCENARIO, 0.5), SpeedChanges(0.1))
+
+    assert replace(changed, devices=SCENARIO.devices) == SCENARIO
