@@ -51,8 +51,8 @@ LATENCY = at_most(5.0, "%")
 QUALITY = at_most(0.56, "%")
 
 # Of what the fleet can paint: chosen by simulation, so that about 5 to 40 % of the requests break their SLOs.
-LOADS = (1.15, 1.3, 1.6)
-# What is measured apart is measured under the middle one, so that processes are as busy as in the runs compared.
+LOADS = (1.2, 1.3, 1.45, 1.6)
+# What is measured apart is measured under a middle one, so that processes are as busy as in the runs compared.
 CALIBRATION_LOAD = 1.3
 # An SLO in units of the time that a picture takes in a full batch.
 SLO_FACTOR = 2.0
@@ -171,7 +171,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fleet", type=Path, action="append", help="fleet files [heavy-16-half and cascade-16-half]")
     parser.add_argument("--model", default="tiny-heavy", help="of the small real run; '' for none")
     parser.add_argument("--real-only", action="store_true", help="no emulated fleets")
-    parser.add_argument("--duration", type=float, default=110.0, help="seconds of a load on an emulated fleet")
+    parser.add_argument("--duration", type=float, default=100.0, help="seconds of a load on an emulated fleet")
     parser.add_argument("--loads", type=float, nargs="+", default=LOADS, help="shares of what the fleet can paint")
 
 
