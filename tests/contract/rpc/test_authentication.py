@@ -70,7 +70,7 @@ async def test_a_token_in_a_file_is_shown_and_its_newline_is_not(guarded: Script
         assert await embed(channel) == "acme:service"
 
 
-@pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], TOKEN + "x"])
+@pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], TOKEN + "x"], ids=["none", "another", "short", "long"])
 async def test_no_token_or_a_wrong_one_is_unauthenticated(guarded: Scripted, token: str | None) -> None:
     refused = await refusal(guarded, token)
 
