@@ -21,7 +21,7 @@ from tests.gateways import attempt, embedding, running_gateway, scope
 
 pytestmark = pytest.mark.faults
 
-KILL_COUNT = 20
+KILL_COUNT = 12
 WRITER_COUNT = 3
 PATIENCE_S = 60.0
 
