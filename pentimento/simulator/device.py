@@ -226,8 +226,9 @@ class Device:
         left = [job.left for job in batch]
         steps = min(left) if self._settings.steps else max(left)
         if self._settings.steps:
-            steps = min(steps, self._steps_at_this_speed(began_s, len(batch)))
             slowness = self._slowness.at(began_s)
+            if self._slowness.until < math.inf:
+                steps = min(steps, self._steps_until(self._slowness.until - began_s, slowness, len(batch)))
         else:
             slowness = self._slowness.mean(began_s, steps * self.costs.step(len(batch)).mean_s)
         self._batch, self._began_s, self._step_count = batch, began_s, steps
@@ -273,11 +274,10 @@ class Device:
         cost = self.costs.step(batch_size)
         return type(cost)(cost.mean_s, cost.variance_s2 / steps, 1).draw(self._random)
 
-    def _steps_at_this_speed(self, now: float, batch_size: int) -> int:
-        """Those that begin before the device's speed changes, at least one."""
-        step_s = self._slowness.at(now) * self.costs.step(batch_size).mean_s
-        left_s = self._slowness.until - now
-        return max(math.ceil(left_s / step_s), 1) if step_s > 0.0 and left_s < math.inf else sys.maxsize
+    def _steps_until(self, seconds: float, slowness: float, batch_size: int) -> int:
+        """Those that begin within so many seconds, at least one."""
+        step_s = slowness * self.costs.step(batch_size).mean_s
+        return max(math.ceil(seconds / step_s), 1) if step_s > 0.0 else sys.maxsize
 
     def _note_end(self) -> None:
         self._version += 1
