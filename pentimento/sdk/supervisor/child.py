@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from pentimento.sdk.supervisor.leftovers import MARK
-from pentimento.sdk.supervisor.suite import ProcessSpec
 
 LAUNCHER = Path(__file__).with_name("launch.py")
 SOURCE_ROOT = Path(__file__).resolve().parents[3]
@@ -71,12 +70,12 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-async def start_child(spec: ProcessSpec, mark: str, on_line: Callable[[str], None]) -> Child:
-    """Runs the service's module through the launcher; `on_line` gets stdout and stderr."""
+async def start_child(module: str, arguments: tuple[str, ...], mark: str, on_line: Callable[[str], None]) -> Child:
+    """Runs `python -m module` through the launcher; `on_line` gets stdout and stderr."""
     transport, protocol = await asyncio.get_running_loop().subprocess_exec(
         lambda: ChildProtocol(on_line),
-        *(sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), str(spec.niceness)),
-        *(sys.executable, "-P", "-m", spec.module, *spec.arguments),
+        *(sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid())),
+        *(sys.executable, "-P", "-m", module, *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -82,7 +82,9 @@ class SupervisedProcess:
         """From one start to its end."""
         self._become(State.STARTING)
         view, name = self._around.view, self.spec.name
-        child = await start_child(self.spec, self._around.mark, lambda line: view.line(name, line))
+        child = await start_child(
+            self.spec.module, self.spec.arguments, self._around.mark, lambda line: view.line(name, line)
+        )
         self._child = child
         if self._stopping.is_set():
             child.terminate()

@@ -43,8 +43,7 @@ class SuiteSettings:
 class ProcessSpec:
     """`address` answers health checks. Stages drain in ascending order: who calls stops before those it calls.
 
-    The suite cannot go on when nobody is left of those that are `needed` under one name. A higher `niceness` gives the
-    processor to others first.
+    The suite cannot go on when nobody is left of those that are `needed` under one name.
     """
 
     name: str
@@ -53,12 +52,7 @@ class ProcessSpec:
     address: str
     stage: int
     needed: str = ""
-    niceness: int = 0
 
-
-# A device works beside its host's processor. What stands for it on that processor is not to hold up those it serves:
-# when a fleet's batches end together, a refusal would wait for all of them.
-EMULATED_NICENESS = 10
 
 FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(4)
 
@@ -196,8 +190,7 @@ def emulated_worker(
     arguments: tuple[str, ...] = ("--listen", address, "--fleet", str(fleet.path), "--devices", devices)
     arguments += ("--objects-url", objects_url(settings, state))
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
-    module = "services.unet_worker.emulated"
-    return ProcessSpec(name, module, arguments, address, WORKER_STAGE, "worker", niceness=EMULATED_NICENESS)
+    return ProcessSpec(name, "services.unet_worker.emulated", arguments, address, WORKER_STAGE, "worker")
 
 
 def emulated_discriminator(
@@ -207,8 +200,7 @@ def emulated_discriminator(
     address = unix_address(state, name)
     arguments: tuple[str, ...] = ("--listen", address, "--fleet", str(fleet.path))
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
-    module = "services.discriminator.emulated"
-    return ProcessSpec(name, module, arguments, address, WORKER_STAGE, niceness=EMULATED_NICENESS)
+    return ProcessSpec(name, "services.discriminator.emulated", arguments, address, WORKER_STAGE)
 
 
 def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:

@@ -12,8 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pentimento.sdk.supervisor.child import LAUNCHER
-from pentimento.sdk.supervisor.launch import AUTOGROUP
 from pentimento.sdk.supervisor.leftovers import MARK, clean_leftovers, marked_processes
 from pentimento.sdk.supervisor.output import LogView
 from pentimento.sdk.supervisor.process import State, SupervisedProcess, Surroundings
@@ -166,22 +164,9 @@ def test_processes_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     parent.stdout.close()
 
 
-@pytest.mark.skipif(not AUTOGROUP.exists(), reason="sessions share the processor only on Linux")
-@pytest.mark.parametrize("own_session", [True, False])
-def test_niceness_is_of_the_process_and_its_own_session_never_of_its_parents(own_session: bool) -> None:
-    told = f"print(__import__('os').nice(0), open('{AUTOGROUP}').read().split()[-1])"
-    launch = [sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), "7", sys.executable, "-c", told]
-
-    done = subprocess.run(launch, stdout=subprocess.PIPE, text=True, check=True, start_new_session=own_session)
-
-    of_process, of_session = done.stdout.split()
-    assert int(of_process) == min(os.nice(0) + 7, 19)
-    assert of_session == ("7" if own_session else AUTOGROUP.read_text().split()[-1])
-
-
 PARENT = """
 import os, subprocess, sys
 from pentimento.sdk.supervisor.child import LAUNCHER
 sleeper = [sys.executable, "-c", "print(__import__('os').getpid(), flush=True); import time; time.sleep(600)"]
-subprocess.run([sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), "0", *sleeper])
+subprocess.run([sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), *sleeper])
 """

@@ -90,12 +90,6 @@ def test_the_frontdoor_hears_of_the_cascade_and_of_what_models_cost(suite: Suite
     assert [Path(file).name for file in flags["--profiles"].split(",")] == ["light.json", "heavy.json"]
 
 
-def test_only_what_stands_for_devices_gives_the_processor_to_others_first(suite: Suite) -> None:
-    giving_way = {process.name for process in suite.processes if process.niceness > 0}
-
-    assert giving_way == {process.name for process in suite.processes if process.module.endswith(".emulated")}
-
-
 def test_the_controller_hears_of_the_policy_and_finds_the_rest_in_the_fleets_file(
     settings: SuiteSettings, tmp_path: Path
 ) -> None:
