@@ -35,14 +35,14 @@ import numpy as np
 
 from benchmarks.emulated_runs import FLEETS, capacity_per_s, clients_of, emulated_suite, played, steady_load
 from benchmarks.report import Figure, Options, Target, at_most, informative, parse_options, publish
+from benchmarks.seen_delays import with_delays
 from benchmarks.seen_speed import Run, changes_seen, speed_seen, with_changes, with_speed
 from pentimento.domain.emulation import read_fleet
-from pentimento.domain.profile import Cost, profile_from_json
+from pentimento.domain.profile import profile_from_json
 from pentimento.reports import Report, RequestRecord, make_report
 from pentimento.sdk.local import LocalSuite, local_suite
 from pentimento.sdk.supervisor.models import find_model
 from pentimento.simulator import Scenario, Simulation
-from pentimento.simulator.scenario import Delays
 from pentimento.simulator.scenario_file import read_scenario
 from pentimento.workloads import Workload
 
@@ -59,9 +59,6 @@ SLO_FACTOR = 2.0
 SIMULATIONS = 9
 CALIBRATION_SEED, FIRST_SEED = 1, 100
 REAL_ROUNDS, REAL_TURN_S, REAL_CALIBRATION_S = 10, 15.0, 10.0
-# Stages that are delays, by the name of the simulator's.
-DELAYS = {"accept": "accept", "route": "route", "attempt": "attempt", "execute": "send", "result": "receive"}
-SCORE = "score"
 # A cascade that falls back on its light pictures breaks no SLO: this one gives up, as DiffServe's system does.
 ENVIRONMENT = {"PENTIMENTO_FRONTDOOR_FALL_BACK": "false"}
 
@@ -246,6 +243,10 @@ class Timed:
     workload: Workload
     records: list[RequestRecord]
 
+    def known_as(self, scenario: Scenario) -> Run:
+        """With the delays that it tells."""
+        return Run(with_delays(scenario, self.records), self.workload, self.records)
+
 
 def real_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, loads: Sequence[float]) -> list[Turn]:
     """The loads one after the other, many times over; before each one and after the last the runs that tell the speed.
@@ -261,12 +262,10 @@ def real_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, lo
         return Timed((began_s + time.monotonic()) / 2, workload, records)
 
     def calibrate() -> float:
-        times.append(play(CALIBRATION_LOAD, REAL_CALIBRATION_S, detailed=True))
-        runs.append(Run(with_delays(known, times[-1].records), times[-1].workload, times[-1].records))
-        return speed_seen(runs[-1])
+        calibrations.append(play(CALIBRATION_LOAD, REAL_CALIBRATION_S, detailed=True))
+        return speed_seen(calibrations[-1].known_as(known))
 
-    times: list[Timed] = []
-    runs: list[Run] = []
+    calibrations: list[Timed] = []
     played: list[tuple[float, float, Timed]] = []
     speed = 1.0
     play(CALIBRATION_LOAD, REAL_CALIBRATION_S / 2, detailed=False)  # A suite's first pictures take longer.
@@ -274,8 +273,8 @@ def real_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, lo
         speed = calibrate()
         played.append((share, share * rate * speed, play(share, REAL_TURN_S, detailed=False)))
     calibrate()
-    scenario, speeds = known_speeds(runs)
-    seen_at = [one.at_s for one in times]
+    scenario, speeds = known_speeds([one.known_as(known) for one in calibrations])
+    seen_at = [one.at_s for one in calibrations]
     return [
         Turn(share, asked, one.workload, with_speed(scenario, float(np.interp(one.at_s, seen_at, speeds))), one.records)
         for share, asked, one in played
@@ -291,10 +290,6 @@ def known_speeds(runs: Sequence[Run]) -> tuple[Scenario, list[float]]:
     speeds = [speed_seen(replace(run, scenario=scenario)) for run in runs]
     print(f"speeds {[round(speed, 3) for speed in speeds]}, {scenario.devices[0].speed_changes}", flush=True)
     return scenario, speeds
-
-
-def with_delays(scenario: Scenario, records: Sequence[RequestRecord]) -> Scenario:
-    return replace(scenario, delays=delays_of(records, scenario.delays))
 
 
 @contextmanager
@@ -364,32 +359,6 @@ def scenario_of(side: Side, folder: Path) -> Scenario:
         f"[dataplane]\nconfidence_threshold = {fleet.confidence_threshold}\nfall_back = false\n"
     )
     return read_scenario(path).scenarios[0]
-
-
-def delays_of(records: Sequence[RequestRecord], known: Delays) -> Delays:
-    """What requests spent outside queues and devices: the journal, and the ways there and back."""
-    answered = [spent for record in records if record.outcome.answered and (spent := _spent(record))]
-    if not answered:
-        raise RuntimeError("the calibration run answered nothing")
-    cost = {name: cost_of([spent[name] for spent in answered]) for name in answered[0]}
-    scored = [stage.ended_s - stage.began_s for record in records for stage in record.stages if stage.name == SCORE]
-    return replace(known, score=cost_of(scored) if scored else known.score, **cost)
-
-
-def cost_of(samples_s: Sequence[float]) -> Cost:
-    """Without the slowest hundredth: a stall of the whole machine is no delay of the suite's."""
-    ascending = sorted(samples_s)
-    return Cost.of(ascending[: math.ceil(0.99 * len(ascending))])
-
-
-def _spent(record: RequestRecord) -> dict[str, float] | None:
-    """Of a picture that was painted in one attempt; the way back begins with its last stage's end."""
-    stages = {stage.name: stage for stage in record.stages}
-    if record.deferred or len(stages) < len(record.stages) or not stages.keys() >= {*DELAYS.values()}:
-        return None
-    spent = {name: stages[stage].ended_s - stages[stage].began_s for name, stage in DELAYS.items()}
-    answered_s = max(stage.ended_s for stage in record.stages)
-    return {**spent, "answer": max(record.ended_s - answered_s, 0.0)}
 
 
 def figures(pairs: Sequence[Pair]) -> list[Figure]:

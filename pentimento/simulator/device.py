@@ -224,12 +224,12 @@ class Device:
             return self._load_when_empty()
         began_s = self._agenda.now + self._prepare(batch)
         left = [job.left for job in batch]
-        steps = min(left) if self._settings.steps else max(left)
         if self._settings.steps:
-            slowness = self._slowness.at(began_s)
+            steps, slowness = min(left), self._slowness.at(began_s)
             if self._slowness.until < math.inf:
                 steps = min(steps, self._steps_until(self._slowness.until - began_s, slowness, len(batch)))
         else:
+            steps = max(left)
             slowness = self._slowness.mean(began_s, steps * self.costs.step(len(batch)).mean_s)
         self._batch, self._began_s, self._step_count = batch, began_s, steps
         self._step_s = slowness * self._segment_s(len(batch), steps)

@@ -10,7 +10,6 @@ from benchmarks.parity import (
     SIMULATIONS,
     Side,
     Turn,
-    delays_of,
     figures,
     p50_of,
     pair,
@@ -18,6 +17,7 @@ from benchmarks.parity import (
     scenario_of,
     share_deferred,
 )
+from benchmarks.seen_delays import delays_of
 from pentimento.domain.emulation import read_fleet
 from pentimento.reports import Outcome, RequestRecord, Stage
 from pentimento.simulator import Simulation
