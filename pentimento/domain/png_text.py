@@ -46,7 +46,8 @@ def _chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def flat_png(width_px: int, height_px: int, colour: tuple[int, int, int]) -> bytes:
-    """One colour, 8 bits a channel."""
-    header = struct.pack(">IIBBBBB", width_px, height_px, 8, 2, 0, 0, 0)
-    rows = (b"\0" + bytes(colour) * width_px) * height_px
-    return SIGNATURE + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    """A palette of one colour, one bit a pixel."""
+    header = struct.pack(">IIBBBBB", width_px, height_px, 1, 3, 0, 0, 0)
+    rows = bytes(1 + (width_px + 7) // 8) * height_px
+    chunks = ((b"IHDR", header), (b"PLTE", bytes(colour)), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return SIGNATURE + b"".join(chunk(kind, data) for kind, data in chunks)

@@ -128,6 +128,7 @@ class EmulatedPainter:
         self._changed = changed
         self._source = source
         self._pictures = {name: Pictures(fleet, fleet.model(name)) for name in devices.models}
+        self._held = {name: emulated_held_model(fleet.model(name), identity[1]) for name in devices.models}
         self._model = self._target = fleet.model(devices.models[0])
         self._loop = asyncio.get_running_loop()
         self._finisher_free_at = 0.0
@@ -140,7 +141,7 @@ class EmulatedPainter:
 
     @property
     def held(self) -> HeldModel:
-        return emulated_held_model(self._model, self._identity[1])
+        return self._held[self._model.name]
 
     @property
     def target_model(self) -> str:

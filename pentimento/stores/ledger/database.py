@@ -4,10 +4,11 @@ import errno
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, Executable, Table, create_engine, event, make_url
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
@@ -71,8 +72,12 @@ def typed_errors(store: str = "ledger") -> Iterator[None]:
 
 def insert_unless_present(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
     """Insert a row; False, and nothing changed, when it collides with another on any unique key."""
-    statement = _INSERTS[connection.dialect.name](table).on_conflict_do_nothing().returning(*table.primary_key)
-    return connection.execute(statement, dict(row)).first() is not None
+    return connection.execute(_insert_unless_present(connection.dialect.name, table), dict(row)).first() is not None
+
+
+@cache
+def _insert_unless_present(dialect: str, table: Table) -> Executable:
+    return _INSERTS[dialect](table).on_conflict_do_nothing().returning(*table.primary_key)  # type: ignore[no-any-return]
 
 
 def _open_sqlite(url: URL) -> Engine:

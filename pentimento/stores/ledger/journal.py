@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, Select, and_, delete, insert, or_, select, update
+from sqlalchemy import Connection, Engine, Row, Select, and_, bindparam, delete, insert, or_, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from pentimento.domain.clock import Clock, SystemClock
@@ -37,6 +37,26 @@ _epoch = tables.epoch
 # By then its clients have been told where to go, or it is gone.
 SUPERSEDED_RETRY_MS = 1000
 _IS_OPEN = _requests.c.finished_at.is_(None)
+_IS_IT = _requests.c.request_id == bindparam("id")
+# What every request does is built once: to build a statement takes longer than to run it. Columns to set come with the
+# call, whatever else it names is bound.
+_NEWEST_EPOCH = select(_epoch.c.epoch).with_for_update(read=True)
+_PIN_ROUTE = update(_requests).where(
+    _IS_IT, or_(_requests.c.route.is_(None), _requests.c.cascade_stage < bindparam("stage"))
+)
+_PINNED_ROUTE = select(_requests.c.route).where(_IS_IT)
+_START_ATTEMPT = (
+    update(_requests)
+    .where(_IS_IT, _IS_OPEN)
+    .where(_requests.c.newest_token < bindparam("token"), _requests.c.newest_epoch <= bindparam("epoch"))
+    .values(attempt_count=_requests.c.attempt_count + 1)
+)
+_ADD_ATTEMPT = insert(_attempts)
+_IS_REPEATED = and_(_requests.c.state == RequestState.COMPLETED.value, _requests.c.image_digest == bindparam("digest"))
+_COMMIT_RESULT = update(_requests).where(
+    _IS_IT, _requests.c.newest_token == bindparam("token"), or_(_IS_OPEN, _IS_REPEATED)
+)
+_FINISH = update(_requests).where(_IS_IT, _IS_OPEN)
 
 
 def open_journal(url: str, clock: Clock | None = None) -> "Journal":
@@ -107,10 +127,9 @@ class Journal:
         """End a request as FAILED, CANCELLED or EXPIRED. False when it was terminal already, or is unknown."""
         if not state.terminal or state is RequestState.COMPLETED:
             raise InvalidArgument.of("state", f"must be failed, cancelled or expired, got {state.value}")
-        values = {"state": state.value, "error_reason": reason, "error_message": message}
-        statement = update(_requests).where(_requests.c.request_id == request_id, _IS_OPEN).values(values)
+        values = {"id": request_id, "state": state.value, "error_reason": reason, "error_message": message}
         return self._submit(
-            lambda connection: connection.execute(statement.values(finished_at=self._clock.wall())).rowcount == 1
+            lambda connection: connection.execute(_FINISH, {**values, "finished_at": self._clock.wall()}).rowcount == 1
         )
 
     def get(self, request_id: str, tenant: str) -> "Future[RequestRecord | None]":
@@ -154,8 +173,7 @@ def _claim(frontdoor_id: str) -> ReturningUpdate[int]:
 
 def _accept(connection: Connection, record: AcceptedRequest) -> AcceptOutcome:
     # Shared lock: no epoch is claimed between this look and the commit.
-    newest = select(_epoch.c.epoch).with_for_update(read=True)
-    if record.frontdoor_epoch and connection.execute(newest).scalar_one() > record.frontdoor_epoch:
+    if record.frontdoor_epoch and connection.execute(_NEWEST_EPOCH).scalar_one() > record.frontdoor_epoch:
         raise Unavailable("SUPERSEDED", "another frontdoor has taken over", retry_after_ms=SUPERSEDED_RETRY_MS)
     if insert_unless_present(connection, _requests, _new_row(record)):
         return AcceptOutcome(AcceptKind.NEW, record.request_id)
@@ -196,28 +214,21 @@ def _holder_of_key(record: AcceptedRequest) -> Select[Any]:
 
 
 def _pin_route(connection: Connection, request_id: str, route: bytes, cascade_stage: int) -> bytes:
-    unrouted = or_(_requests.c.route.is_(None), _requests.c.cascade_stage < cascade_stage)
-    statement = update(_requests).where(_requests.c.request_id == request_id, unrouted)
-    if connection.execute(statement.values(route=route, cascade_stage=cascade_stage)).rowcount == 1:
+    pinned = {"id": request_id, "stage": cascade_stage, "route": route, "cascade_stage": cascade_stage}
+    if connection.execute(_PIN_ROUTE, pinned).rowcount == 1:
         return route
-    found = connection.execute(select(_requests.c.route).where(_requests.c.request_id == request_id)).scalar()
+    found = connection.execute(_PINNED_ROUTE, {"id": request_id}).scalar()
     if found is None:
         raise InvalidArgument.of("request_id", "must be of an accepted request")
     return bytes(found)
 
 
 def _start_attempt(connection: Connection, attempt: Attempt, row: dict[str, Any]) -> bool:
-    columns = _requests.c
-    is_newest = and_(columns.newest_token < attempt.fencing_token, columns.newest_epoch <= attempt.frontdoor_epoch)
-    statement = update(_requests).where(columns.request_id == attempt.request_id, _IS_OPEN, is_newest)
-    values = {
-        "state": RequestState.RUNNING.value,
-        "newest_token": attempt.fencing_token,
-        "newest_epoch": attempt.frontdoor_epoch,
-        "attempt_count": columns.attempt_count + 1,
-    }
-    if connection.execute(statement.values(values)).rowcount == 1:
-        connection.execute(insert(_attempts), row)
+    token, epoch = attempt.fencing_token, attempt.frontdoor_epoch
+    started = {"state": RequestState.RUNNING.value, "newest_token": token, "newest_epoch": epoch}
+    bound = {"id": attempt.request_id, "token": token, "epoch": epoch}
+    if connection.execute(_START_ATTEMPT, {**started, **bound}).rowcount == 1:
+        connection.execute(_ADD_ATTEMPT, row)
         return True
     return _is_newest_attempt(connection, attempt, row["worker_id"])
 
@@ -246,14 +257,8 @@ def _is_newest_attempt(connection: Connection, attempt: Attempt, worker_id: str)
 
 
 def _commit_result(connection: Connection, attempt: Attempt, result: ResultRecord) -> bool:
-    columns = _requests.c
-    is_repeated = and_(columns.state == RequestState.COMPLETED.value, columns.image_digest == result.image.digest)
-    statement = update(_requests).where(
-        columns.request_id == attempt.request_id,
-        columns.newest_token == attempt.fencing_token,
-        or_(_IS_OPEN, is_repeated),
-    )
-    return connection.execute(statement.values(_result_values(result))).rowcount == 1
+    bound = {"id": attempt.request_id, "token": attempt.fencing_token, "digest": result.image.digest}
+    return connection.execute(_COMMIT_RESULT, {**_result_values(result), **bound}).rowcount == 1
 
 
 def _result_values(result: ResultRecord) -> dict[str, Any]:

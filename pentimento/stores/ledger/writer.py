@@ -25,7 +25,7 @@ class _Job:
 
 
 class GroupCommitWriter:
-    """Owns the only connection that writes. Jobs run in the order of `submit`, each on its own savepoint.
+    """Owns the only connection that writes. Jobs run in the order of `submit`; one that fails undoes itself alone.
 
     A job may be run more than once before its commit, and does nothing but use its connection.
     """
@@ -94,15 +94,17 @@ class GroupCommitWriter:
         return self._run_once(group)
 
     def _run_once(self, group: list[_Job]) -> list[tuple[Any, Exception | None]]:
+        try:
+            with typed_errors(), self._engine.begin() as connection:
+                return [(job.work(connection), None) for job in group]
+        except (StoreFull, StoreUnavailable):
+            raise
+        except Exception:
+            if len(group) == 1:
+                raise
+        # Savepoints cost as much as the work, and are needed only now: one job failed and undid its neighbours'.
         with typed_errors(), self._engine.begin() as connection:
-            return _run_all(connection, group)
-
-
-def _run_all(connection: Connection, group: list[_Job]) -> list[tuple[Any, Exception | None]]:
-    if len(group) == 1:
-        # Alone, its failure may undo the whole transaction: no savepoint needed.
-        return [(group[0].work(connection), None)]
-    return [_run_on_savepoint(connection, job.work) for job in group]
+            return [_run_on_savepoint(connection, job.work) for job in group]
 
 
 def _run_on_savepoint(connection: Connection, work: Callable[[Connection], Any]) -> tuple[Any, Exception | None]:

@@ -15,7 +15,8 @@ TEXTS = st.text(st.characters(min_codepoint=1, max_codepoint=255), max_size=300)
 
 def test_a_flat_picture_is_one_that_others_read() -> None:
     with Image.open(io.BytesIO(PNG)) as picture:
-        assert (picture.format, picture.size, picture.getpixel((7, 3))) == ("PNG", (8, 4), (10, 20, 30))
+        assert (picture.format, picture.size) == ("PNG", (8, 4))
+        assert picture.convert("RGB").getpixel((7, 3)) == (10, 20, 30)
 
 
 @settings(deadline=None)
@@ -27,7 +28,7 @@ def test_what_is_written_is_what_is_read(text: str) -> None:
 def test_others_still_read_the_picture_and_its_text() -> None:
     with Image.open(io.BytesIO(with_text(PNG, "label", "0.5"))) as picture:
         picture.load()
-        assert picture.getpixel((0, 0)) == (10, 20, 30)
+        assert picture.convert("RGB").getpixel((0, 0)) == (10, 20, 30)
         assert picture.info["label"] == "0.5"
 
 
