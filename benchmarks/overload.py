@@ -3,8 +3,9 @@
 On an emulated fleet of sixteen, open-loop. Goodput is what was answered in time, a second, once the queues have settled
 and while the load lasts; its peak is the best of runs around capacity; then twice and five times as much is asked. A
 rejection is timed at the client, from the call to the error of whoever was never accepted, with what client and server
-take from each other on one machine. It counts only as RESOURCE_EXHAUSTED with RetryInfo. What was accepted and then
-given up is counted apart. Last, a greedy tenant asks for ten times as much as one that asks for less than its half.
+take from each other on one machine, and beside it what a server that only refuses takes there at the same time. It
+counts only as RESOURCE_EXHAUSTED with RetryInfo. What was accepted and then given up is counted apart. Last, a greedy
+tenant asks for ten times as much as one that asks for less than its half.
 """
 
 import argparse
@@ -13,13 +14,25 @@ import math
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bare_refusals import bare_refusals
 from benchmarks.emulated_runs import FLEETS, capacity_per_s, emulated_suite, played, steady_load
-from benchmarks.report import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
+from benchmarks.report import (
+    Figure,
+    Options,
+    Target,
+    at_least,
+    at_most,
+    counted,
+    informative,
+    measured,
+    parse_options,
+    publish,
+)
 from benchmarks.statistics import quantile
 from pentimento.domain.emulation import EmulatedFleet, largest_batch, measured_batches, read_fleet
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
@@ -86,12 +99,14 @@ class NotingClient(AsyncClient):
 
 @dataclass(frozen=True)
 class Run:
-    """One load on the suite; `share` of capacity. `goodput` a second, in its settled part."""
+    """One load on the suite; `share` of capacity. `goodput` a second, in its settled part. `bare_s`: what a server took
+    that only refuses, where the load is too much."""
 
     share: float
     report: Report
     goodput: float
     rejections: Rejections
+    bare_s: Sequence[float]
 
     def row(self) -> dict[str, Any]:
         report = self.report
@@ -170,12 +185,14 @@ async def run(
         client.rejections = rejections
         clients[tenant] = client
     try:
-        records = await played(workload, clients)
+        async with AsyncExitStack() as stack:
+            bare_s = await stack.enter_async_context(bare_refusals()) if share in GOODPUT else []
+            records = await played(workload, clients)
     finally:
         for client in clients.values():
             await client.close()
     report = make_report(f"{share:g} x capacity", records, {"kind": "emulated"})
-    found = Run(share, report, goodput_of(records, settled_s, until_s), rejections)
+    found = Run(share, report, goodput_of(records, settled_s, until_s), rejections, bare_s)
     print(found.row(), flush=True)
     return found
 
@@ -198,7 +215,9 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
     seconds = [value for run in over for value in run.rejections.seconds]
     others = [reason for run in runs for reason in run.rejections.others]
     rejected_count = len(seconds) + len(others)
-    found.append(rejection_figure(seconds))
+    found.append(rejection_figure("time to reject, p99", seconds, REJECTION))
+    bare_s = [value for run in over for value in run.bare_s]
+    found.append(rejection_figure("time a server takes that only refuses, p99", bare_s, informative("ms")))
     found.append(counted("rejections without RetryInfo", len(others), max(rejected_count, 1), at_most(0), others[:50]))
     given_up = [run.rejections.dropped_count for run in over]
     answered = [run.report.overall.total - len(run.rejections.seconds) for run in over]
@@ -208,11 +227,11 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
     return found
 
 
-def rejection_figure(seconds: Sequence[float]) -> Figure:
+def rejection_figure(name: str, seconds: Sequence[float], target: Target) -> Figure:
     if len(seconds) < 2:
-        return Figure("time to reject, p99", None, REJECTION, list(seconds), None)
+        return Figure(name, None, target, list(seconds), None)
     milliseconds = [1e3 * value for value in seconds]
-    return measured("time to reject, p99", milliseconds, lambda values: quantile(sorted(values), 0.99), REJECTION)
+    return measured(name, milliseconds, lambda values: quantile(sorted(values), 0.99), target)
 
 
 if __name__ == "__main__":
