@@ -34,6 +34,7 @@ from benchmarks.report import (
     publish,
 )
 from benchmarks.statistics import quantile
+from benchmarks.stolen_time import StolenTime
 from pentimento.domain.emulation import EmulatedFleet, largest_batch, measured_batches, read_fleet
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.identity import Role
@@ -100,13 +101,14 @@ class NotingClient(AsyncClient):
 @dataclass(frozen=True)
 class Run:
     """One load on the suite; `share` of capacity. `goodput` a second, in its settled part. `bare_s`: what a server took
-    that only refuses, where the load is too much."""
+    that only refuses, where the load is too much. `stolen`: the share of the machine that its host kept."""
 
     share: float
     report: Report
     goodput: float
     rejections: Rejections
     bare_s: Sequence[float]
+    stolen: float
 
     def row(self) -> dict[str, Any]:
         report = self.report
@@ -117,6 +119,7 @@ class Run:
             "counts": {outcome.value: count for outcome, count in report.overall.counts.items()},
             "jain": report.jain if math.isfinite(report.jain) else None,
             "p50_s": report.overall.latency_s.p50 if report.overall.latency_s.count else None,
+            "stolen_share": round(self.stolen, 4),
             "dropped_once_accepted": self.rejections.dropped_count,
             "other_rejections": sorted(set(self.rejections.others)),
             "generator_late_p99_s": next(
@@ -186,13 +189,14 @@ async def run(
         clients[tenant] = client
     try:
         async with AsyncExitStack() as stack:
+            stolen = stack.enter_context(StolenTime())
             bare_s = await stack.enter_async_context(bare_refusals()) if share in GOODPUT else []
             records = await played(workload, clients)
     finally:
         for client in clients.values():
             await client.close()
     report = make_report(f"{share:g} x capacity", records, {"kind": "emulated"})
-    found = Run(share, report, goodput_of(records, settled_s, until_s), rejections, bare_s)
+    found = Run(share, report, goodput_of(records, settled_s, until_s), rejections, bare_s, stolen.share())
     print(found.row(), flush=True)
     return found
 

@@ -4,9 +4,11 @@ Each load is played open-loop on the live suite, and the very same arrivals on t
 file (the real worker's profile), the dataplane's settings, and what a request spends outside queues and devices: that
 is measured in a run of its own, with another seed, and never in the one compared.
 
-A real worker is slower beside its suite than on the idle machine on which it was profiled, and a shared machine's speed
-changes within seconds and within minutes. So its loads are played in turns of `REAL_TURN_S`, and before and after each
-one a run of its own tells the speed; how much it changes meanwhile is what those runs tell together (`seen_speed`).
+A real worker is slower beside its suite than on the idle machine on which it was profiled: how much, and how its speed
+changes by itself, is what runs of their own tell, one before each turn of `REAL_TURN_S` of a load (`seen_speed`). What
+the host of a virtual machine takes from it, up to a third for seconds or minutes, is no property of the suite, and no
+more to be foretold than the arrivals: the simulated worker is given the course of what was left, as the kernel tells it
+(`stolen_time`), over the very run that is compared.
 
 Violations count late, dropped and rejected requests. A simulated figure is the mean over `SIMULATIONS` seeds.
 
@@ -36,7 +38,8 @@ import numpy as np
 from benchmarks.emulated_runs import FLEETS, capacity_per_s, clients_of, emulated_suite, played, steady_load
 from benchmarks.report import Figure, Options, Target, at_most, informative, parse_options, publish
 from benchmarks.seen_delays import with_delays
-from benchmarks.seen_speed import Run, changes_seen, speed_seen, with_changes, with_speed
+from benchmarks.seen_speed import Run, changes_seen, speed_seen, with_course, with_speed
+from benchmarks.stolen_time import StolenTime, WhatIsLeft
 from pentimento.domain.emulation import read_fleet
 from pentimento.domain.profile import profile_from_json
 from pentimento.reports import Report, RequestRecord, make_report
@@ -58,7 +61,7 @@ CALIBRATION_LOAD = 1.3
 SLO_FACTOR = 2.0
 SIMULATIONS = 9
 CALIBRATION_SEED, FIRST_SEED = 1, 100
-REAL_ROUNDS, REAL_TURN_S, REAL_CALIBRATION_S = 10, 15.0, 10.0
+REAL_ROUNDS, REAL_TURN_S, REAL_CALIBRATION_S = 12, 20.0, 10.0
 # A cascade that falls back on its light pictures breaks no SLO: this one gives up, as DiffServe's system does.
 ENVIRONMENT = {"PENTIMENTO_FRONTDOOR_FALL_BACK": "false"}
 
@@ -237,59 +240,58 @@ def emulated_turns(options: Options, suite: LocalSuite, side: Side, folder: Path
 
 @dataclass(frozen=True)
 class Timed:
-    """A live run, and the middle of its time."""
+    """A live run, and what the machine's host left it."""
 
-    at_s: float
     workload: Workload
     records: list[RequestRecord]
+    left: WhatIsLeft
 
     def known_as(self, scenario: Scenario) -> Run:
-        """With the delays that it tells."""
-        return Run(with_delays(scenario, self.records), self.workload, self.records)
+        return Run(with_course(scenario, self.left), self.workload, self.records)
 
 
 def real_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, loads: Sequence[float]) -> list[Turn]:
-    """The loads one after the other, many times over; before each one and after the last the runs that tell the speed.
-    Arrivals and SLOs keep to the speed that was seen last."""
+    """The loads one after the other, many times over; before each one a run that tells the speed. Arrivals and SLOs
+    keep to the speed that was seen last, so that a load stays what it is while the host takes more or less."""
     rate, slo_s = rate_and_slo(side)
     known = scenario_of(side, folder)
     seeds = itertools.count(FIRST_SEED)
+    calibrations: list[Timed] = []
+    played: list[tuple[float, float, Timed]] = []
 
     def play(share: float, duration_s: float, *, detailed: bool) -> Timed:
         workload = load(side, share * rate * speed, duration_s, slo_s / speed, next(seeds))
         began_s = time.monotonic()
         records = run_live(suite, workload, detailed=detailed)
-        return Timed((began_s + time.monotonic()) / 2, workload, records)
+        return Timed(workload, records, stolen.left(began_s, time.monotonic()))
 
     def calibrate() -> float:
-        calibrations.append(play(CALIBRATION_LOAD, REAL_CALIBRATION_S, detailed=True))
-        return speed_seen(calibrations[-1].known_as(known))
+        one = play(CALIBRATION_LOAD, REAL_CALIBRATION_S, detailed=True)
+        calibrations.append(one)
+        return speed_seen(Run(with_delays(known, one.records), one.workload, one.records))
 
-    calibrations: list[Timed] = []
-    played: list[tuple[float, float, Timed]] = []
-    speed = 1.0
-    play(CALIBRATION_LOAD, REAL_CALIBRATION_S / 2, detailed=False)  # A suite's first pictures take longer.
-    for share in list(loads) * (1 if options.quick else REAL_ROUNDS):
-        speed = calibrate()
-        played.append((share, share * rate * speed, play(share, REAL_TURN_S, detailed=False)))
-    calibrate()
-    scenario, speeds = known_speeds([one.known_as(known) for one in calibrations])
-    seen_at = [one.at_s for one in calibrations]
+    with StolenTime() as stolen:
+        speed = 1.0
+        play(CALIBRATION_LOAD, REAL_CALIBRATION_S / 2, detailed=False)  # A suite's first pictures take longer.
+        for share in list(loads) * (1 if options.quick else REAL_ROUNDS):
+            speed = calibrate()
+            played.append((share, share * rate * speed, play(share, REAL_TURN_S, detailed=False)))
+        print(f"stolen {stolen.share():.3f}", flush=True)
+    scenario = known_speed(known, calibrations)
     return [
-        Turn(share, asked, one.workload, with_speed(scenario, float(np.interp(one.at_s, seen_at, speeds))), one.records)
-        for share, asked, one in played
+        Turn(share, asked, one.workload, one.known_as(scenario).scenario, one.records) for share, asked, one in played
     ]
 
 
-def known_speeds(runs: Sequence[Run]) -> tuple[Scenario, list[float]]:
-    """What runs tell together, delays and changes of speed; and the speed in each of them."""
-    records = [record for run in runs for record in run.records]
-    scenario = with_delays(runs[0].scenario, records)
-    at_speed = [replace(run, scenario=with_speed(scenario, speed_seen(run))) for run in runs]
-    scenario = with_changes(scenario, changes_seen(at_speed))
-    speeds = [speed_seen(replace(run, scenario=scenario)) for run in runs]
-    print(f"speeds {[round(speed, 3) for speed in speeds]}, {scenario.devices[0].speed_changes}", flush=True)
-    return scenario, speeds
+def known_speed(known: Scenario, calibrations: Sequence[Timed]) -> Scenario:
+    """With what they tell together: delays, speed, and the changes of speed that the host does not account for."""
+    scenario = with_delays(known, [record for one in calibrations for record in one.records])
+    runs = [one.known_as(scenario) for one in calibrations]
+    changes = changes_seen([replace(run, scenario=with_speed(run.scenario, speed_seen(run))) for run in runs])
+    scenario = with_course(scenario, changes)
+    speeds = [speed_seen(one.known_as(scenario)) for one in calibrations]
+    print(f"speeds {[round(speed, 3) for speed in speeds]}, {changes}", flush=True)
+    return with_speed(scenario, statistics.geometric_mean(speeds))
 
 
 @contextmanager
@@ -392,6 +394,7 @@ def notes(options: Options) -> dict[str, Any]:
         "real_worker": {"rounds": REAL_ROUNDS, "turn_s": REAL_TURN_S, "calibration_s": REAL_CALIBRATION_S},
         "simulations": SIMULATIONS,
         "calibration": "delays outside queues and devices, and a real worker's speed, from runs of their own",
+        "host": "what the host took from a real worker during a load is taken from the simulated one",
         "emulated": "sixteen devices: profiled times, no pictures are painted",
     }
 

@@ -7,17 +7,18 @@ simulating the same arrivals.
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 
 import numpy as np
 
-from pentimento.domain.device_speed import STEADY, SpeedChanges
+from pentimento.domain.device_speed import STEADY, SpeedChanges, SpeedCourse
 from pentimento.reports import RequestRecord
 from pentimento.sdk.load.telling import COARSE
 from pentimento.simulator import Scenario, Simulation
+from pentimento.simulator.scenario import SimulatedDevices
 from pentimento.workloads import Workload
 
 STEPS, SCATTERING_STEPS, TOLERANCE = 10, 6, 0.003
@@ -62,8 +63,32 @@ def with_speed(scenario: Scenario, speed: float) -> Scenario:
     return replace(scenario, devices=tuple(replace(devices, speed=speed) for devices in scenario.devices))
 
 
-def with_changes(scenario: Scenario, changes: SpeedChanges) -> Scenario:
-    return replace(scenario, devices=tuple(replace(devices, speed_changes=changes) for devices in scenario.devices))
+@dataclass(frozen=True)
+class Both:
+    """Two courses of the speed at once: their factors multiplied."""
+
+    first: SpeedCourse
+    second: SpeedCourse
+
+    def speeds(self, source: Random) -> Iterator[tuple[float, float]]:
+        courses = [self.first.speeds(source), self.second.speeds(source)]
+        factors, left_s = [1.0, 1.0], [0.0, 0.0]
+        while True:
+            for number, course in enumerate(courses):
+                if left_s[number] <= 0.0:
+                    factors[number], left_s[number] = next(course)
+            lasts_s = min(left_s)
+            yield math.prod(factors), lasts_s
+            left_s = [left - lasts_s for left in left_s]
+
+
+def with_course(scenario: Scenario, course: SpeedCourse) -> Scenario:
+    """Its devices' speeds take this course, beside the one that they took."""
+
+    def changed(devices: SimulatedDevices) -> SimulatedDevices:
+        return replace(devices, speed_changes=Both(devices.speed_changes, course))
+
+    return replace(scenario, devices=tuple(changed(devices) for devices in scenario.devices))
 
 
 def speed_seen(run: Run) -> float:
@@ -97,7 +122,7 @@ def _scattering_as(spread: float, runs: Sequence[Run], period_s: float) -> tuple
     variation = 0.0
     for _ in range(SCATTERING_STEPS):
         changes = SpeedChanges(variation, period_s)
-        simulated = _together([_simulated(with_changes(run.scenario, changes), run.workload) for run in runs])
+        simulated = _together([_simulated(with_course(run.scenario, changes), run.workload) for run in runs])
         variation = math.sqrt(max(variation**2 + 0.7 * (spread**2 - simulated.spread**2), 0.0))
     return SpeedChanges(variation, period_s), simulated
 

@@ -2,9 +2,18 @@
 
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from pentimento.domain.profile import Cost
+
+
+class SpeedCourse(Protocol):
+    def speeds(self, source: random.Random) -> Iterator[tuple[float, float]]:
+        """Factors of the speed, one after the other without end, each with the seconds that it lasts (inf: for ever).
+        A course that draws nothing leaves `source` alone."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -15,26 +24,31 @@ class SpeedChanges:
     variation: float = 0.0
     period_s: float = 5.0
 
+    def speeds(self, source: random.Random) -> Iterator[tuple[float, float]]:
+        if not self.variation:
+            yield 1.0, math.inf
+        speed = Cost(1.0, self.variation**2, 2)
+        while True:
+            yield speed.draw(source), source.expovariate(1.0 / self.period_s)
+
 
 STEADY = SpeedChanges()
 
 
 class Slowness:
-    """By how much longer one device takes. `until` is the time to which what was told last holds. Where nothing
-    changes, nothing is drawn from `source`."""
+    """By how much longer one device takes. `until` is the time to which what was told last holds."""
 
-    def __init__(self, changes: SpeedChanges, source: random.Random) -> None:
-        self.until = -math.inf if changes.variation > 0.0 else math.inf
-        self._speed = Cost(1.0, changes.variation**2, 2)
-        self._period_s = changes.period_s
-        self._source = source
+    def __init__(self, course: SpeedCourse, source: random.Random, now: float = 0.0) -> None:
+        self._speeds = course.speeds(source)
+        self.until = now
         self._factor = 1.0
 
     def at(self, now: float) -> float:
         """Times do not go back."""
-        if now >= self.until:
-            self._factor = 1.0 / self._speed.draw(self._source)
-            self.until = now + self._source.expovariate(1.0 / self._period_s)
+        while now >= self.until:
+            speed, lasts_s = next(self._speeds)
+            self._factor = 1.0 / speed
+            self.until += lasts_s
         return self._factor
 
     def mean(self, now: float, usual_s: float) -> float:

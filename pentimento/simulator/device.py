@@ -13,7 +13,7 @@ from random import Random
 from typing import Protocol
 
 from pentimento.dataplane.events import AttemptKey
-from pentimento.domain.device_speed import STEADY, Slowness, SpeedChanges
+from pentimento.domain.device_speed import STEADY, Slowness, SpeedCourse
 from pentimento.policies.step_batching import Urgency, choose_batch, due_at, reserve_count, yielding_steps
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.costs import ModelCosts
@@ -86,7 +86,7 @@ class Device:
         settings: DeviceSettings,
         costs: ModelCosts,
         max_batch: int,
-        speed_changes: SpeedChanges = STEADY,
+        speed_changes: SpeedCourse = STEADY,
     ) -> None:
         self.worker_id = worker_id
         self.kind = kind
@@ -99,7 +99,7 @@ class Device:
         self._agenda = agenda
         self._listener = listener
         self._random = random
-        self._slowness = Slowness(speed_changes, random)
+        self._slowness = Slowness(speed_changes, random, agenda.now)
         self._settings = settings
         self._choose: Callable[..., list[SimulatedJob]] = choose_batch
         self._jobs: dict[AttemptKey, SimulatedJob] = {}

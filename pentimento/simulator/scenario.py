@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from pentimento.dataplane import DataplaneSettings
-from pentimento.domain.device_speed import STEADY, SpeedChanges
+from pentimento.domain.device_speed import STEADY, SpeedCourse
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.profile import Cost
 from pentimento.policies.serving import DeferralCurve, ServingPolicy
@@ -38,7 +38,7 @@ class SimulatedDevices:
     kind: str = ""
     models: tuple[str, ...] = ()
     max_batch: int = 1_000
-    speed_changes: SpeedChanges = STEADY
+    speed_changes: SpeedCourse = STEADY
 
 
 @dataclass(frozen=True)

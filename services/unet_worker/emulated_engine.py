@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
-from pentimento.domain.device_speed import STEADY, Slowness, SpeedChanges
+from pentimento.domain.device_speed import STEADY, Slowness, SpeedCourse
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.profile import Cost
 from pentimento.policies.step_batching import Urgency, choose_batch, due_at
@@ -47,7 +47,7 @@ class EmulatedEngineSettings:
     patience_s: float = 30.0
     preempt: bool = True
     step_batching: bool = True
-    speed_changes: SpeedChanges = STEADY
+    speed_changes: SpeedCourse = STEADY
 
 
 class JobListener(Protocol):
@@ -107,7 +107,7 @@ class EmulatedEngine:
         self.costs = costs
         self._settings = settings
         self._source = source
-        self._slowness = Slowness(settings.speed_changes, source)
+        self._slowness = Slowness(settings.speed_changes, source, timer.time())
         self._timer = timer
         self._ran = ran
         self._numbers = count()

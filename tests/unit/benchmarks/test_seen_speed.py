@@ -1,13 +1,16 @@
 """What runs tell of a device's speed: found again where it is known, in simulated ones."""
 
 from dataclasses import replace
+from itertools import islice
+from math import inf
 from random import Random
 
 import pytest
 
 from benchmarks import seen_speed
 from benchmarks.emulated_runs import steady_load
-from benchmarks.seen_speed import Run, changes_seen, painting, speed_seen, with_changes, with_speed
+from benchmarks.seen_speed import Run, changes_seen, painting, speed_seen, with_course, with_speed
+from benchmarks.stolen_time import WhatIsLeft
 from pentimento.domain.device_speed import SpeedChanges
 from pentimento.reports import Outcome, RequestRecord, Stage
 from pentimento.simulator import Scenario, Simulation
@@ -48,7 +51,7 @@ def test_a_speed_is_found_again() -> None:
 
 def test_changes_of_speed_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen_speed, "SEEDS", range(1))
-    device = with_changes(SCENARIO, SpeedChanges(0.2, period_s=4.0))
+    device = with_course(SCENARIO, SpeedChanges(0.2, period_s=4.0))
 
     found = changes_seen([run_on(device, 200.0)])
 
@@ -56,11 +59,26 @@ def test_changes_of_speed_are_found_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert 1.0 < found.period_s < 16.0
 
 
+def test_a_speed_is_found_beside_what_the_host_took() -> None:
+    left = WhatIsLeft((0.5, 1.0, 0.7, 0.9) * 10, 1.0)
+    seen = run_on(with_course(with_speed(SCENARIO, 0.8), left), 40.0)
+
+    assert speed_seen(replace(seen, scenario=with_course(SCENARIO, left))) == pytest.approx(0.8, rel=0.05)
+
+
+def test_two_courses_at_once_are_multiplied() -> None:
+    scenario = with_course(with_course(SCENARIO, WhatIsLeft((0.5, 1.0), 3.0)), WhatIsLeft((0.5, 0.8, 1.0), 2.0))
+
+    course = scenario.devices[0].speed_changes.speeds(Random(1))
+
+    assert list(islice(course, 4)) == [(0.25, 2.0), (0.4, 1.0), (0.8, 1.0), (1.0, inf)]
+
+
 def test_a_steady_device_is_found_steady() -> None:
     assert changes_seen([run_on(SCENARIO, 40.0)]).variation < 0.03
 
 
 def test_one_speed_does_not_touch_the_rest_of_a_scenario() -> None:
-    changed = with_changes(with_speed(SCENARIO, 0.5), SpeedChanges(0.1))
+    changed = with_course(with_speed(SCENARIO, 0.5), SpeedChanges(0.1))
 
     assert replace(changed, devices=SCENARIO.devices) == SCENARIO

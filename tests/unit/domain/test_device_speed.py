@@ -1,13 +1,35 @@
 """The speed of a device that is not always the same."""
 
 import random
+from collections.abc import Iterator
 from itertools import pairwise
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.domain.device_speed import Slowness, SpeedChanges
+
+
+class Course:
+    """Half as fast for a second, a quarter as fast for another, then as ever."""
+
+    def speeds(self, source: random.Random) -> Iterator[tuple[float, float]]:
+        yield from ((0.5, 1.0), (0.25, 1.0), (1.0, inf))
+
+
+def test_a_course_goes_on_while_nobody_asks() -> None:
+    slowness = Slowness(Course(), random.Random(1), now=10.0)
+
+    assert [slowness.at(now) for now in (10.0, 10.9, 12.5)] == [2.0, 2.0, 1.0]
+
+
+def test_work_takes_as_long_as_the_course_says() -> None:
+    slowness = Slowness(Course(), random.Random(1))
+
+    # Half a second of work in the first second, a quarter in the next, the rest at the usual speed.
+    assert slowness.mean(0.0, 1.0) == 2.25
 
 
 def test_a_steady_device_draws_nothing() -> None:

@@ -1,0 +1,72 @@
+"""What a virtual machine's host keeps for others: the time in which something could have run here and did not ("steal"
+of /proc/stat, proc(5)). Nobody's own doing, it slows everybody who is busy by as much.
+"""
+
+import math
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+SAMPLE_S = 0.25
+LEAST_LEFT = 0.05
+
+
+@dataclass(frozen=True)
+class WhatIsLeft:
+    """A device's speed over a run (a `SpeedCourse`): the share of its time that the host left it, period by period, and
+    in the end the last one."""
+
+    shares: tuple[float, ...]
+    period_s: float
+
+    def speeds(self, source: random.Random) -> Iterator[tuple[float, float]]:
+        yield from ((share, self.period_s) for share in self.shares[:-1])
+        yield self.shares[-1], math.inf
+
+
+class StolenTime:
+    """Watches it, on a thread of its own, from `with` on."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[float, float, float]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stolen-time", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def left(self, from_s: float, to_s: float, period_s: float = 2 * SAMPLE_S) -> WhatIsLeft:
+        """Between two times of `time.monotonic`."""
+        edges = np.arange(from_s, to_s + period_s, period_s)
+        at, busy, stolen = np.array(self._samples).T
+        ran, kept = np.diff(np.interp(edges, at, busy)), np.diff(np.interp(edges, at, stolen))
+        lost: NDArray[np.float64] = kept / np.maximum(ran + kept, 1e-9)
+        return WhatIsLeft(tuple(np.maximum(1.0 - lost, LEAST_LEFT).tolist()), period_s)
+
+    def share(self) -> float:
+        """Of the time in which something ran or could have, what was kept, so far."""
+        (_, busy, stolen), (_, busy_now, stolen_now) = self._samples[0], self._samples[-1]
+        return (stolen_now - stolen) / max(busy_now - busy + stolen_now - stolen, 1e-9)
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            self._samples.append((time.monotonic(), *busy_and_stolen(Path("/proc/stat").read_text())))
+            self._ended.wait(SAMPLE_S)
+
+
+def busy_and_stolen(stat: str) -> tuple[float, float]:
+    """Ticks of all processors since the machine started."""
+    user, nice, system, _, _, interrupts, soft_interrupts, stolen = map(float, stat.split(maxsplit=9)[1:9])
+    return user + nice + system + interrupts + soft_interrupts, stolen

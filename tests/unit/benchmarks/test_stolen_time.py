@@ -1,0 +1,44 @@
+"""What a host leaves a machine, from the counts that its kernel keeps."""
+
+import time
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+
+from benchmarks.stolen_time import StolenTime, WhatIsLeft, busy_and_stolen
+
+
+def test_the_counts_are_those_that_others_read() -> None:
+    before = psutil.cpu_times()
+    busy, stolen = busy_and_stolen(Path("/proc/stat").read_text())
+    after = psutil.cpu_times()
+
+    assert before.steal <= stolen / 100 <= after.steal
+    assert before.user + before.system <= busy / 100 <= sum(after) - after.idle - after.iowait
+
+
+def test_what_is_left_is_told_period_by_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    stolen = StolenTime()
+    monkeypatch.setattr(stolen, "_samples", [(0.0, 100.0, 10.0), (1.0, 150.0, 10.0), (2.0, 180.0, 30.0)])
+
+    assert stolen.left(0.0, 2.0, period_s=1.0).shares == pytest.approx((1.0, 0.6))
+    assert stolen.share() == pytest.approx(0.2)
+
+
+def test_a_machine_that_is_watched_is_watched_to_the_end() -> None:
+    began_s = time.monotonic()
+    with StolenTime() as stolen:
+        time.sleep(0.6)
+
+    left = stolen.left(began_s, time.monotonic(), period_s=0.2)
+
+    assert len(left.shares) >= 3
+    assert all(0.0 < share <= 1.0 for share in left.shares)
+
+
+def test_the_last_share_stays() -> None:
+    course = WhatIsLeft((0.5, 0.9), 2.0).speeds(Random(1))
+
+    assert list(course) == [(0.5, 2.0), (0.9, float("inf"))]
