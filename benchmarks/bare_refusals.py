@@ -10,7 +10,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -30,30 +30,36 @@ async def bare_refusals() -> AsyncIterator[list[float]]:
         seconds: list[float] = []
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             calling = asyncio.create_task(call(channel, seconds))
-            yield seconds
-            calling.cancel()
-            await asyncio.wait([calling])
+            try:
+                yield seconds
+            finally:
+                calling.cancel()
+                with suppress(asyncio.CancelledError):
+                    await calling  # Raises what went wrong.
     finally:
         server.stdin.close()
         await server.wait()
 
 
 async def call(channel: grpc.aio.Channel, seconds: list[float]) -> NoReturn:
-    """One after the other, as streams, which is what pictures are asked for with. The first one connects: not kept."""
-    refuse: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(PATH)
-    source, first = random.Random(1), True
+    """One after the other, as streams, which is what pictures are asked for with."""
+    source = random.Random(1)
+    await refused(channel)  # It connects.
     while True:
-        began = time.perf_counter()
-        try:
-            async for _ in refuse(b""):
-                pass
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise
-        if not first:
-            seconds.append(time.perf_counter() - began)
-        first = False
         await asyncio.sleep(source.expovariate(CALLS_PER_S))
+        began = time.perf_counter()
+        await refused(channel)
+        seconds.append(time.perf_counter() - began)
+
+
+async def refused(channel: grpc.aio.Channel) -> None:
+    refuse: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(PATH)
+    try:
+        async for _ in refuse(b""):
+            pass
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise
 
 
 async def serve() -> None:

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+STAT = Path("/proc/stat")
 SAMPLE_S = 0.25
 LEAST_LEFT = 0.05
 
@@ -32,7 +33,7 @@ class WhatIsLeft:
 
 
 class StolenTime:
-    """Watches it, on a thread of its own, from `with` on."""
+    """Watches it, on a thread of its own, from `with` on. Nothing is stolen where no kernel tells."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, float, float]] = []
@@ -40,6 +41,7 @@ class StolenTime:
         self._thread = threading.Thread(target=self._watch, name="stolen-time", daemon=True)
 
     def __enter__(self) -> Self:
+        self._sample()
         self._thread.start()
         return self
 
@@ -61,9 +63,12 @@ class StolenTime:
         return (stolen_now - stolen) / max(busy_now - busy + stolen_now - stolen, 1e-9)
 
     def _watch(self) -> None:
-        while not self._ended.is_set():
-            self._samples.append((time.monotonic(), *busy_and_stolen(Path("/proc/stat").read_text())))
-            self._ended.wait(SAMPLE_S)
+        while not self._ended.wait(SAMPLE_S):
+            self._sample()
+
+    def _sample(self) -> None:
+        counts = busy_and_stolen(STAT.read_text()) if STAT.exists() else (0.0, 0.0)
+        self._samples.append((time.monotonic(), *counts))
 
 
 def busy_and_stolen(stat: str) -> tuple[float, float]:

@@ -77,7 +77,8 @@ def insert_unless_present(connection: Connection, table: Table, row: Mapping[str
 
 @cache
 def _insert_unless_present(dialect: str, table: Table) -> Executable:
-    return _INSERTS[dialect](table).on_conflict_do_nothing().returning(*table.primary_key)  # type: ignore[no-any-return]
+    statement: Executable = _INSERTS[dialect](table).on_conflict_do_nothing().returning(*table.primary_key)
+    return statement
 
 
 def _open_sqlite(url: URL) -> Engine:
