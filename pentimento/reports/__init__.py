@@ -5,7 +5,7 @@ records: what became of each request  →  make_report  →  as_text | as_json |
 
 from pentimento.reports.document import as_json
 from pentimento.reports.page import as_html
-from pentimento.reports.png import save_png
+from pentimento.reports.png import check_png, save_png
 from pentimento.reports.record import Outcome, RequestRecord, Stage, StartKind
 from pentimento.reports.records import Run, load_run, save_run
 from pentimento.reports.report import Report, make_report
@@ -21,6 +21,7 @@ __all__ = [
     "as_html",
     "as_json",
     "as_text",
+    "check_png",
     "load_run",
     "make_report",
     "save_png",

@@ -14,12 +14,19 @@ DPI = 110
 _DASHES = ("-", "--", ":", "-.")
 
 
-def save_png(reports: Sequence[Report], path: Path, title: str = "") -> None:
+def check_png() -> None:
     """FailedPrecondition where matplotlib is not installed."""
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError:
         raise FailedPrecondition("NO_MATPLOTLIB", "a PNG needs matplotlib: pip install matplotlib") from None
+
+
+def save_png(reports: Sequence[Report], path: Path, title: str = "") -> None:
+    """Raises as `check_png`."""
+    check_png()
+    from matplotlib.figure import Figure
+
     drawn, waterfalls = panels(reports), bars(reports)
     rows = (len(drawn) + 1) // 2 + bool(waterfalls)
     figure = Figure(figsize=(10, 3.2 * max(1, rows)), layout="constrained")

@@ -17,7 +17,7 @@ from pentimento.domain.image_request import CacheMode, Completed
 from pentimento.reports import RequestRecord, Run, save_run
 from pentimento.reports.figures import Spread
 from pentimento.sdk.client import AsyncClient
-from pentimento.sdk.command.bench_report import check_forms, report_of, show
+from pentimento.sdk.command.bench_report import check_folder, check_forms, report_of, show
 from pentimento.sdk.load import LoadSettings, play
 from pentimento.sdk.load.telling import GENERATOR, Heard
 from pentimento.sdk.retries import RetryPolicy
@@ -31,6 +31,8 @@ ONCE = RetryPolicy(tries=1)
 
 def run_load(path: Path | None, address: str, tokens: Mapping[str, str], options: Mapping[str, Any]) -> None:
     check_forms(options["reports"], 1)
+    if options["save"] is not None:
+        check_folder("save", options["save"])
     workload = load_workload(path) if path is not None else make_workload(options)
     if options["first"] is not None:
         workload = workload.first(options["first"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.reports import Report, Run, as_html, as_json, as_text, load_run, make_report, save_png
+from pentimento.reports import Report, Run, as_html, as_json, as_text, check_png, load_run, make_report, save_png
 
 FORMS = (".html", ".json", ".png", ".txt")
 
@@ -23,6 +23,14 @@ def check_forms(files: Sequence[Path], runs: int) -> None:
             raise InvalidArgument.of("report", f"must end in one of {', '.join(FORMS)}, got {file.name}")
         if file.suffix == ".json" and runs != 1:
             raise InvalidArgument.of("report", f"a .json is of one run, got {runs}: .html, .png and .txt take several")
+        check_folder("report", file)
+        if file.suffix == ".png":
+            check_png()
+
+
+def check_folder(field: str, file: Path) -> None:
+    if not file.parent.is_dir():
+        raise InvalidArgument.of(field, f"must be in a folder that exists, got {file}")
 
 
 def report_of(run: Run, warm_up_s: float) -> Report:

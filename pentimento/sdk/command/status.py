@@ -4,10 +4,12 @@ import asyncio
 import dataclasses
 import json
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import click
+from grpc.aio import Channel
 from rich.console import Console, Group
 from rich.live import Live
 
@@ -19,6 +21,7 @@ from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.sdk.command.connection import read_token, running_suite, state_dir_option, token_option
 from pentimento.sdk.command.status_view import SuiteStatus, as_document, render
 
+T = TypeVar("T")
 LOOK_S = 1.0
 CALL_TIMEOUT_S = 2.0
 
@@ -63,19 +66,23 @@ def find_places(addresses: dict[str, str | None], token: str, state_dir: Path) -
 
 async def look(places: Places) -> SuiteStatus:
     """Asks the three at once; one that does not answer leaves its part out and its reason in."""
-    async with AsyncExitStack() as channels:
-        settings = RpcChannelSettings(service_token_file=places.token_file)
-        controller, frontdoor, gateway = [
-            await channels.enter_async_context(open_channel(address, settings, places.token))
-            for address in (places.controller, places.frontdoor, places.gateway)
-        ]
-        answers = await asyncio.gather(
-            ControllerClient(controller).fleet(CALL_TIMEOUT_S),
-            FrontdoorClient(frontdoor).status(CALL_TIMEOUT_S),
-            GatewayClient(gateway).statistics(CALL_TIMEOUT_S),
-            return_exceptions=True,
-        )
-    return SuiteStatus.of(*answers)
+    settings = RpcChannelSettings(service_token_file=places.token_file)
+
+    async def ask(address: str, question: Callable[[Channel], Awaitable[T]]) -> T:
+        async with open_channel(address, settings, places.token) as channel:
+            return await question(channel)
+
+    async def nothing() -> None:
+        """What a suite without a cache says of it."""
+
+    asked = (
+        ask(places.controller, lambda channel: ControllerClient(channel).fleet(CALL_TIMEOUT_S)),
+        ask(places.frontdoor, lambda channel: FrontdoorClient(channel).status(CALL_TIMEOUT_S)),
+        ask(places.gateway, lambda channel: GatewayClient(channel).statistics(CALL_TIMEOUT_S))
+        if places.gateway
+        else nothing(),
+    )
+    return SuiteStatus.of(*await asyncio.gather(*asked, return_exceptions=True))
 
 
 async def keep_looking(places: Places) -> None:

@@ -19,7 +19,8 @@ from pentimento.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsRes
 
 @dataclass(frozen=True)
 class SuiteStatus:
-    """A part is None where its process did not answer; `unanswered` says why, by the process's name."""
+    """A part is None where its process is not part of the suite or did not answer; `unanswered` says why, by the
+    process's name."""
 
     fleet: Fleet | None
     frontdoor: FrontdoorStatus | None
@@ -31,7 +32,7 @@ class SuiteStatus:
         cls,
         fleet: Fleet | BaseException,
         frontdoor: FrontdoorStatus | BaseException,
-        cache: CacheStatistics | BaseException,
+        cache: CacheStatistics | BaseException | None,
     ) -> "SuiteStatus":
         answers = {"controller": fleet, "frontdoor": frontdoor, "gateway": cache}
         failed = {name: answer for name, answer in answers.items() if isinstance(answer, BaseException)}

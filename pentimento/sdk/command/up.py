@@ -141,7 +141,7 @@ def announce(view: LogView, settings: SuiteSettings, state: StateDirectory) -> N
         frontdoor=unix_address(state, "frontdoor"),
         public=settings.public,
         controller=unix_address(state, "controller"),
-        gateway=unix_address(state, "gateway"),
+        gateway=unix_address(state, "gateway") if settings.cached else "",
         service_token_file=str(settings.service_token_file or ""),
         supervisor_pid=os.getpid(),
     )

@@ -18,7 +18,8 @@ MAX_SOCKET_DIRECTORY = 75
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a running suite is reached: `unix:/path` or `host:port`. The token file, if any, opens status calls."""
+    """Where a running suite is reached: `unix:/path` or `host:port`; `gateway` is empty where there is none. The token
+    file, if any, opens status calls."""
 
     frontdoor: str
     public: str
