@@ -32,7 +32,7 @@ DEV_READY := $(VENV)/.installed-dev-$(DEVICE)
 BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format protos client-wheel bench bench-quick setup clean distclean
+.PHONY: help demo test lint format protos reference client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -50,6 +50,7 @@ lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts and the
 	$(BIN)/lint-imports
 	cd protos && ../$(BIN)/buf lint
 	$(BIN)/python scripts/generate_protos.py --check
+	$(BIN)/python scripts/generate_reference.py --check
 
 format: $(DEV_READY) ## put the code into the project's form
 	$(BIN)/ruff check --fix .
@@ -57,6 +58,9 @@ format: $(DEV_READY) ## put the code into the project's form
 
 protos: $(DEV_READY) ## regenerate the code of the contracts
 	$(BIN)/python scripts/generate_protos.py
+
+reference: $(DEV_READY) ## regenerate the reference pages of the API, the settings and the metrics
+	$(BIN)/python scripts/generate_reference.py
 
 client-wheel: $(DEV_READY) ## dist/pentimento_protos-*.whl: the contracts alone, for clients in Python
 	$(BIN)/python scripts/build_client_wheel.py
