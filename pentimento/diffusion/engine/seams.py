@@ -4,7 +4,7 @@ Rows of requests that bring none are zero, which changes nothing of them. Withou
 pass takes none at all.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
@@ -14,32 +14,36 @@ from pentimento.diffusion.families.model import ControlResiduals, LowRankUpdate,
 def stack_residuals(
     parts: Sequence[ControlResiduals | None], rows_each: int, row_count: int
 ) -> ControlResiduals | None:
-    """Raises ValueError when two requests' residuals are not of one shape, or not of `rows_each` rows."""
-    example = next((part for part in parts if part is not None), None)
+    """None when no part brings any. Raises ValueError when two requests' residuals are not for the same blocks or not
+    of one shape, or not of `rows_each` rows."""
+    present = [part if part is not None and _blocks(part) != _NO_BLOCKS else None for part in parts]
+    example = next((part for part in present if part is not None), None)
     if example is None:
         return None
-
-    def stack(pick: Callable[[ControlResiduals], Tensor]) -> Tensor:
-        return _stack([pick(part) if part else None for part in parts], pick(example), rows_each, row_count)
-
-    def down(index: int) -> Tensor:
-        return stack(lambda part: part.down_block_residuals[index])
-
-    def block(index: int) -> Tensor:
-        return stack(lambda part: part.block_residuals[index])
-
-    mid = stack(lambda part: _present(part.mid_block_residual)) if example.mid_block_residual is not None else None
-    return ControlResiduals(
-        tuple(down(index) for index in range(len(example.down_block_residuals))),
-        mid,
-        tuple(block(index) for index in range(len(example.block_residuals))),
-    )
+    for part in present:
+        if part is not None and _blocks(part) != _blocks(example):
+            raise ValueError(f"residuals for {_blocks(part)} (down, mid, other) blocks, wanted {_blocks(example)}")
+    flat = [(None,) * sum(_blocks(example)) if part is None else _tensors(part) for part in present]
+    stacked = [
+        _stack(column, first, rows_each, row_count)
+        for column, first in zip(zip(*flat, strict=True), _tensors(example), strict=True)
+    ]
+    down, mid, _ = _blocks(example)
+    return ControlResiduals(tuple(stacked[:down]), stacked[down] if mid else None, tuple(stacked[down + mid :]))
 
 
-def _present(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise ValueError("residuals of one request have a mid block, another's have none")
-    return tensor
+_NO_BLOCKS = (0, 0, 0)
+
+
+def _blocks(part: ControlResiduals) -> tuple[int, int, int]:
+    """How many down, mid and other blocks a part has residuals for. One that has none controls nothing at its step."""
+    return len(part.down_block_residuals), int(part.mid_block_residual is not None), len(part.block_residuals)
+
+
+def _tensors(part: ControlResiduals) -> tuple[Tensor, ...]:
+    """In the order of `_blocks`."""
+    mid = () if part.mid_block_residual is None else (part.mid_block_residual,)
+    return (*part.down_block_residuals, *mid, *part.block_residuals)
 
 
 def _stack(parts: Iterable[Tensor | None], example: Tensor, rows_each: int, row_count: int) -> Tensor:

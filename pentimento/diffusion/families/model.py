@@ -66,7 +66,7 @@ class PromptStates:
 @dataclass(frozen=True)
 class ControlResiduals:
     """What ControlNets add, rows as in the latents: to a UNet's skip connections, shallow to deep, and to its mid
-    block; to a transformer's blocks, first to last."""
+    block; to a transformer's blocks, first to last. Without any of them nothing is controlled at this step."""
 
     down_block_residuals: tuple[Tensor, ...] = ()
     mid_block_residual: Tensor | None = None

@@ -140,7 +140,50 @@ def test_rows_without_control_and_padding_are_zero() -> None:
     assert torch.equal(stacked.down_block_residuals[3][2:4], residuals(1).down_block_residuals[3])
 
 
+@pytest.mark.parametrize("first", [None, ControlResiduals()])
+def test_residuals_beside_a_request_that_controls_nothing_at_its_step_are_kept(first: ControlResiduals | None) -> None:
+    own = residuals(1)
+
+    stacked = stack_residuals([first, own], rows_each=2, row_count=4)
+
+    assert stacked is not None
+    assert stacked.mid_block_residual is not None and own.mid_block_residual is not None
+    assert len(stacked.down_block_residuals) == len(DOWN_SHAPES)
+    assert torch.equal(stacked.mid_block_residual[2:], own.mid_block_residual)
+    assert torch.equal(stacked.down_block_residuals[3][2:], own.down_block_residuals[3])
+    assert not stacked.down_block_residuals[3][:2].any()
+
+
+def test_residuals_for_a_transformers_blocks_are_kept_beside_an_empty_one() -> None:
+    ones = torch.ones(2, 16, 16)
+
+    stacked = stack_residuals([ControlResiduals(), ControlResiduals(block_residuals=(ones, ones))], 2, 4)
+
+    assert stacked is not None
+    assert (stacked.down_block_residuals, stacked.mid_block_residual) == ((), None)
+    assert [rows[2:].equal(ones) for rows in stacked.block_residuals] == [True, True]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(residuals(2), mid_block_residual=None),
+        replace(residuals(2), down_block_residuals=()),
+        replace(residuals(2), down_block_residuals=residuals(2).down_block_residuals[:2]),
+        ControlResiduals(block_residuals=(torch.ones(2, 16, 16),)),
+    ],
+    ids=["no mid", "no down", "fewer down", "of a transformer"],
+)
+def test_residuals_for_other_blocks_are_refused_whoever_comes_first(other: ControlResiduals, swapped: bool) -> None:
+    parts = [other, residuals(1)] if swapped else [residuals(1), other]
+
+    with pytest.raises(ValueError, match="blocks"):
+        stack_residuals(parts, rows_each=2, row_count=4)
+
+
 def test_a_batch_in_which_nobody_has_control_takes_none() -> None:
+    assert stack_residuals([None, ControlResiduals()], 2, 4) is None
     assert stack_residuals([None, None], 2, 4) is None
     assert stack_adapters([None, None], 2, 4) is None
 
