@@ -1,0 +1,181 @@
+"""A load on a suite whose processes are killed, and what became of each of its requests.
+
+Clients each keep one request under way. A request without the cache must end in the picture that a run without faults
+paints for the same prompt and seed, byte by byte; with the cache, where a picture starts differs from run to run. The
+verdict comes from what the clients received, from what the API answers afterwards, and from the journal, where every
+commit of a result is counted as it happens.
+"""
+
+import asyncio
+import itertools
+import sqlite3
+import time
+from collections import Counter
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.commits import commits_by_request
+from benchmarks.report import Figure, Target, at_most, counted, informative
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.image_request import Accepted, CacheMode, Completed, ImageRequest
+from pentimento.domain.requests import RequestState
+from pentimento.sdk import AsyncClient
+from pentimento.sdk.client import CLIENT_LEFT
+
+# Long enough that nothing expires while workers start again on a busy machine: expiry is not what is measured.
+DEADLINE_MS = 1_200_000
+PICTURES = 8
+STEPS = 20
+
+
+@dataclass
+class Sample:
+    """One request of the load and everything that became of it; `state` and what follows are the journal's."""
+
+    key: str
+    picture: int
+    cached: bool = False
+    request_id: str = ""
+    pictures: list[bytes] = field(default_factory=list)
+    error: str = ""
+    state: str = ""
+    attempts: int = 0
+    rows: int = 0
+    commits: int = 0
+    equals_reference: bool = False
+    stays_the_same: bool = False
+
+    @property
+    def accepted(self) -> bool:
+        return bool(self.request_id)
+
+    @property
+    def left(self) -> bool:
+        """The connection broke, and the suite took its client for gone: one ending, told, and nothing committed."""
+        cancelled = self.state == RequestState.CANCELLED.value and self.error == CLIENT_LEFT
+        return cancelled and not self.pictures and not self.commits
+
+    @property
+    def lost(self) -> bool:
+        return not self.left and (not self.pictures or self.state != RequestState.COMPLETED.value)
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.pictures) and not self.cached and not self.equals_reference
+
+    @property
+    def committed_twice(self) -> bool:
+        told_otherwise = bool(self.pictures) and not self.stays_the_same
+        return self.commits > 1 or len(self.pictures) > 1 or self.rows > 1 or told_otherwise
+
+
+def request_of(picture: int, cached: bool) -> ImageRequest:
+    """The same for the same arguments, as a retry under the same idempotency key has to be."""
+    prompt = f"a {('red', 'green', 'blue', 'yellow')[picture % 4]} {('circle', 'square')[picture % 2]}"
+    cache, seed = (CacheMode.READ_WRITE if cached else CacheMode.OFF), 100 + picture
+    return ImageRequest(prompt, num_inference_steps=STEPS, seed=seed, cache=cache, deadline_ms=DEADLINE_MS)
+
+
+class FaultedLoad:
+    """`cached_every`: each so many-th request uses the cache; 0 for none."""
+
+    def __init__(self, client: AsyncClient, cached_every: int = 0) -> None:
+        self._client = client
+        self._cached_every = cached_every
+        self._numbers = itertools.count(1)
+        self._reference: list[bytes] = []
+        self.reference_s = 0.0
+        self.samples: list[Sample] = []
+
+    async def paint_reference(self) -> None:
+        """The run without faults; RuntimeError when it does not paint every picture."""
+        started = time.monotonic()
+        for picture in range(PICTURES):
+            sample = Sample(f"reference-{picture}", picture)
+            await self._receive(sample)
+            self._reference += sample.pictures
+        self.reference_s = (time.monotonic() - started) / PICTURES
+        if len(self._reference) != PICTURES:
+            raise RuntimeError("the run without faults did not paint every picture")
+
+    def start(self, clients: int, stop: asyncio.Event) -> list[asyncio.Task[None]]:
+        """Tasks that end, each with its last request, once `stop` is set."""
+        return [asyncio.create_task(self._keep_busy(stop)) for _ in range(clients)]
+
+    async def _keep_busy(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            number = next(self._numbers)
+            cached = self._cached_every > 0 and number % self._cached_every == 0
+            await self._play(Sample(f"load-{number}", number % PICTURES, cached))
+
+    async def _play(self, sample: Sample) -> None:
+        self.samples.append(sample)
+        await self._receive(sample)
+        sample.equals_reference = sample.pictures == [self._reference[sample.picture]]
+
+    async def _receive(self, sample: Sample) -> None:
+        """Everything that the stream of one request brings, retried as often as the client was told to."""
+        request = request_of(sample.picture, sample.cached)
+        try:
+            async with aclosing(self._client.stream(request, idempotency_key=sample.key)) as events:
+                async for event in events:
+                    if isinstance(event, Accepted):
+                        sample.request_id = event.request_id
+                    elif isinstance(event, Completed):
+                        sample.pictures.append(event.image)
+        except PentimentoError as error:
+            sample.error = error.reason
+
+    async def ask_again(self) -> None:
+        """What the API answers for each request now must be what the client received then."""
+        for sample in self.samples:
+            if sample.accepted:
+                again = Sample(sample.key, sample.picture, sample.cached)
+                await self._receive(again)
+                same = (again.request_id, again.pictures) == (sample.request_id, sample.pictures)
+                sample.stays_the_same = same
+
+
+def read_journal(path: Path, samples: list[Sample]) -> None:
+    """State, rows, attempts and commits of each accepted request."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as journal:
+        states = dict(journal.execute("select request_id, state from journal_requests"))
+        rows = dict(journal.execute("select idempotency_key, count(*) from journal_requests group by 1"))
+        attempts = dict(journal.execute("select request_id, count(*) from journal_attempts group by 1"))
+    commits = commits_by_request(path)
+    for sample in samples:
+        sample.state = states.get(sample.request_id, "missing")
+        sample.rows = rows.get(sample.key, 0)
+        sample.attempts = attempts.get(sample.request_id, 0)
+        sample.commits = commits[sample.request_id]
+
+
+def request_figures(samples: list[Sample]) -> list[Figure]:
+    """Of the accepted requests. The samples of a count are those in order: 1 where it happened, 0 where not."""
+    accepted = [sample for sample in samples if sample.accepted]
+    uncached = [sample for sample in accepted if not sample.cached]
+    none = at_most(0, "requests")
+    return [
+        count_of("accepted requests lost", [sample.lost for sample in accepted], none),
+        count_of("committed twice", [sample.committed_twice for sample in accepted], none),
+        count_of("pictures unlike the run without faults", [sample.changed for sample in uncached], none),
+        count_of("requests run again", [sample.attempts > 1 for sample in accepted], informative("requests")),
+    ]
+
+
+def count_of(name: str, happened: list[bool], target: Target) -> Figure:
+    return counted(name, sum(happened), len(happened), target, [int(one) for one in happened])
+
+
+def request_rows(samples: list[Sample]) -> dict[str, int]:
+    """How many accepted requests ended alike, by what the journal says and the client received."""
+    return dict(Counter(row_of(sample) for sample in samples if sample.accepted))
+
+
+def row_of(sample: Sample) -> str:
+    same = "same" if sample.stays_the_same else "another"
+    return (
+        f"{sample.state}, attempts {sample.attempts}, rows {sample.rows}, commits {sample.commits}, "
+        f"received {len(sample.pictures)}, asked again: {same}" + (f", error {sample.error}" if sample.error else "")
+    )

@@ -1,0 +1,69 @@
+"""The processes of a suite by their names, and what they hold: memory, descriptors, threads. Linux only."""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from pentimento.sdk.supervisor.leftovers import marked_processes
+
+_INSTANCE = "--instance-id"
+# Written to /proc/PID/clear_refs it makes the peak of the resident set start again from now.
+_RESET_PEAK = "5"
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Of one process at one moment."""
+
+    rss_bytes: int
+    descriptors: int
+    threads: int
+
+
+def members(state: Path) -> dict[str, psutil.Process]:
+    """Every process that a supervisor of this state directory started, by instance id; a service's own child is its
+    parent's name with "/child"."""
+    named: dict[str, psutil.Process] = {}
+    children: list[psutil.Process] = []
+    for process in marked_processes(state):
+        with contextlib.suppress(psutil.Error):
+            command = process.cmdline()
+            if _INSTANCE in command:
+                named[command[command.index(_INSTANCE) + 1]] = process
+            elif command and process.status() != psutil.STATUS_ZOMBIE:
+                children.append(process)
+    names = {process.pid: name for name, process in named.items()}
+    for child in children:
+        with contextlib.suppress(psutil.Error):
+            named[unused(f"{names.get(child.ppid(), 'nobody')}/child", named)] = child
+    return named
+
+
+def unused(name: str, taken: dict[str, psutil.Process]) -> str:
+    return name if name not in taken else unused(name + "+", taken)
+
+
+def holdings(process: psutil.Process) -> Holdings | None:
+    """None once the process has ended."""
+    try:
+        with process.oneshot():
+            return Holdings(process.memory_info().rss, process.num_fds(), process.num_threads())
+    except psutil.Error:
+        return None
+
+
+def reset_peak(process: psutil.Process) -> None:
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process.pid}/clear_refs").write_text(_RESET_PEAK)
+
+
+def peak_rss_bytes(process: psutil.Process) -> int | None:
+    """The largest resident set since `reset_peak`, as the kernel kept it; None once the process has ended."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except OSError:
+        return None
+    lines = dict(line.split(":", 1) for line in status.splitlines())
+    return int(lines["VmHWM"].split()[0]) * 1024 if "VmHWM" in lines else None

@@ -1,0 +1,81 @@
+"""A second commit of a result is seen, whoever makes it and whatever it writes."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from benchmarks.commits import commits_by_request, count_commits
+from pentimento.domain.generation import Attempt, ObjectReference
+from pentimento.domain.requests import RequestState
+from pentimento.stores.ledger import Journal, open_journal
+from pentimento.stores.ledger.records import AcceptedRequest, ResultRecord
+
+ATTEMPT = Attempt("r1", 1, 7, "frontdoor-1", 1, "tenant")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "frontdoor.sqlite"
+
+
+@pytest.fixture
+def journal(file: Path) -> Iterator[Journal]:
+    """With one request whose only attempt runs, and its commits counted."""
+    journal = open_journal(f"sqlite:///{file}")
+    count_commits(file)
+    journal.accept(AcceptedRequest("r1", "tenant", b"body", "hash", accepted_at=100.5)).result()
+    journal.start_attempt(ATTEMPT, "worker").result()
+    yield journal
+    journal.close()
+
+
+def result(content: str = "a") -> ResultRecord:
+    return ResultRecord(ObjectReference(f"results/{content}", "sha256:a", 3), "png", 8, 8, b"", completed_at=105.0)
+
+
+def test_nothing_is_committed_before_a_result_is(journal: Journal, file: Path) -> None:
+    assert commits_by_request(file)["r1"] == 0
+
+
+def test_a_result_is_one_commit(journal: Journal, file: Path) -> None:
+    journal.commit_result(ATTEMPT, result()).result()
+
+    assert commits_by_request(file)["r1"] == 1
+
+
+def test_a_request_that_ends_otherwise_is_no_commit(journal: Journal, file: Path) -> None:
+    journal.finish("r1", RequestState.CANCELLED, "CANCELLED", "").result()
+
+    assert commits_by_request(file)["r1"] == 0
+
+
+def test_a_second_commit_of_the_same_picture_is_counted(journal: Journal, file: Path) -> None:
+    journal.commit_result(ATTEMPT, result()).result()
+
+    journal.commit_result(ATTEMPT, result("b")).result()
+
+    assert commits_by_request(file)["r1"] == 2
+
+
+def test_a_commit_that_leaves_the_state_as_it_was_is_counted(journal: Journal, file: Path) -> None:
+    journal.commit_result(ATTEMPT, result()).result()
+
+    with closing(sqlite3.connect(file)) as other, other:
+        other.execute("UPDATE journal_requests SET image_digest = 'sha256:b'")
+
+    assert commits_by_request(file)["r1"] == 2
+
+
+def test_commits_are_counted_over_restarts_of_the_frontdoor(journal: Journal, file: Path) -> None:
+    journal.commit_result(ATTEMPT, result()).result()
+    journal.close()
+    count_commits(file)
+
+    restarted = open_journal(f"sqlite:///{file}")
+    restarted.commit_result(ATTEMPT, result()).result()
+    restarted.close()
+
+    assert commits_by_request(file)["r1"] == 2

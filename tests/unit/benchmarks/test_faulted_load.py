@@ -1,0 +1,60 @@
+"""What counts as lost, as changed and as committed twice."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.faulted_load import Sample
+
+GOOD = Sample(
+    "key",
+    0,
+    request_id="r1",
+    pictures=[b"picture"],
+    state="completed",
+    rows=1,
+    commits=1,
+    equals_reference=True,
+    stays_the_same=True,
+)
+LEFT = replace(GOOD, pictures=[], state="cancelled", error="CLIENT_LEFT", commits=0)
+
+
+def test_a_request_that_ended_in_its_picture_is_neither() -> None:
+    assert (GOOD.lost, GOOD.changed, GOOD.committed_twice) == (False, False, False)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        replace(GOOD, pictures=[]),
+        replace(GOOD, state="failed"),
+        replace(GOOD, state="missing"),
+        replace(LEFT, error="WORKER_LOST"),
+        replace(LEFT, commits=1),
+    ],
+)
+def test_without_its_picture_a_request_is_lost(sample: Sample) -> None:
+    assert sample.lost
+
+
+def test_a_request_whose_client_was_taken_for_gone_is_not_lost() -> None:
+    assert not LEFT.lost
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        replace(GOOD, commits=2),
+        replace(GOOD, rows=2),
+        replace(GOOD, pictures=[b"picture", b"picture"]),
+        replace(GOOD, stays_the_same=False),
+    ],
+)
+def test_a_second_commit_is_seen(sample: Sample) -> None:
+    assert sample.committed_twice
+
+
+def test_a_picture_from_the_cache_may_be_another() -> None:
+    assert replace(GOOD, equals_reference=False).changed
+    assert not replace(GOOD, equals_reference=False, cached=True).changed
