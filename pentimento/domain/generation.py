@@ -81,6 +81,14 @@ class ObjectReference:
 
 
 @dataclass(frozen=True)
+class SpecInput:
+    """Bytes of a spec that are kept apart from it, by their place in it: "init_image.image"."""
+
+    field: str
+    object: ObjectReference
+
+
+@dataclass(frozen=True)
 class Donor:
     """The cache entry that a start came from."""
 
@@ -216,3 +224,5 @@ class Provenance:
     device_seconds: float = 0.0
     energy_joules: float | None = None
     notes: tuple[str, ...] = ()
+    # What the spec was sent with and does not repeat; without keys.
+    inputs: tuple[SpecInput, ...] = ()

@@ -5,11 +5,13 @@ from enum import Enum
 
 from pentimento.domain.generation import (
     ControlNetSelection,
+    GenerationSpec,
     InitImage,
     LoraSelection,
     PlanVersion,
     Provenance,
     Route,
+    SpecInput,
 )
 from pentimento.domain.requests import RequestState
 
@@ -49,6 +51,31 @@ class ImageRequest:
     quality: float | None = None
     deadline_ms: int | None = None
     max_cost: float | None = None
+
+
+@dataclass(frozen=True)
+class ResolvedRequest:
+    """A request with nothing left open. `quality` None means the deployment's; `cost` in pixel steps.
+
+    `inputs`: the bytes of `spec` that are kept apart from it.
+    """
+
+    spec: GenerationSpec
+    cache: CacheMode
+    format: ImageFormat
+    quality: float | None
+    deadline_ms: int
+    preview_interval_steps: int = 0
+    inputs: tuple[SpecInput, ...] = ()
+
+    @property
+    def cost(self) -> float:
+        return float(self.spec.width_px * self.spec.height_px * self.spec.num_inference_steps)
+
+    @property
+    def cacheable(self) -> bool:
+        """A picture that started from the client's own image says nothing about its prompt."""
+        return self.cache is not CacheMode.OFF and self.spec.init_image is None
 
 
 @dataclass(frozen=True)

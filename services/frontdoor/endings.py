@@ -1,10 +1,12 @@
 """The journal's words for how a request ended, as the error that its client gets."""
 
+from pentimento.clients.messages.journal import UNREADABLE_REQUEST
 from pentimento.dataplane.effects import End, Reject
 from pentimento.domain.errors import (
     Cancelled,
     DeadlineExceeded,
     FailedPrecondition,
+    Internal,
     PentimentoError,
     ResourceExhausted,
     Unavailable,
@@ -42,4 +44,6 @@ def end_error(
         return failure
     if reason == "WORKER_LOST":
         return Unavailable(reason, message)
+    if reason == UNREADABLE_REQUEST:
+        return Internal(reason, message)
     return FailedPrecondition(reason, f"the request failed: {message}")

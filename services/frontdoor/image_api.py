@@ -20,6 +20,7 @@ from pentimento.domain.image_request import (
     ImageRequest,
     ModelInfo,
     RequestStatus,
+    ResolvedRequest,
 )
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import ObjectMissing
@@ -30,7 +31,7 @@ from services.frontdoor.catalogue import Catalogue
 from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.jobs import Job, Jobs
 from services.frontdoor.paths import Paths, Stop, as_painted_by, fits
-from services.frontdoor.resolution import RequestLimits, ResolvedRequest, check_idempotency_key, resolve
+from services.frontdoor.resolution import RequestLimits, check_idempotency_key, resolve
 from services.frontdoor.results import Results
 from services.frontdoor.routing import Router
 

@@ -12,11 +12,10 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
-from pentimento.domain.image_request import Completed
+from pentimento.domain.image_request import Completed, ResolvedRequest
 from pentimento.rpc import spawn_detached
 from services.frontdoor.audience import Audience
 from services.frontdoor.paths import Lane, Stop
-from services.frontdoor.resolution import ResolvedRequest
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from pentimento.clients.messages.generation import route_from_bytes, route_to_bytes
-from pentimento.clients.messages.image import request_to_bytes
+from pentimento.clients.messages.journal import JOURNALLED_REQUEST, resolved_to_bytes
 from pentimento.dataplane.effects import CommitResult, Drop, End, PersistAccepted, PersistAttempt, PersistEnd
 from pentimento.dataplane.events import (
     AcceptDropped,
@@ -32,7 +32,6 @@ from services.frontdoor.identity import Identity
 from services.frontdoor.jobs import Execution, Job, Jobs
 from services.frontdoor.metrics import DEGRADED, QUEUE_SECONDS
 from services.frontdoor.paths import as_painted_by
-from services.frontdoor.resolution import as_request
 from services.frontdoor.results import Results
 
 logger = logging.getLogger(__name__)
@@ -126,7 +125,8 @@ class Journalling:
         return AcceptedRequest(
             request_id=job.request_id,
             tenant=job.tenant,
-            body=request_to_bytes(as_request(job.resolved)),
+            body=resolved_to_bytes(job.resolved),
+            body_format=JOURNALLED_REQUEST,
             body_hash=job.body_hash,
             accepted_at=job.accepted_at,
             idempotency_key=job.idempotency_key,

@@ -10,10 +10,9 @@ from pentimento.dataplane import Dataplane
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import CascadeStage, FromImage, Route, Scheduler, noise_form_of
-from pentimento.domain.image_request import ImageRequest
+from pentimento.domain.image_request import ImageRequest, ResolvedRequest
 from pentimento.policies.serving.entry import request_pools
 from services.frontdoor.catalogue import Catalogue
-from services.frontdoor.resolution import ResolvedRequest
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,47 @@
 """What the journal holds of an earlier frontdoor, as jobs and as the event that hands them to the dataplane."""
 
+import asyncio
+import logging
+
 from pentimento.clients.messages.generation import route_from_bytes
-from pentimento.clients.messages.image import request_from_bytes
+from pentimento.clients.messages.journal import resolved_from_bytes, unreadable
 from pentimento.dataplane.events import Recovered, RecoveredRequest
 from pentimento.domain.clock import Clock
+from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Route
+from pentimento.domain.requests import RequestState
+from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import RequestRecord
 from services.frontdoor.audience import Audience
 from services.frontdoor.jobs import Job, Jobs
 from services.frontdoor.paths import Stop
-from services.frontdoor.resolution import restore
 from services.frontdoor.routing import work_left
 
-
-def recover(records: list[RequestRecord], jobs: Jobs, clock: Clock, default_deadline_s: float) -> Recovered:
-    """Changes state: a job, without listeners, for every unfinished request."""
-    return Recovered(tuple(_recover_one(record, jobs, clock, default_deadline_s) for record in records))
+logger = logging.getLogger(__name__)
 
 
-def _recover_one(record: RequestRecord, jobs: Jobs, clock: Clock, default_deadline_s: float) -> RecoveredRequest:
-    job = _job_of(record, clock, default_deadline_s)
-    jobs.add(job)
+async def recover(journal: Journal, jobs: Jobs, clock: Clock, default_deadline_s: float) -> Recovered:
+    """Changes state: a job, without listeners, for every unfinished request that is understood; the others end."""
+    recovered = []
+    for record in await asyncio.wrap_future(journal.unfinished()):
+        try:
+            job = _job_of(record, clock, default_deadline_s)
+        except PentimentoError:
+            await _refuse(journal, record.request.request_id)
+            continue
+        jobs.add(job)
+        recovered.append(_recovered(job, record))
+    return Recovered(tuple(recovered))
+
+
+async def _refuse(journal: Journal, request_id: str) -> None:
+    """Changes state: it ends rather than be painted otherwise than it was asked."""
+    error = unreadable()
+    logger.error("an accepted request is not understood", extra={"request": request_id})
+    await asyncio.wrap_future(journal.finish(request_id, RequestState.FAILED, error.reason, error.message))
+
+
+def _recovered(job: Job, record: RequestRecord) -> RecoveredRequest:
     newest, stage = record.newest_attempt, record.cascade_stage
     # The stage was routed but never tried: what its predecessor painted is gone, and nothing of it runs.
     tried = newest is not None and newest.cascade_stage == stage
@@ -44,8 +65,8 @@ def _job_of(record: RequestRecord, clock: Clock, default_deadline_s: float) -> J
     accepted = record.request
     now, wall = clock.monotonic(), clock.wall()
     deadline_at = accepted.deadline_at or accepted.accepted_at + default_deadline_s
-    route: Route | None = route_from_bytes(record.route) if record.route else None
-    resolved = restore(request_from_bytes(accepted.body))
+    route: Route | None = route_from_bytes(record.route) if record.route is not None else None
+    resolved = resolved_from_bytes(accepted.body, accepted.body_format)
     models = [stage.model for stage in route.stages] if route else []
     way = tuple(Stop(model, model) for model in models or [route.model if route else resolved.spec.model])
     return Job(

@@ -5,12 +5,11 @@ Each judgement raises InvalidArgument (or NotFound for names) that says which fi
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import GenerationSpec, InitImage, Scheduler
-from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
+from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
 from services.frontdoor.image_header import read_image_header
 
 MAX_SEED = 2**64 - 1
@@ -31,27 +30,6 @@ class RequestLimits:
     default_deadline_ms: int = 120_000
     max_deadline_ms: int = 3_600_000
     default_cache: CacheMode = CacheMode.READ_WRITE
-
-
-@dataclass(frozen=True)
-class ResolvedRequest:
-    """A request with nothing left open. `quality` None means the deployment's; `cost` in pixel steps."""
-
-    spec: GenerationSpec
-    cache: CacheMode
-    format: ImageFormat
-    quality: float | None
-    deadline_ms: int
-    preview_interval_steps: int = 0
-
-    @property
-    def cost(self) -> float:
-        return float(self.spec.width_px * self.spec.height_px * self.spec.num_inference_steps)
-
-    @property
-    def cacheable(self) -> bool:
-        """A picture that started from the client's own image says nothing about its prompt."""
-        return self.cache is not CacheMode.OFF and self.spec.init_image is None
 
 
 def resolve(
@@ -81,52 +59,6 @@ def check_idempotency_key(key: str, limits: RequestLimits) -> None:
         raise InvalidArgument.of("idempotency_key", limit)
     if not key.isprintable():
         raise InvalidArgument.of("idempotency_key", "must hold printable characters only")
-
-
-def restore(request: ImageRequest) -> ResolvedRequest:
-    """What `as_request` made of it: a journalled request, judged when it was accepted."""
-    spec = GenerationSpec(
-        prompt=request.prompt,
-        negative_prompt=request.negative_prompt,
-        model=request.model,
-        width_px=_present(request.width_px),
-        height_px=_present(request.height_px),
-        num_inference_steps=_present(request.num_inference_steps),
-        guidance_scale=_present(request.guidance_scale),
-        scheduler=Scheduler(request.scheduler),
-        seed=_present(request.seed),
-        eta=_present(request.eta),
-        init_image=request.init_image,
-    )
-    return ResolvedRequest(
-        spec,
-        request.cache or CacheMode.OFF,
-        request.format or ImageFormat.PNG,
-        request.quality,
-        _present(request.deadline_ms),
-    )
-
-
-def as_request(resolved: ResolvedRequest) -> ImageRequest:
-    """The resolved request in the form of the public contract, every field present, for the journal."""
-    spec = resolved.spec
-    return ImageRequest(
-        prompt=spec.prompt,
-        negative_prompt=spec.negative_prompt,
-        model=spec.model,
-        width_px=spec.width_px,
-        height_px=spec.height_px,
-        num_inference_steps=spec.num_inference_steps,
-        guidance_scale=spec.guidance_scale,
-        scheduler=spec.scheduler.value,
-        eta=spec.eta,
-        seed=spec.seed,
-        init_image=spec.init_image,
-        cache=resolved.cache,
-        format=resolved.format,
-        quality=resolved.quality,
-        deadline_ms=resolved.deadline_ms,
-    )
 
 
 def _resolve_spec(request: ImageRequest, held: HeldModel, limits: RequestLimits, drawn_seed: int) -> GenerationSpec:
@@ -235,9 +167,3 @@ def _in_range(field: str, value: float, least: float, most: float) -> float:
 
 def _default(value: int | None, default: int) -> int:
     return default if value is None else value
-
-
-def _present(value: float | None) -> Any:
-    if value is None:
-        raise InvalidArgument.of("request", "must be a request that was accepted, got one with open fields")
-    return value

@@ -10,11 +10,11 @@ from pentimento.dataplane.events import Event, RouteOption, RouteResolved
 from pentimento.domain.clock import Clock
 from pentimento.domain.fleet import HeldModel, PoolPlan
 from pentimento.domain.generation import FromImage, PlanVersion, Route
+from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.serving.entry import IMAGE, start_pools
 from services.frontdoor.catalogue import Catalogue
 from services.frontdoor.jobs import Job, Jobs
 from services.frontdoor.paths import Lane, as_painted_by, as_started_by, fits, stages_of
-from services.frontdoor.resolution import ResolvedRequest
 from services.frontdoor.routing import Router, steps_saved, work_left
 
 logger = logging.getLogger(__name__)

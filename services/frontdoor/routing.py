@@ -15,10 +15,9 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import DeadlineExceeded, PentimentoError
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, PlanVersion, Route, Start
-from pentimento.domain.image_request import CacheMode
+from pentimento.domain.image_request import CacheMode, ResolvedRequest
 from pentimento.domain.retrieval import LookupAnswer
 from services.frontdoor.metrics import CACHE_SKIPS
-from services.frontdoor.resolution import ResolvedRequest
 
 logger = logging.getLogger(__name__)
 

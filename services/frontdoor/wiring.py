@@ -122,8 +122,8 @@ class Frontdoor:
             self._interpreter.submit(profiles)
         if (plan := await self._plans.load()) is not None:
             self._interpreter.submit(PlanReceived(plan))
-        unfinished = await asyncio.wrap_future(self._journal.unfinished())
-        self._interpreter.submit(recover(unfinished, self._jobs, self._clock, self.settings.default_deadline_s))
+        default_s = self.settings.default_deadline_s
+        self._interpreter.submit(await recover(self._journal, self._jobs, self._clock, default_s))
         self._follow_workers()
         self._start_background()
         try:

@@ -1,5 +1,7 @@
 """pentimento.generation.v1 beside pentimento.domain.generation."""
 
+from google.protobuf.message import DecodeError
+
 from pentimento.clients.messages.enumerations import CONTROLNET_MODES, NOISE_FORMS, SCHEDULERS
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import (
@@ -21,6 +23,7 @@ from pentimento.domain.generation import (
     PlanVersion,
     Provenance,
     Route,
+    SpecInput,
     StageTiming,
     Start,
 )
@@ -106,6 +109,14 @@ def object_to_proto(reference: ObjectReference) -> tensor_pb.ObjectReference:
 
 def object_from_proto(message: tensor_pb.ObjectReference) -> ObjectReference:
     return ObjectReference(message.key, message.digest, message.size_bytes)
+
+
+def input_to_proto(part: SpecInput) -> pb.SpecInput:
+    return pb.SpecInput(field=part.field, object=object_to_proto(part.object))
+
+
+def input_from_proto(message: pb.SpecInput) -> SpecInput:
+    return SpecInput(message.field, object_from_proto(message.object))
 
 
 def donor_to_proto(donor: Donor) -> pb.Donor:
@@ -225,7 +236,11 @@ def route_to_bytes(route: Route) -> bytes:
 
 
 def route_from_bytes(data: bytes) -> Route:
-    return route_from_proto(pb.Route.FromString(data))
+    """Raises InvalidArgument for what is no route, or none that this version knows."""
+    try:
+        return route_from_proto(pb.Route.FromString(data))
+    except DecodeError as error:
+        raise InvalidArgument.of("route", "must be a journalled route") from error
 
 
 def attempt_to_proto(attempt: Attempt) -> pb.Attempt:
@@ -320,6 +335,7 @@ def provenance_to_proto(provenance: Provenance) -> pb.Provenance:
         device_seconds=provenance.device_seconds,
         energy_joules=provenance.energy_joules,
         notes=provenance.notes,
+        inputs=[input_to_proto(part) for part in provenance.inputs],
     )
 
 
@@ -341,6 +357,7 @@ def provenance_from_proto(message: pb.Provenance) -> Provenance:
         device_seconds=message.device_seconds,
         energy_joules=message.energy_joules if message.HasField("energy_joules") else None,
         notes=tuple(message.notes),
+        inputs=tuple(input_from_proto(part) for part in message.inputs),
     )
 
 

@@ -77,12 +77,8 @@ def request_from_proto(message: pb.ImageRequest) -> ImageRequest:
 
 
 def request_to_bytes(request: ImageRequest) -> bytes:
-    """The form in which the frontdoor journals and hashes a request: equal requests give equal bytes."""
+    """The form in which the frontdoor hashes a request: equal requests give equal bytes."""
     return request_to_proto(request).SerializeToString(deterministic=True)
-
-
-def request_from_bytes(data: bytes) -> ImageRequest:
-    return request_from_proto(pb.ImageRequest.FromString(data))
 
 
 def completed_to_proto(completed: Completed) -> pb.Completed:

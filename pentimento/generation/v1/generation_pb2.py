@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from pentimento.tensor.v1 import tensor_pb2 as pentimento_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)pentimento/generation/v1/generation.proto\x12\x18pentimento.generation.v1\x1a!pentimento/tensor/v1/tensor.proto\",\n\rLoraSelection\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05scale\x18\x02 \x01(\x01\"\x89\x01\n\x13\x43ontrolNetSelection\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12\x63onditioning_scale\x18\x02 \x01(\x01\x12\x16\n\x0estart_fraction\x18\x03 \x01(\x01\x12\x14\n\x0c\x65nd_fraction\x18\x04 \x01(\x01\x12\x1a\n\x12\x63onditioning_image\x18\x05 \x01(\x0c\"\xbe\x03\n\x0eGenerationSpec\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x17\n\x0fnegative_prompt\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08width_px\x18\x04 \x01(\r\x12\x11\n\theight_px\x18\x05 \x01(\r\x12\x1b\n\x13num_inference_steps\x18\x06 \x01(\r\x12\x16\n\x0eguidance_scale\x18\x07 \x01(\x01\x12\x36\n\tscheduler\x18\x08 \x01(\x0e\x32#.pentimento.generation.v1.Scheduler\x12\x0b\n\x03\x65ta\x18\t \x01(\x01\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x36\n\x05loras\x18\x0b \x03(\x0b\x32\'.pentimento.generation.v1.LoraSelection\x12\x42\n\x0b\x63ontrolnets\x18\x0c \x03(\x0b\x32-.pentimento.generation.v1.ControlNetSelection\x12<\n\ninit_image\x18\r \x01(\x0b\x32#.pentimento.generation.v1.InitImageH\x00\x88\x01\x01\x42\r\n\x0b_init_image\",\n\tInitImage\x12\r\n\x05image\x18\x01 \x01(\x0c\x12\x10\n\x08strength\x18\x02 \x01(\x01\"\xb3\x01\n\x05Start\x12\x34\n\x05noise\x18\x01 \x01(\x0b\x32#.pentimento.generation.v1.FromNoiseH\x00\x12\x36\n\x06latent\x18\x02 \x01(\x0b\x32$.pentimento.generation.v1.FromLatentH\x00\x12\x34\n\x05image\x18\x03 \x01(\x0b\x32#.pentimento.generation.v1.FromImageH\x00\x42\x06\n\x04kind\"\x0b\n\tFromNoise\"\xa3\x01\n\nFromLatent\x12,\n\x06latent\x18\x01 \x01(\x0b\x32\x1c.pentimento.tensor.v1.Tensor\x12\x13\n\x0bresume_step\x18\x02 \x01(\r\x12\x13\n\x0b\x64onor_steps\x18\x03 \x01(\r\x12\r\n\x05sigma\x18\x04 \x01(\x01\x12.\n\x05\x64onor\x18\x05 \x01(\x0b\x32\x1f.pentimento.generation.v1.Donor\"\xbe\x01\n\tFromImage\x12\x34\n\x05image\x18\x01 \x01(\x0b\x32%.pentimento.tensor.v1.ObjectReference\x12\x12\n\nstart_step\x18\x02 \x01(\r\x12\x37\n\nnoise_form\x18\x03 \x01(\x0e\x32#.pentimento.generation.v1.NoiseForm\x12.\n\x05\x64onor\x18\x04 \x01(\x0b\x32\x1f.pentimento.generation.v1.Donor\"U\n\x05\x44onor\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsimilarity\x18\x03 \x01(\x01\x12\x16\n\x0e\x61ncestor_depth\x18\x04 \x01(\r\"\xcf\x02\n\x05Route\x12\x10\n\x08route_id\x18\x01 \x01(\t\x12.\n\x05start\x18\x02 \x01(\x0b\x32\x1f.pentimento.generation.v1.Start\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x36\n\x06stages\x18\x05 \x03(\x0b\x32&.pentimento.generation.v1.CascadeStage\x12\x17\n\x0flora_patch_step\x18\x06 \x01(\r\x12\x41\n\x0f\x63ontrolnet_mode\x18\x07 \x01(\x0e\x32(.pentimento.generation.v1.ControlNetMode\x12;\n\x0cplan_version\x18\x08 \x01(\x0b\x32%.pentimento.generation.v1.PlanVersion\x12\x0e\n\x06reason\x18\t \x01(\t\"R\n\x0c\x43\x61scadeStage\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rdiscriminator\x18\x02 \x01(\t\x12\x1c\n\x14\x63onfidence_threshold\x18\x03 \x01(\x01\"5\n\x0bPlanVersion\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\x8b\x01\n\x07\x41ttempt\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61ttempt_number\x18\x02 \x01(\r\x12\x15\n\rfencing_token\x18\x03 \x01(\x04\x12\x14\n\x0c\x66rontdoor_id\x18\x04 \x01(\t\x12\x17\n\x0f\x66rontdoor_epoch\x18\x05 \x01(\x04\x12\x0e\n\x06tenant\x18\x06 \x01(\t\"\x7f\n\nCacheGrant\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x35\n\x07latents\x18\x02 \x03(\x0b\x32$.pentimento.generation.v1.LatentSlot\x12\x11\n\timage_key\x18\x03 \x01(\t\x12\x15\n\rexpires_in_ms\x18\x04 \x01(\x03\".\n\nLatentSlot\x12\x13\n\x0bresume_step\x18\x01 \x01(\r\x12\x0b\n\x03key\x18\x02 \x01(\t\"\x81\x01\n\x0e\x43\x61pturedLatent\x12\x13\n\x0bresume_step\x18\x01 \x01(\r\x12\r\n\x05sigma\x18\x02 \x01(\x01\x12\x35\n\x06object\x18\x03 \x01(\x0b\x32%.pentimento.tensor.v1.ObjectReference\x12\x14\n\x0c\x61\x64\x61pter_free\x18\x04 \x01(\x08\"\xa3\x01\n\x0f\x43\x61pturedEntries\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x39\n\x07latents\x18\x02 \x03(\x0b\x32(.pentimento.generation.v1.CapturedLatent\x12\x39\n\x05image\x18\x03 \x01(\x0b\x32%.pentimento.tensor.v1.ObjectReferenceH\x00\x88\x01\x01\x42\x08\n\x06_image\"\xf4\x03\n\nProvenance\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x36\n\x04spec\x18\x02 \x01(\x0b\x32(.pentimento.generation.v1.GenerationSpec\x12.\n\x05route\x18\x03 \x01(\x0b\x32\x1f.pentimento.generation.v1.Route\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x11\n\tworker_id\x18\x05 \x01(\t\x12\x19\n\x11worker_generation\x18\x06 \x01(\x04\x12\x16\n\x0e\x61ttempt_number\x18\x07 \x01(\r\x12\x11\n\tsteps_run\x18\x08 \x01(\r\x12\x13\n\x0bsteps_saved\x18\t \x01(\r\x12\x36\n\x07timings\x18\n \x03(\x0b\x32%.pentimento.generation.v1.StageTiming\x12\x15\n\rbuild_version\x18\x0b \x01(\t\x12%\n\x18\x64iscriminator_confidence\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0e\x64\x65vice_seconds\x18\r \x01(\x01\x12\x1a\n\renergy_joules\x18\x0e \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05notes\x18\x0f \x03(\tB\x1b\n\x19_discriminator_confidenceB\x10\n\x0e_energy_joules\"C\n\x0bStageTiming\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x10\n\x08start_ms\x18\x02 \x01(\x01\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x01*\xae\x01\n\tScheduler\x12\x19\n\x15SCHEDULER_UNSPECIFIED\x10\x00\x12\x12\n\x0eSCHEDULER_DDIM\x10\x01\x12\x13\n\x0fSCHEDULER_EULER\x10\x02\x12\x1d\n\x19SCHEDULER_EULER_ANCESTRAL\x10\x03\x12\x1e\n\x1aSCHEDULER_DPM_SOLVER_PP_2M\x10\x04\x12\x1e\n\x1aSCHEDULER_FLOW_MATCH_EULER\x10\x05*t\n\x0e\x43ontrolNetMode\x12 \n\x1c\x43ONTROL_NET_MODE_UNSPECIFIED\x10\x00\x12 \n\x1c\x43ONTROL_NET_MODE_SYNCHRONOUS\x10\x01\x12\x1e\n\x1a\x43ONTROL_NET_MODE_PIPELINED\x10\x02*i\n\tNoiseForm\x12\x1a\n\x16NOISE_FORM_UNSPECIFIED\x10\x00\x12\"\n\x1eNOISE_FORM_VARIANCE_PRESERVING\x10\x01\x12\x1c\n\x18NOISE_FORM_FLOW_MATCHING\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)pentimento/generation/v1/generation.proto\x12\x18pentimento.generation.v1\x1a!pentimento/tensor/v1/tensor.proto\",\n\rLoraSelection\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05scale\x18\x02 \x01(\x01\"\x89\x01\n\x13\x43ontrolNetSelection\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1a\n\x12\x63onditioning_scale\x18\x02 \x01(\x01\x12\x16\n\x0estart_fraction\x18\x03 \x01(\x01\x12\x14\n\x0c\x65nd_fraction\x18\x04 \x01(\x01\x12\x1a\n\x12\x63onditioning_image\x18\x05 \x01(\x0c\"\xbe\x03\n\x0eGenerationSpec\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x17\n\x0fnegative_prompt\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08width_px\x18\x04 \x01(\r\x12\x11\n\theight_px\x18\x05 \x01(\r\x12\x1b\n\x13num_inference_steps\x18\x06 \x01(\r\x12\x16\n\x0eguidance_scale\x18\x07 \x01(\x01\x12\x36\n\tscheduler\x18\x08 \x01(\x0e\x32#.pentimento.generation.v1.Scheduler\x12\x0b\n\x03\x65ta\x18\t \x01(\x01\x12\x0c\n\x04seed\x18\n \x01(\x04\x12\x36\n\x05loras\x18\x0b \x03(\x0b\x32\'.pentimento.generation.v1.LoraSelection\x12\x42\n\x0b\x63ontrolnets\x18\x0c \x03(\x0b\x32-.pentimento.generation.v1.ControlNetSelection\x12<\n\ninit_image\x18\r \x01(\x0b\x32#.pentimento.generation.v1.InitImageH\x00\x88\x01\x01\x42\r\n\x0b_init_image\",\n\tInitImage\x12\r\n\x05image\x18\x01 \x01(\x0c\x12\x10\n\x08strength\x18\x02 \x01(\x01\"Q\n\tSpecInput\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x35\n\x06object\x18\x02 \x01(\x0b\x32%.pentimento.tensor.v1.ObjectReference\"\xb3\x01\n\x05Start\x12\x34\n\x05noise\x18\x01 \x01(\x0b\x32#.pentimento.generation.v1.FromNoiseH\x00\x12\x36\n\x06latent\x18\x02 \x01(\x0b\x32$.pentimento.generation.v1.FromLatentH\x00\x12\x34\n\x05image\x18\x03 \x01(\x0b\x32#.pentimento.generation.v1.FromImageH\x00\x42\x06\n\x04kind\"\x0b\n\tFromNoise\"\xa3\x01\n\nFromLatent\x12,\n\x06latent\x18\x01 \x01(\x0b\x32\x1c.pentimento.tensor.v1.Tensor\x12\x13\n\x0bresume_step\x18\x02 \x01(\r\x12\x13\n\x0b\x64onor_steps\x18\x03 \x01(\r\x12\r\n\x05sigma\x18\x04 \x01(\x01\x12.\n\x05\x64onor\x18\x05 \x01(\x0b\x32\x1f.pentimento.generation.v1.Donor\"\xbe\x01\n\tFromImage\x12\x34\n\x05image\x18\x01 \x01(\x0b\x32%.pentimento.tensor.v1.ObjectReference\x12\x12\n\nstart_step\x18\x02 \x01(\r\x12\x37\n\nnoise_form\x18\x03 \x01(\x0e\x32#.pentimento.generation.v1.NoiseForm\x12.\n\x05\x64onor\x18\x04 \x01(\x0b\x32\x1f.pentimento.generation.v1.Donor\"U\n\x05\x44onor\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x12\n\nsimilarity\x18\x03 \x01(\x01\x12\x16\n\x0e\x61ncestor_depth\x18\x04 \x01(\r\"\xcf\x02\n\x05Route\x12\x10\n\x08route_id\x18\x01 \x01(\t\x12.\n\x05start\x18\x02 \x01(\x0b\x32\x1f.pentimento.generation.v1.Start\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x36\n\x06stages\x18\x05 \x03(\x0b\x32&.pentimento.generation.v1.CascadeStage\x12\x17\n\x0flora_patch_step\x18\x06 \x01(\r\x12\x41\n\x0f\x63ontrolnet_mode\x18\x07 \x01(\x0e\x32(.pentimento.generation.v1.ControlNetMode\x12;\n\x0cplan_version\x18\x08 \x01(\x0b\x32%.pentimento.generation.v1.PlanVersion\x12\x0e\n\x06reason\x18\t \x01(\t\"R\n\x0c\x43\x61scadeStage\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rdiscriminator\x18\x02 \x01(\t\x12\x1c\n\x14\x63onfidence_threshold\x18\x03 \x01(\x01\"5\n\x0bPlanVersion\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"\x8b\x01\n\x07\x41ttempt\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61ttempt_number\x18\x02 \x01(\r\x12\x15\n\rfencing_token\x18\x03 \x01(\x04\x12\x14\n\x0c\x66rontdoor_id\x18\x04 \x01(\t\x12\x17\n\x0f\x66rontdoor_epoch\x18\x05 \x01(\x04\x12\x0e\n\x06tenant\x18\x06 \x01(\t\"\x7f\n\nCacheGrant\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x35\n\x07latents\x18\x02 \x03(\x0b\x32$.pentimento.generation.v1.LatentSlot\x12\x11\n\timage_key\x18\x03 \x01(\t\x12\x15\n\rexpires_in_ms\x18\x04 \x01(\x03\".\n\nLatentSlot\x12\x13\n\x0bresume_step\x18\x01 \x01(\r\x12\x0b\n\x03key\x18\x02 \x01(\t\"\x81\x01\n\x0e\x43\x61pturedLatent\x12\x13\n\x0bresume_step\x18\x01 \x01(\r\x12\r\n\x05sigma\x18\x02 \x01(\x01\x12\x35\n\x06object\x18\x03 \x01(\x0b\x32%.pentimento.tensor.v1.ObjectReference\x12\x14\n\x0c\x61\x64\x61pter_free\x18\x04 \x01(\x08\"\xa3\x01\n\x0f\x43\x61pturedEntries\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x39\n\x07latents\x18\x02 \x03(\x0b\x32(.pentimento.generation.v1.CapturedLatent\x12\x39\n\x05image\x18\x03 \x01(\x0b\x32%.pentimento.tensor.v1.ObjectReferenceH\x00\x88\x01\x01\x42\x08\n\x06_image\"\xa9\x04\n\nProvenance\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x36\n\x04spec\x18\x02 \x01(\x0b\x32(.pentimento.generation.v1.GenerationSpec\x12.\n\x05route\x18\x03 \x01(\x0b\x32\x1f.pentimento.generation.v1.Route\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x11\n\tworker_id\x18\x05 \x01(\t\x12\x19\n\x11worker_generation\x18\x06 \x01(\x04\x12\x16\n\x0e\x61ttempt_number\x18\x07 \x01(\r\x12\x11\n\tsteps_run\x18\x08 \x01(\r\x12\x13\n\x0bsteps_saved\x18\t \x01(\r\x12\x36\n\x07timings\x18\n \x03(\x0b\x32%.pentimento.generation.v1.StageTiming\x12\x15\n\rbuild_version\x18\x0b \x01(\t\x12%\n\x18\x64iscriminator_confidence\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0e\x64\x65vice_seconds\x18\r \x01(\x01\x12\x1a\n\renergy_joules\x18\x0e \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05notes\x18\x0f \x03(\t\x12\x33\n\x06inputs\x18\x10 \x03(\x0b\x32#.pentimento.generation.v1.SpecInputB\x1b\n\x19_discriminator_confidenceB\x10\n\x0e_energy_joules\"C\n\x0bStageTiming\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x10\n\x08start_ms\x18\x02 \x01(\x01\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\x01*\xae\x01\n\tScheduler\x12\x19\n\x15SCHEDULER_UNSPECIFIED\x10\x00\x12\x12\n\x0eSCHEDULER_DDIM\x10\x01\x12\x13\n\x0fSCHEDULER_EULER\x10\x02\x12\x1d\n\x19SCHEDULER_EULER_ANCESTRAL\x10\x03\x12\x1e\n\x1aSCHEDULER_DPM_SOLVER_PP_2M\x10\x04\x12\x1e\n\x1aSCHEDULER_FLOW_MATCH_EULER\x10\x05*t\n\x0e\x43ontrolNetMode\x12 \n\x1c\x43ONTROL_NET_MODE_UNSPECIFIED\x10\x00\x12 \n\x1c\x43ONTROL_NET_MODE_SYNCHRONOUS\x10\x01\x12\x1e\n\x1a\x43ONTROL_NET_MODE_PIPELINED\x10\x02*i\n\tNoiseForm\x12\x1a\n\x16NOISE_FORM_UNSPECIFIED\x10\x00\x12\"\n\x1eNOISE_FORM_VARIANCE_PRESERVING\x10\x01\x12\x1c\n\x18NOISE_FORM_FLOW_MATCHING\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pentimento.generation.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SCHEDULER']._serialized_start=3095
-  _globals['_SCHEDULER']._serialized_end=3269
-  _globals['_CONTROLNETMODE']._serialized_start=3271
-  _globals['_CONTROLNETMODE']._serialized_end=3387
-  _globals['_NOISEFORM']._serialized_start=3389
-  _globals['_NOISEFORM']._serialized_end=3494
+  _globals['_SCHEDULER']._serialized_start=3231
+  _globals['_SCHEDULER']._serialized_end=3405
+  _globals['_CONTROLNETMODE']._serialized_start=3407
+  _globals['_CONTROLNETMODE']._serialized_end=3523
+  _globals['_NOISEFORM']._serialized_start=3525
+  _globals['_NOISEFORM']._serialized_end=3630
   _globals['_LORASELECTION']._serialized_start=106
   _globals['_LORASELECTION']._serialized_end=150
   _globals['_CONTROLNETSELECTION']._serialized_start=153
@@ -46,34 +46,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATIONSPEC']._serialized_end=739
   _globals['_INITIMAGE']._serialized_start=741
   _globals['_INITIMAGE']._serialized_end=785
-  _globals['_START']._serialized_start=788
-  _globals['_START']._serialized_end=967
-  _globals['_FROMNOISE']._serialized_start=969
-  _globals['_FROMNOISE']._serialized_end=980
-  _globals['_FROMLATENT']._serialized_start=983
-  _globals['_FROMLATENT']._serialized_end=1146
-  _globals['_FROMIMAGE']._serialized_start=1149
-  _globals['_FROMIMAGE']._serialized_end=1339
-  _globals['_DONOR']._serialized_start=1341
-  _globals['_DONOR']._serialized_end=1426
-  _globals['_ROUTE']._serialized_start=1429
-  _globals['_ROUTE']._serialized_end=1764
-  _globals['_CASCADESTAGE']._serialized_start=1766
-  _globals['_CASCADESTAGE']._serialized_end=1848
-  _globals['_PLANVERSION']._serialized_start=1850
-  _globals['_PLANVERSION']._serialized_end=1903
-  _globals['_ATTEMPT']._serialized_start=1906
-  _globals['_ATTEMPT']._serialized_end=2045
-  _globals['_CACHEGRANT']._serialized_start=2047
-  _globals['_CACHEGRANT']._serialized_end=2174
-  _globals['_LATENTSLOT']._serialized_start=2176
-  _globals['_LATENTSLOT']._serialized_end=2222
-  _globals['_CAPTUREDLATENT']._serialized_start=2225
-  _globals['_CAPTUREDLATENT']._serialized_end=2354
-  _globals['_CAPTUREDENTRIES']._serialized_start=2357
-  _globals['_CAPTUREDENTRIES']._serialized_end=2520
-  _globals['_PROVENANCE']._serialized_start=2523
-  _globals['_PROVENANCE']._serialized_end=3023
-  _globals['_STAGETIMING']._serialized_start=3025
-  _globals['_STAGETIMING']._serialized_end=3092
+  _globals['_SPECINPUT']._serialized_start=787
+  _globals['_SPECINPUT']._serialized_end=868
+  _globals['_START']._serialized_start=871
+  _globals['_START']._serialized_end=1050
+  _globals['_FROMNOISE']._serialized_start=1052
+  _globals['_FROMNOISE']._serialized_end=1063
+  _globals['_FROMLATENT']._serialized_start=1066
+  _globals['_FROMLATENT']._serialized_end=1229
+  _globals['_FROMIMAGE']._serialized_start=1232
+  _globals['_FROMIMAGE']._serialized_end=1422
+  _globals['_DONOR']._serialized_start=1424
+  _globals['_DONOR']._serialized_end=1509
+  _globals['_ROUTE']._serialized_start=1512
+  _globals['_ROUTE']._serialized_end=1847
+  _globals['_CASCADESTAGE']._serialized_start=1849
+  _globals['_CASCADESTAGE']._serialized_end=1931
+  _globals['_PLANVERSION']._serialized_start=1933
+  _globals['_PLANVERSION']._serialized_end=1986
+  _globals['_ATTEMPT']._serialized_start=1989
+  _globals['_ATTEMPT']._serialized_end=2128
+  _globals['_CACHEGRANT']._serialized_start=2130
+  _globals['_CACHEGRANT']._serialized_end=2257
+  _globals['_LATENTSLOT']._serialized_start=2259
+  _globals['_LATENTSLOT']._serialized_end=2305
+  _globals['_CAPTUREDLATENT']._serialized_start=2308
+  _globals['_CAPTUREDLATENT']._serialized_end=2437
+  _globals['_CAPTUREDENTRIES']._serialized_start=2440
+  _globals['_CAPTUREDENTRIES']._serialized_end=2603
+  _globals['_PROVENANCE']._serialized_start=2606
+  _globals['_PROVENANCE']._serialized_end=3159
+  _globals['_STAGETIMING']._serialized_start=3161
+  _globals['_STAGETIMING']._serialized_end=3228
 # @@protoc_insertion_point(module_scope)

@@ -233,6 +233,35 @@ class InitImage(_message.Message):
 Global___InitImage: _TypeAlias = InitImage  # noqa: Y015
 
 @_typing.final
+class SpecInput(_message.Message):
+    """Bytes that a GenerationSpec was sent with and that are kept apart from it: `field` is their place in it, such as "init_image.image"
+    or "controlnets[0].conditioning_image".
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIELD_FIELD_NUMBER: _builtins.int
+    OBJECT_FIELD_NUMBER: _builtins.int
+    field: _builtins.str
+    @_builtins.property
+    def object(self) -> _tensor_pb2.ObjectReference:
+        """In a Provenance without its key: digest and size tell whoever has the bytes that they are the ones."""
+
+    def __init__(
+        self,
+        *,
+        field: _builtins.str = ...,
+        object: _tensor_pb2.ObjectReference | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["object", b"object"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "object", b"object"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpecInput: _TypeAlias = SpecInput  # noqa: Y015
+
+@_typing.final
 class Start(_message.Message):
     """Where denoising starts."""
 
@@ -647,6 +676,7 @@ class Provenance(_message.Message):
     DEVICE_SECONDS_FIELD_NUMBER: _builtins.int
     ENERGY_JOULES_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model_digest: _builtins.str
     worker_id: _builtins.str
@@ -669,6 +699,10 @@ class Provenance(_message.Message):
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Degradations a user should know of: "cache skipped: embedder unavailable"."""
 
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpecInput]:
+        """What the spec was sent with and does not repeat here."""
+
     def __init__(
         self,
         *,
@@ -687,10 +721,11 @@ class Provenance(_message.Message):
         device_seconds: _builtins.float = ...,
         energy_joules: _builtins.float | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
+        inputs: _abc.Iterable[Global___SpecInput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_energy_joules", b"_energy_joules", "discriminator_confidence", b"discriminator_confidence", "energy_joules", b"energy_joules", "route", b"route", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_energy_joules", b"_energy_joules", "attempt_number", b"attempt_number", "build_version", b"build_version", "device_seconds", b"device_seconds", "discriminator_confidence", b"discriminator_confidence", "energy_joules", b"energy_joules", "model_digest", b"model_digest", "notes", b"notes", "request_id", b"request_id", "route", b"route", "spec", b"spec", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "worker_generation", b"worker_generation", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_energy_joules", b"_energy_joules", "attempt_number", b"attempt_number", "build_version", b"build_version", "device_seconds", b"device_seconds", "discriminator_confidence", b"discriminator_confidence", "energy_joules", b"energy_joules", "inputs", b"inputs", "model_digest", b"model_digest", "notes", b"notes", "request_id", b"request_id", "route", b"route", "spec", b"spec", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "worker_generation", b"worker_generation", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__discriminator_confidence: _TypeAlias = _typing.Literal["discriminator_confidence"]  # noqa: Y015
     _WhichOneofArgType__discriminator_confidence: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence"]  # noqa: Y015

@@ -189,6 +189,7 @@ def _new_row(record: AcceptedRequest) -> dict[str, Any]:
         "tenant": record.tenant,
         # NULLs never collide, so requests without a key are all new.
         "idempotency_key": record.idempotency_key or None,
+        "body_format": record.body_format,
         "body": record.body,
         "body_hash": record.body_hash,
         "accepted_at": record.accepted_at,
@@ -326,6 +327,7 @@ def _accepted(row: Row[Any]) -> AcceptedRequest:
         deadline_at=row.deadline_at,
         frontdoor_id=row.frontdoor_id,
         frontdoor_epoch=row.frontdoor_epoch,
+        body_format=row.body_format,
     )
 
 

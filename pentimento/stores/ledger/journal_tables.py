@@ -12,6 +12,8 @@ requests = Table(
     Column("request_id", Text, primary_key=True),
     Column("tenant", Text, nullable=False),
     Column("idempotency_key", Text),
+    # How `body` is to be read; the journal's users know.
+    Column("body_format", BigInteger, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("body_hash", Text, nullable=False),
     Column("accepted_at", Double, nullable=False),
@@ -127,4 +129,5 @@ MIGRATIONS = (
             "ALTER TABLE journal_epoch ADD COLUMN beat BIGINT NOT NULL DEFAULT 0",
         ),
     ),
+    Migration(3, ("ALTER TABLE journal_requests ADD COLUMN body_format BIGINT NOT NULL DEFAULT 0",)),
 )

@@ -9,7 +9,8 @@ from pentimento.domain.requests import RequestState
 
 @dataclass(frozen=True)
 class AcceptedRequest:
-    """What is durable before a client hears *accepted*. `idempotency_key` is "" where the client gave none."""
+    """What is durable before a client hears *accepted*. `idempotency_key` is "" where the client gave none,
+    `body_format` tells whoever reads `body` how."""
 
     request_id: str
     tenant: str
@@ -20,6 +21,7 @@ class AcceptedRequest:
     deadline_at: float | None = None
     frontdoor_id: str = ""
     frontdoor_epoch: int = 0
+    body_format: int = 0
 
 
 class AcceptKind(Enum):

@@ -1,9 +1,14 @@
 """A frontdoor that ends without a drain, as a killed one does, and the next one over the same journal."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from pentimento.clients.messages.fleet import plan_to_bytes
+from pentimento.domain.errors import Internal
 from pentimento.domain.fleet import Plan, WorkerAssignment
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.image_request import Accepted, Completed
@@ -110,6 +115,24 @@ async def test_a_client_that_leaves_a_recovered_request_does_not_end_it_alone(
         await stream.aclose()
 
         assert await suite.client.cancel(request_id) is RequestState.CANCELLED
+
+
+async def test_a_request_that_is_not_understood_ends_as_internal_and_is_never_painted(
+    folder: Path, worker: PacedWorker
+) -> None:
+    await start_and_break(folder, worker)
+    with closing(sqlite3.connect(folder / "journal.sqlite")) as database, database:
+        ((body,),) = database.execute("SELECT body FROM journal_requests")
+        database.execute("UPDATE journal_requests SET body = ?", (body + b"\x98\x06\x01",))
+    worker.executed.clear()
+    worker.running.clear()
+
+    async with running_suite(folder) as suite:
+        with pytest.raises(Internal) as caught:
+            await suite.paint(idempotency_key="key")
+
+    assert caught.value.reason == "UNREADABLE_REQUEST"
+    assert not worker.executed
 
 
 async def test_epochs_grow_from_start_to_start(folder: Path, worker: PacedWorker) -> None:

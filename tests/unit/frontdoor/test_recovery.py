@@ -1,24 +1,28 @@
 """What a newer frontdoor makes of the journal's unfinished requests, whatever happened to the clock in between."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
-from pentimento.clients.messages.image import request_to_bytes
-from pentimento.domain.image_request import ImageRequest
+from pentimento.clients.messages.journal import JOURNALLED_REQUEST, resolved_to_bytes
+from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
+from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.requests import RequestState
-from pentimento.stores.ledger.records import AcceptedRequest, RequestRecord
+from pentimento.stores.ledger import Journal, open_journal
+from pentimento.stores.ledger.records import AcceptedRequest
 from services.frontdoor.jobs import Jobs
 from services.frontdoor.recovery import recover
-from services.frontdoor.resolution import RequestLimits, as_request, resolve
-from tests.unit.frontdoor.models import HELD
 
 ACCEPTED_AT, DEADLINE_S, NOW = 1_000.0, 60.0, 5.0
+SPEC = GenerationSpec("a red circle", "", "tiny", 32, 32, 10, 3.0, Scheduler.DDIM, 7)
+RESOLVED = ResolvedRequest(SPEC, CacheMode.READ_WRITE, ImageFormat.PNG, None, 60_000)
 
 
 @dataclass(frozen=True)
 class Clock:
-    wall_s: float
+    wall_s: float = ACCEPTED_AT
 
     def monotonic(self) -> float:
         return NOW
@@ -27,12 +31,16 @@ class Clock:
         return self.wall_s
 
 
-def unfinished() -> RequestRecord:
-    resolved = resolve(ImageRequest("a red circle"), HELD, RequestLimits(max_request_cost=64 * 64 * 100), drawn_seed=7)
-    accepted = AcceptedRequest(
-        "r1", "a", request_to_bytes(as_request(resolved)), "", ACCEPTED_AT, deadline_at=ACCEPTED_AT + DEADLINE_S
-    )
-    return RequestRecord(accepted, RequestState.ACCEPTED)
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = open_journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    yield journal
+    journal.close()
+
+
+def accept(journal: Journal, request_id: str = "r1", body: bytes = resolved_to_bytes(RESOLVED)) -> None:
+    accepted = AcceptedRequest(request_id, "a", body, "", ACCEPTED_AT, deadline_at=ACCEPTED_AT + DEADLINE_S)
+    journal.accept(replace(accepted, body_format=JOURNALLED_REQUEST)).result()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +51,39 @@ def unfinished() -> RequestRecord:
         pytest.param(ACCEPTED_AT + 36_000.0, DEADLINE_S - 36_000.0, id="set forward by hours"),
     ],
 )
-def test_a_recovered_request_has_what_was_left_of_its_time_and_never_more(wall_s: float, left_s: float) -> None:
-    (request,) = recover([unfinished()], Jobs(), Clock(wall_s), default_deadline_s=600.0).requests
+async def test_a_recovered_request_has_what_was_left_of_its_time_and_never_more(
+    journal: Journal, wall_s: float, left_s: float
+) -> None:
+    accept(journal)
+
+    (request,) = (await recover(journal, Jobs(), Clock(wall_s), default_deadline_s=600.0)).requests
 
     assert request.deadline == pytest.approx(NOW + left_s)
+
+
+async def test_a_recovered_request_is_asked_as_it_was_accepted_with_its_adapters(journal: Journal) -> None:
+    adapters = {"loras": (LoraSelection("neon", 0.5),), "controlnets": (ControlNetSelection("canny", b"png"),)}
+    asked = replace(RESOLVED, spec=replace(SPEC, **adapters), preview_interval_steps=5)
+    accept(journal, body=resolved_to_bytes(asked))
+    jobs = Jobs()
+
+    await recover(journal, jobs, Clock(), default_deadline_s=600.0)
+
+    assert jobs.get("r1").resolved == asked
+
+
+@pytest.mark.parametrize("route", [None, b"\xff", b""], ids=["request", "route", "route of a newer kind"])
+async def test_a_request_that_is_not_understood_ends_and_takes_no_other_with_it(
+    journal: Journal, route: bytes | None
+) -> None:
+    accept(journal, "sound")
+    accept(journal, "strange", resolved_to_bytes(RESOLVED) + (b"\x98\x06\x01" if route is None else b""))
+    if route is not None:
+        journal.record_route("strange", route).result()
+
+    recovered = await recover(journal, Jobs(), Clock(), default_deadline_s=600.0)
+
+    assert [request.request_id for request in recovered.requests] == ["sound"]
+    record = journal.get("strange", "a").result()
+    assert record is not None
+    assert (record.state, record.error_reason) == (RequestState.FAILED, "UNREADABLE_REQUEST")

@@ -1,6 +1,5 @@
 import io
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,17 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from pentimento.clients.messages.journal import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
 from pentimento.domain.generation import ControlNetSelection, InitImage, LoraSelection, Scheduler
-from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
-from services.frontdoor.resolution import (
-    RequestLimits,
-    ResolvedRequest,
-    as_request,
-    check_idempotency_key,
-    resolve,
-    restore,
-)
+from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
+from services.frontdoor.resolution import RequestLimits, check_idempotency_key, resolve
 from tests.unit.frontdoor.models import HELD
 
 LIMITS = RequestLimits(max_request_cost=64 * 64 * 100)
@@ -165,12 +158,6 @@ def test_a_bad_idempotency_key_is_refused(key: str) -> None:
         check_idempotency_key(key, LIMITS)
 
 
-def test_a_resolved_request_survives_the_journal() -> None:
-    request = resolved(seed=2**64 - 1, eta=0.25, quality=0.9, init_image=InitImage(png(8, 8), 0.5), deadline_ms=5)
-
-    assert restore(as_request(request)) == request
-
-
 numbers = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))
 floats = st.one_of(st.none(), st.floats())
 
@@ -198,4 +185,4 @@ def test_any_request_is_resolved_within_its_limits_or_refused(request: ImageRequ
         assert isinstance(error, InvalidArgument)
         return
     assert accepted.cost <= LIMITS.max_request_cost
-    assert restore(as_request(accepted)) == replace(accepted, preview_interval_steps=0)
+    assert resolved_from_bytes(resolved_to_bytes(accepted), JOURNALLED_REQUEST) == accepted
