@@ -1,6 +1,7 @@
 """One supervised process: started, watched, restarted with growing pauses, stopped."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -82,9 +83,13 @@ class SupervisedProcess:
         """From one start to its end."""
         self._become(State.STARTING)
         view, name = self._around.view, self.spec.name
-        child = await start_child(
-            self.spec.module, self.spec.arguments, self._around.mark, lambda line: view.line(name, line)
-        )
+        try:
+            child = await start_child(
+                self.spec.module, self.spec.arguments, self._around.mark, lambda line: view.line(name, line)
+            )
+        except OSError as error:  # no memory, no descriptors: another time there may be
+            view.note(f"{name} cannot be started: {error.strerror}", error=True)
+            return Ending(os.EX_OSERR, 0.0, self._ever_served)
         self._child = child
         if self._stopping.is_set():
             child.terminate()

@@ -1,11 +1,15 @@
-"""When a process that ended is started again: with growing pauses, and not for ever."""
+"""When a process that ended is started again: with growing pauses, and for ever once it has served."""
 
 from dataclasses import dataclass
+
+# A pause that was doubled so often is beyond any limit; a float cannot be doubled for ever.
+MAX_DOUBLINGS = 32
 
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Seconds. Serving for `stable_s` wipes the slate clean; `give_up_after` failures before that are a crash loop."""
+    """Seconds. Serving for `stable_s` wipes the slate clean. A process that never served is given up when it has ended
+    `give_up_after` times."""
 
     first_delay_s: float = 0.1
     max_delay_s: float = 5.0
@@ -36,13 +40,15 @@ class GiveUp:
 
 
 def decide(policy: RestartPolicy, failures: int, ending: Ending) -> Restart | GiveUp:
-    """A service that refuses its first start (bad settings, a corrupt model) would refuse the next one too."""
+    """A service that refuses its first start (bad settings, a corrupt model) would refuse the next one too. One that
+    has served is never given up: requests that were accepted wait for it."""
     if not ending.ever_served and ending.exit_code > 0:
         return GiveUp(f"refused to start (exit code {ending.exit_code})")
     failures = 1 if ending.served_s >= policy.stable_s else failures + 1
-    if failures >= policy.give_up_after:
+    if not ending.ever_served and failures >= policy.give_up_after:
         return GiveUp(f"ended {failures} times in a row, last with {describe_exit(ending.exit_code)}")
-    return Restart(min(policy.first_delay_s * 2 ** (failures - 1), policy.max_delay_s), failures)
+    doublings = min(failures - 1, MAX_DOUBLINGS)
+    return Restart(min(policy.first_delay_s * 2**doublings, policy.max_delay_s), failures)
 
 
 def describe_exit(exit_code: int) -> str:

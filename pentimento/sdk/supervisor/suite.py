@@ -41,17 +41,13 @@ class SuiteSettings:
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """`address` answers health checks. Stages drain in ascending order: who calls stops before those it calls.
-
-    The suite cannot go on when nobody is left of those that are `needed` under one name.
-    """
+    """`address` answers health checks. Stages drain in ascending order: who calls stops before those it calls."""
 
     name: str
     module: str
     arguments: tuple[str, ...]
     address: str
     stage: int
-    needed: str = ""
 
 
 FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(4)
@@ -167,7 +163,7 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         arguments += ("--other-models", ",".join(others))
     arguments += profile_arguments(settings.profiles)
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
-    return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE, "worker")
+    return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE)
 
 
 def emulated_devices(settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:
@@ -190,7 +186,7 @@ def emulated_worker(
     arguments: tuple[str, ...] = ("--listen", address, "--fleet", str(fleet.path), "--devices", devices)
     arguments += ("--objects-url", objects_url(settings, state))
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
-    return ProcessSpec(name, "services.unet_worker.emulated", arguments, address, WORKER_STAGE, "worker")
+    return ProcessSpec(name, "services.unet_worker.emulated", arguments, address, WORKER_STAGE)
 
 
 def emulated_discriminator(
@@ -220,7 +216,7 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         embedder_address, gateway_address = unix_address(state, "embedder"), unix_address(state, "gateway")
         arguments += ("--embedder-address", embedder_address, "--gateway-address", gateway_address)
     arguments += shared_arguments(settings, "frontdoor") + caller_arguments(settings, state)
-    return ProcessSpec("frontdoor", "services.frontdoor", arguments, address, FRONTDOOR_STAGE, "frontdoor")
+    return ProcessSpec("frontdoor", "services.frontdoor", arguments, address, FRONTDOOR_STAGE)
 
 
 def emulated_frontdoor(fleet: EmulatedFleet, folder: Path) -> tuple[str, ...]:

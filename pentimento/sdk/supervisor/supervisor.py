@@ -13,7 +13,7 @@ STOP_TIMEOUT_S = 35.0
 
 
 class Supervisor:
-    """`run` returns the exit code: 0 after a stop that was asked for, 1 when the suite could not start or go on."""
+    """`run` returns the exit code: 0 after a stop that was asked for, 1 when the suite could not start."""
 
     def __init__(self, suite: Suite, around: Surroundings, stop_timeout_s: float = STOP_TIMEOUT_S) -> None:
         self._suite = suite
@@ -21,7 +21,6 @@ class Supervisor:
         self._stop_timeout_s = stop_timeout_s
         self._change = asyncio.Event()
         self._stop_requests = 0
-        self._reported: set[str] = set()
         self.processes = [SupervisedProcess(spec, around, self._change.set) for spec in suite.processes]
 
     def request_stop(self) -> None:
@@ -48,10 +47,10 @@ class Supervisor:
         started = time.monotonic()
         tasks = {process.spec.name: asyncio.create_task(process.run()) for process in self.processes}
         try:
-            if await self._until(self._all_serve, go_on=self._none_failed):
+            if await self._until(self._all_serve):
                 self.view.note(f"all {len(self.processes)} processes serve after {time.monotonic() - started:.1f} s")
                 on_serving()
-                await self._until(lambda: False, go_on=self._can_go_on)
+                await self._until(lambda: False)
             failed = self._stop_requests == 0
             await self._drain(tasks)
             return 1 if failed else 0
@@ -59,32 +58,23 @@ class Supervisor:
             self.kill()
             await asyncio.wait(tasks.values())
 
-    async def _until(self, reached: Callable[[], bool], go_on: Callable[[], bool]) -> bool:
-        """True once `reached`; False when a stop was asked for, or a process failed and `go_on` says no."""
+    async def _until(self, reached: Callable[[], bool]) -> bool:
+        """True once `reached`; False when a stop was asked for, or a process failed, as it may until it has served."""
         while not reached():
             self._change.clear()
-            self._report_failures()
-            if self._stop_requests or not go_on():
+            if self._report_failures() or self._stop_requests:
                 return False
             await self._change.wait()
         return True
 
-    def _report_failures(self) -> None:
-        """Says once of each failed process why it ended."""
-        for process in self.processes:
-            if process.state is State.FAILED and process.spec.name not in self._reported:
-                self._reported.add(process.spec.name)
-                self.view.note(f"{process.spec.name} {process.failure}; its last lines:", error=True)
-                for line in self.view.tail(process.spec.name):
-                    self.view.note(f"  {line}", error=True)
-
-    def _can_go_on(self) -> bool:
-        """Pictures are painted without the cache or the controller, not without the frontdoor or any worker."""
-        left = {process.spec.needed for process in self.processes if process.state is not State.FAILED}
-        return left >= {spec.needed for spec in self._suite.processes if spec.needed}
-
-    def _none_failed(self) -> bool:
-        return all(process.state is not State.FAILED for process in self.processes)
+    def _report_failures(self) -> bool:
+        """Says of each failed process why it ended; whether there is any."""
+        failed = [process for process in self.processes if process.state is State.FAILED]
+        for process in failed:
+            self.view.note(f"{process.spec.name} {process.failure}; its last lines:", error=True)
+            for line in self.view.tail(process.spec.name):
+                self.view.note(f"  {line}", error=True)
+        return bool(failed)
 
     def _all_serve(self) -> bool:
         return all(process.state is State.SERVING for process in self.processes)

@@ -1,6 +1,7 @@
 """The supervisor over real processes that hold nothing but the rpc kit."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -8,10 +9,12 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from pentimento.sdk.supervisor.child import Child, start_child
 from pentimento.sdk.supervisor.leftovers import MARK, clean_leftovers, marked_processes
 from pentimento.sdk.supervisor.output import LogView
 from pentimento.sdk.supervisor.process import State, SupervisedProcess, Surroundings
@@ -30,7 +33,7 @@ def toy_on_the_module_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def toy(tmp_path: Path, name: str, stage: int, *flags: str) -> ProcessSpec:
     address = f"unix:{tmp_path}/{name}.sock"
     arguments = ("--listen", address, "--diary", str(tmp_path / "diary"), *flags)
-    return ProcessSpec(name, "toy_service", arguments, address, stage, needed=name)
+    return ProcessSpec(name, "toy_service", arguments, address, stage)
 
 
 def supervisor_of(tmp_path: Path, *processes: ProcessSpec, stop_timeout_s: float = 20.0) -> Supervisor:
@@ -90,6 +93,38 @@ async def test_killed_process_serves_again(tmp_path: Path) -> None:
         await until(lambda: process.pid not in (None, first) and process.state is State.SERVING)
 
 
+async def test_a_process_that_has_served_is_started_again_however_often_it_is_killed(tmp_path: Path) -> None:
+    supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0))
+
+    async with serving(supervisor):
+        process = named(supervisor, "frontdoor")
+        for _ in range(POLICY.give_up_after + 1):
+            killed = process.pid
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+            await until(lambda killed=killed: process.pid not in (None, killed) and process.state is State.SERVING)
+
+
+async def test_a_process_that_could_not_be_made_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0))
+    failures = iter([OSError(errno.ENOMEM, "Cannot allocate memory")] * 2)
+
+    async def scarce(*arguments: Any) -> Child:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return await start_child(*arguments)
+
+    async with serving(supervisor):
+        process = named(supervisor, "frontdoor")
+        first = process.pid
+        assert first is not None
+        monkeypatch.setattr("pentimento.sdk.supervisor.process.start_child", scarce)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: process.pid not in (None, first) and process.state is State.SERVING)
+
+    assert next(failures, None) is None
+
+
 async def test_children_of_a_killed_process_end_with_it(tmp_path: Path) -> None:
     supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0, "--child"))
 
@@ -101,16 +136,14 @@ async def test_children_of_a_killed_process_end_with_it(tmp_path: Path) -> None:
         await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
-async def test_refused_start_stops_the_suite_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_refused_start_stops_the_suite_with_the_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0), toy(tmp_path, "worker", 1, "--refuse"))
 
     code = await supervisor.run(lambda: pytest.fail("must not serve"))
 
     supervisor.view.close()
     assert code == 1
-    assert "weights.safetensors is corrupt" in capsys.readouterr().err
+    assert "weights.safetensors is corrupt" in capfd.readouterr().err
     assert marked_processes(tmp_path) == []
 
 

@@ -17,6 +17,7 @@ async def main(argv: list[str]) -> None:
     parser.add_argument("--refuse", action="store_true")
     parser.add_argument("--stubborn", action="store_true")
     parser.add_argument("--child", action="store_true")
+    parser.add_argument("--chatty", action="store_true", help="a line of a kilobyte a millisecond")
     options = parser.parse_args(argv)
     if options.refuse:
         raise SettingsError("--model: weights.safetensors is corrupt")
@@ -27,11 +28,19 @@ async def main(argv: list[str]) -> None:
         if options.stubborn:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
 
+    async def chat() -> None:
+        while True:
+            print("x" * 1000)
+            await asyncio.sleep(0.001)
+
     async def drain() -> None:
         with options.diary.open("a") as diary:
             diary.write(f"{Path(options.listen).stem}\n")
 
+    chatting = asyncio.create_task(chat()) if options.chatty else None
     await RpcServer(RpcServerSettings(listen=(options.listen,)), "toy").run_until_stopped(warm, drain)
+    if chatting:
+        chatting.cancel()
 
 
 if __name__ == "__main__":

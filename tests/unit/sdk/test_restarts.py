@@ -27,12 +27,18 @@ def test_long_service_wipes_the_slate_clean() -> None:
     assert decision == Restart(0.1, 1)
 
 
-@pytest.mark.parametrize(("code", "word"), [(-9, "signal 9"), (1, "exit code 1")])
-def test_crash_loop_gives_up_and_says_how_it_ended(code: int, word: str) -> None:
-    decision = decide(POLICY, 5, Ending(exit_code=code, served_s=1.0, ever_served=True))
+def test_a_first_start_that_is_always_killed_is_given_up() -> None:
+    decision = decide(POLICY, 5, Ending(exit_code=-9, served_s=0.0, ever_served=False))
 
-    assert isinstance(decision, GiveUp)
-    assert word in decision.reason
+    assert decision == GiveUp("ended 6 times in a row, last with signal 9")
+
+
+@pytest.mark.parametrize("code", [-9, 1])
+@pytest.mark.parametrize("failures", [5, 1_000, 10_000])
+def test_what_has_served_once_is_started_again_for_ever(code: int, failures: int) -> None:
+    decision = decide(POLICY, failures, Ending(exit_code=code, served_s=1.0, ever_served=True))
+
+    assert decision == Restart(5.0 if failures > 5 else 3.2, failures + 1)
 
 
 @given(failures=st.integers(0, 4), served_s=st.floats(0, 29))
