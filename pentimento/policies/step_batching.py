@@ -5,10 +5,15 @@ Earliest deadline first (Liu and Layland 1973) over deadlines that age: whoever 
 request is bounded by the work that was due before it.
 
 Batches are compatible groups: the most urgent request chooses the group, the next urgent ones of that group ride along.
+
+Groups take turns (`Turns`), since a step of a large picture may last as long as hundreds of a small one's: with n
+groups the most urgent one has 2 / (n + 1) of the device's time, every other one 1 / (n + 1).
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 Urgency = tuple[float, int]
@@ -16,6 +21,8 @@ Urgency = tuple[float, int]
 RESERVE_SHARE = 0.25
 # From a place that falls free to a request that takes it: journal, network, preparation.
 ON_ITS_WAY_S = 0.05
+# Groups whose step time is remembered: more than a worker has at once.
+REMEMBERED_GROUPS = 256
 
 
 class Candidate(Protocol):
@@ -57,8 +64,62 @@ def yielding_steps(step_s: float) -> int:
     return max(1, math.ceil(ON_ITS_WAY_S / step_s)) if step_s > 0.0 else 1
 
 
+@dataclass
+class _Share:
+    """Of one group, in seconds: device time it has saved up while others ran, and what its last step took."""
+
+    saved_s: float = 0.0
+    step_s: float = 0.0
+
+    @property
+    def pays(self) -> bool:
+        return self.saved_s > 0.0 and self.saved_s >= self.step_s
+
+
+class Turns:
+    """Whose turn it is among groups, at the device time each has had. While one of n groups runs, each of the others
+    saves up 1 / n of that time; it has a turn once that pays for a step of its own, and its turns use up what it saved.
+    A group whose step was never measured has its first turn at once."""
+
+    def __init__(self) -> None:
+        self._shares: OrderedDict[Hashable, _Share] = OrderedDict()
+        self._is_turn = False
+
+    def choose(self, candidates: Sequence[C], limit_of: Callable[[Any], int], *, preempt: bool) -> list[C]:
+        """`choose_batch`, of the group whose turn it is. Without `preempt` a batch runs to its end, and nobody has."""
+        first = choose_batch(candidates, limit_of, preempt=preempt)
+        group = self._next_group(candidates, first[0].key) if preempt and first else []
+        self._is_turn = bool(group)
+        return choose_batch(group, limit_of, preempt=True) if group else first
+
+    def ran(self, key: Hashable, seconds: float, candidates: Sequence[Candidate]) -> None:
+        """Changes state: the batch just chosen, of group `key`, took `seconds`; it was chosen from `candidates`."""
+        share = self._share(key)
+        share.step_s = seconds
+        if self._is_turn:
+            share.saved_s -= seconds
+        keys = {key, *(candidate.key for candidate in candidates)}
+        for other in keys - {key}:
+            self._share(other).saved_s += seconds / len(keys)
+        while len(self._shares) > REMEMBERED_GROUPS:
+            self._shares.popitem(last=False)
+
+    def _next_group(self, candidates: Sequence[C], first: Hashable) -> list[C]:
+        """Of the groups that can pay, other than the most urgent request's, the one whose own is most urgent."""
+        paying = [each for each in candidates if each.key != first and self._share(each.key).pays]
+        if not paying:
+            return []
+        key = min(paying, key=_urgency).key
+        return [candidate for candidate in paying if candidate.key == key]
+
+    def _share(self, key: Hashable) -> _Share:
+        self._shares.setdefault(key, _Share())
+        self._shares.move_to_end(key)
+        return self._shares[key]
+
+
 def choose_batch(candidates: Sequence[C], limit_of: Callable[[Any], int], *, preempt: bool) -> list[C]:
-    """The requests of the next forward pass, most urgent first: equal keys, at most `limit_of(key)` >= 1 of them.
+    """The requests of a forward pass, most urgent first: equal keys, at most `limit_of(key)` >= 1 of them.
 
     With `preempt` the most urgent run, whoever ran before. Without, whoever has begun goes on to its end, and nobody
     joins ahead of a more urgent request of another group, which waits for this one to run empty.

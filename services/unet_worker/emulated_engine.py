@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pentimento.domain.device_speed import STEADY, Slowness, SpeedCourse
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.profile import Cost
-from pentimento.policies.step_batching import Urgency, choose_batch, due_at
+from pentimento.policies.step_batching import Turns, Urgency, due_at
 
 # Later than this the process was stopped, not busy, and so was its device.
 STOPPED_S = 1.0
@@ -111,6 +111,7 @@ class EmulatedEngine:
         self._timer = timer
         self._ran = ran
         self._numbers = count()
+        self._turns = Turns()
         self._jobs: dict[int, EmulatedJob] = {}
         self._step: _Step | None = None
 
@@ -162,7 +163,7 @@ class EmulatedEngine:
         running = [job for job in self._jobs.values() if job.running]
         if running and not self._settings.step_batching:
             return running
-        return choose_batch(list(self._jobs.values()), self.costs.limit, preempt=self._settings.preempt)
+        return self._turns.choose(list(self._jobs.values()), self.costs.limit, preempt=self._settings.preempt)
 
     def _prepare(self, step: _Step) -> None:
         """Newcomers are prepared one after the other, as on the engine's thread, before the step they join. Who came
@@ -181,6 +182,7 @@ class EmulatedEngine:
         seconds = step.ends_at - step.began_at - sum(prepared for _, prepared in step.newcomers)
         self._ran(len(step.jobs), seconds, max(now - step.ends_at, 0.0))
         self._step = None
+        self._turns.ran(step.jobs[0].key, seconds, list(self._jobs.values()))
         for job in step.jobs:
             self._advance(job, seconds / len(step.jobs), ended_at)
         self._drop_stopped()

@@ -9,7 +9,10 @@ BATCH = histogram(
     buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
 )
 QUEUE_WAIT_SECONDS = histogram("pentimento_worker_queue_wait_seconds", "Wait of an attempt for its first step.")
-PREEMPTIONS = counter("pentimento_worker_preemptions_total", "Times that an attempt gave way to a more urgent one.")
+PREEMPTIONS = counter(
+    "pentimento_worker_preemptions_total",
+    "Times that an attempt gave way to a more urgent one, or to the turn of another size.",
+)
 OUT_OF_MEMORY = counter("pentimento_worker_out_of_memory_total", "Batches that the device had no memory for.")
 BUSY_SHARE = gauge("pentimento_worker_busy_share", "Share of the time since the last scrape that the device denoised.")
 DEVICE_SECONDS = histogram("pentimento_worker_device_seconds", "Device time of an attempt: its share of batches.")

@@ -31,14 +31,14 @@ from pentimento.diffusion.families.model import BatchKey, DiffusionModel
 from pentimento.diffusion.painting import prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import PentimentoError
-from pentimento.policies.step_batching import choose_batch, due_at
+from pentimento.policies.step_batching import Turns, due_at
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Groups whose buffers are kept for the next request of their size.
-KEPT_GROUPS = 4
+# Groups whose buffers are kept: those that take turns, and the next request's.
+KEPT_GROUPS = 16
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class StepLoop:
         self._numbers = count()
         self._inbox: deque[PaintingTicket] = deque()
         self._jobs: dict[int, Job] = {}
+        self._turns = Turns()
         self._last_batch: frozenset[int] = frozenset()
         self._groups: dict[BatchKey, RowBuffers] = {}
 
@@ -84,10 +85,11 @@ class StepLoop:
         """One denoising step of the batch whose turn it is; False when nobody could take one."""
         self._drop_stopped()
         ready = [job for job in self._jobs.values() if self._guard(job, self._has_residuals)]
-        chosen = choose_batch(ready, self._limits.limit, preempt=self._settings.preempt)
+        chosen = self._turns.choose(ready, self._limits.limit, preempt=self._settings.preempt)
         self._count_preempted(ready, chosen)
-        for forward in self._forwards(self._begun(chosen)):
-            self._take_steps(forward)
+        seconds = sum(self._take_steps(forward) for forward in self._forwards(self._begun(chosen)))
+        if chosen:
+            self._turns.ran(chosen[0].key, seconds, ready)
         return bool(chosen)
 
     @property
@@ -201,7 +203,8 @@ class StepLoop:
         middle = len(jobs) // 2
         return [jobs[:middle], jobs[middle:]]
 
-    def _take_steps(self, forward: _Forward) -> None:
+    def _take_steps(self, forward: _Forward) -> float:
+        """Changes state: the requests are a step further. Seconds since the forward pass began."""
         jobs, prediction = forward.jobs, forward.prediction
         parts = prediction.split(jobs[0].begun.row_count)
         for job, rows, finite in zip(jobs, parts, forward.finite, strict=False):  # padding comes last
@@ -215,6 +218,7 @@ class StepLoop:
             job.device_s += seconds / len(jobs)
             if job.running:
                 self._guard(job, self._tell)
+        return seconds
 
     def _take_step(self, rows: Tensor, job: Job) -> None:
         take_step(self._model, job.begun, rows)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.policies.step_batching import Urgency, choose_batch, due_at, yielding_steps
+from pentimento.policies.step_batching import Turns, Urgency, choose_batch, due_at, yielding_steps
 
 PATIENCE = 20.0
 
@@ -143,3 +143,107 @@ def test_a_place_is_yielded_steps_before_the_end_that_last_as_long_as_the_next_o
     step_s: float, steps: int
 ) -> None:
     assert yielding_steps(step_s) == steps
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A batch of `key` that took `seconds`; `first`: the group of the most urgent request, of those `present`."""
+
+    key: str
+    seconds: float
+    first: str
+    present: frozenset[str]
+
+
+def take_turns(requests: list[Request], step_s: dict[str, float]) -> list[Turn]:
+    """Batches of 2, until everybody is done; a request arrives at the end of the step that its second falls into."""
+    turns, taken, now = Turns(), [], 0.0
+    while open_requests := [request for request in requests if request.remaining]:
+        present = [request for request in open_requests if request.arrived_at <= now]
+        if not present:
+            now = min(float(request.arrived_at) for request in open_requests)
+            continue
+        batch = turns.choose(present, lambda key: 2, preempt=True)
+        key, seconds = batch[0].key, step_s[batch[0].key]
+        first = min(present, key=lambda request: request.urgency).key
+        taken.append(Turn(key, seconds, first, frozenset(request.key for request in present)))
+        turns.ran(key, seconds, present)
+        now += seconds
+        for request in batch:
+            request.remaining -= 1
+    return taken
+
+
+step_times = st.fixed_dictionaries({key: st.floats(0.01, 10.0) for key in "abc"})
+
+
+@given(arrivals(), step_times)
+@settings(deadline=None)
+def test_a_group_waits_for_no_more_than_a_few_steps_of_the_others(
+    requests: list[Request], step_s: dict[str, float]
+) -> None:
+    waited = dict.fromkeys("abc", 0.0)
+    for turn in take_turns(requests, step_s):
+        for key in "abc":
+            waited[key] = waited[key] + turn.seconds if key in turn.present - {turn.key} else 0.0
+        # Three groups: what saves up for a step of its own, and for those whose turn comes first.
+        assert max(waited.values()) <= 2 * 3 * sum(step_s.values())
+
+
+@given(arrivals(), step_times)
+@settings(deadline=None)
+def test_nobody_has_a_turn_that_its_group_has_not_saved_up_for_while_others_ran(
+    requests: list[Request], step_s: dict[str, float]
+) -> None:
+    saved = dict.fromkeys("abc", 0.0)
+    measured: set[str] = set()
+    for turn in take_turns(requests, step_s):
+        if turn.key != turn.first:
+            assert saved[turn.key] > 0.0
+            assert saved[turn.key] >= turn.seconds or turn.key not in measured
+            saved[turn.key] -= turn.seconds
+        measured.add(turn.key)
+        for key in turn.present - {turn.key}:
+            saved[key] += turn.seconds / len(turn.present)
+
+
+@given(arrivals(), limits)
+@settings(deadline=None)
+def test_one_group_alone_is_batched_by_urgency_and_nothing_else(requests: list[Request], limit: dict[str, int]) -> None:
+    turns = Turns()
+    alone = [request for request in requests if request.key == requests[0].key]
+    for _ in range(20):
+        batch = turns.choose(alone, lambda key: limit[str(key)], preempt=True)
+        turns.ran(alone[0].key, 1.0, alone)
+        assert batch == sorted(alone, key=lambda request: request.urgency)[: limit[alone[0].key]]
+
+
+def test_a_short_picture_does_not_wait_for_a_long_one_of_another_size_that_came_before() -> None:
+    long, short = Request(0, "large", 0, None, 20), Request(1, "small", 0, None, 20)
+
+    taken = take_turns([long, short], {"large": 0.8, "small": 0.003})
+
+    assert [turn.key for turn in taken] == ["large", *["small"] * 20, *["large"] * 19]
+
+
+def test_the_most_urgent_of_two_groups_has_twice_the_time_of_the_other() -> None:
+    urgent, patient = Request(0, "a", 0, 1.0, 200), Request(1, "b", 0, None, 100)
+
+    taken = take_turns([urgent, patient], {"a": 1.0, "b": 1.0})
+
+    halfway = taken[:150]
+    assert sum(turn.key == "b" for turn in halfway) == pytest.approx(50, abs=1)
+
+
+def test_a_long_step_does_not_get_ahead_of_short_urgent_work_before_it_has_saved_up_for_it() -> None:
+    first = [Request(0, "small", 0, 1.0, 10), Request(1, "large", 0, None, 1)]
+    turns = Turns()
+    turns.ran("large", 1.0, [])
+    order = []
+
+    for _ in range(10):
+        batch = turns.choose(first, lambda key: 1, preempt=True)
+        turns.ran(batch[0].key, 0.1, first)
+        order.append(batch[0].key)
+
+    assert order == ["small"] * 10

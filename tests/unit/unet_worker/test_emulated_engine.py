@@ -154,6 +154,18 @@ def test_the_earlier_deadline_preempts_and_the_other_goes_on_later() -> None:
     assert patient.finished_at == pytest.approx(4.0)
 
 
+def test_another_size_has_a_turn_before_a_long_picture_ends() -> None:
+    world = World(costs(1.0))
+    _, long = world.submit(20)
+    world.timer.run_until(0.5)
+
+    _, other = world.submit(2, key=OTHER)
+    world.timer.run_until(100)
+
+    assert other.finished_at is not None and other.finished_at < 10.0
+    assert long.finished_at == pytest.approx(22.0)
+
+
 def test_what_is_stopped_while_it_runs_ends_at_the_step_boundary() -> None:
     world = World(costs(1.0))
     job, heard = world.submit(5)

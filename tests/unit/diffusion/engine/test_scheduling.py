@@ -1,14 +1,16 @@
 """Deadlines, preemption and the memory budget, as the loop carries them out."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from pentimento.diffusion.engine import BatchLimits, MemoryBudget, MemoryModel
 from pentimento.diffusion.engine.limits import RECOVERY_S, MemoryPoint, fit_memory
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument
-from tests.unit.diffusion.engine.loops import Loop
+from tests.unit.diffusion.engine.loops import Loop, Scripted
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
 
 MIB = 2**20
@@ -28,6 +30,24 @@ def test_a_short_deadline_takes_the_place_of_a_long_one_which_goes_on_afterwards
     assert loop.observer.preemptions == [1]
     assert_same_picture(model, long)
     assert_same_picture(model, short)
+
+
+def test_a_small_picture_takes_turns_with_a_large_one_that_came_before(model: DiffusionModel) -> None:
+    def one_step(call: int, inputs: Any, prediction: torch.Tensor) -> torch.Tensor:
+        loop.now += 0.8 if inputs.latents.shape[-1] > 8 else 0.01
+        return prediction
+
+    loop = Loop(model, denoiser=Scripted(model, one_step))
+    large = loop.add(request(1, width_px=64, height_px=64, num_inference_steps=20))
+    loop.tick(2)
+    small = loop.add(request(2))
+    loop.tick(1 + 6)
+
+    assert small.heard.over.is_set()
+    assert large.heard.steps == [1, 2, 3]
+    loop.run()
+    assert_same_picture(model, small)
+    assert_same_picture(model, large)
 
 
 def test_without_preemption_whoever_began_ends_first(model: DiffusionModel) -> None:

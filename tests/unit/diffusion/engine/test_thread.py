@@ -13,7 +13,7 @@ from pentimento.diffusion.engine import EngineSettings, FinishedPainting, StepEn
 from pentimento.diffusion.families import DenoiserInput, DiffusionModel
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, Internal, PentimentoError, Unavailable
-from pentimento.policies.step_batching import choose_batch
+from pentimento.policies.step_batching import Turns
 from tests.unit.diffusion.engine.listeners import Listener
 from tests.unit.diffusion.specs import SPEC, paint, spec_with
 
@@ -219,12 +219,14 @@ def test_a_defect_of_the_loop_itself_ends_what_is_there_and_not_the_thread(
 ) -> None:
     defects = [RuntimeError("a prompt might be quoted here")]
 
+    choose = Turns.choose
+
     def choose_or_raise(*args: Any, **options: Any) -> Any:
         if defects:
             raise defects.pop()
-        return choose_batch(*args, **options)
+        return choose(*args, **options)
 
-    monkeypatch.setattr("pentimento.diffusion.engine.loop.choose_batch", choose_or_raise)
+    monkeypatch.setattr(Turns, "choose", choose_or_raise)
     engine = StepEngine(model, ALONE)
     heard = submit(engine)
     engine.start()
