@@ -4,8 +4,9 @@
     python -m benchmarks.effects_replay --recording FILE
 
 Without a recording the benchmark makes one of its own: a frontdoor with a real journal and real sockets over a cascade
-whose workers fail now and then, under a load that is partly refused, cancelled and late. A recording is replayed in
-processes of their own with different hash seeds, so that nothing may hang on the order of a set.
+whose workers fail and whose performers break down now and then, under a load that is partly refused, cancelled and
+late. A recording is replayed in processes of their own with different hash seeds, so that nothing may hang on the order
+of a set.
 """
 
 import argparse
@@ -20,9 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.report import Figure, at_least, at_most, counted, informative, measured, parse_options, publish
+from pentimento.dataplane import effects
 from pentimento.dataplane.recording import read_recording, replay
 from pentimento.domain.errors import Internal, PentimentoError, Unavailable
 from pentimento.domain.image_request import ImageRequest
+from services.frontdoor.interpreter import Interpreter, Performer
 from tests.integration.frontdoor.cascade import running_cascade
 from tests.integration.frontdoor.suite import Suite
 
@@ -87,6 +90,7 @@ async def record(folder: Path, recording: Path, count: int, seed: int) -> None:
         for worker in (cascade.light, cascade.heavy):
             worker.credit_count, worker.step_s = 3, 0.01
             worker.change()
+        break_now_and_then(cascade.suite.frontdoor._interpreter, rng)
         for number in range(count):
             cascade.discriminator.confidence = rng.choice(CONFIDENCES)
             clients.create_task(ask(cascade.suite, rng.choice([0, 0, 150, 5000]), leaves=rng.random() < 0.1))
@@ -96,6 +100,22 @@ async def record(folder: Path, recording: Path, count: int, seed: int) -> None:
                 )
             if number % 10 == 9:
                 await asyncio.sleep(rng.expovariate(10.0))
+
+
+def break_now_and_then(interpreter: Interpreter, rng: random.Random) -> None:
+    """Of a hundred effects one is not performed, whoever is to be told last excepted."""
+
+    def breaking(perform: Performer) -> Performer:
+        def perform_or_break(effect: effects.Effect) -> None:
+            if rng.random() < 0.01:
+                raise RuntimeError("made to fail by the benchmark")
+            perform(effect)
+
+        return perform_or_break
+
+    performers = interpreter._performers
+    told = {effects.DeliverRecorded: performers[effects.DeliverRecorded]}
+    interpreter.perform_with({kind: breaking(perform) for kind, perform in performers.items()} | told)
 
 
 async def ask(suite: Suite, deadline_ms: int, *, leaves: bool) -> None:

@@ -49,17 +49,18 @@ def stop_request(state: State, request: Request, end: End, reason: str, message:
     if request.phase is Phase.ACCEPTING:
         request.end, request.end_reason, request.end_message = end, reason, message
         return []
-    return _journal_end(state, request, end, reason, message)
+    return journal_end(state, request, end, reason, message)
 
 
 def end_request(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
     """It cannot be painted any more: end it, or fall back to what an earlier stage painted."""
     if request.fallback_token and end is End.FAILED:
         return fall_back(state, request, reason)
-    return _journal_end(state, request, end, reason, message)
+    return journal_end(state, request, end, reason, message)
 
 
-def _journal_end(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
+def journal_end(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
+    """Stop what runs for it and end it."""
     effects = [*stop_attempts(state, request), *release_picture(request)]
     _enter_end(state, request, end, reason, message)
     return [*effects, PersistEnd(request.request_id, end, reason, message)]
@@ -74,12 +75,18 @@ def on_end_persisted(state: State, now: float, event: EndPersisted) -> list[Effe
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.ENDING or request.end is None:
         return []
-    state.remove(request)
     if not event.won:
+        state.remove(request)
         return [DeliverRecorded(request.request_id)]
-    _count_end(state, request.pool, request.end)
+    return deliver_end(state, request, request.end)
+
+
+def deliver_end(state: State, request: Request, end: End) -> list[Effect]:
+    """The request is over."""
+    state.remove(request)
+    _count_end(state, request.pool, end)
     reason, message = request.end_reason, request.end_message
-    return [DeliverEnd(request.request_id, request.end, reason, message, request.retry_after_ms)]
+    return [DeliverEnd(request.request_id, end, reason, message, request.retry_after_ms)]
 
 
 def _count_end(state: State, pool_name: str, end: End) -> None:

@@ -169,6 +169,18 @@ class EndPersisted:
 
 
 @dataclass(frozen=True, slots=True)
+class EffectFailed:
+    """Performing an effect ended in a defect: its answer will not come, and whether it was carried out is not known.
+
+    `effect` is the name of its kind; `fencing_token` is 0 for a kind that has none.
+    """
+
+    request_id: str
+    effect: str
+    fencing_token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CancelRequested:
     """`client_left`: nobody asked, the stream broke. A client that comes back may tell the two apart by the reason."""
 
@@ -288,6 +300,7 @@ Event = (
     | ResultCommitted
     | CommitFailed
     | EndPersisted
+    | EffectFailed
     | CancelRequested
     | WorkerReported
     | WorkerLost

@@ -3,7 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pentimento.dataplane import admission, attempts, cascade, commits, endings, events, fleet, recovery, timers
+from pentimento.dataplane import (
+    admission,
+    attempts,
+    cascade,
+    commits,
+    defects,
+    endings,
+    events,
+    fleet,
+    recovery,
+    timers,
+)
 from pentimento.dataplane.dispatch import dispatch
 from pentimento.dataplane.effects import Drained, Effect
 from pentimento.dataplane.predictions import predicted_wait_s
@@ -27,6 +38,7 @@ _HANDLERS: Mapping[type, Handler] = {
     events.ResultCommitted: commits.on_result_committed,
     events.CommitFailed: commits.on_commit_failed,
     events.EndPersisted: endings.on_end_persisted,
+    events.EffectFailed: defects.on_effect_failed,
     events.CancelRequested: endings.on_cancel_requested,
     events.WorkerReported: fleet.on_worker_reported,
     events.WorkerLost: fleet.on_worker_lost,

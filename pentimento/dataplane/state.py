@@ -94,6 +94,8 @@ class Request:
     end_reason: str = ""
     end_message: str = ""
     retry_after_ms: int = 0
+    # How often the journalling of its end has broken down.
+    end_failures: int = 0
 
     @property
     def attempt_key(self) -> AttemptKey:

@@ -1,5 +1,6 @@
 """The effects that run attempts on workers: their streams read, their failures told apart."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 
@@ -64,14 +65,14 @@ class AttemptRunner:
     def execute(self, effect: Execute) -> None:
         job = self._jobs.get(effect.request_id)
         execution = job.executions[effect.fencing_token]
-        self._run(job, execution, lambda client: self._execute(client, job, execution, effect))
+        self._run(effect, job, execution, lambda client: self._execute(client, job, execution, effect))
 
     def attach(self, effect: Attach) -> None:
         job = self._jobs.get(effect.request_id)
         number, token = effect.attempt_number, effect.fencing_token
         frontdoor = (self._identity.frontdoor_id, self._identity.epoch)
         execution = job.execution(Attempt(job.request_id, number, token, *frontdoor, job.tenant), effect.worker_id)
-        self._run(job, execution, lambda client: client.attach(job.request_id, token, *frontdoor))
+        self._run(effect, job, execution, lambda client: client.attach(job.request_id, token, *frontdoor))
 
     def reserve_pair(self, effect: ReservePair) -> None:
         execution = self._jobs.get(effect.request_id).executions[effect.fencing_token]
@@ -83,10 +84,14 @@ class AttemptRunner:
     def stop(self, effect: StopAttempt) -> None:
         link = self._links.of_worker(effect.worker_id)
         if link is not None:
-            self._jobs.spawn_background(self._stop(link, effect), "stop attempt")
+            self._jobs.spawn_background(self._stop(link, effect), effect)
 
     def _run(
-        self, job: Job, execution: Execution, open_stream: Callable[[WorkerClient], AsyncIterator[ExecuteEvent]]
+        self,
+        effect: Execute | Attach,
+        job: Job,
+        execution: Execution,
+        open_stream: Callable[[WorkerClient], AsyncIterator[ExecuteEvent]],
     ) -> None:
         link = self._links.of_worker(execution.worker_id)
         attempt = execution.attempt
@@ -95,7 +100,7 @@ class AttemptRunner:
             self._submit(AttemptFailed(attempt.request_id, attempt.fencing_token, kind))
             return
         execution.sent_at = self._clock.monotonic()
-        run = self._jobs.spawn(job, self._follow(job, execution, open_stream(link.client)), "attempt")
+        run = self._jobs.spawn(job, self._follow(job, execution, open_stream(link.client)), effect)
         link.runs.add(run)
         run.add_done_callback(link.runs.discard)
 
@@ -135,10 +140,10 @@ class AttemptRunner:
             # Should it be queued again.
             job.queued_at = self._clock.monotonic()
             self._submit(AttemptFailed(request_id, token, failure_kind(error), error.reason, error.message))
-        except Exception:
-            logger.exception("an attempt could not be followed")
-            message = "the frontdoor could not follow the attempt"
-            self._submit(AttemptFailed(request_id, token, FailureKind.FATAL, "UNEXPECTED", message))
+        except asyncio.CancelledError:
+            # The link to the worker was lost; where that is news to the dataplane, the request runs elsewhere.
+            self._submit(AttemptFailed(request_id, token, FailureKind.WORKER_LOST))
+            raise
 
     def _pass_on(self, job: Job, execution: Execution, event: Started | StepProgress | PlaceYielded) -> None:
         attempt = execution.attempt

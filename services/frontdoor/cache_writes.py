@@ -62,13 +62,13 @@ class CacheWrites:
         """The attempt was accepted: what it captured may be found from now on."""
         pending = self._pending.pop((effect.request_id, effect.fencing_token), None)
         if pending is not None:
-            self._jobs.spawn_background(self._commit(pending), "commit cache entries")
+            self._jobs.spawn_background(self._commit(pending), effect)
 
     def release(self, effect: ReleaseGrant) -> None:
         """The attempt failed or was fenced off: its grant goes back."""
         pending = self._pending.pop((effect.request_id, effect.fencing_token), None)
         if pending is not None:
-            self._jobs.spawn_background(self._release(pending.grant), "release grant")
+            self._jobs.spawn_background(self._release(pending.grant), effect)
 
     def report_bad_donor(self, route: Route, reason: str) -> None:
         """A worker could not read what the route starts from: the gateway heals the entry."""

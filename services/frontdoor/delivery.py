@@ -1,11 +1,12 @@
 """What clients are told: accepted, the picture, or why there is none."""
 
 import asyncio
+import logging
 
 from pentimento.clients.messages.generation import route_from_bytes
 from pentimento.dataplane.effects import Announce, Deliver, DeliverEnd, DeliverRecorded, Reject
 from pentimento.domain.clock import Clock
-from pentimento.domain.errors import PentimentoError, Unavailable
+from pentimento.domain.errors import Internal, PentimentoError, Unavailable
 from pentimento.domain.image_request import Accepted, GenerateEvent, Routed
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
@@ -14,6 +15,8 @@ from services.frontdoor.endings import STATE_OF, end_error, rejection
 from services.frontdoor.jobs import Job, Jobs
 from services.frontdoor.metrics import REQUEST_SECONDS, REQUESTS
 from services.frontdoor.results import Results
+
+logger = logging.getLogger(__name__)
 
 # When a request is under way in another frontdoor: it takes over or ends within about this time.
 ELSEWHERE_RETRY_MS = 1000
@@ -50,7 +53,7 @@ class Delivery:
 
     def deliver_recorded(self, effect: DeliverRecorded) -> None:
         job = self._jobs.get(effect.request_id)
-        self._jobs.spawn(job, self._tell_recorded(job, job.request_id), "deliver what the journal says")
+        self._jobs.spawn(job, self._tell_recorded(job, job.request_id), effect)
 
     def drop(self, job: Job, error: PentimentoError | None) -> None:
         """End the job and its streams."""
@@ -69,18 +72,23 @@ class Delivery:
         self._jobs.spawn(job, self._tell_recorded(job, request_id), "replay")
 
     async def _tell_recorded(self, job: Job, request_id: str) -> None:
+        error: PentimentoError | None = None
         try:
             record = await asyncio.wrap_future(self._journal.get(request_id, job.tenant))
             for event in await self._recorded_events(record):
                 job.audience.tell(event)
-            error = None
         except PentimentoError as failed:
             error = failed
+        except Exception:
+            logger.exception("the journal's answer could not be told")
+            error = Internal("UNEXPECTED", "the frontdoor could not tell what became of the request")
         self.drop(job, error)
 
     async def _recorded_events(self, record: RequestRecord | None) -> list[GenerateEvent]:
         """Raises the error that the request ended with, or Unavailable while it is under way elsewhere."""
-        if record is None or not record.state.terminal:
+        if record is None:
+            raise Internal("UNEXPECTED", "the request was not accepted because of a defect of the frontdoor")
+        if not record.state.terminal:
             message = "the request is under way in another frontdoor"
             raise Unavailable("REQUEST_ELSEWHERE", message, retry_after_ms=ELSEWHERE_RETRY_MS)
         if record.state is not RequestState.COMPLETED:

@@ -1,6 +1,7 @@
 """The journal's words for how a request ended, as the error that its client gets."""
 
 from pentimento.clients.messages.journal import UNREADABLE_REQUEST
+from pentimento.dataplane.defects import REASON as EFFECT_FAILED
 from pentimento.dataplane.effects import End, Reject
 from pentimento.domain.errors import (
     Cancelled,
@@ -44,6 +45,6 @@ def end_error(
         return failure
     if reason == "WORKER_LOST":
         return Unavailable(reason, message)
-    if reason == UNREADABLE_REQUEST:
+    if reason in (EFFECT_FAILED, UNREADABLE_REQUEST):
         return Internal(reason, message)
     return FailedPrecondition(reason, f"the request failed: {message}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from pentimento.dataplane import Dataplane
+from pentimento.dataplane.defects import failure_of
 from pentimento.dataplane.effects import Effect
 from pentimento.dataplane.events import Event, TimePassed
 from pentimento.domain.clock import Clock
@@ -18,7 +19,8 @@ Observer = Callable[[float, Event, Sequence[Effect]], None]
 
 
 class Interpreter:
-    """Belongs to one event loop. Performers return at once and answer, now or later, with `submit`."""
+    """Belongs to one event loop. Performers return at once and answer, now or later, with `submit`; of one that raises
+    the dataplane hears EffectFailed."""
 
     def __init__(self, dataplane: Dataplane, clock: Clock) -> None:
         self.dataplane = dataplane
@@ -70,6 +72,7 @@ class Interpreter:
                 self._performers[type(effect)](effect)
             except Exception:  # one request's defect must not keep the others' effects from being performed
                 logger.exception("an effect was not performed", extra={"effect": type(effect).__name__})
+                self._events.append(failure_of(effect))
 
     def _set_timer(self) -> None:
         wakeup = self.dataplane.next_wakeup()

@@ -3,10 +3,13 @@
 import asyncio
 import contextvars
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pentimento.dataplane.defects import failure_of
+from pentimento.dataplane.effects import Effect
+from pentimento.dataplane.events import Event
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.execution import AttemptResult
@@ -99,9 +102,14 @@ class Job:
 
 
 class Jobs:
-    """Every request that has not ended, and the tasks that work for them."""
+    """Every request that has not ended, and the tasks that work for them.
 
-    def __init__(self) -> None:
+    A task's cause is the effect that it performs, or the name of other work. Of an effect whose task raises, or is
+    cancelled, the dataplane hears EffectFailed; during a shutdown nobody listens any more.
+    """
+
+    def __init__(self, submit: Callable[[Event], None]) -> None:
+        self._submit = submit
         self._jobs: dict[str, Job] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -125,12 +133,12 @@ class Jobs:
         self._jobs.pop(job.request_id, None)
         job.ended.set()
 
-    def spawn(self, job: Job, work: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
+    def spawn(self, job: Job, work: Coroutine[Any, Any, Any], cause: Effect | str) -> "asyncio.Task[Any]":
         """Work for a request, under its request id and no one's deadline, whoever's event set it off."""
-        return self._keep(job.context.copy().run(spawn_detached, work, name))
+        return self._spawn(job.context.copy(), work, cause)
 
-    def spawn_background(self, work: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
-        return self._keep(contextvars.Context().run(spawn_detached, work, name))
+    def spawn_background(self, work: Coroutine[Any, Any, Any], cause: Effect | str) -> "asyncio.Task[Any]":
+        return self._spawn(contextvars.Context(), work, cause)
 
     async def finish_tasks(self) -> None:
         """Wait for what is still being done, such as cache entries that are being committed."""
@@ -142,12 +150,19 @@ class Jobs:
             task.cancel()
         await self.finish_tasks()
 
-    def _keep(self, task: "asyncio.Task[Any]") -> "asyncio.Task[Any]":
+    def _spawn(
+        self, context: contextvars.Context, work: Coroutine[Any, Any, Any], cause: Effect | str
+    ) -> "asyncio.Task[Any]":
+        name = cause if isinstance(cause, str) else type(cause).__name__
+        task = context.run(spawn_detached, work, name)
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(lambda ended: self._forget(ended, cause))
         return task
 
-    def _forget(self, task: "asyncio.Task[Any]") -> None:
+    def _forget(self, task: "asyncio.Task[Any]", cause: Effect | str) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
             logger.error("work for a request broke down", exc_info=error, extra={"work": task.get_name()})
+        if not isinstance(cause, str) and (task.cancelled() or error is not None):
+            self._submit(failure_of(cause))

@@ -69,7 +69,7 @@ class Journalling:
 
     def persist_accepted(self, effect: PersistAccepted) -> None:
         job = self._jobs.get(effect.request_id)
-        self._jobs.spawn(job, self._accept(job), "accept")
+        self._jobs.spawn(job, self._accept(job), effect)
 
     def persist_attempt(self, effect: PersistAttempt) -> None:
         job = self._jobs.get(effect.request_id)
@@ -83,7 +83,7 @@ class Journalling:
             job.audience.routed(job.lanes[effect.option].route)
         execution = job.execution(attempt, effect.worker_id)
         self._time_queue(job, execution)
-        self._jobs.spawn(job, self._start_attempt(job, execution), "start attempt")
+        self._jobs.spawn(job, self._start_attempt(job, execution), effect)
 
     def commit_result(self, effect: CommitResult) -> None:
         job = self._jobs.get(effect.request_id)
@@ -92,10 +92,10 @@ class Journalling:
         if effect.degraded:
             DEGRADED.labels(effect.degraded).inc()
             job.note(f"degraded: {effect.degraded}")
-        self._jobs.spawn(job, self._commit(job, attempt, execution), "commit result")
+        self._jobs.spawn(job, self._commit(job, attempt, execution), effect)
 
     def persist_end(self, effect: PersistEnd) -> None:
-        self._jobs.spawn(self._jobs.get(effect.request_id), self._end(effect), "end")
+        self._jobs.spawn(self._jobs.get(effect.request_id), self._end(effect), effect)
 
     def drop(self, effect: Drop) -> None:
         self.persist_end(PersistEnd(effect.request_id, End.DROPPED, effect.reason, effect.message))

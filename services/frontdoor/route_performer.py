@@ -8,6 +8,7 @@ from pentimento.dataplane import Dataplane
 from pentimento.dataplane.effects import PrepareRoute, ResolveRoute
 from pentimento.dataplane.events import Event, RouteOption, RouteResolved
 from pentimento.domain.clock import Clock
+from pentimento.domain.embedding import Embedding
 from pentimento.domain.fleet import HeldModel, PoolPlan
 from pentimento.domain.generation import FromImage, PlanVersion, Route
 from pentimento.domain.image_request import ResolvedRequest
@@ -44,11 +45,20 @@ class RoutePerformer:
 
     def prepare(self, effect: PrepareRoute) -> None:
         job = self._jobs.get(effect.request_id)
-        job.embedding = self._jobs.spawn(job, self._router.embed(job.tenant, job.resolved, job.note), "embed")
+        job.embedding = self._jobs.spawn(job, self._embed(job), effect)
 
     def resolve(self, effect: ResolveRoute) -> None:
         job = self._jobs.get(effect.request_id)
-        self._jobs.spawn(job, self._resolve(job, effect.cascade_stage), "route")
+        self._jobs.spawn(job, self._resolve(job, effect.cascade_stage), effect)
+
+    async def _embed(self, job: Job) -> Embedding | None:
+        """Whatever is wrong here costs the cache alone."""
+        try:
+            return await self._router.embed(job.tenant, job.resolved, job.note)
+        except Exception:
+            logger.exception("a prompt was not embedded")
+            job.note("cache skipped: embedder defect")
+            return None
 
     async def _resolve(self, job: Job, stage: int) -> None:
         stop = job.way[stage]
@@ -86,10 +96,10 @@ class RoutePerformer:
         return as_started_by(own, pool.pool, as_painted_by(job.resolved, held), held)
 
     async def _decide(self, job: Job, resolved: ResolvedRequest, held: HeldModel) -> Route:
-        assert job.embedding is not None
+        embedding = await job.embedding if job.embedding is not None else None
         plan = self._dataplane.state.plan
         version = plan.version if plan is not None else PlanVersion()
-        route = await self._router.decide(job.tenant, resolved, held, await job.embedding, version, job.note)
+        route = await self._router.decide(job.tenant, resolved, held, embedding, version, job.note)
         return replace(route, stages=stages_of(job.way))
 
 

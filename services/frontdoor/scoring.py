@@ -74,7 +74,7 @@ class ScorePerformer:
 
     def score(self, effect: Score) -> None:
         job = self._jobs.get(effect.request_id)
-        self._jobs.spawn(job, self._score(job, effect.fencing_token), "score")
+        self._jobs.spawn(job, self._score(job, effect.fencing_token), effect)
 
     async def _score(self, job: Job, token: int) -> None:
         result = job.executions[token].result

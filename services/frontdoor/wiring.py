@@ -84,11 +84,11 @@ class Frontdoor:
         self._lease = Lease(journal, self._identity, self._clock, settings.lease_s)
         self._generation = generation_at(self._clock)
         self._drained = asyncio.Event()
-        self._jobs = Jobs()
         self._catalogue = Catalogue(settings.default_model)
         self._starts = StartCounts()
         self._dataplane = Dataplane(epoch, dataplane_settings(settings))
         self._interpreter = Interpreter(self._dataplane, self._clock)
+        self._jobs = Jobs(self._interpreter.submit)
         self._recorder = self._open_recorder()
         self._discriminators = Discriminators(
             lambda address: DiscriminatorClient(open_channel(address, settings.channels)),

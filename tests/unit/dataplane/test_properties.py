@@ -6,7 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from pentimento.dataplane import events
 from pentimento.dataplane.events import FailureKind
-from tests.unit.dataplane.world import HEAVY, LIGHT, Wish, World, WorldWorker
+from tests.unit.dataplane.breaking_world import BreakingWorld
+from tests.unit.dataplane.world import HEAVY, LIGHT, Wish, WorldWorker
 
 indexes = st.integers(0, 50)
 names = st.sampled_from(["w1", "w2", "w3", "w4"])
@@ -18,7 +19,7 @@ PROFILES = events.ProfilesReceived((events.SpeedProfile(LIGHT, ((1, 3.0),)), eve
 class DataplaneInAnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(hedge_after=1.0)
+        self.world = BreakingWorld(hedge_after=1.0)
 
     @rule(
         tenant=st.sampled_from(["a", "b"]),
@@ -98,6 +99,10 @@ class DataplaneInAnyOrder(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 4.0, 15.0]))
     def pass_time(self, seconds: float) -> None:
         self.world.pass_time(seconds)
+
+    @rule(when=st.sampled_from(["before", "after"]))
+    def break_next(self, when: str) -> None:
+        self.world.break_next = when
 
     @rule(standby=st.booleans())
     def restart_frontdoor(self, standby: bool) -> None:

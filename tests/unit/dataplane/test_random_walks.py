@@ -7,7 +7,8 @@ import pytest
 
 from pentimento.dataplane import events
 from pentimento.dataplane.events import FailureKind
-from tests.unit.dataplane.world import HEAVY, LIGHT, Wish, World
+from tests.unit.dataplane.breaking_world import BreakingWorld
+from tests.unit.dataplane.world import HEAVY, LIGHT, Wish
 
 PROFILES = events.ProfilesReceived((events.SpeedProfile(LIGHT, ((1, 1.0),)), events.SpeedProfile(HEAVY, ((1, 6.0),))))
 STEP_COUNT = 150
@@ -18,7 +19,7 @@ class Walk:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self.world = World(hedge_after=rng.choice([None, 1.0]), fall_back=rng.random() < 0.8)
+        self.world = BreakingWorld(hedge_after=rng.choice([None, 1.0]), fall_back=rng.random() < 0.8)
         if rng.random() < 0.7:
             self.world.send(PROFILES)
         self._steps: dict[Callable[[], None], int] = {
@@ -33,6 +34,7 @@ class Walk:
             self._begin: 1,
             self._yield_place: 3,
             self._start_frontdoor: 1,
+            self._break: 2,
         }
 
     def run(self) -> None:
@@ -91,6 +93,9 @@ class Walk:
     def _cancel(self) -> None:
         if self.world.wishes:
             self.world.send(events.CancelRequested(f"r{self._rng.randrange(len(self.world.wishes))}"))
+
+    def _break(self) -> None:
+        self.world.break_next = self._rng.choice(["before", "after"])
 
     def _start_frontdoor(self) -> None:
         if self._rng.random() < 0.3:

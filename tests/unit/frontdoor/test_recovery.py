@@ -56,7 +56,7 @@ async def test_a_recovered_request_has_what_was_left_of_its_time_and_never_more(
 ) -> None:
     accept(journal)
 
-    (request,) = (await recover(journal, Jobs(), Clock(wall_s), default_deadline_s=600.0)).requests
+    (request,) = (await recover(journal, Jobs(lambda event: None), Clock(wall_s), default_deadline_s=600.0)).requests
 
     assert request.deadline == pytest.approx(NOW + left_s)
 
@@ -65,7 +65,7 @@ async def test_a_recovered_request_is_asked_as_it_was_accepted_with_its_adapters
     adapters = {"loras": (LoraSelection("neon", 0.5),), "controlnets": (ControlNetSelection("canny", b"png"),)}
     asked = replace(RESOLVED, spec=replace(SPEC, **adapters), preview_interval_steps=5)
     accept(journal, body=resolved_to_bytes(asked))
-    jobs = Jobs()
+    jobs = Jobs(lambda event: None)
 
     await recover(journal, jobs, Clock(), default_deadline_s=600.0)
 
@@ -81,7 +81,7 @@ async def test_a_request_that_is_not_understood_ends_and_takes_no_other_with_it(
     if route is not None:
         journal.record_route("strange", route).result()
 
-    recovered = await recover(journal, Jobs(), Clock(), default_deadline_s=600.0)
+    recovered = await recover(journal, Jobs(lambda event: None), Clock(), default_deadline_s=600.0)
 
     assert [request.request_id for request in recovered.requests] == ["sound"]
     record = journal.get("strange", "a").result()

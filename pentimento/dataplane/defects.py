@@ -1,0 +1,126 @@
+"""Effects that broke down: a request whose answer will not come ends as a defect of ours, and holds nothing."""
+
+from collections.abc import Callable, Mapping
+
+from pentimento.dataplane import effects
+from pentimento.dataplane.cascade import on_scored
+from pentimento.dataplane.commits import on_commit_failed
+from pentimento.dataplane.credits import give_back, give_back_peer
+from pentimento.dataplane.effects import DeliverRecorded, Effect, End, PersistEnd, ReleaseGrant, StopAttempt
+from pentimento.dataplane.endings import deliver_end, end_request, journal_end, stop_request
+from pentimento.dataplane.events import CommitFailed, EffectFailed, Scored
+from pentimento.dataplane.state import Phase, State
+
+Handler = Callable[[State, float, EffectFailed], list[Effect]]
+
+REASON = "EFFECT_FAILED"
+_MESSAGE = "a defect of the frontdoor ended this request"
+# The journalling of an end is tried so many times more; then the client is answered without.
+MAX_END_RETRIES = 3
+
+
+def failure_of(effect: Effect) -> EffectFailed:
+    """What the dataplane is told when performing the effect has raised."""
+    request_id, token = getattr(effect, "request_id", ""), getattr(effect, "fencing_token", 0)
+    return EffectFailed(request_id, type(effect).__name__, token)
+
+
+def on_effect_failed(state: State, now: float, event: EffectFailed) -> list[Effect]:
+    """Effects that no request waits for (cache entries, grants, what a client is told beside) change nothing."""
+    handler = _HANDLERS.get(event.effect)
+    return handler(state, now, event) if handler is not None else []
+
+
+def _never_accepted(state: State, now: float, event: EffectFailed) -> list[Effect]:
+    """Should the journal have it, it ends there: nobody else would run it before the next start."""
+    request = state.requests.get(event.request_id)
+    if request is None or request.phase is not Phase.ACCEPTING:
+        return []
+    return journal_end(state, request, End.FAILED, REASON, _MESSAGE)
+
+
+def _never_announced(state: State, now: float, event: EffectFailed) -> list[Effect]:
+    request = state.requests.get(event.request_id)
+    return [] if request is None else stop_request(state, request, End.FAILED, REASON, _MESSAGE)
+
+
+def _never_routed(state: State, now: float, event: EffectFailed) -> list[Effect]:
+    request = state.requests.get(event.request_id)
+    if request is None or request.phase is not Phase.ROUTING:
+        return []
+    return end_request(state, request, End.FAILED, REASON, _MESSAGE)
+
+
+def _never_journalled(state: State, now: float, event: EffectFailed) -> list[Effect]:
+    """Whether the journal knows the attempt is not known, so nothing can be committed under its token any more."""
+    key = (event.request_id, event.fencing_token)
+    if key not in state.unpersisted:
+        return []
+    del state.unpersisted[key]
+    give_back(state, key)
+    release: list[Effect] = [ReleaseGrant(*key)]
+    request = state.requests.get(event.request_id)
+    if request is None or request.attempt_key != key or request.phase is Phase.ENDING:
+        return release
+    return release + journal_end(state, request, End.FAILED, REASON, _MESSAGE)
+
+
+def _never_followed(state: State, now: float, event: EffectFailed) -> list[Effect]:
+    """The attempt may run, but nobody would hear of its end. One beside it goes on."""
+    key = (event.request_id, event.fencing_token)
+    worker = give_back(state, key) if key not in state.unpersisted else None
+    if worker is None:
+        return []
+    stop: list[Effect] = [StopAttempt(*key, worker.worker_id), ReleaseGrant(*key)]
+    request = state.requests.get(event.request_id)
+    if request is None or request.phase is not Phase.RUNNING or request.live:
+        return stop
+    return stop + end_request(state, request, End.FAILED, REASON, _MESSAGE)
+
+
+def _never_paired(state: State, now: float, event: EffectFailed) -> list[Effect]:
+    """The worker goes on alone."""
+    give_back_peer(state, (event.request_id, event.fencing_token))
+    return []
+
+
+def _never_scored(state: State, now: float, event: EffectFailed) -> list[Effect]:
+    return on_scored(state, now, Scored(event.request_id, event.fencing_token, None))
+
+
+def _never_committed(state: State, now: float, event: EffectFailed) -> list[Effect]:
+    """Should it be committed after all, the end loses in the journal and the picture is delivered from there."""
+    return on_commit_failed(state, now, CommitFailed(event.request_id, event.fencing_token, REASON, _MESSAGE))
+
+
+def _never_ended(state: State, now: float, event: EffectFailed) -> list[Effect]:
+    request = state.requests.get(event.request_id)
+    if request is None or request.phase is not Phase.ENDING or request.end is None:
+        return []
+    request.end_failures += 1
+    if request.end_failures > MAX_END_RETRIES:
+        return deliver_end(state, request, request.end)
+    return [PersistEnd(request.request_id, request.end, request.end_reason, request.end_message)]
+
+
+def _never_answered(state: State, now: float, event: EffectFailed) -> list[Effect]:
+    """What the client was to be told is in the journal."""
+    return [] if event.request_id in state.requests else [DeliverRecorded(event.request_id)]
+
+
+_HANDLERS: Mapping[str, Handler] = {
+    effects.PersistAccepted.__name__: _never_accepted,
+    effects.Announce.__name__: _never_announced,
+    effects.ResolveRoute.__name__: _never_routed,
+    effects.PersistAttempt.__name__: _never_journalled,
+    effects.ReservePair.__name__: _never_paired,
+    effects.Execute.__name__: _never_followed,
+    effects.Attach.__name__: _never_followed,
+    effects.Score.__name__: _never_scored,
+    effects.CommitResult.__name__: _never_committed,
+    effects.PersistEnd.__name__: _never_ended,
+    effects.Drop.__name__: _never_ended,
+    effects.Reject.__name__: _never_answered,
+    effects.Deliver.__name__: _never_answered,
+    effects.DeliverEnd.__name__: _never_answered,
+}

@@ -1,0 +1,130 @@
+"""Performers that raise: the request they worked for ends as INTERNAL, and its worker serves the next one."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pentimento.dataplane import effects
+from pentimento.dataplane.defects import REASON
+from pentimento.domain.errors import Cancelled, Internal
+from pentimento.domain.requests import RequestState
+from services.frontdoor.attempt_runner import AttemptRunner
+from services.frontdoor.journalling import Journalling
+from services.frontdoor.results import Results
+from services.frontdoor.routing import Router
+from tests.integration.frontdoor.paced_worker import PacedWorker
+from tests.integration.frontdoor.suite import REQUEST, Suite
+
+
+def breaking_once(work: Callable[..., Any], error: type[BaseException] = ZeroDivisionError) -> Callable[..., Any]:
+    """The first call raises; all others do the work."""
+    errors = [error("made to fail")]
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return work(*arguments, **options)
+
+    async def call_coroutine(*arguments: Any, **options: Any) -> Any:
+        return await call(*arguments, **options)
+
+    return call_coroutine if asyncio.iscoroutinefunction(work) else call
+
+
+def break_performer(suite: Suite, kind: type) -> None:
+    """The next effect of that kind is not performed: its performer raises."""
+    interpreter = suite.frontdoor._interpreter
+    interpreter.perform_with({**interpreter._performers, kind: breaking_once(interpreter._performers[kind])})
+
+
+async def paint_in_vain(suite: Suite) -> RequestState:
+    """Ask for a picture that is accepted and then ends in a defect; the state that the journal keeps."""
+    stream = suite.client.generate(REQUEST)
+    request_id = await suite.accepted(stream)
+    with pytest.raises(Internal) as caught:
+        async for _ in stream:
+            pass
+    assert caught.value.reason == REASON
+    status = await suite.client.get_request(request_id)
+    assert status.error_reason == REASON
+    return status.state
+
+
+@pytest.mark.parametrize("kind", [effects.ResolveRoute, effects.PersistAttempt, effects.Execute, effects.CommitResult])
+async def test_a_performer_that_raises_ends_its_request_and_nobody_elses(suite: Suite, kind: type) -> None:
+    break_performer(suite, kind)
+
+    assert await paint_in_vain(suite) is RequestState.FAILED
+    assert (await suite.paint()).provenance.worker_id == "w1"
+
+
+@pytest.mark.parametrize(
+    ("performer", "method"), [(Router, "decide"), (Journalling, "_start_attempt"), (Results, "store")]
+)
+@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
+async def test_work_that_breaks_down_or_is_cancelled_ends_its_request_and_nobody_elses(
+    suite: Suite,
+    monkeypatch: pytest.MonkeyPatch,
+    performer: type,
+    method: str,
+    error: type[BaseException],
+) -> None:
+    monkeypatch.setattr(performer, method, breaking_once(getattr(performer, method), error))
+
+    assert await paint_in_vain(suite) is RequestState.FAILED
+    assert (await suite.paint()).provenance.worker_id == "w1"
+
+
+async def test_an_attempt_that_nobody_follows_any_more_is_stopped_at_its_worker(
+    suite: Suite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.hold.clear()
+    monkeypatch.setattr(AttemptRunner, "_pass_on", breaking_once(AttemptRunner._pass_on))
+
+    await paint_in_vain(suite)
+
+    await worker.wait_until(lambda: not worker.running)
+
+
+async def test_an_attempt_whose_stream_is_cancelled_is_run_again(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaking = breaking_once(AttemptRunner._pass_on, asyncio.CancelledError)
+    monkeypatch.setattr(AttemptRunner, "_pass_on", breaking)
+
+    assert (await suite.paint()).provenance.attempt_number == 2
+
+
+async def test_a_request_whose_acceptance_breaks_down_is_told_so(suite: Suite) -> None:
+    break_performer(suite, effects.PersistAccepted)
+
+    with pytest.raises(Internal):
+        await suite.paint()
+
+    assert (await suite.paint()).image
+
+
+async def test_a_picture_whose_delivery_breaks_down_comes_from_the_journal(suite: Suite) -> None:
+    break_performer(suite, effects.Deliver)
+
+    assert (await suite.paint()).image
+
+
+async def test_a_prompt_that_cannot_be_embedded_costs_no_picture(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Router, "embed", breaking_once(Router.embed))
+
+    assert (await suite.paint()).image
+
+
+async def test_an_end_that_breaks_down_is_journalled_once_more(suite: Suite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    stream = suite.client.generate(REQUEST)
+    request_id = await suite.accepted(stream)
+    break_performer(suite, effects.PersistEnd)
+
+    assert await suite.client.cancel(request_id) is RequestState.CANCELLED
+    with pytest.raises(Cancelled):
+        async for _ in stream:
+            pass
+    worker.hold.set()
+    assert (await suite.paint()).image
