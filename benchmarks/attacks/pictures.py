@@ -1,0 +1,96 @@
+"""Attacks by pictures to start from: small files that become large, and large files that stay."""
+
+import asyncio
+import os
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.attacks.calls import SMALL, generated
+from benchmarks.attacks.target import EMBEDDER, Target, Told, call_with_bytes
+from pentimento.clients.image import ImageClient
+from pentimento.domain.generation import InitImage
+from pentimento.embedder.v1 import embedder_service_pb2
+
+LIMIT_S = 20.0
+GREY, RGB = 0, 2
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+MIB = 1 << 20
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def header(width: int, height: int, colour: int = GREY) -> bytes:
+    return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0))
+
+
+def png(*chunks: bytes) -> bytes:
+    return SIGNATURE + b"".join(chunks) + chunk(b"IEND", b"")
+
+
+def blank(width: int, height: int) -> bytes:
+    """The data of a black grey picture."""
+    return chunk(b"IDAT", zlib.compress(bytes((1 + width) * height), 9))
+
+
+def weapons() -> dict[str, bytes]:
+    """By name."""
+    bomb = zlib.compress(bytes(100 * MIB), 9)
+    small = (header(64, 64), blank(64, 64))
+    return {
+        "wide": png(header(16_777_216, 1), blank(16_777_216, 1)),
+        "tall": png(header(1, 16_777_216), blank(1, 16_777_216)),
+        "square": png(header(4096, 4096), blank(4096, 4096)),
+        "two headers": png(header(64, 64), header(16_777_216, 1), blank(16_777_216, 1)),
+        "huge": png(header(2**31 - 1, 2**31 - 1), blank(64, 64)),
+        "pixel flood": png(header(64_250, 64_250), blank(64, 64)),
+        "text bomb": png(small[0], *[chunk(b"zTXt", b"a\0\0" + bomb)] * 8, small[1]),
+        "profile bomb": png(small[0], chunk(b"iCCP", b"a\0\0" + bomb), small[1]),
+        "truncated": png(header(4096, 4096), chunk(b"IDAT", zlib.compress(bytes(100)))),
+        "no chunks": SIGNATURE,
+    }
+
+
+async def picture_weapons(target: Target) -> Told:
+    """Each weapon eight times at once as a picture to start from."""
+    return await sent(target, [data for data in weapons().values() for _ in range(8)])
+
+
+async def picture_weapons_to_the_embedder(target: Target) -> Told:
+    """Each weapon twice, by a service."""
+    embed = next(method for method in target.methods(EMBEDDER) if method.name == "EmbedImage")
+    async with target.channel(target.addresses[EMBEDDER], "service") as channel:
+        messages = [
+            embedder_service_pb2.EmbedImageRequest(images=[data]).SerializeToString() for data in weapons().values()
+        ]
+        calls = [call_with_bytes(channel, embed, message, LIMIT_S / 2) for message in messages * 2]
+        return Counter(await asyncio.gather(*calls))
+
+
+async def large_pictures(target: Target) -> Told:
+    """30 requests at once that each start from a picture of 8 MiB of noise of their own."""
+    return await sent(target, [noise(1670, 1670) for _ in range(30)])
+
+
+def noise(width: int, height: int) -> bytes:
+    """A picture that no compression makes smaller."""
+    row = 3 * width
+    data = b"".join(b"\0" + os.urandom(row) for _ in range(height))
+    return png(header(width, height, RGB), chunk(b"IDAT", zlib.compress(data, 0)))
+
+
+async def sent(target: Target, pictures: Sequence[bytes]) -> Told:
+    """What requests that start from them end with; left after `LIMIT_S`."""
+    async with target.channel(target.public, "user") as channel:
+        client = ImageClient(channel)
+        requests = [replace(SMALL, init_image=InitImage(data, 0.5)) for data in pictures]
+        tasks = [asyncio.create_task(generated(client, request)) for request in requests]
+        done, left = await asyncio.wait(tasks, timeout=LIMIT_S)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+    return Counter([task.result() for task in done]) + Counter({"LEFT": len(left)})

@@ -1,0 +1,113 @@
+"""What is attacked: the addresses of a suite's processes, and the tokens that the attacker holds."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+
+from pentimento.controller.v1 import controller_service_pb2
+from pentimento.embedder.v1 import embedder_service_pb2
+from pentimento.frontdoor.v1 import frontdoor_service_pb2
+from pentimento.image.v1 import image_service_pb2
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.vectordb.v1 import vectordb_gateway_service_pb2
+from pentimento.worker.v1 import unet_worker_service_pb2
+
+# How often each answer came.
+Told = Counter[str]
+
+FRONTDOOR, CONTROLLER, GATEWAY, EMBEDDER = "frontdoor", "controller", "gateway", "embedder"
+PUBLIC = "public"
+_CONTRACTS = {
+    PUBLIC: (image_service_pb2,),
+    FRONTDOOR: (image_service_pb2, frontdoor_service_pb2),
+    CONTROLLER: (controller_service_pb2,),
+    GATEWAY: (vectordb_gateway_service_pb2,),
+    EMBEDDER: (embedder_service_pb2,),
+}
+_WORKER_CONTRACTS = (unet_worker_service_pb2,)
+
+
+@dataclass(frozen=True)
+class Target:
+    """`addresses` by process, the public API's as "public"; `tokens` by role, "" for none; all "" in open mode.
+
+    `folder` is one that the attacker may write to.
+    """
+
+    addresses: dict[str, str]
+    tokens: dict[str, str]
+    tls_ca: str
+    folder: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Target":
+        return cls(**json.loads(text))
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def public(self) -> str:
+        return self.addresses[PUBLIC]
+
+    @property
+    def workers(self) -> list[str]:
+        return [address for name, address in self.addresses.items() if name not in _CONTRACTS]
+
+    def certificate(self, address: str) -> str:
+        """The authority by which that address is checked; "" where it speaks without TLS."""
+        return self.tls_ca if address == self.public else ""
+
+    def methods(self, process: str) -> list[MethodDescriptor]:
+        """Every RPC of that process."""
+        contracts = _CONTRACTS.get(process, _WORKER_CONTRACTS)
+        services = [service for contract in contracts for service in contract.DESCRIPTOR.services_by_name.values()]
+        return [method for service in services for method in service.methods]
+
+    def channel(self, address: str, role: str = "") -> grpc.aio.Channel:
+        """A connection of its own, with that role's token."""
+        ca = self.certificate(address)
+        settings = RpcChannelSettings(tls_ca_file=Path(ca) if ca else None)
+        return open_channel(address, settings, self.tokens.get(role) or None)
+
+
+def path_of(method: MethodDescriptor) -> str:
+    return f"/{method.containing_service.full_name}/{method.name}"
+
+
+def identity(data: bytes) -> bytes:
+    return data
+
+
+async def call_with_bytes(channel: grpc.aio.Channel, method: MethodDescriptor, data: bytes, timeout_s: float) -> str:
+    """The status word that those bytes are answered with: of a stream, what it ended with, or OK with its first
+    message."""
+    requests = iter([data]) if method.client_streaming else data
+    kinds: dict[tuple[bool, bool], Callable[..., Any]] = {
+        (False, False): channel.unary_unary,
+        (False, True): channel.unary_stream,
+        (True, False): channel.stream_unary,
+        (True, True): channel.stream_stream,
+    }
+    start = kinds[method.client_streaming, method.server_streaming](path_of(method), identity, identity)
+    call = start(requests, timeout=timeout_s)
+    try:
+        if method.server_streaming:
+            await call.read()
+            return (await call.code()).name if call.done() else "OK"
+        await call
+        return "OK"
+    except grpc.aio.AioRpcError as error:
+        return str(error.code().name)
+    finally:
+        call.cancel()
+
+
+def told(answers: Sequence[str]) -> Told:
+    return Counter(answers)

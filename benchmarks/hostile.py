@@ -1,0 +1,312 @@
+"""A hostile day, bounded: attacks on a running suite, and what it and another tenant feel of them.
+
+The suite runs with tokens and TLS (or open, with `--open`), its workers with real weights. `benchmarks.attacks` has the
+attacks; each is played by a process of its own, at the lowest priority, because an attacker on another machine would
+not take the suite's cores. Before each a quiet phase, during both a light open-loop load of another tenant: its p99
+under attack is compared with its own before. Calls that paint are judged apart from those that do not.
+
+The memory of every process is what the kernel says was its peak since the attack began (VmHWM), less what it held
+before the first attack. After each attack all processes must be those that were there before, and a canary picture must equal the one
+painted before the first attack, byte by byte. A suite that does not come back is started anew for the next attack.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.attacks.calls import CROSSED
+from benchmarks.attacks.table import ATTACKS
+from benchmarks.attacks.target import PUBLIC, Target
+from benchmarks.bystander import PAINT, Bystander
+from benchmarks.report import Figure, Interval, Options, at_most, counted, parse_options, publish
+from benchmarks.report import Target as Bound
+from benchmarks.statistics import CONFIDENCE, bootstrap_interval, quantile
+from benchmarks.suite_processes import members, peak_rss_bytes, reset_peak
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.identity import Role
+from pentimento.rpc import new_token, token_entry
+from pentimento.sdk import AsyncClient
+from pentimento.sdk.local import LocalSuite, local_suite
+from tests.contract.rpc.certificates import Authority
+
+MIB = 1 << 20
+GROWTH = at_most(256.0, "MiB")
+SLOWDOWN = at_most(2.0, "x")
+# One picture at a time: what shares steps with others is the same to 1e-4, not to the byte.
+ENVIRONMENT = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1"}
+QUIET_S, QUICK_QUIET_S = 6.0, 2.0
+AFTER_S = 1.0
+ATTACK_LIMIT_S = 45.0
+RECOVERY_LIMIT_S = 30.0
+QUICK = ("gzip_bombs", "unfinished_messages", "every_rpc_by_every_role", "one_key", "picture_weapons")
+ATTACKER = (sys.executable, "-m", "benchmarks.attacks")
+LOWEST_PRIORITY = ("nice", "-n", "19")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the suite is called: the tokens by role ("" in open mode), the other tenant's, the authority's file."""
+
+    tokens: dict[str, str] = field(default_factory=dict)
+    bystander: str = ""
+    tls_ca: str = ""
+    flags: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=lambda: dict(ENVIRONMENT))
+
+
+@dataclass
+class Played:
+    """One attack: what it was told, and what the suite and the other tenant felt. Sizes in MiB, by process."""
+
+    attack: str
+    told: dict[str, int] = field(default_factory=dict)
+    lasted_s: float = 0.0
+    growth_mib: dict[str, float] = field(default_factory=dict)
+    kept_mib: dict[str, float] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
+    canary_ok: bool = False
+    canary_s: float = 0.0
+    state_mib: float = 0.0
+    quiet_s: dict[str, list[float]] = field(default_factory=dict)
+    attacked_s: dict[str, list[float]] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def crossed(self) -> list[str]:
+        return [answer for answer in self.told if answer.startswith(CROSSED)]
+
+    def row(self) -> dict[str, object]:
+        """For people: percentiles in place of samples."""
+        shown = {name: value for name, value in asdict(self).items() if name not in ("quiet_s", "attacked_s")}
+        times = {
+            f"{kind} {phase} p99 ms": round(1e3 * quantile(sorted(seconds), 0.99), 2)
+            for phase, kinds in (("quiet", self.quiet_s), ("attacked", self.attacked_s))
+            for kind, seconds in kinds.items()
+            if seconds
+        }
+        return shown | times
+
+
+class Trial:
+    """One suite, attacked by what is in the list."""
+
+    def __init__(self, suite: LocalSuite, setting: Setting, folder: Path, quiet_s: float) -> None:
+        self._suite = suite
+        self._target = target_of(suite, setting, folder)
+        self._token = setting.bystander
+        self._quiet_s = quiet_s
+        self._processes: dict[str, tuple[psutil.Process, int]] = {}
+
+    async def run(self, attacks: Sequence[str]) -> list[Played]:
+        """What became of each, up to the first after which the suite did not come back."""
+        ca = Path(self._target.tls_ca) if self._target.tls_ca else None
+        async with AsyncClient(self._suite.endpoint.public, token=self._token, tls_ca_file=ca) as client:
+            bystander = Bystander(client)
+            reference = await bystander.canary()
+            async with loaded(bystander, self._quiet_s):
+                pass  # Warms up.
+            self._processes = self._what_they_hold()
+            played = []
+            for name in attacks:
+                played.append(await self._play(name, bystander, reference))
+                print(json.dumps(played[-1].row()), flush=True)
+                if not played[-1].canary_ok:
+                    break
+        return played
+
+    async def _play(self, name: str, bystander: Bystander, reference: bytes) -> Played:
+        played = Played(name)
+        bystander.take()
+        async with loaded(bystander, self._quiet_s):
+            pass
+        played.quiet_s, _ = bystander.take()
+        for process, _ in self._processes.values():
+            reset_peak(process)
+        state = state_bytes(self._suite)
+        began = time.monotonic()
+        async with loaded(bystander, AFTER_S):
+            played.told = await attacked(name, self._target)
+            played.lasted_s = round(time.monotonic() - began, 2)
+        played.attacked_s, failures = bystander.take()
+        played.failures = dict(failures)
+        self._weigh(played)
+        played.state_mib = round((state_bytes(self._suite) - state) / MIB, 1)
+        await self._try_canary(played, bystander, reference)
+        return played
+
+    def _what_they_hold(self) -> dict[str, tuple[psutil.Process, int]]:
+        """Every process and its resident set, before the first attack."""
+        found = members(self._suite.state.path)
+        return {name: (process, process.memory_info().rss) for name, process in found.items()}
+
+    def _weigh(self, played: Played) -> None:
+        """Peak and rest of each process, less what it held before the first attack."""
+        for name, (process, rss) in self._processes.items():
+            peak = peak_rss_bytes(process) if process.is_running() else None
+            if peak is None:
+                played.gone.append(name)
+                continue
+            played.growth_mib[name] = round((peak - rss) / MIB, 1)
+            with suppress(psutil.Error):
+                played.kept_mib[name] = round((process.memory_info().rss - rss) / MIB, 1)
+
+    async def _try_canary(self, played: Played, bystander: Bystander, reference: bytes) -> None:
+        """Until it is painted, or the limit: what the attack left in the queues may be in its way."""
+        began = time.monotonic()
+        while time.monotonic() - began < RECOVERY_LIMIT_S and not played.canary_ok:
+            with suppress(PentimentoError, TimeoutError):
+                async with asyncio.timeout(RECOVERY_LIMIT_S):
+                    played.canary_ok = await bystander.canary() == reference
+            await asyncio.sleep(0.1)
+        played.canary_s = round(time.monotonic() - began, 2)
+
+
+@asynccontextmanager
+async def loaded(bystander: Bystander, longer_s: float) -> AsyncIterator[None]:
+    """The other tenant's load runs inside the block, and so much longer."""
+    stop = asyncio.Event()
+    load = asyncio.create_task(bystander.load(stop))
+    try:
+        yield
+        await asyncio.sleep(longer_s)
+    finally:
+        stop.set()
+        await load
+
+
+async def attacked(name: str, target: Target) -> dict[str, int]:
+    """What the attacker's process was told; it is killed at the limit."""
+    attacker = await asyncio.create_subprocess_exec(
+        *LOWEST_PRIORITY, *ATTACKER, name, stdin=PIPE, stdout=PIPE, stderr=PIPE
+    )
+    try:
+        async with asyncio.timeout(ATTACK_LIMIT_S):
+            output, complaints = await attacker.communicate(target.text().encode())
+    except TimeoutError:
+        attacker.kill()
+        await attacker.wait()
+        return {"NOT DONE IN TIME": 1}
+    if attacker.returncode != 0:
+        raise RuntimeError(f"{name} could not be played: {complaints.decode()[-2000:]}")
+    return dict(json.loads(output))
+
+
+def target_of(suite: LocalSuite, setting: Setting, folder: Path) -> Target:
+    addresses = {PUBLIC: suite.endpoint.public}
+    addresses |= {path.stem: f"unix:{path}" for path in sorted(suite.state.sockets.glob("*.sock"))}
+    return Target(addresses, setting.tokens, setting.tls_ca, str(folder))
+
+
+def state_bytes(suite: LocalSuite) -> int:
+    """Of journal, ledgers and objects."""
+    total = 0
+    for path in suite.state.path.rglob("*"):
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def guarded(folder: Path) -> Setting:
+    """A suite with tokens and TLS: the attacker has one of each role of the tenant "mallory"."""
+    tokens = {role.value: new_token() for role in (Role.USER, Role.SERVICE, Role.ADMIN)}
+    bystander = new_token()
+    entries = [token_entry(token, "mallory", frozenset({Role(role)})) for role, token in tokens.items()]
+    entries.append(token_entry(bystander, "alice", frozenset({Role.USER})))
+    file = folder / "tokens.toml"
+    file.write_text("\n".join(entries))
+    authority = Authority(folder, "authority")
+    pair = authority.issue("server")
+    tls = {
+        "PENTIMENTO_FRONTDOOR_TLS_CERT_FILE": str(pair.certificate),
+        "PENTIMENTO_FRONTDOOR_TLS_KEY_FILE": str(pair.key),
+    }
+    flags = ("--token-file", str(file))
+    return Setting(tokens, bystander, str(authority.certificate), flags, ENVIRONMENT | tls)
+
+
+@contextmanager
+def setting_of(options: Options) -> Iterator[tuple[Setting, Path]]:
+    with tempfile.TemporaryDirectory(prefix="hostile-") as name:
+        folder = Path(name)
+        open_mode = Setting(tokens=dict.fromkeys(("user", "service", "admin"), ""))
+        yield (open_mode if options.rest["open"] else guarded(folder)), folder
+
+
+def main() -> int:
+    options = parse_options("hostile", __doc__, add_options)
+    attacks = options.rest["attacks"] or (QUICK if options.quick else list(ATTACKS))
+    quiet_s = QUICK_QUIET_S if options.quick else QUIET_S
+    played: list[Played] = []
+    with setting_of(options) as (setting, folder):
+        while len(played) < len(attacks):
+            with local_suite(("--device", "cpu", *setting.flags), environment=setting.environment) as suite:
+                trial = Trial(suite, setting, folder, quiet_s)
+                played += asyncio.run(trial.run(attacks[len(played) :]))
+    return publish(options, figures_of(played), notes=notes_of(options, played))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--open", action="store_true", help="no tokens, no TLS")
+    parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"some of: {', '.join(ATTACKS)} [all]")
+
+
+def figures_of(played: list[Played]) -> list[Figure]:
+    growth = [(one.attack, name, mib) for one in played for name, mib in one.growth_mib.items()]
+    gone = [f"{name} after {one.attack}" for one in played for name in one.gone]
+    canaries = [one.canary_ok for one in played]
+    crossed = [answer for one in played for answer in one.crossed]
+    failures = Counter(reason for one in played for reason in Counter(one.failures).elements())
+    calls = sum(len(seconds) for one in played for seconds in one.attacked_s.values())
+    return [
+        Figure("largest growth of a process", max(mib for _, _, mib in growth), GROWTH, growth, None),
+        slowdown("another tenant's calls, p99 under attack / before", played, paints=False),
+        slowdown("another tenant's pictures, p99 under attack / before", played, paints=True),
+        counted("another tenant's calls that failed", failures.total(), calls, at_most(0, "calls"), sorted(failures)),
+        Figure("processes that ended", len(gone), at_most(0, "processes"), gone, None),
+        counted("canaries unlike before", canaries.count(False), len(canaries), at_most(0), list(map(int, canaries))),
+        Figure("roles crossed, pickles loaded", len(crossed), at_most(0, "times"), crossed, None),
+    ]
+
+
+def slowdown(name: str, played: Sequence[Played], *, paints: bool, target: Bound = SLOWDOWN) -> Figure:
+    """p99 over all attacks ÷ p99 over all quiet phases; samples are (1 under attack, milliseconds)."""
+    samples = [
+        (under_attack, round(1e3 * value, 3))
+        for one in played
+        for under_attack, kinds in ((0, one.quiet_s), (1, one.attacked_s))
+        for kind, seconds in kinds.items()
+        if (kind == PAINT) == paints
+        for value in seconds
+    ]
+    low, high = bootstrap_interval(samples, p99_ratio)
+    interval = Interval(low, high, CONFIDENCE, "bootstrap percentile")
+    return Figure(name, p99_ratio(samples), target, samples, interval)
+
+
+def p99_ratio(samples: Sequence[tuple[int, float]]) -> float:
+    quiet, attacked_ms = ([value for phase, value in samples if phase == wanted] for wanted in (0, 1))
+    return quantile(sorted(attacked_ms), 0.99) / quantile(sorted(quiet), 0.99)
+
+
+def notes_of(options: Options, played: list[Played]) -> dict[str, object]:
+    return {
+        "mode": "open" if options.rest["open"] else "tokens and TLS",
+        "attacks": [one.row() for one in played],
+        "environment": ENVIRONMENT,
+        "attackers_niceness": 19,
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,239 @@
+"""Random kills and stops of every process of a suite under load, its supervisor included. Nothing may be lost.
+
+Kills (SIGKILL), stops that last up to six seconds (SIGSTOP, SIGCONT) and polite ends (SIGTERM) of embedder, gateway and
+its index, controller, workers, frontdoor and supervisor, while clients ask for pictures as README tells them to: a call
+that was not answered is made again under its idempotency key. A supervisor that ended is followed by another
+`pentimento up` on the same state. Every third request uses the cache.
+
+The verdict on requests is kill_one's: commits are counted in the journal, pictures without the cache equal those of a
+run without faults byte by byte (workers paint one at a time). When the load is over and sweepers had their time, no
+process may be there that no supervisor started, no object that no row names, no half-written file, no open grant; after
+the end no process, no socket. Last, the supervisor is killed and not replaced: its processes have to end by themselves.
+
+A stopped frontdoor loses its clients: it takes them for gone and cancels what they wait for, as it must. Such requests
+are shown apart; each has to be told as cancelled, with nothing committed.
+"""
+
+import argparse
+import asyncio
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+
+import psutil
+
+from benchmarks.commits import count_commits
+from benchmarks.faulted_load import STEPS, FaultedLoad, count_of, read_journal, request_figures, request_rows
+from benchmarks.report import Figure, Options, at_most, informative, parse_options, publish
+from benchmarks.restarted_suite import RestartedSuite, restarted_suite
+from benchmarks.suite_remains import half_written, left_after_the_end, open_grants, orphan_objects
+from pentimento.sdk import AsyncClient, RetryPolicy
+
+# Sweepers run within the time that this benchmark waits for them; no request is given up for having met many faults.
+ENVIRONMENT = {
+    "PENTIMENTO_UNET_WORKER_MAX_BATCH": "1",
+    "PENTIMENTO_FRONTDOOR_MAX_RERUNS": "10",
+    "PENTIMENTO_VECTORDB_GATEWAY_GRANT_TTL_S": "20",
+    "PENTIMENTO_VECTORDB_GATEWAY_OBJECT_GRACE_S": "5",
+    "PENTIMENTO_VECTORDB_GATEWAY_RECONCILE_INTERVAL_S": "10",
+}
+PATIENT = RetryPolicy(tries=10_000, first_pause_s=0.1, max_pause_s=1.0)
+SUPERVISOR = "supervisor"
+# Starting a suite takes longer than everything else: the supervisor's share of the faults is held down.
+SUPERVISOR_SHARE = 0.05
+KINDS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM)
+KIND_SHARES = (0.6, 0.25, 0.15)
+PAUSE_S = (0.2, 6.0)
+STOP_S = (0.1, 6.0)
+CACHED_EVERY = 3
+SWEEP_LIMIT_S = 120.0
+# A service drains for 30 s at most.
+ORPHAN_LIMIT_S = 40.0
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`after_s` since the first one; `lasted_s` until the process went on, or the suite was up again."""
+
+    process: str
+    kind: str
+    after_s: float
+    lasted_s: float = 0.0
+
+
+@dataclass
+class Remains:
+    """What was there that should not have been, by name."""
+
+    orphans: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    grants: int = 0
+    sockets: list[str] = field(default_factory=list)
+    ended_by_itself: list[str] = field(default_factory=list)
+    outlived_s: float = 0.0
+
+
+class Trial:
+    def __init__(self, suite: RestartedSuite, rng: random.Random) -> None:
+        self._suite = suite
+        self._rng = rng
+        self._began = time.monotonic()
+        self.faults: list[Fault] = []
+        self.remains = Remains()
+
+    async def run(self, faults: int, clients: int) -> FaultedLoad:
+        """The load with its faults, and what is there once both are over."""
+        async with AsyncClient(self._suite.address, retries=PATIENT) as client:
+            load = FaultedLoad(client, CACHED_EVERY)
+            await load.paint_reference()
+            stop = asyncio.Event()
+            busy = load.start(clients, stop)
+            while len(self.faults) < faults:
+                await asyncio.sleep(self._rng.uniform(*PAUSE_S))
+                await self._keep_up()
+                self.faults.append(await self._disturb())
+                print(f"fault {len(self.faults)} of {faults}: {self.faults[-1]}", flush=True)
+            stop.set()
+            await self._until_done(busy)
+            await load.ask_again()
+        await self._look_for_remains()
+        return load
+
+    async def _until_done(self, busy: list[asyncio.Task[None]]) -> None:
+        while not all(task.done() for task in busy):
+            await self._keep_up()
+            await asyncio.wait(busy, timeout=POLL_S)
+
+    async def _keep_up(self) -> None:
+        """A suite that ended without being asked to is started again, and told of."""
+        if not self._suite.runs():
+            self.remains.ended_by_itself.append((self._suite.state.logs / "up.log").read_text()[-300:])
+            await self._up()
+
+    async def _disturb(self) -> Fault:
+        kind = self._rng.choices(KINDS, KIND_SHARES)[0]
+        if self._rng.random() < SUPERVISOR_SHARE:
+            return await self._disturb_supervisor(kind)
+        while not (members := await asyncio.to_thread(self._suite.members)):
+            await self._keep_up()
+            await asyncio.sleep(POLL_S)
+        name = self._rng.choice(sorted(members))
+        with suppress(psutil.Error):
+            members[name].send_signal(kind)
+        stopped_s = await self._pause(members[name].resume) if kind is signal.SIGSTOP else 0.0
+        return self._fault(name, kind, stopped_s)
+
+    async def _disturb_supervisor(self, kind: signal.Signals) -> Fault:
+        """Killed or ended, its successor comes after a moment."""
+        self._suite.signal(kind)
+        if kind is signal.SIGSTOP:
+            return self._fault(SUPERVISOR, kind, await self._pause(lambda: self._suite.signal(signal.SIGCONT)))
+        began = time.monotonic()
+        assert self._suite.supervisor is not None
+        await asyncio.to_thread(self._suite.supervisor.wait)
+        await asyncio.sleep(self._rng.uniform(0.0, 2.0))
+        await self._up()
+        return self._fault(SUPERVISOR, kind, time.monotonic() - began)
+
+    async def _pause(self, resume: Callable[[], None]) -> float:
+        """Seconds for which a stopped process was left so."""
+        seconds = self._rng.uniform(*STOP_S)
+        await asyncio.sleep(seconds)
+        with suppress(psutil.Error):
+            resume()
+        return seconds
+
+    def _fault(self, name: str, kind: signal.Signals, lasted_s: float) -> Fault:
+        return Fault(name, kind.name, round(time.monotonic() - self._began, 2), round(lasted_s, 2))
+
+    async def _up(self) -> None:
+        await asyncio.to_thread(self._suite.up)
+        self.remains.orphans += await asyncio.to_thread(self._suite.orphans)
+
+    async def _look_for_remains(self) -> None:
+        remains, state = self.remains, self._suite.state
+        await settled(lambda: bool(open_grants(state) or orphan_objects(state)), SWEEP_LIMIT_S)
+        remains.files += orphan_objects(state) + half_written(state)
+        remains.grants = open_grants(state)
+        remains.orphans += self._suite.orphans()
+        remains.outlived_s = await self._kill_for_good()
+        await self._up()
+        await asyncio.to_thread(self._suite.down)
+        remains.orphans += self._suite.orphans()
+        remains.sockets += left_after_the_end(state)
+
+    async def _kill_for_good(self) -> float:
+        """Seconds for which processes outlived a supervisor that was killed; those still there then are orphans."""
+        began = time.monotonic()
+        self._suite.signal(signal.SIGKILL)
+        assert self._suite.supervisor is not None
+        await asyncio.to_thread(self._suite.supervisor.wait)
+        await settled(lambda: bool(self._suite.orphans()), ORPHAN_LIMIT_S)
+        self.remains.orphans += self._suite.orphans()
+        return time.monotonic() - began
+
+
+async def settled(holds: Callable[[], bool], limit_s: float) -> None:
+    """Returns once it no longer holds, or after the limit."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end and await asyncio.to_thread(holds):  # noqa: ASYNC110 - another process, nothing to await
+        await asyncio.sleep(POLL_S)
+
+
+def main() -> int:
+    options = parse_options("kill_any", __doc__, add_options)
+    faults = 10 if options.quick else options.rest["faults"]
+    flags = ["--workers", str(options.rest["workers"]), "--device", "cpu", "--threads", "1"]
+    with restarted_suite(flags, ENVIRONMENT) as suite:
+        count_commits(suite.journal)
+        trial = Trial(suite, random.Random(options.rest["seed"]))
+        load = asyncio.run(trial.run(faults, options.rest["clients"]))
+        read_journal(suite.journal, load.samples)
+    return publish(options, figures_of(trial, load), notes=notes_of(options, trial, load))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--faults", type=int, default=200, help="kills and stops, one after the other")
+    parser.add_argument("--workers", type=int, default=3, help="workers of the suite")
+    parser.add_argument("--clients", type=int, default=5, help="clients that each keep one request under way")
+    parser.add_argument("--seed", type=int, default=3, help="of what is disturbed, how and when")
+
+
+def figures_of(trial: Trial, load: FaultedLoad) -> list[Figure]:
+    accepted, remains = [sample for sample in load.samples if sample.accepted], trial.remains
+    left = [sample.left for sample in accepted]
+    return [
+        *request_figures(load.samples),
+        count_of("cancelled because their client's connection broke", left, informative("requests")),
+        remaining("orphan processes", remains.orphans, "processes"),
+        remaining("orphan files", remains.files, "files"),
+        Figure("grants left", remains.grants, at_most(0, "grants"), [remains.grants], None),
+        remaining("sockets left", remains.sockets, "sockets"),
+        remaining("ends of the suite that nobody asked for", remains.ended_by_itself, "ends"),
+        Figure("processes outlive a killed supervisor", remains.outlived_s, informative("s"), [], None),
+    ]
+
+
+def remaining(name: str, found: list[str], unit: str) -> Figure:
+    return Figure(name, len(found), at_most(0, unit), found, None)
+
+
+def notes_of(options: Options, trial: Trial, load: FaultedLoad) -> dict[str, object]:
+    return {
+        "faults": [asdict(fault) for fault in trial.faults],
+        "faults_by_kind": dict(Counter(f"{fault.process} {fault.kind}" for fault in trial.faults)),
+        "requests": request_rows(load.samples),
+        "not_accepted": dict(Counter(sample.error for sample in load.samples if not sample.accepted)),
+        "steps": STEPS,
+        "environment": ENVIRONMENT,
+        **{name: options.rest[name] for name in ("workers", "clients", "seed")},
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

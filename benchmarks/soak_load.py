@@ -1,0 +1,69 @@
+"""A steady load of many small requests, with what clients do beside waiting for a picture: leave, err, ask again."""
+
+import asyncio
+import itertools
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import replace
+
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.image_request import Accepted, CacheMode, ImageRequest
+from pentimento.sdk import AsyncClient, RetryPolicy
+
+CLIENTS = 24
+PROMPTS = 400
+# Every so many-th request: uses the cache, is left as soon as it is accepted, has a wrong field, is asked for twice.
+CACHED, LEFT, WRONG, TWICE = 4, 50, 51, 53
+DEADLINE_MS = 120_000
+RETRIES = RetryPolicy(tries=20, first_pause_s=0.05, max_pause_s=1.0)
+
+
+class SoakLoad:
+    """`ended`: how many requests ended so far; `endings`: how, by word."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._numbers = itertools.count(1)
+        self.ended = 0
+        self.endings: Counter[str] = Counter()
+
+    async def play(self, address: str, requests: int) -> None:
+        """So many more requests, by clients that each keep one under way; their connection is closed after it."""
+        last = self.ended + requests
+        async with AsyncClient(address, retries=RETRIES) as client:
+            await asyncio.gather(*(self._keep_busy(client, last) for _ in range(CLIENTS)))
+
+    async def _keep_busy(self, client: AsyncClient, last: int) -> None:
+        while self.ended < last:
+            number = next(self._numbers)
+            self.endings[await self._play_one(client, number)] += 1
+            self.ended += 1
+
+    async def _play_one(self, client: AsyncClient, number: int) -> str:
+        request = self._request(number)
+        try:
+            if number % LEFT == 0:
+                return await leave(client, request)
+            if number % WRONG == 0:
+                request = replace(request, num_inference_steps=0)
+            key = f"twice-{number}" if number % TWICE == 0 else ""
+            picture = await client.generate(request, idempotency_key=key)
+            if key and (await client.generate(request, idempotency_key=key)).data != picture.data:
+                return "ANOTHER PICTURE"
+            return "OK"
+        except PentimentoError as error:
+            return error.reason
+
+    def _request(self, number: int) -> ImageRequest:
+        cache = CacheMode.READ_WRITE if number % CACHED == 0 else CacheMode.OFF
+        prompt = f"a red circle, number {number % PROMPTS}"
+        return ImageRequest(prompt, num_inference_steps=self._steps, seed=number, cache=cache, deadline_ms=DEADLINE_MS)
+
+
+async def leave(client: AsyncClient, request: ImageRequest) -> str:
+    """Goes away as soon as the request is accepted."""
+    async with aclosing(client.stream(request)) as events:
+        async for event in events:
+            if isinstance(event, Accepted):
+                return "LEFT"
+    return "NOT ACCEPTED"

@@ -1,0 +1,50 @@
+"""What a suite leaves behind: files that no row names, grants that nobody holds, sockets, half-written files."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from pentimento.sdk.supervisor.state import StateDirectory
+from pentimento.stores.objects.filesystem import FilesystemObjectStore
+
+_RESULTS = "select image_key from journal_requests where image_key is not null"
+_CACHED = "select key from cache_objects"
+_OPEN_GRANTS = "select count(*) from cache_grants where entry_id is null"
+
+
+def orphan_objects(state: StateDirectory) -> list[str]:
+    """Keys of results that the journal does not name, and of cached objects that the gateway's ledger does not."""
+    # The keys first: a row may be younger than this look, an object must not be.
+    keys = list(FilesystemObjectStore(state.path / "objects").keys())
+    results = column(state.path / "frontdoor.sqlite", _RESULTS)
+    cached = column(state.path / "gateway.sqlite", _CACHED)
+    return [
+        key
+        for key in keys
+        if (key.startswith("results/") and key not in results) or (key.startswith("cache/") and key not in cached)
+    ]
+
+
+def open_grants(state: StateDirectory) -> int:
+    """Places in the cache that were reserved and neither committed, released nor expired."""
+    return int(next(iter(column(state.path / "gateway.sqlite", _OPEN_GRANTS))))
+
+
+def column(database: Path, query: str) -> set[str]:
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30.0)) as connection:
+        return {row[0] for row in connection.execute(query)}
+
+
+def half_written(state: StateDirectory) -> list[str]:
+    """Files that somebody began to write and did not put in their place."""
+    staged = (state.path / "objects" / "staging").iterdir()
+    return [str(path.relative_to(state.path)) for path in (*staged, *state.path.rglob("*.new"))]
+
+
+def left_after_the_end(state: StateDirectory) -> Iterator[str]:
+    """Sockets, and what tells others that a suite runs here; for a suite that has stopped."""
+    yield from map(str, state.sockets.iterdir() if state.sockets.exists() else ())
+    yield from map(str, state.path.rglob("*.sock"))
+    if state.endpoint_file.exists():
+        yield str(state.endpoint_file)

@@ -1,0 +1,54 @@
+"""Weapons are what they claim to be: a bomb that does not explode proves nothing."""
+
+import io
+import zlib
+
+import pytest
+from PIL import Image
+
+from benchmarks.attacks.calls import nested, varint
+from benchmarks.attacks.pictures import noise, weapons
+from pentimento.image.v1 import image_service_pb2 as pb
+
+
+@pytest.fixture(scope="module")
+def pictures() -> dict[str, bytes]:
+    return weapons()
+
+
+@pytest.mark.parametrize(("name", "size"), [("wide", (16_777_216, 1)), ("tall", (1, 16_777_216))])
+def test_a_thin_picture_is_small_and_whole(
+    pictures: dict[str, bytes], name: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    with Image.open(io.BytesIO(pictures[name])) as image:
+        image.load()
+
+        assert image.size == size
+    assert len(pictures[name]) < 40_000
+
+
+def test_the_second_header_differs_from_the_first(pictures: dict[str, bytes]) -> None:
+    data = pictures["two headers"]
+
+    assert data.count(b"IHDR") == 2
+    assert int.from_bytes(data[16:20], "big") == 64
+
+
+def test_the_text_of_a_bomb_grows_a_thousandfold(pictures: dict[str, bytes]) -> None:
+    data = pictures["text bomb"]
+    start = data.index(b"zTXta\0\0") + 7
+
+    assert len(zlib.decompressobj().decompress(data[start:])) == 100 << 20
+    assert len(data) < 1 << 20
+
+
+def test_noise_is_as_large_as_a_picture_may_be() -> None:
+    assert 7.9 * 2**20 < len(noise(1670, 1670)) <= 8 << 20
+
+
+def test_nested_messages_are_well_formed() -> None:
+    message = pb.GenerateRequest.FromString(nested(b"\x0a", 1))
+
+    assert message.HasField("request")
+    assert varint(300) == b"\xac\x02"

@@ -1,0 +1,68 @@
+"""What a suite left behind is found; what it still needs is not taken for it."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from benchmarks.suite_remains import half_written, left_after_the_end, open_grants, orphan_objects
+from pentimento.sdk.supervisor.state import StateDirectory
+from pentimento.stores.ledger import open_journal
+from pentimento.stores.ledger.cache_ledger import open_cache_ledger
+from pentimento.stores.objects.filesystem import FilesystemObjectStore
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateDirectory]:
+    """Of a suite that never served anybody."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    open_journal(f"sqlite:///{tmp_path}/frontdoor.sqlite").close()
+    open_cache_ledger(f"sqlite:///{tmp_path}/gateway.sqlite").close()
+    FilesystemObjectStore(tmp_path / "objects")
+    return StateDirectory(tmp_path)
+
+
+def execute(file: Path, statement: str) -> None:
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute(statement)
+
+
+def test_an_object_without_a_row_is_an_orphan(state: StateDirectory) -> None:
+    store = FilesystemObjectStore(state.path / "objects")
+    for key in ("results/held", "results/lost", "cache/a/held", "cache/a/lost"):
+        store.put(key, b"x")
+    execute(
+        state.path / "frontdoor.sqlite",
+        """INSERT INTO journal_requests (request_id, tenant, body, body_hash, accepted_at, frontdoor_id,
+            frontdoor_epoch, state, newest_token, newest_epoch, attempt_count, image_key, error_reason, error_message)
+            VALUES ('r', 't', '', '', 0, '', 0, 'completed', 0, 0, 0, 'results/held', '', '')""",
+    )
+    execute(state.path / "gateway.sqlite", "INSERT INTO cache_objects (key, grant_id) VALUES ('cache/a/held', 'g')")
+
+    assert sorted(orphan_objects(state)) == ["cache/a/lost", "results/lost"]
+
+
+def test_a_grant_that_nobody_committed_is_open(state: StateDirectory) -> None:
+    for grant, entry in (("open", "NULL"), ("committed", "'e'")):
+        execute(
+            state.path / "gateway.sqlite",
+            f"""INSERT INTO cache_grants (grant_id, pool, tenant, compatibility_key, request_id, fencing_token,
+                expires_at, entry_id) VALUES ('{grant}', '', '', '', '', 0, 0, {entry})""",
+        )
+
+    assert open_grants(state) == 1
+
+
+def test_a_file_that_somebody_began_is_half_written(state: StateDirectory) -> None:
+    (state.path / "objects" / "staging" / "upload").touch()
+
+    assert half_written(state) == ["objects/staging/upload"]
+
+
+def test_a_socket_outlives_its_suite(state: StateDirectory) -> None:
+    state.sockets.mkdir()
+    (state.sockets / "frontdoor.sock").touch()
+
+    assert str(state.sockets / "frontdoor.sock") in list(left_after_the_end(state))
