@@ -6,8 +6,9 @@ not take the suite's cores. Before each a quiet phase, during both a light open-
 under attack is compared with its own before. Calls that paint are judged apart from those that do not.
 
 The memory of every process is what the kernel says was its peak since the attack began (VmHWM), less what it held
-before the first attack. After each attack all processes must be those that were there before, and a canary picture must equal the one
-painted before the first attack, byte by byte. A suite that does not come back is started anew for the next attack.
+before the first attack. After each attack all processes must be those that were there before, and a canary picture must
+equal the one painted before the first attack, byte by byte. A suite that does not come back is started anew for the
+next attack.
 """
 
 import argparse
