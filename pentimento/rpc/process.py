@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from pentimento.domain.errors import PentimentoError
+from pentimento.domain.private_files import keep_files_private
 from pentimento.settings import SettingsError
 
 EXIT_BROKEN = 1
@@ -19,12 +20,15 @@ EXIT_SETTINGS = 2
 EXIT_INTERRUPTED = 130
 
 
-def run_service(main: Callable[[list[str]], Awaitable[None]]) -> None:
-    """Runs `main(argv)` in a new event loop, argv without the program; does not return on failure."""
+def run_service(main: Callable[[list[str]], Awaitable[None]], *, private: bool = True) -> None:
+    """Runs `main(argv)` in a new event loop, argv without the program; does not return on failure. Files that it makes
+    are this user's alone unless `private` is False."""
 
     async def run() -> None:
         await main(sys.argv[1:])
 
+    if private:
+        keep_files_private()
     try:
         asyncio.run(run())
     except SettingsError as error:

@@ -47,7 +47,7 @@ def local_suite(
     """
     folder = state_dir or Path(tempfile.mkdtemp(prefix="pentimento-"))
     state = StateDirectory(folder)
-    state.logs.mkdir(parents=True, exist_ok=True)
+    state.make()
     started = time.monotonic()
     supervisor = start(state, flags, environment or {})
     try:
@@ -63,7 +63,9 @@ def local_suite(
 
 
 def start(state: StateDirectory, flags: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    with (state.logs / "up.log").open("w") as output:
+    log = state.logs / "up.log"
+    log.touch(mode=0o600)
+    with log.open("w") as output:
         return subprocess.Popen(
             [*COMMAND, "--listen", "127.0.0.1:0", "--state-dir", str(state.path), *flags],
             stdin=subprocess.DEVNULL,

@@ -8,6 +8,8 @@ import logging
 import os
 from pathlib import Path
 
+from pentimento.domain.private_files import make_private_directory
+
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "leader-epoch"
@@ -50,7 +52,7 @@ class LeaderEpoch:
         if self._file is None:
             return
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+            make_private_directory(self._file.parent)
             _write_atomically(self._file, str(self.value))
         except OSError as error:
             logger.warning("leader epoch cannot be stored (%s); going on by the clock", error)

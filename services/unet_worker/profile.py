@@ -22,4 +22,5 @@ async def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     configure_logging("bench_profile", "")
-    run_service(main)
+    # Its file is a result that its user asked for.
+    run_service(main, private=False)

@@ -1,6 +1,7 @@
 """The command against a running suite."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +28,20 @@ def test_generate_saves_a_picture_with_its_provenance(suite: LocalSuite, tmp_pat
     width_px, height_px = size_px()
     assert done.stdout.startswith(f"{output}  {width_px}×{height_px}, tiny-heavy, seed 5, 4 steps")
     assert read_provenance(output.read_bytes())["spec"]["prompt"] == "a yellow star"
+
+
+def test_other_users_may_read_nothing_that_the_suite_keeps_but_the_picture_that_its_user_saved(
+    suite: LocalSuite, tmp_path: Path
+) -> None:
+    output = tmp_path / "star.png"
+    before = os.umask(0o022)
+
+    run(suite, "generate", "a yellow star", "--steps", "4", "-o", str(output))
+
+    os.umask(before)
+    kept = [suite.state.path, *suite.state.path.rglob("*")]
+    assert [path for path in kept if path.lstat().st_mode & 0o077 and not path.is_symlink()] == []
+    assert output.stat().st_mode & 0o777 == 0o644
 
 
 def test_generate_as_json(suite: LocalSuite, tmp_path: Path) -> None:

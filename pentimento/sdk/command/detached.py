@@ -14,7 +14,7 @@ LOOK_S = 0.1
 
 def start_detached(state: StateDirectory) -> int:
     """Runs this very command without `--detach`; 0 once all serve, its exit code when it ended before."""
-    state.logs.mkdir(parents=True, exist_ok=True)
+    state.make()
     log = state.logs / "up.log"
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
     with log.open("w") as output:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from pentimento.domain.emulation import EmulatedFleet, read_fleet
+from pentimento.domain.private_files import keep_files_private
 from pentimento.sdk.command.connection import state_dir_option
 from pentimento.sdk.command.detached import start_detached
 from pentimento.sdk.supervisor.access import SuiteTokens
@@ -61,6 +62,7 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--detach", is_flag=True, help="return once all serve; `pentimento down` stops it")
 def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, detach: bool, **options: Any) -> int:
     """Starts embedder, gateway, controller, workers and frontdoor, and keeps them up. Ctrl-C drains and stops them."""
+    keep_files_private()
     fleet = emulated_fleet(options["emulate"], models, options["profiles"])
     settings = SuiteSettings(
         models=find_models(models) if fleet is None else (),

@@ -10,8 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.private_files import close_to_others, close_tree_to_others, make_private_directory
 
 DEFAULT_STATE = Path(".pentimento")
+# What is a suite's in its state directory: nothing else there is touched, whatever directory was named.
+KEPT = ("logs", "objects", "index", "emulated")
+KEPT_FILES = ("lock", "endpoint.json", "*.sqlite", "*.sqlite-wal", "*.sqlite-shm")
 # Linux takes 107 bytes for the path of a unix socket, macOS 103; the longest name put in the directory has 24.
 MAX_SOCKET_DIRECTORY = 75
 
@@ -40,8 +44,7 @@ class StateDirectory:
 
     def acquire(self) -> None:
         """Takes the state directory until the process ends; FailedPrecondition when another suite has it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.logs.mkdir(exist_ok=True)
+        self.make()
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not take_exclusively(lock):
             owner = os.pread(lock, 32, 0).decode().strip() or "unknown"
@@ -55,6 +58,17 @@ class StateDirectory:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         self._lock = lock
+
+    def make(self) -> None:
+        """Changes state: the directory and what a suite keeps in it are there, and closed to other users."""
+        make_private_directory(self.path)
+        make_private_directory(self.logs)
+        for kept in KEPT:
+            if (self.path / kept).is_dir():
+                close_tree_to_others(self.path / kept)
+        for pattern in KEPT_FILES:
+            for file in self.path.glob(pattern):
+                close_to_others(file)
 
     def release(self) -> None:
         if self._lock is not None:

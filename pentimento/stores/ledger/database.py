@@ -3,7 +3,7 @@
 import errno
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError,
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
+from pentimento.domain.private_files import close_to_others, make_private_directory
 from pentimento.stores.errors import SchemaMismatch, StoreFull, StoreUnavailable
 
 # A statement of a ledger takes milliseconds: whoever waits longer waits for something broken. A url may say otherwise.
@@ -82,11 +83,21 @@ def _insert_unless_present(dialect: str, table: Table) -> Executable:
 
 
 def _open_sqlite(url: URL) -> Engine:
-    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    _make_private_file(Path(str(url.database)))
     engine = create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S}, pool_size=4)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _make_private_file(path: Path) -> None:
+    """SQLite gives the files of its log the rights of the database. What fails here, connecting says."""
+    with suppress(OSError):
+        if not path.parent.is_dir():
+            make_private_directory(path.parent)
+        path.touch(mode=0o600)
+        for file in path.parent.glob(f"{path.name}*"):
+            close_to_others(file)
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pentimento.domain.generation import ObjectReference
+from pentimento.domain.private_files import make_private_directory
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
 from pentimento.stores.objects.store import broken_references, check_key, refer_to, verify
 
@@ -35,8 +36,8 @@ class FilesystemObjectStore:
         self._objects = root / "objects"
         self._staging = root / "staging"
         with _typed_errors():
-            self._objects.mkdir(parents=True, exist_ok=True)
-            self._staging.mkdir(exist_ok=True)
+            make_private_directory(self._objects)
+            make_private_directory(self._staging)
         self.sweep_staging()
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> ObjectReference:
@@ -112,14 +113,14 @@ class FilesystemObjectStore:
     def _make_shard(self, shard: Path) -> None:
         # Not with parents: a store whose volume went away must not be rebuilt on the bare mount point.
         with suppress(FileExistsError):
-            shard.mkdir()
+            shard.mkdir(mode=0o700)
             _flush_directory(self._objects)
 
     def _stage(self) -> tuple[Path, int]:
         """A new file in staging, locked by this process. A sweep may take it before it is locked: then another one."""
         while True:
             path = self._staging / secrets.token_hex(16)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if path.exists():

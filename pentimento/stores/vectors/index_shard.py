@@ -20,6 +20,7 @@ from typing import Any
 
 import qdrant_edge as edge
 
+from pentimento.domain.private_files import make_private_directory
 from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame
 from pentimento.stores.vectors.index import floats
 
@@ -156,7 +157,7 @@ def main() -> None:
 @contextmanager
 def _owner(path: Path) -> Iterator[None]:
     """Wait until no other process has the shard open: a predecessor may still be dying."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_directory(path.parent)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

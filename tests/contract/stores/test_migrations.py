@@ -1,10 +1,14 @@
 """Schema versions, on SQLite and on PostgreSQL."""
 
+import os
+from pathlib import Path
+
 import pytest
 from sqlalchemy import Table, inspect, text
 
 from pentimento.stores.errors import SchemaMismatch
 from pentimento.stores.ledger import cache_tables, journal_tables
+from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import Migration, migrate
 
@@ -57,3 +61,16 @@ def test_components_have_versions_of_their_own(ledger_url: str) -> None:
             assert {name: found[name] for name in expected} == expected, table.name
             assert set(found) == {column.name for column in table.columns}, table.name
     engine.dispose()
+
+
+def test_the_files_of_a_database_are_this_users_alone_also_where_they_were_not(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    (tmp_path / "ledger.sqlite").touch(mode=0o644)
+
+    ledger = open_cache_ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    ledger.totals()
+
+    os.umask(before)
+    assert {path.name for path in tmp_path.iterdir()} > {"ledger.sqlite", "ledger.sqlite-wal"}
+    assert [path for path in tmp_path.iterdir() if path.stat().st_mode & 0o077] == []
+    ledger.close()

@@ -92,3 +92,22 @@ def test_directory_that_somebody_else_prepared_is_refused(tmp_path: Path, trap: 
 
     with pytest.raises(FailedPrecondition):
         make_private(directory)
+
+
+def test_what_a_suite_left_open_to_others_is_closed_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    (state / "objects" / "objects").mkdir(parents=True)
+    (state / "objects" / "objects" / "picture").touch()
+    ours = [state / "objects" / "objects" / "picture", state / "frontdoor.sqlite", state / "frontdoor.sqlite-wal"]
+    (state / "notes.txt").touch()
+    for file in (*ours, state / "notes.txt"):
+        file.touch()
+        file.chmod(0o644)
+    for folder in (state, state / "objects", state / "objects" / "objects"):
+        folder.chmod(0o755)
+
+    StateDirectory(state).acquire()
+
+    kept = [state, state / "logs", state / "lock", state / "objects", state / "objects" / "objects", *ours]
+    assert [path for path in kept if path.stat().st_mode & 0o077] == []
+    assert (state / "notes.txt").stat().st_mode & 0o777 == 0o644

@@ -146,3 +146,14 @@ def test_free_bytes_are_those_of_the_volume(tmp_path: Path) -> None:
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidArgument):
         open_objects(url)
+
+
+def test_objects_and_their_directories_are_this_users_alone_also_where_they_were_not(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir(mode=0o755)
+    before = os.umask(0o022)
+
+    FilesystemObjectStore(tmp_path).put("cache/one", b"latent")
+
+    os.umask(before)
+    found = [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077]
+    assert found == []
