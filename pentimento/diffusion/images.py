@@ -1,14 +1,15 @@
-"""Pixels between tensors and encoded bytes. Formats are allow-listed; dimensions are checked before decoding."""
+"""Pixels between tensors and encoded bytes."""
 
 import io
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
+from pentimento.pictures.decoding import decode, resized
+
 IMAGE_FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
-_MAX_DECODED_PIXELS = 4096 * 4096
 
 
 def encode_pixels(pixels: Tensor, image_format: str, max_side_px: int | None = None) -> bytes:
@@ -32,19 +33,16 @@ def _to_bytes(pixels: Tensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]
     return (unit.permute(1, 2, 0).cpu().numpy() * 255).round().astype(np.uint8)
 
 
-def decode_pixels(data: bytes, width_px: int, height_px: int) -> Tensor:
+def decode_pixels(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
     """An encoded image as pixels (1, 3, height, width) in -1..1, resized (Lanczos) where its size is another.
 
-    Raises ValueError when the bytes are no PNG, JPEG or WebP, or would decode to more than 4096 x 4096 pixels.
+    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` refuses.
     """
-    try:
-        with Image.open(io.BytesIO(data), formats=list(IMAGE_FORMATS.values())) as image:
-            if image.width * image.height > _MAX_DECODED_PIXELS:
-                raise ValueError(f"{image.width} x {image.height} pixels, at most {_MAX_DECODED_PIXELS} are taken")
-            picture = image.convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError):
-        raise ValueError("not a readable PNG, JPEG or WebP image") from None
-    if picture.size != (width_px, height_px):
-        picture = picture.resize((width_px, height_px), Image.Resampling.LANCZOS)
-    unit = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255.0)
-    return (2.0 * unit - 1.0).permute(2, 0, 1).unsqueeze(0).contiguous()
+    return decode(data, field, lambda picture: _to_pixels(picture, (width_px, height_px)))
+
+
+def _to_pixels(picture: Image.Image, size: tuple[int, int]) -> Tensor:
+    if picture.size != size:
+        picture = resized(picture, size, Image.Resampling.LANCZOS)
+    values = torch.from_numpy(np.array(picture)).permute(2, 0, 1).unsqueeze(0)
+    return values.to(torch.float32, memory_format=torch.contiguous_format).div_(255.0).mul_(2.0).sub_(1.0)

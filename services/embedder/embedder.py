@@ -11,11 +11,12 @@ import torch
 
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, Unavailable
+from pentimento.pictures.decoding import decode
 from services.embedder.batching import BatchLimits, Compute, ModelThread
 from services.embedder.memo import EmbeddingMemo
 from services.embedder.metrics import MEMO_HITS, MEMO_MISSES
 from services.embedder.model import EmbeddingModel
-from services.embedder.preprocessing import ImageLimits, decode, to_pixels
+from services.embedder.preprocessing import to_pixels
 
 TEXT, IMAGE = "text", "image"
 # From indices of a call's texts or images to what the model thread takes.
@@ -47,15 +48,12 @@ class EmbedderInfo:
 class Embedder:
     """Belongs to one event loop, which it never blocks. `start` gives it its model; until then it is Unavailable."""
 
-    def __init__(
-        self, limits: CallLimits, image_limits: ImageLimits, batch_limits: BatchLimits, memo_entries: int
-    ) -> None:
+    def __init__(self, limits: CallLimits, batch_limits: BatchLimits, memo_entries: int) -> None:
         self._limits = limits
-        self._image_limits = image_limits
         self._batch_limits = batch_limits
         self._memo_entries = memo_entries
         self._ready: _Ready | None = None
-        # One image is decoded at a time, which bounds the memory that hostile ones can take.
+        # One thread: images are decoded one at a time.
         self._decoding = ThreadPoolExecutor(1, thread_name_prefix="decode")
 
     def start(self, model: EmbeddingModel) -> None:
@@ -106,7 +104,7 @@ class Embedder:
             await asyncio.to_thread(self._ready.thread.close)
 
     def _pixels(self, model: EmbeddingModel, image: bytes, index: int) -> Any:
-        return to_pixels(decode(image, f"images[{index}]", self._image_limits), model.preprocessing)
+        return decode(image, f"images[{index}]", lambda picture: to_pixels(picture, model.preprocessing))
 
     def _check_texts(self, texts: Sequence[str]) -> None:
         _check_count("texts", len(texts), self._limits.max_texts)

@@ -1,6 +1,5 @@
 """Encoded images to the pixels a vision tower takes, as transformers' CLIPImageProcessor does it with PIL."""
 
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,21 +11,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
-from pentimento.domain.errors import InvalidArgument
+from pentimento.pictures.decoding import resized
 
-FORMATS = ("PNG", "JPEG", "WEBP")
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 BICUBIC = 3
-
-
-@dataclass(frozen=True)
-class ImageLimits:
-    """Checked before decoding. At 4 megapixels decoding takes some 120 MB at its peak."""
-
-    max_pixels: int = 4 * 1024 * 1024
-    # A very flat image would grow without bounds when its shortest edge is scaled up.
-    max_aspect_ratio: int = 20
+# Beyond it nothing of a tower would be left to resize for.
+MAX_EDGE_PX = 2048
 
 
 @dataclass(frozen=True)
@@ -49,10 +40,18 @@ def read_preprocessing(path: Path, image_size: int) -> ImagePreprocessing:
         steps = _parse(document)
     except (KeyError, TypeError, ValueError) as error:
         raise BadCheckpoint(f"{path}: cannot be understood ({error})") from None
+    _check_edges(path, steps)
     outcome = steps.crop or steps.resize
     if outcome != (image_size, image_size):
         raise BadCheckpoint(f"{path}: must give {image_size} x {image_size} pixels, gives {outcome}")
     return steps
+
+
+def _check_edges(path: Path, steps: ImagePreprocessing) -> None:
+    resize = (steps.resize,) if isinstance(steps.resize, int) else steps.resize or ()
+    for edge in (*resize, *(steps.crop or ())):
+        if not 1 <= edge <= MAX_EDGE_PX:
+            raise BadCheckpoint(f"{path}: an edge must be between 1 and {MAX_EDGE_PX} pixels, got {edge}")
 
 
 def _parse(document: Mapping[str, Any]) -> ImagePreprocessing:
@@ -77,41 +76,11 @@ def _pair(size: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (int(size["height"]), int(size["width"]))
 
 
-def decode(data: bytes, field: str, limits: ImageLimits) -> Image.Image:
-    """An RGB image, transparency on white. Raises InvalidArgument on `field`; nothing large is allocated before the
-    dimensions have passed."""
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            _check_dimensions(image.size, field, limits)
-            return _on_white(image)
-    except (InvalidArgument, MemoryError):
-        raise
-    except Exception:  # whatever a decoder makes of hostile bytes, they are what is wrong
-        raise InvalidArgument.of(field, f"must be a whole image, one of {', '.join(FORMATS)}") from None
-
-
-def _check_dimensions(size: tuple[int, int], field: str, limits: ImageLimits) -> None:
-    width, height = size
-    if width * height > limits.max_pixels:
-        raise InvalidArgument.of(field, f"must have at most {limits.max_pixels} pixels, got {width} x {height}")
-    if max(size) > limits.max_aspect_ratio * min(size):
-        limit = f"must be at most {limits.max_aspect_ratio} times as long as wide"
-        raise InvalidArgument.of(field, f"{limit}, got {width} x {height}")
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    if "A" not in image.getbands() and image.info.get("transparency") is None:
-        return image.convert("RGB")
-    opaque = image.convert("RGBA")
-    white = Image.new("RGBA", opaque.size, (255, 255, 255, 255))
-    return Image.alpha_composite(white, opaque).convert("RGB")
-
-
 def to_pixels(image: Image.Image, steps: ImagePreprocessing) -> NDArray[np.float32]:
     """(3, height, width) float32 of an RGB image."""
     if steps.resize is not None:
         height, width = _resized(image.size, steps.resize)
-        image = image.resize((width, height), resample=Image.Resampling(steps.resample))
+        image = resized(image, (width, height), Image.Resampling(steps.resample))
     pixels: NDArray[Any] = np.moveaxis(np.asarray(image), -1, 0)
     if steps.crop is not None:
         pixels = _center_crop(pixels, steps.crop)

@@ -14,7 +14,6 @@ from pentimento.rpc import RpcServer, open_channel
 from services.embedder.batching import BatchLimits
 from services.embedder.embedder import CallLimits, Embedder
 from services.embedder.model import open_model
-from services.embedder.preprocessing import ImageLimits
 from services.embedder.servicer import FULL_NAME, EmbedderServicer
 from services.embedder.settings import EmbedderSettings
 
@@ -49,7 +48,6 @@ def wire(settings: EmbedderSettings) -> EmbedderProcess:
     server = RpcServer(settings.rpc, "embedder")
     embedder = Embedder(
         CallLimits(settings.max_texts, settings.max_text_bytes, settings.max_images, settings.max_image_bytes),
-        ImageLimits(settings.max_image_pixels),
         BatchLimits(settings.max_batch_size, settings.max_wait_ms / 1000, settings.queue_limit),
         settings.memo_entries,
     )

@@ -299,7 +299,6 @@ def request_limits(settings: FrontdoorSettings) -> RequestLimits:
         max_prompt_bytes=settings.max_prompt_bytes,
         max_request_cost=settings.max_request_cost,
         max_init_image_bytes=settings.max_init_image_bytes,
-        max_init_image_px=settings.max_init_image_px,
         default_deadline_ms=round(settings.default_deadline_s * 1000),
         max_deadline_ms=round(settings.max_deadline_s * 1000),
     )

@@ -10,6 +10,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from torch import Tensor
+
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.images import decode_pixels
 from pentimento.diffusion.latents import latent_from_bytes
@@ -72,10 +74,7 @@ class StartResolver:
     async def _own_image(self, spec: GenerationSpec, init_image: InitImage) -> ResolvedStart:
         noise_form = self._model.info.noise_form
         first_step = first_img2img_step(spec.num_inference_steps, init_image.strength, noise_form)
-        try:
-            pixels = await self._in_thread(lambda: decode_pixels(init_image.image, spec.width_px, spec.height_px))
-        except ValueError as error:
-            raise InvalidArgument.of("spec.init_image.image", str(error)) from None
+        pixels = await self._in_thread(lambda: _pixels(init_image.image, "spec.init_image.image", spec))
         return ResolvedStart(ImageStart(pixels, first_step))
 
     async def _donor_latent(self, spec: GenerationSpec, start: FromLatent) -> ResolvedStart:
@@ -92,14 +91,18 @@ class StartResolver:
     async def _donor_image(self, spec: GenerationSpec, start: FromImage) -> ResolvedStart:
         """MoDM: the image re-noised to step k, then the remaining T - k steps."""
         data = await self._donors.read(start.image)
-        pixels = await self._judge(lambda: decode_pixels(data, spec.width_px, spec.height_px))
+        pixels = await self._judge(lambda: _pixels(data, "donor", spec))
         return ResolvedStart(ImageStart(pixels, start.start_step), start.start_step)
 
     async def _judge(self, read: Callable[[], T]) -> T:
         try:
             return await self._in_thread(read)
-        except ValueError as error:
+        except (ValueError, InvalidArgument) as error:
             raise UnusableDonor("BAD_DONOR", str(error), object_is_bad=True) from None
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _pixels(image: bytes, field: str, spec: GenerationSpec) -> Tensor:
+    return decode_pixels(image, field, spec.width_px, spec.height_px)

@@ -154,7 +154,7 @@ def profile(folder: Path, model: DiffusionModel, spec: GenerationSpec) -> ModelP
 
 
 def _images(pngs: Sequence[bytes], model: DiffusionModel) -> Tensor:
-    pixels = [decode_pixels(png, model.info.default_width_px, model.info.default_height_px) for png in pngs]
+    pixels = [decode_pixels(png, "picture", model.info.default_width_px, model.info.default_height_px) for png in pngs]
     return ((torch.cat(pixels) + 1.0) * 127.5).round().to(torch.uint8)
 
 

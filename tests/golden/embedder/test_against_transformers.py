@@ -16,8 +16,9 @@ from PIL import Image
 from transformers import CLIPModel, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from pentimento.pictures.decoding import decode
 from services.embedder.model import EmbeddingModel, open_model
-from services.embedder.preprocessing import ImageLimits, ImagePreprocessing, decode, read_preprocessing, to_pixels
+from services.embedder.preprocessing import ImagePreprocessing, read_preprocessing, to_pixels
 from tests.encoders import PREPROCESSING, SIDE_PX, write_encoder
 
 TOLERANCE = 1e-5
@@ -93,7 +94,7 @@ def pictures() -> list[Image.Image]:
 def as_pixels(image: Image.Image, steps: ImagePreprocessing) -> np.ndarray:
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
-    return to_pixels(decode(buffer.getvalue(), "images[0]", ImageLimits()), steps)
+    return decode(buffer.getvalue(), "images[0]", lambda picture: to_pixels(picture, steps))
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "zoo"])
@@ -181,7 +182,7 @@ def test_any_image_gives_the_pixels_of_clip_image_processor(width, height, mode,
     image.save(buffer, "PNG")
     expected = CLIPImageProcessorPil(**config)(Image.open(buffer), return_tensors="np")["pixel_values"][0]
 
-    pixels = to_pixels(decode(buffer.getvalue(), "images[0]", ImageLimits()), steps)
+    pixels = decode(buffer.getvalue(), "images[0]", lambda picture: to_pixels(picture, steps))
 
     assert pixels.dtype == np.float32
     np.testing.assert_allclose(pixels, expected, rtol=0, atol=1e-5)

@@ -130,13 +130,3 @@ def test_it_starts_without_transformers():
     outcome = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=120, check=True)
 
     assert outcome.stdout == b"set()\n"
-
-
-@pytest.mark.parametrize("image_format", ["PNG", "WEBP"])
-def test_the_largest_image_allowed_takes_a_bounded_amount_of_memory(tmp_path, image_format):
-    Image.new("RGBA", (2048, 2048), (1, 2, 3, 4)).save(tmp_path / "image", image_format)
-    command = [sys.executable, "-m", "tests.integration.embedder.decode_memory", str(tmp_path / "image")]
-
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=True)
-
-    assert int(outcome.stdout) < 256 * 1024 * 1024

@@ -15,14 +15,13 @@ from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailab
 from services.embedder.batching import BatchLimits
 from services.embedder.embedder import CallLimits, Embedder
 from services.embedder.model import EmbeddingModel
-from services.embedder.preprocessing import ImageLimits
 
 LIMITS = CallLimits(max_texts=8, max_text_bytes=100, max_images=3, max_image_bytes=5000)
 BATCHES = BatchLimits(max_batch_size=4)
 
 
 def new_embedder(memo_entries: int = 100) -> Embedder:
-    return Embedder(LIMITS, ImageLimits(max_pixels=10_000), BATCHES, memo_entries)
+    return Embedder(LIMITS, BATCHES, memo_entries)
 
 
 @pytest.fixture
@@ -131,7 +130,7 @@ async def test_texts_outside_the_limits_are_refused_by_name_and_the_next_good_ca
         ([picture()] * 4, r"images: must be 1 to 3, got 4"),
         ([picture(), b""], r"images\[1\]: must not be empty"),
         ([b"x" * 5001], r"images\[0\]: must be at most 5000 bytes, got 5001"),
-        ([picture(), b"no image"], r"images\[1\]: must be a whole image"),
+        ([picture(), b"no image"], r"images\[1\]: must be a PNG, JPEG or WebP image"),
     ],
 )
 async def test_images_outside_the_limits_are_refused_by_name_and_the_next_good_call_succeeds(embedder, images, message):

@@ -1,0 +1,12 @@
+"""Encoded pictures of strangers, judged before anything is decoded.
+
+| module | what it does |
+| --- | --- |
+| `header` | format and size of a picture, within the limits that hold in every service; standard library only |
+| `png`, `jpeg`, `webp` | the containers: structure, size, and what of them a decoder needs |
+| `decoding` | pixels, through Pillow; of one picture of a process at a time |
+"""
+
+from pentimento.pictures.header import MAX_ASPECT_RATIO, MAX_PIXELS, PictureHeader, read_header
+
+__all__ = ["MAX_ASPECT_RATIO", "MAX_PIXELS", "PictureHeader", "read_header"]

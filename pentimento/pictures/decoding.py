@@ -1,0 +1,81 @@
+"""Encoded pictures to pixels, through Pillow.
+
+Pillow is given the parts of a picture that pixels are made of, and nothing else: compressed texts, profiles, previews
+and further frames are left out. One picture of a process is decoded at a time, which bounds the memory that any number
+of callers can take.
+"""
+
+import io
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from PIL import Image
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.pictures import jpeg, png, webp
+from pentimento.pictures.header import MAX_PIXELS, PictureHeader, read_header
+
+T = TypeVar("T")
+
+_ESSENCES: dict[str, Callable[[bytes], bytes]] = {"png": png.essence, "jpeg": jpeg.essence, "webp": webp.essence}
+# A thread of its own, too: what many threads free in turn, their allocators keep for each of them.
+_ONE_AT_A_TIME = ThreadPoolExecutor(1, thread_name_prefix="pictures")
+_STRIP_PX = 128
+
+
+def decode(data: bytes, field: str, then: Callable[[Image.Image], T]) -> T:
+    """`then` of an RGB image, transparency on white; run where the image was decoded. Blocks while others are.
+
+    Raises InvalidArgument naming `field` for what `read_header` refuses, and for pixels that are damaged or missing.
+    """
+    header = read_header(data, field)
+    return _ONE_AT_A_TIME.submit(lambda: then(_checked(data, header, field))).result()
+
+
+def _checked(data: bytes, header: PictureHeader, field: str) -> Image.Image:
+    try:
+        return _decode(data, header)
+    except MemoryError:
+        raise
+    except Exception:  # whatever a decoder makes of hostile bytes, they are what is wrong
+        wanted = f"must be a whole {header.format.upper()} image, got one that does not decode"
+        raise InvalidArgument.of(field, wanted) from None
+
+
+def _decode(data: bytes, header: PictureHeader) -> Image.Image:
+    essence = io.BytesIO(_ESSENCES[header.format](data))
+    with Image.open(essence, formats=[header.format.upper()]) as image:
+        if image.size != (header.width_px, header.height_px) or getattr(image, "n_frames", 1) != 1:
+            raise ValueError("the decoder sees another picture than was judged")
+        image.load()
+        return _on_white(image)
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Strip by strip where it must be converted, so that one picture and its conversion are all that is in memory."""
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image.copy()
+    opaque = Image.new("RGB", image.size)
+    for top in range(0, image.height, _STRIP_PX):
+        strip = image.crop((0, top, image.width, min(top + _STRIP_PX, image.height)))
+        opaque.paste(_strip_on_white(strip), (0, top))
+    return opaque
+
+
+def _strip_on_white(strip: Image.Image) -> Image.Image:
+    if "A" not in strip.getbands() and strip.info.get("transparency") is None:
+        return strip.convert("RGB")
+    white = Image.new("RGBA", strip.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, strip.convert("RGBA")).convert("RGB")
+
+
+def resized(image: Image.Image, size: tuple[int, int], resample: Image.Resampling) -> Image.Image:
+    """`image` at `size` (width, height), as Pillow does it: first its width, then its height.
+
+    Where the step between would be larger than any picture that is taken, it is the other way round.
+    """
+    width, height = size
+    if width * image.height > MAX_PIXELS:
+        image = image.resize((image.width, height), resample)
+    return image.resize(size, resample)

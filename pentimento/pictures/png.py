@@ -1,0 +1,90 @@
+"""PNG (RFC 2083): its chunks, checked, and the few of them that pixels are made of."""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pentimento.pictures.container import MAX_PARTS, BadPicture, require
+
+MAGIC = b"\x89PNG\r\n\x1a\n"
+_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+_PALETTE_TYPE = 3
+_KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT")
+_MAX_SIZES = {b"IHDR": 13, b"PLTE": 768, b"tRNS": 256, b"IEND": 0}
+_ANIMATION = (b"acTL", b"fcTL", b"fdAT")
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """`start` and `end` of its content."""
+
+    kind: bytes
+    start: int
+    end: int
+
+
+def size(data: bytes) -> tuple[int, int]:
+    """(width, height) of a still picture whose chunks are sound. Raises BadPicture or struct.error."""
+    chunks = list(_chunks(data))
+    _check_order([chunk.kind for chunk in chunks])
+    width, height, depth, colour, compression, filters, interlace = struct.unpack_from(">IIBBBBB", data, 16)
+    require(depth in _DEPTHS.get(colour, ()), f"no colour type {colour} has {depth} bits")
+    require((compression, filters) == (0, 0) and interlace in (0, 1), "an unknown compression")
+    require(colour != _PALETTE_TYPE or any(chunk.kind == b"PLTE" for chunk in chunks), "its palette is missing")
+    return width, height
+
+
+def essence(data: bytes) -> bytes:
+    """The same picture without metadata, its compressed data in one chunk. Raises BadPicture where a sum is wrong."""
+    parts: dict[bytes, bytearray] = {}
+    for chunk in _chunks(data):
+        if chunk.kind in _KEPT:
+            (stated,) = struct.unpack_from(">I", data, chunk.end)
+            require(zlib.crc32(data[chunk.start - 4 : chunk.end]) == stated, f"the sum of {_shown(chunk)} is wrong")
+            parts.setdefault(chunk.kind, bytearray()).extend(memoryview(data)[chunk.start : chunk.end])
+    ordered = [(kind, bytes(parts[kind])) for kind in _KEPT if kind in parts]
+    return MAGIC + b"".join(_written(kind, content) for kind, content in [*ordered, (b"IEND", b"")])
+
+
+def _written(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(content, zlib.crc32(kind)))
+
+
+def _chunks(data: bytes) -> Iterator[_Chunk]:
+    """Up to IEND; what follows it is none of the picture's."""
+    offset = len(MAGIC)
+    for _ in range(MAX_PARTS):
+        length, kind = struct.unpack_from(">I4s", data, offset)
+        chunk = _Chunk(kind, offset + 8, offset + 8 + length)
+        require(chunk.end + 4 <= len(data), "cut short")
+        _check_chunk(chunk)
+        yield chunk
+        if kind == b"IEND":
+            return
+        offset = chunk.end + 4
+    raise BadPicture(f"more than {MAX_PARTS} chunks")
+
+
+def _check_chunk(chunk: _Chunk) -> None:
+    is_critical = not chunk.kind[0] & 0x20
+    require(not is_critical or chunk.kind in (*_KEPT, b"IEND"), f"an unknown chunk {_shown(chunk)}")
+    require(chunk.kind not in _ANIMATION, "an animation; only still pictures are taken")
+    limit = _MAX_SIZES.get(chunk.kind)
+    require(limit is None or chunk.end - chunk.start <= limit, f"{_shown(chunk)} has more than {limit} bytes")
+
+
+def _shown(chunk: _Chunk) -> str:
+    return repr(chunk.kind.decode("latin-1"))
+
+
+def _check_order(kinds: list[bytes]) -> None:
+    """The chunks that are kept: one of each, in their order, IDATs in a row."""
+    require(kinds[0] == b"IHDR", "it does not begin with IHDR")
+    kept = [kind for kind in kinds if kind in _KEPT]
+    for kind in (b"IHDR", b"PLTE", b"tRNS"):
+        require(kept.count(kind) <= 1, f"more than one {kind.decode()}")
+    require(b"IDAT" in kept, "it has no IDAT")
+    require(kept == sorted(kept, key=_KEPT.index), "its chunks are out of order")
+    first, count = kinds.index(b"IDAT"), kinds.count(b"IDAT")
+    require(kinds[first : first + count] == [b"IDAT"] * count, "its IDATs are apart")

@@ -1,0 +1,39 @@
+"""The largest pictures that are taken, in the costliest way to store each, decoded by real processes."""
+
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).parents[3]
+LARGEST, FLATTEST, TALLEST = (4096, 2048), (12_940, 647), (647, 12_940)
+MIB = 1024 * 1024
+
+
+def sixteen_bits(path: Path, width: int, height: int) -> None:
+    """A PNG of 8 bytes a pixel."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = zlib.compress((b"\0" + b"\x12\x34" * 4 * width) * height)
+    header = struct.pack(">IIBBBBB", width, height, 16, 6, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+
+
+def test_the_largest_images_allowed_take_a_bounded_amount_of_memory(tmp_path: Path) -> None:
+    Image.new("RGBA", LARGEST, (1, 2, 3, 4)).save(tmp_path / "a-lossy.webp")
+    Image.new("RGBA", LARGEST, (1, 2, 3, 4)).save(tmp_path / "lossless.webp", lossless=True, method=0)
+    Image.new("P", LARGEST, 1).save(tmp_path / "palette.png", transparency=1)
+    Image.new("CMYK", LARGEST, 1).save(tmp_path / "progressive.jpg", progressive=True, subsampling=0)
+    Image.new("RGB", FLATTEST).save(tmp_path / "flat.png")
+    Image.new("RGB", TALLEST).save(tmp_path / "tall.png")
+    sixteen_bits(tmp_path / "sixteen.png", *LARGEST)
+    command = [sys.executable, "-m", "tests.integration.pictures.decode_memory", str(tmp_path)]
+
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=170, check=True)
+
+    assert int(outcome.stdout) < 256 * MIB

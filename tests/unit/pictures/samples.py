@@ -1,0 +1,71 @@
+"""Encoded pictures to judge: real ones of Pillow's, and made-up containers."""
+
+import io
+import struct
+import zlib
+
+from PIL import Image
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def encoded(image_format: str, size: tuple[int, int] = (37, 21), mode: str = "RGB", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    colour = (10, 200, 30, 128)[: len(Image.new(mode, (1, 1)).getbands())]
+    Image.new(mode, size, colour if len(colour) > 1 else 1).save(buffer, image_format, **options)
+    return buffer.getvalue()
+
+
+def noise(image_format: str, size: tuple[int, int] = (40, 30), **options: object) -> bytes:
+    buffer = io.BytesIO()
+    Image.effect_noise(size, 60).convert("RGB").save(buffer, image_format, **options)
+    return buffer.getvalue()
+
+
+def chunk(kind: bytes, content: bytes = b"") -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def ihdr(width: int, height: int, depth: int = 8, colour: int = 0) -> bytes:
+    return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+
+
+def idat(width: int, height: int) -> bytes:
+    """Grey, 8 bits."""
+    return chunk(b"IDAT", zlib.compress((b"\0" + b"\x80" * width) * height))
+
+
+def grey_png(*between: bytes, size: tuple[int, int] = (8, 6)) -> bytes:
+    """With chunks between its header and its pixels."""
+    return SIGNATURE + ihdr(*size) + b"".join(between) + idat(*size) + chunk(b"IEND")
+
+
+def riff(*chunks: tuple[bytes, bytes]) -> bytes:
+    body = b"WEBP" + b"".join(
+        kind + struct.pack("<I", len(content)) + content + b"\0" * (len(content) % 2) for kind, content in chunks
+    )
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def vp8x(width: int, height: int, flags: int = 0) -> tuple[bytes, bytes]:
+    content = bytes([flags, 0, 0, 0]) + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    return b"VP8X", content
+
+
+def webp_frame(size: tuple[int, int], lossless: bool = False) -> tuple[bytes, bytes]:
+    data = encoded("webp", size, lossless=lossless)
+    (length,) = struct.unpack_from("<I", data, 16)
+    return data[12:16], data[20 : 20 + length]
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    return bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content
+
+
+def jpeg_parts(data: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """What comes before the frame header, the frame header, what comes up to the end marker, the end marker."""
+    offset = 2
+    while data[offset + 1] not in (0xC0, 0xC2):
+        offset += 2 + struct.unpack_from(">H", data, offset + 2)[0]
+    end = offset + 2 + struct.unpack_from(">H", data, offset + 2)[0]
+    return data[:offset], data[offset:end], data[end:-2], data[-2:]

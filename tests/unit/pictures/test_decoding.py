@@ -1,0 +1,168 @@
+"""The decoder sees the picture that was judged, and nothing but its pixels; what is damaged is refused by field."""
+
+import io
+import threading
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.pictures import read_header
+from pentimento.pictures.decoding import decode, resized
+from tests.unit.pictures.samples import chunk, encoded, grey_png, jpeg_parts, noise, riff, vp8x, webp_frame
+
+
+def pixels(data: bytes) -> np.ndarray:
+    picture = decode(data, "image", lambda picture: picture)
+    assert picture.mode == "RGB"
+    return np.asarray(picture)
+
+
+EXIF = b"Exif\0\0MM\0*\0\0\0\x08" + bytes(6)
+SAMPLES = {
+    "png": noise("png"),
+    "interlaced palette": encoded("png", mode="P"),
+    "one bit": encoded("png", mode="1"),
+    "jpeg": noise("jpeg"),
+    "progressive jpeg": noise("jpeg", progressive=True),
+    "jpeg with restarts": noise("jpeg", restart_marker_blocks=2),
+    "grey jpeg": encoded("jpeg", mode="L"),
+    "CMYK jpeg": encoded("jpeg", mode="CMYK"),
+    "webp": noise("webp"),
+    "lossless webp": noise("webp", lossless=True),
+    "jpeg with metadata": noise("jpeg", icc_profile=b"x" * 200_000, exif=EXIF, comment=b"c"),
+    "webp with metadata": noise("webp", icc_profile=b"x" * 3000, exif=EXIF),
+    "png with metadata": noise("png", icc_profile=b"x" * 3000, exif=EXIF),
+}
+
+
+@pytest.mark.parametrize("data", SAMPLES.values(), ids=SAMPLES.keys())
+def test_pixels_are_those_of_the_whole_file(data: bytes) -> None:
+    with Image.open(io.BytesIO(data)) as image:
+        expected = np.asarray(image.convert("RGB"))
+
+    np.testing.assert_array_equal(pixels(data), expected)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded("png", (20, 300), "RGBA"),
+        encoded("png", (20, 300), "LA"),
+        encoded("png", (20, 300), "P", transparency=1),
+        encoded("webp", (20, 300), "RGBA", lossless=True, exact=True),
+        encoded("webp", (20, 300), "RGBA"),
+    ],
+    ids=["RGBA", "LA", "P", "lossless WebP", "WebP"],
+)
+def test_transparency_is_laid_on_white(data: bytes) -> None:
+    with Image.open(io.BytesIO(data)) as image:
+        opaque = image.convert("RGBA")
+        expected = Image.alpha_composite(Image.new("RGBA", opaque.size, "white"), opaque).convert("RGB")
+
+    np.testing.assert_array_equal(pixels(data), np.asarray(expected))
+
+
+@pytest.mark.parametrize("kind", [b"zTXt", b"iCCP"])
+def test_compressed_metadata_never_reaches_the_decoder(kind: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = chunk(kind, b"name\0\0" + zlib.compress(bytes(1 << 20)))
+    seen = []
+    opened = Image.open
+    monkeypatch.setattr(
+        Image, "open", lambda file, **options: (seen.append(file.getvalue()), opened(file, **options))[1]
+    )
+
+    pixels(grey_png(bomb, chunk(b"tEXt", b"a\0b"), chunk(b"eXIf", b"MM\0*\0\0\0\x08\0\0")))
+
+    assert seen == [grey_png()]
+
+
+@pytest.mark.parametrize("data", SAMPLES.values(), ids=SAMPLES.keys())
+def test_a_picture_cut_in_the_middle_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidArgument, match=r"images\[0\]: must be a whole"):
+        decode(data[: len(data) * 2 // 3], "images[0]", lambda picture: picture)
+
+
+def test_a_chunk_whose_sum_is_wrong_is_refused() -> None:
+    data = bytearray(grey_png())
+    data[29] ^= 1  # the sum of IHDR
+
+    with pytest.raises(InvalidArgument):
+        pixels(bytes(data))
+
+
+def test_a_second_frame_header_behind_the_first_scan_is_refused() -> None:
+    start, frame, scan, end = jpeg_parts(noise("jpeg", progressive=True))
+
+    with pytest.raises(InvalidArgument, match="does not decode"):
+        pixels(start + frame + scan + frame + scan + end)
+
+
+def test_a_jpeg_of_very_many_scans_is_refused() -> None:
+    start, frame, scan, end = jpeg_parts(noise("jpeg"))
+
+    with pytest.raises(InvalidArgument, match="does not decode"):
+        pixels(start + frame + scan * 65 + end)
+
+
+def test_alpha_that_the_canvas_does_not_announce_is_left_out() -> None:
+    frame = webp_frame((8, 8))
+
+    plain = pixels(riff(frame))
+
+    np.testing.assert_array_equal(pixels(riff(vp8x(8, 8), (b"ALPH", bytes(65)), frame)), plain)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_mutated_files_are_refused_or_decode_to_the_size_that_was_judged(data: st.DataObject) -> None:
+    mutated = bytearray(data.draw(st.sampled_from(list(SAMPLES.values()))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, min(len(mutated) - 1, 700)))
+        piece = data.draw(st.binary(min_size=1, max_size=12))
+        end = position + (len(piece) if data.draw(st.booleans()) else 0)
+        mutated[position:end] = piece
+
+    try:
+        header = read_header(bytes(mutated), "image")
+        height, width, _ = pixels(bytes(mutated)).shape
+    except InvalidArgument as refused:
+        assert [violation.field for violation in refused.violations] == ["image"]
+        return
+    assert (width, height) == (header.width_px, header.height_px)
+
+
+def test_one_picture_at_a_time_is_decoded() -> None:
+    inside, together = threading.Lock(), []
+
+    def alone(picture: Image.Image) -> None:
+        together.append(not inside.acquire(blocking=False))
+        resized(picture, (200, 200), Image.Resampling.LANCZOS)
+        inside.release()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: decode(SAMPLES["jpeg"], "image", alone), range(32)))
+
+    assert together == [False] * 32
+
+
+@pytest.mark.parametrize("size", [(64, 48), (10, 90)])
+def test_sizes_are_changed_as_pillow_does(size: tuple[int, int]) -> None:
+    image = Image.effect_noise((40, 30), 60).convert("RGB")
+
+    assert resized(image, size, Image.Resampling.LANCZOS) == image.resize(size, Image.Resampling.LANCZOS)
+
+
+def test_the_step_between_two_sizes_is_never_larger_than_a_picture_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pentimento.pictures.decoding.MAX_PIXELS", 10_000)
+    image, steps = Image.new("RGB", (20, 400)), []
+    resize = Image.Image.resize
+    monkeypatch.setattr(Image.Image, "resize", lambda self, size, how: steps.append(size) or resize(self, size, how))
+
+    assert resized(image, (100, 100), Image.Resampling.LANCZOS).size == (100, 100)
+    assert steps == [(20, 100), (100, 100)]

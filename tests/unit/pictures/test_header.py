@@ -1,0 +1,155 @@
+"""What passes a reader that decodes nothing, and what it refuses: by field, and by the limit that was broken."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.pictures import PictureHeader, read_header
+from tests.unit.pictures.samples import (
+    SIGNATURE,
+    chunk,
+    encoded,
+    grey_png,
+    idat,
+    ihdr,
+    jpeg_parts,
+    riff,
+    segment,
+    vp8x,
+    webp_frame,
+)
+
+
+def animation(image_format: str) -> bytes:
+    buffer = io.BytesIO()
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "green", "blue")]
+    frames[0].save(buffer, image_format, save_all=True, append_images=frames[1:])
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("image_format", "options"),
+    [
+        ("png", {}),
+        ("png", {"mode": "P"}),
+        ("png", {"mode": "1"}),
+        ("png", {"mode": "LA"}),
+        ("png", {"mode": "RGBA"}),
+        ("png", {"mode": "I;16"}),
+        ("jpeg", {}),
+        ("jpeg", {"mode": "L"}),
+        ("jpeg", {"mode": "CMYK"}),
+        ("jpeg", {"progressive": True}),
+        ("jpeg", {"exif": b"Exif\x00\x00" + b"x" * 5000}),
+        ("jpeg", {"icc_profile": b"x" * 200_000}),
+        ("webp", {}),
+        ("webp", {"lossless": True}),
+        ("webp", {"mode": "RGBA"}),
+        ("webp", {"exif": b"Exif\x00\x00II*\x00"}),
+    ],
+)
+def test_the_header_tells_format_and_size(image_format: str, options: dict[str, object]) -> None:
+    data = encoded(image_format, (37, 21), **options)
+
+    assert read_header(data, "image") == PictureHeader(image_format, 37, 21)
+
+
+@pytest.mark.parametrize("image_format", ["gif", "bmp", "tiff", "ppm"])
+def test_other_formats_are_refused_by_their_magic_bytes(image_format: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"init_image\.image: must be a PNG, JPEG or WebP"):
+        read_header(encoded(image_format, (8, 8)), "init_image.image")
+
+
+@pytest.mark.parametrize("image_format", ["png", "webp"])
+def test_a_picture_that_was_cut_anywhere_is_refused(image_format: str) -> None:
+    data = encoded(image_format, (8, 8))
+
+    for length in range(len(data)):
+        with pytest.raises(InvalidArgument):
+            read_header(data[:length], "image")
+
+
+@pytest.mark.parametrize(
+    ("size", "limit"),
+    [
+        ((16_777_216, 1), "at most 8388608 pixels"),
+        ((2**31 - 1, 2**31 - 1), "at most 8388608 pixels"),
+        ((4097, 2048), "at most 8388608 pixels, got 4097 x 2048"),
+        ((4096, 2049), "at most 8388608 pixels, got 4096 x 2049"),
+        ((21, 1), "at most 20 times as long as wide, got 21 x 1"),
+        ((100, 2001), "at most 20 times as long as wide, got 100 x 2001"),
+        ((0, 8), "at least 1 pixel"),
+        ((8, 0), "at least 1 pixel"),
+    ],
+)
+def test_a_size_outside_the_limits_is_refused_by_them(size: tuple[int, int], limit: str) -> None:
+    data = SIGNATURE + ihdr(*size) + idat(1, 1) + chunk(b"IEND")
+
+    with pytest.raises(InvalidArgument, match=f"images\\[3\\]: must (be|have) {limit}"):
+        read_header(data, "images[3]")
+
+
+@pytest.mark.parametrize("size", [(4096, 2048), (20, 1), (1, 20), (1, 1)])
+def test_a_size_at_the_limits_is_taken(size: tuple[int, int]) -> None:
+    data = SIGNATURE + ihdr(*size) + idat(1, 1) + chunk(b"IEND")
+
+    assert read_header(data, "image") == PictureHeader("png", *size)
+
+
+JPEG_START, JPEG_FRAME, JPEG_SCAN, JPEG_END = jpeg_parts(encoded("jpeg", (8, 8)))
+REFUSED = {
+    "two IHDR": (grey_png(ihdr(16_777_216, 1)), "more than one IHDR"),
+    "two palettes": (grey_png(chunk(b"PLTE", b"abc"), chunk(b"PLTE", b"abc")), "more than one PLTE"),
+    "a palette too large": (grey_png(chunk(b"PLTE", bytes(771))), "'PLTE' has more than 768 bytes"),
+    "no palette": (SIGNATURE + ihdr(8, 6, 8, 3) + idat(8, 6) + chunk(b"IEND"), "its palette is missing"),
+    "an odd depth": (SIGNATURE + ihdr(8, 6, 16, 3) + idat(8, 6) + chunk(b"IEND"), "no colour type 3 has 16 bits"),
+    "an unknown critical chunk": (grey_png(chunk(b"CgBI", b"abcd")), "an unknown chunk 'CgBI'"),
+    "chunks without end": (grey_png(*[chunk(b"tEXt", b"a")] * 5000), "more than 4096 chunks"),
+    "pixels before the palette": (grey_png(idat(8, 6), chunk(b"PLTE", b"abc")), "out of order"),
+    "pixels apart": (grey_png(idat(8, 6), chunk(b"tEXt", b"a")), "its IDATs are apart"),
+    "no pixels": (SIGNATURE + ihdr(8, 6) + chunk(b"IEND"), "it has no IDAT"),
+    "an animated PNG": (animation("png"), "an animation"),
+    "an animated WebP": (animation("webp"), "an animation"),
+    "a canvas that is no frame's": (riff(vp8x(8, 8), webp_frame((16, 16))), "its canvas"),
+    "a canvas that is no lossless frame's": (riff(vp8x(8, 8), webp_frame((16, 16), lossless=True)), "its canvas"),
+    "two frames": (riff(webp_frame((8, 8)), webp_frame((16, 16))), "2 frames"),
+    "two canvases": (riff(vp8x(8, 8), vp8x(16, 16), webp_frame((8, 8))), "a chunk too many"),
+    "two frame headers": (JPEG_START + JPEG_FRAME + JPEG_FRAME + JPEG_SCAN + JPEG_END, "2 frames"),
+    "a lossless JPEG": (JPEG_START + b"\xff\xc3" + JPEG_FRAME[2:] + JPEG_SCAN + JPEG_END, "a marker 0xc3"),
+    "12 bits": (JPEG_START + JPEG_FRAME[:4] + b"\x0c" + JPEG_FRAME[5:] + JPEG_SCAN + JPEG_END, "of 12 bits"),
+    "a late height": (JPEG_START + segment(0xDC, b"\0\x08") + JPEG_FRAME + JPEG_SCAN + JPEG_END, "a marker 0xdc"),
+    "segments without end": (JPEG_START + segment(0xFE, b"a") * 600 + JPEG_FRAME, "more than 512 segments"),
+}
+
+
+@pytest.mark.parametrize(("data", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_container_that_might_be_read_in_two_ways_is_refused_by_name(data: bytes, reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"image: must be a whole (PNG|JPEG|WEBP) image: .*{reason}"):
+        read_header(data, "image")
+
+
+@given(
+    st.sampled_from([b"", SIGNATURE, b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBP", b"RIFF\x40\0\0\0WEBPVP8 ", JPEG_START]),
+    st.binary(),
+)
+def test_whatever_bytes_come_the_answer_is_a_header_or_a_typed_error(magic: bytes, rest: bytes) -> None:
+    try:
+        header = read_header(magic + rest, "image")
+    except InvalidArgument:
+        return
+    assert header.width_px >= 1
+    assert header.height_px >= 1
+
+
+def test_headers_are_read_without_a_decoder() -> None:
+    script = "import sys, pentimento.pictures; print({'PIL', 'numpy', 'torch'} & set(sys.modules))"
+
+    outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
+
+    assert outcome.stdout == b"set()\n"
