@@ -41,6 +41,11 @@ def make_tokens(folder: Path) -> None:
     keep_or_write(folder / "tokens.toml", "\n".join(entries), FOR_CONTAINERS)
 
 
+def make_grant_key(folder: Path) -> None:
+    """What the gateway signs grants with, and workers know them by."""
+    keep_or_write(folder / "grant_key", secrets.token_hex(32) + "\n", FOR_CONTAINERS)
+
+
 def make_ledger(folder: Path) -> None:
     """PostgreSQL's password, and the settings file that tells the services the address it is part of."""
     password = keep_or_write(folder / "postgres_password", secrets.token_hex(24), FOR_CONTAINERS)
@@ -74,6 +79,7 @@ def make_vectors(folder: Path) -> None:
 def main(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_tokens(folder)
+    make_grant_key(folder)
     make_ledger(folder)
     make_objects(folder)
     make_vectors(folder)

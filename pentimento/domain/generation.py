@@ -175,12 +175,14 @@ class LatentSlot:
 
 @dataclass(frozen=True)
 class CacheGrant:
-    """Where an attempt may store what it captures."""
+    """Where an attempt may store what it captures; `signature` by `domain.grant_signature`, empty without a key."""
 
     grant_id: str
     latents: tuple[LatentSlot, ...]
     image_key: str
     expires_in_ms: int
+    expires_at_ms: int = 0
+    signature: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -277,7 +277,7 @@ class EmulatedPainter:
             worker_generation=held.worker_generation,
             timings=stage_timings(accepted_at, marks),
             device_seconds=job.device_s + decode_s,
-            notes=(note, *([start.note] if start.note else []), *upload_notes),
+            notes=(*order.notes, note, *([start.note] if start.note else []), *upload_notes),
             bad_donor_reason=start.bad_donor_reason,
         )
         count_result(result)

@@ -12,6 +12,7 @@ from pentimento.domain.clock import SystemClock
 from pentimento.domain.emulation import EmulatedDevices, EmulatedFleet, largest_batch, read_fleet
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport, WorkerAssignment
 from pentimento.rpc import RpcServer, open_channel
+from pentimento.rpc.grant_keys import open_grant_keys
 from pentimento.stores.objects import open_objects
 from pentimento.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from services.unet_worker import metrics
@@ -19,6 +20,7 @@ from services.unet_worker.busy import BusyMeter
 from services.unet_worker.emulated_engine import EmulatedEngineSettings
 from services.unet_worker.emulated_model import model_cost
 from services.unet_worker.emulated_painter import EmulatedLimits, EmulatedPainter
+from services.unet_worker.grants import GrantGuard
 from services.unet_worker.plan_following import PlanFollower
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.settings import EmulatedWorkerSettings
@@ -140,7 +142,9 @@ def wire(settings: EmulatedWorkerSettings) -> EmulatedWorkerProcess:
     devices = fleet.devices_named(settings.devices)
     server = RpcServer(settings.rpc, "unet_worker")
     credits = settings.credits or (0 if fleet.step_batching else _one_batch(fleet, devices))
-    worker = UnetWorker(server.instance_id, credits, settings.orphan_s, Limits(settings.max_prompt_chars))
+    keys = open_grant_keys(settings.grant_key_file)
+    grants = GrantGuard(keys, SystemClock(), open_to_all=settings.rpc.token_file is None)
+    worker = UnetWorker(server.instance_id, credits, settings.orphan_s, Limits(settings.max_prompt_chars), grants)
     server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(worker), FULL_NAME)
     return EmulatedWorkerProcess(server, worker, settings, fleet, devices, generation_at(SystemClock()))
 

@@ -169,7 +169,7 @@ class AttemptRunner:
             timings=timings,
             device_seconds=device_seconds,
             energy_joules=self._joules(painting, picture, device_seconds),
-            notes=(*notes, *upload_notes),
+            notes=(*order.notes, *notes, *upload_notes),
             bad_donor_reason=start.bad_donor_reason,
         )
         count_result(result)

@@ -9,6 +9,9 @@ BATCH = histogram(
     buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
 )
 QUEUE_WAIT_SECONDS = histogram("pentimento_worker_queue_wait_seconds", "Wait of an attempt for its first step.")
+GRANTS_REFUSED = counter(
+    "pentimento_worker_grants_refused_total", "Cache grants that nothing was stored under, by why.", ["reason"]
+)
 PREEMPTIONS = counter(
     "pentimento_worker_preemptions_total",
     "Times that an attempt gave way to a more urgent one, or to the turn of another size.",

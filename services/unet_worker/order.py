@@ -9,7 +9,8 @@ from pentimento.tensors.wire import WireTensor
 
 @dataclass(frozen=True)
 class ExecuteOrder:
-    """ExecuteRequest in domain values; `deadline_remaining_ms` 0 means none."""
+    """ExecuteRequest in domain values; `deadline_remaining_ms` 0 means none. `notes` are what
+    there is to say of it so far, for the result's."""
 
     attempt: Attempt
     spec: GenerationSpec
@@ -21,6 +22,7 @@ class ExecuteOrder:
     image_format: str = "png"
     return_latents: bool = False
     latent_parallel: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,9 @@ class UnetWorkerSettings:
         (), help="checkpoint directories that a plan may have it hold instead, by their names", must_exist=True
     )
     objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
+    grant_key_file: Path | None = setting(
+        None, help="keys shared with the gateway, one a line, by which its grants are known", must_exist=True
+    )
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the model runs")
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the model runs in")
     threads: int = setting(1, help="torch threads of the model", minimum=1, maximum=256)
@@ -88,6 +91,9 @@ class EmulatedWorkerSettings:
     fleet: Path = setting(help="TOML file of the fleet that this worker is one of", must_exist=True)
     devices: str = setting(help="name of the entry under [[devices]] that it stands for")
     objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
+    grant_key_file: Path | None = setting(
+        None, help="keys shared with the gateway, one a line, by which its grants are known", must_exist=True
+    )
     max_prompt_chars: int = setting(10_000, help="characters of a prompt", minimum=1)
     patience_s: float = setting(
         30.0, help="when a request without a deadline, or with a later one, is due after it came", minimum=0

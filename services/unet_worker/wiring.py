@@ -23,6 +23,7 @@ from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import HeldModel, ModelCost, Replica, ReplicaKind, ReplicaReport, WorkerAssignment
 from pentimento.rpc import RpcServer, open_channel
+from pentimento.rpc.grant_keys import open_grant_keys
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from services.unet_worker import metrics
@@ -36,6 +37,7 @@ from services.unet_worker.energy import EnergyMeter, open_counter
 from services.unet_worker.engine_metrics import EngineMetrics
 from services.unet_worker.execution import AttemptRunner, ExecutionLimits
 from services.unet_worker.finishing import Finisher
+from services.unet_worker.grants import GrantGuard
 from services.unet_worker.loaded import LoadedModel
 from services.unet_worker.loop_lag import LoopLagProbe
 from services.unet_worker.model_card import checkpoints, default_batch_key, held_model, model_costs
@@ -208,7 +210,11 @@ class UnetWorkerProcess:
 def wire(settings: UnetWorkerSettings) -> UnetWorkerProcess:
     """Call it inside the event loop that the process runs on. Raises InvalidArgument for two models of one name."""
     server = RpcServer(settings.rpc, "unet_worker")
-    worker = UnetWorker(server.instance_id, settings.credits, settings.orphan_s, Limits(settings.max_prompt_chars))
+    keys = open_grant_keys(settings.grant_key_file)
+    grants = GrantGuard(keys, SystemClock(), open_to_all=settings.rpc.token_file is None)
+    worker = UnetWorker(
+        server.instance_id, settings.credits, settings.orphan_s, Limits(settings.max_prompt_chars), grants
+    )
     server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(worker), FULL_NAME)
     return UnetWorkerProcess(server, worker, settings, checkpoints(settings), generation_at(SystemClock()))
 

@@ -10,6 +10,7 @@ from pentimento.domain.fleet import Capability
 from pentimento.policies.step_batching import reserve_count
 from services.unet_worker.attempts import AttemptBook, StreamEvent
 from services.unet_worker.capacity import CapacityFeed
+from services.unet_worker.grants import GrantGuard
 from services.unet_worker.order import ExecuteOrder
 from services.unet_worker.painter import DeviceMemory, Painter
 from services.unet_worker.validation import Limits, check_order
@@ -27,10 +28,11 @@ class WorkerStatus:
 class UnetWorker:
     """On the event loop only. `credit_count` 0 is what the painter can take."""
 
-    def __init__(self, worker_id: str, credit_count: int, orphan_s: float, limits: Limits) -> None:
+    def __init__(self, worker_id: str, credit_count: int, orphan_s: float, limits: Limits, grants: GrantGuard) -> None:
         self._worker_id = worker_id
         self._fixed_credits = credit_count
         self._limits = limits
+        self._grants = grants
         self._loaded: Painter | None = None
         self.capacity = CapacityFeed(self.credits)
         self.attempts = AttemptBook(
@@ -86,7 +88,7 @@ class UnetWorker:
         loaded = self.loaded
         check_order(order, loaded.held, loaded.noise_form, self._limits)
         loaded.check(order.spec)
-        return self.attempts.execute(order)
+        return self.attempts.execute(self._grants.admitted(order))
 
     def status(self) -> WorkerStatus:
         loaded = self.loaded

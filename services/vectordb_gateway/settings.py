@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, Threshold, Thresholds
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
@@ -64,6 +65,9 @@ class GrantSettings:
 
     grant_ttl_s: float = setting(900.0, help="life of a grant", minimum=0.1, maximum=86_400)
     max_open_grants: int = setting(4096, help="grants neither committed nor released", minimum=1)
+    grant_key_file: Path | None = setting(
+        None, help="keys shared with the workers, one a line; the first one signs grants", must_exist=True
+    )
 
 
 @dataclass(frozen=True)

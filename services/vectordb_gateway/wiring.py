@@ -9,6 +9,7 @@ from pentimento.clients.registration import Registration, generation_at
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.rpc import RpcServer, open_channel
+from pentimento.rpc.grant_keys import open_grant_keys
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
@@ -100,10 +101,11 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     capacity = Capacity(stores.ledger, stores.objects, settings.capacity, settings.grants.max_open_grants)
     rules = settings.selection.rules()
     lookup = Lookup(guard, stores.index, stores.ledger, rules, settings.search_timeout_ms / 1000)
+    keys = open_grant_keys(settings.grants.grant_key_file)
     ttl_s = settings.grants.grant_ttl_s
     gateway = Gateway(
         lookup=lookup,
-        writing=EntryWriting(stores.ledger, guard, indexing, capacity, rules, ttl_s, SystemClock()),
+        writing=EntryWriting(stores.ledger, guard, indexing, capacity, rules, ttl_s, SystemClock(), keys),
         healing=Healing(stores.ledger, stores.objects),
         ledger=stores.ledger,
         capacity=capacity,

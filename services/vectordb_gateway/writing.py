@@ -5,14 +5,16 @@ import logging
 import secrets
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pentimento.domain.cache import CacheScope, compatibility_key
 from pentimento.domain.clock import Clock
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, LatentSlot
+from pentimento.domain.grant_signature import GrantBinding, sign
 from pentimento.policies.cache_selection import SelectionRules, capture_steps
+from pentimento.rpc.grant_keys import GrantKeys
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
 from services.vectordb_gateway import metrics
@@ -51,6 +53,7 @@ class EntryWriting:
         rules: SelectionRules,
         grant_ttl_s: float,
         clock: Clock,
+        keys: GrantKeys | None = None,
     ) -> None:
         self._ledger = ledger
         self._guard = guard
@@ -59,6 +62,7 @@ class EntryWriting:
         self._rules = rules
         self._grant_ttl_s = grant_ttl_s
         self._clock = clock
+        self._keys = keys
 
     async def reserve(
         self, scope: CacheScope, attempt: Attempt, resume_steps: Sequence[int], image: bool
@@ -129,7 +133,22 @@ class EntryWriting:
         )
         await asyncio.wrap_future(self._ledger.reserve(record))
         metrics.GRANTS.labels("granted").inc()
-        return Reservation(_grant_of(record, self._grant_ttl_s), "granted")
+        return Reservation(self._signed(_grant_of(record, self._grant_ttl_s), scope, attempt), "granted")
+
+    def _signed(self, grant: CacheGrant, scope: CacheScope, attempt: Attempt) -> CacheGrant:
+        """For this attempt, and for pictures of this scope; as it is where no key is set."""
+        if self._keys is None:
+            return grant
+        binding = GrantBinding(
+            scope.tenant,
+            attempt.request_id,
+            attempt.fencing_token,
+            scope.model_digest,
+            scope.width_px,
+            scope.height_px,
+            scope.num_inference_steps,
+        )
+        return replace(grant, signature=sign(self._keys.signing, grant, binding))
 
     async def _make_findable(self) -> None:
         try:
@@ -177,4 +196,6 @@ def _pool(scope: CacheScope) -> str:
 def _grant_of(record: GrantRecord, ttl_s: float) -> CacheGrant:
     latents = tuple(LatentSlot(each.resume_step, each.key) for each in record.keys if each.resume_step is not None)
     image_key = next((each.key for each in record.keys if each.resume_step is None), "")
-    return CacheGrant(record.grant_id, latents, image_key, round(ttl_s * 1000))
+    return CacheGrant(
+        record.grant_id, latents, image_key, round(ttl_s * 1000), expires_at_ms=round(record.expires_at * 1000)
+    )

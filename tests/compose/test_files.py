@@ -121,6 +121,14 @@ def test_in_the_real_form_every_service_asks_for_a_token_and_shows_one() -> None
         assert service["environment"]["PENTIMENTO_COMMON_SERVICE_TOKEN_FILE"] == "/run/secrets/service_token"
 
 
+def test_in_the_real_form_gateway_and_workers_share_the_key_of_grants_and_nobody_else_has_it() -> None:
+    holders = {name for name, service in services(REAL).items() if "grant_key" in service.get("secrets", ())}
+
+    assert holders == {"vectordb-gateway", "unet-worker-heavy", "unet-worker-light"}
+    for name in holders:
+        assert services(REAL)[name]["environment"]["PENTIMENTO_COMMON_GRANT_KEY_FILE"] == "/run/secrets/grant_key"
+
+
 def test_the_gpu_form_gives_each_worker_a_device_of_its_own() -> None:
     workers = read("docker-compose.gpu.yml")["services"]
     devices = [

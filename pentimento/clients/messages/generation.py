@@ -273,12 +273,16 @@ def grant_to_proto(grant: CacheGrant) -> pb.CacheGrant:
         latents=[pb.LatentSlot(resume_step=slot.resume_step, key=slot.key) for slot in grant.latents],
         image_key=grant.image_key,
         expires_in_ms=grant.expires_in_ms,
+        expires_at_ms=grant.expires_at_ms,
+        signature=grant.signature,
     )
 
 
 def grant_from_proto(message: pb.CacheGrant) -> CacheGrant:
     slots = tuple(LatentSlot(slot.resume_step, slot.key) for slot in message.latents)
-    return CacheGrant(message.grant_id, slots, message.image_key, message.expires_in_ms)
+    return CacheGrant(
+        message.grant_id, slots, message.image_key, message.expires_in_ms, message.expires_at_ms, message.signature
+    )
 
 
 def captured_latent_to_proto(latent: CapturedLatent) -> pb.CapturedLatent:

@@ -553,9 +553,17 @@ class CacheGrant(_message.Message):
     LATENTS_FIELD_NUMBER: _builtins.int
     IMAGE_KEY_FIELD_NUMBER: _builtins.int
     EXPIRES_IN_MS_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_MS_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     grant_id: _builtins.str
     image_key: _builtins.str
     expires_in_ms: _builtins.int
+    expires_at_ms: _builtins.int
+    """Milliseconds of UNIX time; part of what is signed."""
+    signature: _builtins.bytes
+    """HMAC-SHA256 by a key that gateway and workers share, over the above, tenant, request, fencing token, model, size and
+    steps. Without it, or for another attempt, a worker paints and stores nothing. Empty where no key is set.
+    """
     @_builtins.property
     def latents(self) -> _containers.RepeatedCompositeFieldContainer[Global___LatentSlot]: ...
     def __init__(
@@ -565,10 +573,12 @@ class CacheGrant(_message.Message):
         latents: _abc.Iterable[Global___LatentSlot] | None = ...,
         image_key: _builtins.str = ...,
         expires_in_ms: _builtins.int = ...,
+        expires_at_ms: _builtins.int = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_in_ms", b"expires_in_ms", "grant_id", b"grant_id", "image_key", b"image_key", "latents", b"latents"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_at_ms", b"expires_at_ms", "expires_in_ms", b"expires_in_ms", "grant_id", b"grant_id", "image_key", b"image_key", "latents", b"latents", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,7 +17,7 @@ from pentimento.domain.emulation import EmulatedFleet, read_fleet
 from pentimento.domain.private_files import keep_files_private
 from pentimento.sdk.command.connection import state_dir_option
 from pentimento.sdk.command.detached import start_detached
-from pentimento.sdk.supervisor.access import SuiteTokens
+from pentimento.sdk.supervisor.access import SuiteTokens, write_grant_key
 from pentimento.sdk.supervisor.leftovers import clean_leftovers
 from pentimento.sdk.supervisor.models import DEFAULT_ENCODER, find_encoder, find_models
 from pentimento.sdk.supervisor.output import LogView
@@ -105,6 +105,8 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
         if tokens:
             tokens.write()
             settings = replace(settings, token_file=tokens.table, service_token_file=tokens.service_token)
+        if settings.cached:
+            settings = replace(settings, grant_key_file=write_grant_key(state.sockets))
         if settings.fleet is not None:
             write_profiles(settings.fleet, stores(settings, state))
         suite = plan_suite(settings, state)

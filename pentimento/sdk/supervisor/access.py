@@ -44,6 +44,13 @@ class SuiteTokens:
                 complain(f"{self._given}: {error}")
 
 
+def write_grant_key(directory: Path) -> Path:
+    """The file of the key that this suite's gateway signs grants with, made anew at every start."""
+    path = directory / "grant-key"
+    write_private(path, new_token() + "\n")
+    return path
+
+
 def write_private(path: Path, text: str) -> None:
     fresh = path.with_name(path.name + ".new")
     fresh.touch(mode=0o600)

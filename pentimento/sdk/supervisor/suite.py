@@ -24,6 +24,7 @@ class SuiteSettings:
     config_file: Path | None = None
     token_file: Path | None = None
     service_token_file: Path | None = None
+    grant_key_file: Path | None = None
     fleet: EmulatedFleet | None = None
     policy: str = ""
     slo_s: float | None = None
@@ -97,6 +98,11 @@ def caller_arguments(settings: SuiteSettings, state: StateDirectory) -> tuple[st
     return ("--controller-address", unix_address(state, "controller"), *token)
 
 
+def grant_arguments(settings: SuiteSettings) -> tuple[str, ...]:
+    """Of the gateway, which signs grants, and of workers, which check them."""
+    return ("--grant-key-file", str(settings.grant_key_file)) if settings.grant_key_file else ()
+
+
 def stores(settings: SuiteSettings, state: StateDirectory) -> Path:
     """Emulated pictures never lie in one store with real ones: what is cached there would be painted on from."""
     return state.path / "emulated" if settings.fleet is not None else state.path
@@ -131,7 +137,7 @@ def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         objects_url(settings, state),
     )
     arguments += ("--ledger-url", f"sqlite:///{stores(settings, state) / 'gateway.sqlite'}")
-    arguments += shared_arguments(settings, "gateway") + caller_arguments(settings, state)
+    arguments += grant_arguments(settings) + shared_arguments(settings, "gateway") + caller_arguments(settings, state)
     return ProcessSpec("gateway", "services.vectordb_gateway", arguments, address, CACHE_STAGE)
 
 
@@ -162,7 +168,7 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
     if settings.policy and others:
         arguments += ("--other-models", ",".join(others))
     arguments += profile_arguments(settings.profiles)
-    arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
+    arguments += grant_arguments(settings) + shared_arguments(settings, name) + caller_arguments(settings, state)
     return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE)
 
 
@@ -184,7 +190,7 @@ def emulated_worker(
 ) -> ProcessSpec:
     address = unix_address(state, name)
     arguments: tuple[str, ...] = ("--listen", address, "--fleet", str(fleet.path), "--devices", devices)
-    arguments += ("--objects-url", objects_url(settings, state))
+    arguments += ("--objects-url", objects_url(settings, state), *grant_arguments(settings))
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
     return ProcessSpec(name, "services.unet_worker.emulated", arguments, address, WORKER_STAGE)
 

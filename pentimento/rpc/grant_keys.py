@@ -1,0 +1,48 @@
+"""The keys of cache grants, in a file that gateways and workers share; it may be replaced while they run."""
+
+import logging
+from pathlib import Path
+
+from pentimento.rpc.watched_file import WatchedFile
+from pentimento.settings import SettingsError
+
+MIN_KEY_CHARS = 32
+
+logger = logging.getLogger(__name__)
+
+
+class GrantKeys:
+    """One key a line: the first one signs, all of them are believed. Raises SettingsError for a file without a key, or
+    with a short one; later the keys that were read last stay."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = WatchedFile(path)
+        self._keys = read_keys(path)
+
+    @property
+    def signing(self) -> bytes:
+        return self.believed[0]
+
+    @property
+    def believed(self) -> tuple[bytes, ...]:
+        if self._file.changed():
+            try:
+                self._keys = read_keys(self._file.path)
+            except SettingsError as error:
+                logger.error("the keys of grants stay as they were: %s", error)
+        return self._keys
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    try:
+        keys = tuple(line.strip() for line in path.read_bytes().splitlines() if line.strip())
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    if not keys or any(len(key) < MIN_KEY_CHARS for key in keys):
+        raise SettingsError(f"{path}: must hold a key a line, each of at least {MIN_KEY_CHARS} characters")
+    return keys
+
+
+def open_grant_keys(path: Path | None) -> GrantKeys | None:
+    """None without a file."""
+    return GrantKeys(path) if path is not None else None

@@ -1,0 +1,44 @@
+"""The file of the keys that grants are signed with."""
+
+from pathlib import Path
+
+import pytest
+
+from pentimento.rpc import watched_file
+from pentimento.rpc.grant_keys import GrantKeys
+from pentimento.settings import SettingsError
+
+FIRST, SECOND = "a" * 64, "b" * 64
+
+
+def test_the_first_line_signs_and_all_are_believed(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(f"{FIRST}\n\n{SECOND}\n")
+
+    keys = GrantKeys(tmp_path / "key")
+
+    assert keys.signing == FIRST.encode()
+    assert keys.believed == (FIRST.encode(), SECOND.encode())
+
+
+@pytest.mark.parametrize("text", ["", "\n", "short\n", f"{FIRST}\nshort\n"])
+def test_a_file_without_a_key_or_with_a_short_one_is_refused_without_quoting_it(text: str, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(text)
+
+    with pytest.raises(SettingsError) as refused:
+        GrantKeys(tmp_path / "key")
+
+    assert "at least 32 characters" in str(refused.value)
+    assert "short" not in str(refused.value)
+
+
+def test_a_changed_file_is_taken_over_and_a_broken_one_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
+    (tmp_path / "key").write_text(FIRST)
+    keys = GrantKeys(tmp_path / "key")
+
+    (tmp_path / "key").write_text(f"{SECOND}\n{FIRST}\n")
+    assert keys.signing == SECOND.encode()
+    (tmp_path / "key").write_text("")
+    assert keys.believed == (SECOND.encode(), FIRST.encode())
