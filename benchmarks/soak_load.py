@@ -27,6 +27,10 @@ class SoakLoad:
         self.ended = 0
         self.endings: Counter[str] = Counter()
 
+    def start_again(self) -> None:
+        """Count from none."""
+        self.ended, self.endings = 0, Counter()
+
     async def play(self, address: str, requests: int) -> None:
         """So many more requests, by clients that each keep one under way; their connection is closed after it."""
         last = self.ended + requests

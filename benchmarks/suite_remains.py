@@ -14,16 +14,11 @@ _OPEN_GRANTS = "select count(*) from cache_grants where entry_id is null"
 
 
 def orphan_objects(state: StateDirectory) -> list[str]:
-    """Keys of results that the journal does not name, and of cached objects that the gateway's ledger does not."""
+    """Keys that neither the journal names as a result nor the gateway's ledger as cached, once no request is open."""
     # The keys first: a row may be younger than this look, an object must not be.
     keys = list(FilesystemObjectStore(state.path / "objects").keys())
-    results = column(state.path / "frontdoor.sqlite", _RESULTS)
-    cached = column(state.path / "gateway.sqlite", _CACHED)
-    return [
-        key
-        for key in keys
-        if (key.startswith("results/") and key not in results) or (key.startswith("cache/") and key not in cached)
-    ]
+    named = column(state.path / "frontdoor.sqlite", _RESULTS) | column(state.path / "gateway.sqlite", _CACHED)
+    return [key for key in keys if key not in named]
 
 
 def open_grants(state: StateDirectory) -> int:

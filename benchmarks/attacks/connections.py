@@ -15,6 +15,7 @@ from benchmarks.attacks.target import PUBLIC, Target, Told, path_of
 MIB = 1 << 20
 LARGE = 31 * MIB
 HOLD_S = 5.0
+WORK_LIMIT_S = 20.0
 ANSWER_S = 8.0
 
 
@@ -24,9 +25,13 @@ async def on_all(target: Target, work: Callable[[RawConnection, str], Awaitable[
     async def one(process: str, address: str) -> Told:
         try:
             async with raw_connection(target, address) as connection:
-                await work(connection, path_of(target.methods(process)[0]))
-        except (OSError, TimeoutError) as error:
-            return Counter([type(error).__name__])
+                try:
+                    async with asyncio.timeout(WORK_LIMIT_S):
+                        await work(connection, path_of(target.methods(process)[0]))
+                except TimeoutError:
+                    connection.told["NOT DONE IN TIME"] += 1
+        except (OSError, TimeoutError):
+            return Counter(["NOT CONNECTED"])
         return connection.told
 
     found = await asyncio.gather(*(one(*item) for item in target.addresses.items() for _ in range(copies)))
