@@ -1,8 +1,8 @@
 """A hostile day, bounded: attacks on a running suite, and what it and another tenant feel of them.
 
 The suite runs with tokens and TLS (or open, with `--open`), its workers with real weights. `benchmarks.attacks` has the
-attacks; each is played by a process of its own, at the lowest priority, because an attacker on another machine would
-not take the suite's cores. Before each a quiet phase, during both a light open-loop load of another tenant: its p99
+attacks; each is played by a process of its own, at a low priority, because an attacker on another machine would not
+take the suite's cores. Before each a quiet phase, during both a light open-loop load of another tenant: its p99
 under attack is compared with its own before. Calls that paint are judged apart from those that do not.
 
 The memory of every process is what the kernel says was its peak since the attack began (VmHWM), less what it held
@@ -51,8 +51,10 @@ AFTER_S = 1.0
 ATTACK_LIMIT_S = 45.0
 RECOVERY_LIMIT_S = 30.0
 QUICK = ("gzip_bombs", "unfinished_messages", "every_rpc_by_every_role", "one_key", "picture_weapons")
+# A tenth of the weight of the suite's processes: lower still, and an attacker starves beside a busy suite.
+NICENESS = 10
 ATTACKER = (sys.executable, "-m", "benchmarks.attacks")
-LOWEST_PRIORITY = ("nice", "-n", "19")
+LOW_PRIORITY = ("nice", "-n", str(NICENESS))
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ async def loaded(bystander: Bystander, longer_s: float) -> AsyncIterator[None]:
 async def attacked(name: str, target: Target) -> dict[str, int]:
     """What the attacker's process was told; it is killed at the limit."""
     attacker = await asyncio.create_subprocess_exec(
-        *LOWEST_PRIORITY, *ATTACKER, name, stdin=PIPE, stdout=PIPE, stderr=PIPE
+        *LOW_PRIORITY, *ATTACKER, name, stdin=PIPE, stdout=PIPE, stderr=PIPE
     )
     try:
         async with asyncio.timeout(ATTACK_LIMIT_S):
@@ -305,7 +307,7 @@ def notes_of(options: Options, played: list[Played]) -> dict[str, object]:
         "mode": "open" if options.rest["open"] else "tokens and TLS",
         "attacks": [one.row() for one in played],
         "environment": ENVIRONMENT,
-        "attackers_niceness": 19,
+        "attackers_niceness": NICENESS,
     }
 
 

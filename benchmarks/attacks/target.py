@@ -14,7 +14,10 @@ from pentimento.controller.v1 import controller_service_pb2
 from pentimento.embedder.v1 import embedder_service_pb2
 from pentimento.frontdoor.v1 import frontdoor_service_pb2
 from pentimento.image.v1 import image_service_pb2
-from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.rpc import RpcChannelSettings
+from pentimento.rpc.channel import GivenToken, KitChannel, NoToken
+from pentimento.rpc.credentials import channel_credentials
+from pentimento.rpc.transport import message_limits
 from pentimento.vectordb.v1 import vectordb_gateway_service_pb2
 from pentimento.worker.v1 import unet_worker_service_pb2
 
@@ -31,6 +34,11 @@ _CONTRACTS = {
     EMBEDDER: (embedder_service_pb2,),
 }
 _WORKER_CONTRACTS = (unet_worker_service_pb2,)
+# Without its own pool a channel shares its connection with all others to the same address.
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0), *message_limits(64 << 20))
+UNARY_S = 10.0
+# Answers that no input should get; told with the RPC that gave them.
+_DEFECTS = frozenset({"INTERNAL", "UNKNOWN"})
 
 
 @dataclass(frozen=True)
@@ -71,10 +79,15 @@ class Target:
         return [method for service in services for method in service.methods]
 
     def channel(self, address: str, role: str = "") -> grpc.aio.Channel:
-        """A connection of its own, with that role's token."""
+        """A connection of its own, with that role's token. Without our keepalive: an attacker does not give up."""
         ca = self.certificate(address)
-        settings = RpcChannelSettings(tls_ca_file=Path(ca) if ca else None)
-        return open_channel(address, settings, self.tokens.get(role) or None)
+        credentials = channel_credentials(RpcChannelSettings(tls_ca_file=Path(ca) if ca else None))
+        if credentials is None:
+            plain = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            plain = grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+        token = self.tokens.get(role)
+        return KitChannel(plain, GivenToken(token) if token else NoToken(), UNARY_S)
 
 
 def path_of(method: MethodDescriptor) -> str:
@@ -100,11 +113,12 @@ async def call_with_bytes(channel: grpc.aio.Channel, method: MethodDescriptor, d
     try:
         if method.server_streaming:
             await call.read()
-            return (await call.code()).name if call.done() else "OK"
+            return str((await call.code()).name) if call.done() else "OK"
         await call
         return "OK"
     except grpc.aio.AioRpcError as error:
-        return str(error.code().name)
+        status = str(error.code().name)
+        return f"{status} from {path_of(method)}" if status in _DEFECTS else status
     finally:
         call.cancel()
 
