@@ -207,3 +207,28 @@ async def test_a_deadline_that_passed_before_the_handler_starts_no_work(socket_p
     await made.server.stop()
 
     assert not handler.entered.is_set()
+
+
+async def test_a_stop_lets_a_stream_that_is_about_to_end_say_its_last_word(
+    target: Scripted, channel: grpc.aio.Channel
+) -> None:
+    stopping = asyncio.Event()
+
+    async def credits(request: object) -> AsyncIterator[worker.WatchCreditsResponse]:
+        yield worker.WatchCreditsResponse(worker_id="first")
+        await stopping.wait()
+        yield worker.WatchCreditsResponse(worker_id="last")
+
+    target.worker.credits = credits
+    call = worker_stub(channel).WatchCredits(worker.WatchCreditsRequest())
+    told = [(await call.read()).worker_id]
+    stop = asyncio.create_task(target.server.stop(20.0))
+    await asyncio.sleep(0)
+    stopping.set()
+
+    told.append((await call.read()).worker_id)
+    end = await call.read()
+    await stop
+
+    assert told == ["first", "last"]
+    assert end is grpc.aio.EOF

@@ -1,4 +1,7 @@
-"""Every RPC of every contract, called by nobody, user, service and admin, is answered as its contract declares."""
+"""Every RPC of every contract, called by nobody, user, service and admin, is answered as this table says.
+
+The table is written by hand: a contract that opens an RPC, and a new RPC without a row, fail here.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -23,6 +26,41 @@ ROLES = {
     "service": auth_pb2.ROLE_SERVICE,
     "admin": auth_pb2.ROLE_ADMIN,
 }
+CLIENTS, SUITE, SUITE_AND_OPERATORS = {"user", "admin"}, {"service"}, {"service", "admin"}
+MAY_CALL = {
+    "controller.v1.ControllerService.Register": SUITE,
+    "controller.v1.ControllerService.Report": SUITE,
+    "controller.v1.ControllerService.Deregister": SUITE,
+    "controller.v1.ControllerService.WatchPlan": SUITE_AND_OPERATORS,
+    "controller.v1.ControllerService.GetFleet": SUITE_AND_OPERATORS,
+    "controlnet.v1.ControlNetService.StreamResiduals": SUITE,
+    "controlnet.v1.ControlNetService.Prefetch": SUITE_AND_OPERATORS,
+    "controlnet.v1.ControlNetService.GetStatus": SUITE_AND_OPERATORS,
+    "discriminator.v1.DiscriminatorService.Score": SUITE,
+    "discriminator.v1.DiscriminatorService.GetStatus": SUITE_AND_OPERATORS,
+    "embedder.v1.EmbedderService.EmbedText": SUITE,
+    "embedder.v1.EmbedderService.EmbedImage": SUITE,
+    "embedder.v1.EmbedderService.GetInfo": SUITE_AND_OPERATORS,
+    "frontdoor.v1.FrontdoorService.GetStatus": SUITE_AND_OPERATORS,
+    "image.v1.ImageService.Generate": CLIENTS,
+    "image.v1.ImageService.Cancel": CLIENTS,
+    "image.v1.ImageService.GetRequest": CLIENTS,
+    "image.v1.ImageService.Explain": CLIENTS,
+    "image.v1.ImageService.ListModels": CLIENTS,
+    "vectordb.v1.VectordbGatewayService.Lookup": SUITE,
+    "vectordb.v1.VectordbGatewayService.Reserve": SUITE,
+    "vectordb.v1.VectordbGatewayService.Commit": SUITE,
+    "vectordb.v1.VectordbGatewayService.Release": SUITE,
+    "vectordb.v1.VectordbGatewayService.ReportBadObject": SUITE,
+    "vectordb.v1.VectordbGatewayService.GetStatistics": SUITE_AND_OPERATORS,
+    "worker.v1.UnetWorkerService.WatchCredits": SUITE,
+    "worker.v1.UnetWorkerService.Execute": SUITE,
+    "worker.v1.UnetWorkerService.Attach": SUITE,
+    "worker.v1.UnetWorkerService.CancelAttempt": SUITE,
+    "worker.v1.UnetWorkerService.Prefetch": SUITE_AND_OPERATORS,
+    "worker.v1.UnetWorkerService.PredictHalf": SUITE,
+    "worker.v1.UnetWorkerService.GetStatus": SUITE_AND_OPERATORS,
+}
 
 
 def load_contracts() -> list[ServiceDescriptor]:
@@ -39,14 +77,14 @@ SERVICES = load_contracts()
 METHODS = [method for service in SERVICES for method in service.methods]
 
 
-def declared(method: MethodDescriptor) -> set[int]:
-    return set(method.GetOptions().Extensions[auth_pb2.allowed_roles])
+def name_of(method: MethodDescriptor) -> str:
+    return method.full_name.removeprefix("pentimento.")
 
 
-def expected(method: MethodDescriptor, caller: str) -> grpc.StatusCode:
+def expected(name: str, caller: str) -> grpc.StatusCode:
     if caller == "nobody":
         return grpc.StatusCode.UNAUTHENTICATED
-    return grpc.StatusCode.OK if ROLES[caller] in declared(method) else grpc.StatusCode.PERMISSION_DENIED
+    return grpc.StatusCode.OK if caller in MAY_CALL[name] else grpc.StatusCode.PERMISSION_DENIED
 
 
 def empty_handler(method: MethodDescriptor) -> grpc.RpcMethodHandler:
@@ -94,12 +132,20 @@ async def call(channel: grpc.aio.Channel, method: MethodDescriptor) -> grpc.Stat
     return grpc.StatusCode.OK
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.full_name.removeprefix("pentimento."))
-def test_every_rpc_declares_who_may_call_it(method: MethodDescriptor) -> None:
-    assert declared(method) - {auth_pb2.ROLE_UNSPECIFIED}
+def test_every_rpc_of_every_contract_has_a_row_in_the_table() -> None:
+    assert {name_of(method) for method in METHODS} == MAY_CALL.keys()
 
 
-async def test_every_rpc_is_answered_as_declared_to_each_kind_of_caller(tmp_path: Path, socket_path: Path) -> None:
+@pytest.mark.parametrize("method", METHODS, ids=name_of)
+def test_every_contract_declares_what_the_table_says(method: MethodDescriptor) -> None:
+    declared = set(method.GetOptions().Extensions[auth_pb2.allowed_roles])
+
+    assert declared == {ROLES[caller] for caller in MAY_CALL[name_of(method)]}
+
+
+async def test_every_rpc_is_answered_to_each_kind_of_caller_as_the_table_says(
+    tmp_path: Path, socket_path: Path
+) -> None:
     tokens = {name: new_token() for name in ROLES}
     file = tmp_path / "tokens.toml"
     file.write_text("".join(token_entry(token, "acme", frozenset({Role(name)})) for name, token in tokens.items()))
@@ -112,13 +158,11 @@ async def test_every_rpc_is_answered_as_declared_to_each_kind_of_caller(tmp_path
         for caller in ("nobody", *ROLES):
             async with open_channel(f"unix:{socket_path}", RpcChannelSettings(), tokens.get(caller)) as channel:
                 codes = await asyncio.gather(*(call(channel, method) for method in METHODS))
-            answers |= {(method.full_name, caller): code for method, code in zip(METHODS, codes, strict=True)}
+            answers |= {(name_of(method), caller): code for method, code in zip(METHODS, codes, strict=True)}
     finally:
         await server.stop()
 
-    assert answers == {
-        (method.full_name, caller): expected(method, caller) for method in METHODS for caller in ("nobody", *ROLES)
-    }
+    assert answers == {(name, caller): expected(name, caller) for name in MAY_CALL for caller in ("nobody", *ROLES)}
 
 
 async def test_an_rpc_whose_contract_names_no_role_is_closed_to_all(tmp_path: Path, socket_path: Path) -> None:

@@ -1,17 +1,29 @@
 import asyncio
+import io
+from dataclasses import fields, replace
 
 import pytest
+from PIL import Image
 
 from pentimento.domain.errors import (
     Cancelled,
     DeadlineExceeded,
-    FailedPrecondition,
     Internal,
     InvalidArgument,
     NotFound,
+    PentimentoError,
     ResourceExhausted,
 )
-from pentimento.domain.image_request import Accepted, Completed, ImageRequest, Progress, Routed
+from pentimento.domain.generation import InitImage
+from pentimento.domain.image_request import (
+    Accepted,
+    CacheMode,
+    Completed,
+    ImageFormat,
+    ImageRequest,
+    Progress,
+    Routed,
+)
 from pentimento.domain.requests import RequestState
 from tests.integration.frontdoor.paced_worker import PacedWorker, picture_of
 from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
@@ -132,13 +144,47 @@ async def test_the_same_key_and_body_joins_the_running_request(suite: Suite, wor
     assert len(worker.executed) == 1
 
 
-async def test_the_same_key_with_another_body_is_refused(suite: Suite) -> None:
+def png() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+# Another value for every field that this suite takes one for (it serves no adapters).
+OTHER_VALUES: dict[str, object] = {
+    "prompt": "another",
+    "negative_prompt": "blurry",
+    "model": "tiny",
+    "width_px": 32,
+    "height_px": 32,
+    "num_inference_steps": 2,
+    "guidance_scale": 2.0,
+    "scheduler": "ddim",
+    "eta": 0.5,
+    "seed": 2,
+    "init_image": InitImage(png(), 0.5),
+    "cache": CacheMode.OFF,
+    "format": ImageFormat.JPEG,
+    "quality": 0.5,
+    "deadline_ms": 50_000,
+    "max_cost": 1e6,
+}
+
+
+async def test_the_same_key_with_another_body_is_refused_whatever_differs(suite: Suite) -> None:
     await suite.paint(idempotency_key="key")
 
-    with pytest.raises(FailedPrecondition) as caught:
-        await suite.paint(ImageRequest(prompt="another"), idempotency_key="key")
+    reasons = {}
+    for name, value in OTHER_VALUES.items():
+        with pytest.raises(PentimentoError) as caught:
+            await suite.paint(replace(REQUEST, **{name: value}), idempotency_key="key")  # type: ignore[arg-type]
+        reasons[name] = caught.value.reason
 
-    assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
+    assert reasons == dict.fromkeys(OTHER_VALUES, "IDEMPOTENCY_KEY_REUSED")
+
+
+def test_every_field_of_a_request_has_another_value_here() -> None:
+    assert OTHER_VALUES.keys() == {field.name for field in fields(ImageRequest)} - {"loras", "controlnets"}
 
 
 async def test_twenty_clients_with_one_key_get_one_picture(suite: Suite, worker: PacedWorker) -> None:

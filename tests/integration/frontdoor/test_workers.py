@@ -10,7 +10,7 @@ import pytest
 from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.execution import AttemptResult
 from tests.integration.frontdoor.paced_worker import PacedWorker, Running, picture_of, serve
-from tests.integration.frontdoor.suite import Suite, running_suite
+from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
 
 
 @pytest.fixture
@@ -126,3 +126,9 @@ async def test_what_a_silent_worker_still_runs_is_stopped_when_it_is_back(folder
         worker.speaks = True
 
         assert (await painting).provenance.attempt_number == 2
+
+
+async def test_a_worker_hears_how_long_its_client_waits(suite: Suite, worker: PacedWorker) -> None:
+    await suite.paint(replace(REQUEST, deadline_ms=600_000))
+
+    assert 300_000 < worker.orders[0].deadline_remaining_ms <= 600_000

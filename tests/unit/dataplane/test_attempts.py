@@ -267,3 +267,17 @@ def test_tokens_of_a_newer_epoch_are_newer() -> None:
         tokens.append(driver.run().fencing_token)
 
     assert tokens[1] > tokens[0] + 1000
+
+
+@pytest.mark.parametrize("won", [True, False])
+def test_what_the_journal_says_of_an_older_attempt_leaves_the_newer_alone(driver: Driver, won: bool) -> None:
+    driver.worker("w1")
+    older = only(effects.PersistAttempt, driver.queue())
+    driver.send(events.WorkerLost("w1", 1))
+    newer = only(effects.PersistAttempt, driver.worker("w2"))
+
+    late = driver.send(events.AttemptPersisted("r1", older.fencing_token, won))
+
+    assert late == [effects.ReleaseGrant("r1", older.fencing_token)]
+    execute = only(effects.Execute, driver.send(events.AttemptPersisted("r1", newer.fencing_token, True)))
+    assert execute.worker_id == "w2"

@@ -144,3 +144,14 @@ def test_attempts_that_began_together_end_together(driver: Driver) -> None:
 
     assert only(effects.Reject, driver.arrive("late", deadline=driver.now + 23.5)).reason == "PREDICTED_LATE"
     assert kinds(driver.arrive("later", deadline=driver.now + 24.5))[0] is effects.PersistAccepted
+
+
+def test_of_two_that_wait_the_hopeless_one_is_dropped_for_the_other(driver: Driver) -> None:
+    driver.profile("m", (1, 10.0))
+    driver.queue("hopeless", deadline=driver.now + 1.0)
+    driver.queue("other", deadline=driver.now + 100.0)
+
+    after = driver.worker()
+
+    assert only(effects.Drop, after).request_id == "hopeless"
+    assert only(effects.PersistAttempt, after).request_id == "other"

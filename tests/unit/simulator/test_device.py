@@ -142,3 +142,10 @@ def test_costs_between_measured_batch_sizes_lie_on_the_line() -> None:
     costs: ModelCosts = from_latencies("m", 10, {1: 1.0, 2: 1.5, 4: 3.5})
 
     assert [round(costs.step(size).mean_s * 10, 6) for size in (1, 2, 3, 4, 9)] == [1.0, 1.5, 2.5, 3.5, 3.5]
+
+
+def test_pictures_are_finished_one_after_the_other() -> None:
+    costs = from_latencies("m", 10, {1: 1.0, 2: 1.5}, finish=Cost(0.5, 0.0, 1))
+    scenario = one_model(SECONDS, models=(SimulatedModel(costs),))
+
+    assert latencies(scenario, [0.0, 0.0]) == [2.0, 2.5]

@@ -261,3 +261,22 @@ async def test_counts_tell_stopped_attempts_from_failed_ones() -> None:
         await read_all(book.execute(replace(ORDER, attempt=replace(ORDER.attempt, request_id="other"))))
 
     assert (book.completed_count, book.failed_count) == (0, 1)
+
+
+async def test_draining_waits_for_a_stream_that_has_not_told_its_end() -> None:
+    runner = Runner()
+    book = make_book(runner)
+    stream = await started(book)
+    runner.finish.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not book.running()
+
+    draining = asyncio.create_task(book.drain())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    was_done = draining.done()
+
+    assert (await read_all(stream))[-1] == outcome_of(ORDER)
+    await draining
+    assert not was_done

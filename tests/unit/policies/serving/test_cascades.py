@@ -46,6 +46,7 @@ def brute_force(problem: CascadeProblem) -> float | None:
     heavy=COSTS,
     queue_s=st.floats(0.0, 2.0),
     power=st.floats(0.3, 3.0),
+    discriminator_s=st.sampled_from([0.0, 0.3, 1.5]),
 )
 def test_enumeration_finds_the_optimum_of_the_problem(
     demand: float,
@@ -55,10 +56,11 @@ def test_enumeration_finds_the_optimum_of_the_problem(
     heavy: tuple[BatchCost, ...],
     queue_s: float,
     power: float,
+    discriminator_s: float,
 ) -> None:
     curve = DeferralCurve(grid(11), tuple(t**power for t in grid(11)))
     wait = lambda cost: queue_s  # noqa: E731
-    problem = CascadeProblem(demand, device_count, slo_s, light, heavy, curve, grid(11), wait, wait)
+    problem = CascadeProblem(demand, device_count, slo_s, light, heavy, curve, grid(11), wait, wait, discriminator_s)
 
     found = solve(problem)
 
@@ -259,3 +261,14 @@ def test_drawn_confidences_are_deferred_as_the_curve_says(quantile: float, expon
     curve = DeferralCurve(grid(21), grid(21)).bent(exponent)
 
     assert curve.share(curve.confidence(quantile)) == pytest.approx(quantile, abs=1e-6)
+
+
+@pytest.mark.parametrize("allocator", [CascadeAllocator, StaticCascade])
+def test_a_discriminator_that_takes_the_whole_slo_leaves_no_time_for_the_heavy_model(
+    allocator: type[CascadeAllocator] | type[StaticCascade],
+) -> None:
+    slow = replace(SETTINGS, discriminator_s=SETTINGS.slo_s)
+    asked = context(16, ModelDemand("turbo", 4.0))
+
+    assert decide(allocator(SETTINGS), asked).pools[0].confidence_threshold > 0
+    assert decide(allocator(slow), asked).pools[0].confidence_threshold == 0

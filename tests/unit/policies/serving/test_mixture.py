@@ -120,3 +120,11 @@ def test_an_output_at_its_limit_winds_nothing_up() -> None:
 
     assert memory.value == 16.0
     assert abs(memory.integral) < 1e-9
+
+
+def test_a_step_of_the_controller_is_the_sum_done_by_hand() -> None:
+    """Three minutes: 0.6 of 4, 0.05 of the integral 2 + 4 * 3, 0.05 of the slope (4 - 1) / 3."""
+    memory = step(PidGains(0.6, 0.05, 0.05, 60.0), PidMemory(10.0, 2.0, 1.0), 14.0, 180.0, 1.0, 16.0)
+
+    assert memory.value == pytest.approx(10.0 + 0.6 * 4 + 0.05 * 14 + 0.05 * 1)
+    assert (memory.integral, memory.error) == (pytest.approx(14.0), 4.0)

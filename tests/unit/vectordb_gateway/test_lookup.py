@@ -1,0 +1,353 @@
+"""Where a request starts: a real ledger and real rules, and an index that says what the test wants it to."""
+
+import logging
+import struct
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from pentimento.domain.cache import CacheScope, compatibility_key
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
+from pentimento.domain.generation import (
+    CapturedEntries,
+    CapturedLatent,
+    Donor,
+    FromImage,
+    FromLatent,
+    FromNoise,
+    NoiseForm,
+)
+from pentimento.domain.retrieval import LookupAnswer
+from pentimento.policies.cache_selection import SelectionRules, Threshold
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, GrantedKey, GrantRecord
+from pentimento.stores.objects.store import refer_to
+from pentimento.stores.vectors.index import Space, VectorMatch, VectorPoint, VectorQuery
+from services.vectordb_gateway.encoder_guard import EncoderGuard
+from services.vectordb_gateway.lookup import Lookup
+from services.vectordb_gateway.validation import SHARED_POOL
+from tests.gateways import scope
+
+ENCODER = "sha256:encoder"
+VECTOR = struct.pack("<2f", 1.0, 0.0)
+EMBEDDING = Embedding(VECTOR, 2, ENCODER)
+IMAGES = (Threshold(0.3, 0.6),)
+NOBODY = str(uuid.uuid4())
+
+
+class SaidIndex:
+    """Answers with `said`, whoever asks for what; `error` is raised instead, `gate` waited for before."""
+
+    backend = "said"
+
+    def __init__(self) -> None:
+        self.said: dict[Space, list[VectorMatch]] = {}
+        self.queries: list[tuple[VectorQuery, float]] = []
+        self.error: PentimentoError | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
+        self.queries.append((query, timeout_s))
+        self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return self.said.get(query.space, [])[: query.limit_count]
+
+    def prepare(self, dimension_count: int) -> None: ...
+
+    def upsert(self, points: Sequence[VectorPoint]) -> None: ...
+
+    def delete(self, entry_ids: Sequence[str]) -> None: ...
+
+    def entry_ids(self) -> Iterator[str]:
+        return iter(())
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Gateway:
+    """A lookup over the ledger, and what the index says in each space."""
+
+    ledger: CacheLedger
+    index: SaidIndex = field(default_factory=SaidIndex)
+
+    def __post_init__(self) -> None:
+        self.guard = EncoderGuard(self.ledger, self.index)
+        self.rules = SelectionRules()
+        self.timeout_s = 5.0
+        self._lookups: list[Lookup] = []
+
+    def open(self) -> Lookup:
+        self._lookups.append(Lookup(self.guard, self.index, self.ledger, self.rules, self.timeout_s))
+        return self._lookups[-1]
+
+    async def lookup(self, of: CacheScope | None = None, quality: float | None = None) -> LookupAnswer:
+        return await self.open().lookup(of or scope(), EMBEDDING, quality)
+
+    def store(self, pool: str = "tenant", of: CacheScope | None = None, image: bool = False) -> str:
+        """A live entry with a latent of step 5; its id."""
+        name, key = f"g{uuid.uuid4().hex}", compatibility_key(of or scope())
+        keys = (GrantedKey(f"{name}/5", 5), GrantedKey(f"{name}/image", None))
+        self.ledger.reserve(GrantRecord(name, pool, "tenant", key, "r1", 7, 1e12, keys)).result()
+        latent = CapturedLatent(5, 0.25, refer_to(f"{name}/5", b"latent"), True)
+        captured = CapturedEntries(name, (latent,), refer_to(f"{name}/image", b"image") if image else None)
+        vectors = {"text_vector": VECTOR, "image_vector": VECTOR if image else None}
+        commit = EntryCommit(
+            str(uuid.uuid4()), captured, "tenant", pool, key, "r1", 7, **vectors, ancestor_depth=3, created_at=1.0
+        )  # type: ignore[arg-type]
+        return self.ledger.commit(commit).result()
+
+    def say(self, *entry_ids: str, similarity: float = 0.99, space: Space = Space.TEXT) -> None:
+        """What the index answers with, best first."""
+        self.index.said[space] = [VectorMatch(entry_id, similarity) for entry_id in entry_ids]
+
+    def close(self) -> None:
+        self.index.gate.set()
+        for lookup in self._lookups:
+            lookup.close()
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    ledger = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
+    ledger.bind_encoder(EncoderBinding(ENCODER, 2)).result()
+    made = Gateway(ledger)
+    made.guard.open()
+    yield made
+    made.close()
+    ledger.close()
+
+
+def counted(outcome: str) -> float:
+    return REGISTRY.get_sample_value("pentimento_gateway_lookups_total", {"outcome": outcome}) or 0.0
+
+
+def searches_timed() -> float:
+    return REGISTRY.get_sample_value("pentimento_gateway_search_seconds_count") or 0.0
+
+
+async def test_the_nearest_entry_s_latent_is_where_it_starts(gateway: Gateway) -> None:
+    entry_id = gateway.store()
+    gateway.say(entry_id, similarity=0.7)
+
+    answer = await gateway.lookup()
+
+    assert isinstance(answer.start, FromLatent)
+    donor = Donor(entry_id, answer.start.latent.digest, 0.7, 3)
+    assert answer.start == FromLatent(answer.start.latent, 5, 50, 0.25, donor)
+    assert answer.start.latent.key.endswith("/5")
+    assert (answer.nearest_similarity, answer.search_skipped) == (0.7, False)
+
+
+async def test_an_entry_of_another_pool_is_never_served_whatever_the_index_says(gateway: Gateway) -> None:
+    gateway.say(gateway.store(pool="another"), gateway.store(pool=SHARED_POOL))
+
+    assert (await gateway.lookup()).start == FromNoise()
+
+
+async def test_an_incompatible_entry_is_never_served_whatever_the_index_says(gateway: Gateway) -> None:
+    gateway.say(gateway.store(of=scope(width_px=128)))
+
+    assert (await gateway.lookup()).start == FromNoise()
+
+
+async def test_the_shared_pool_serves_who_shares(gateway: Gateway) -> None:
+    gateway.say(gateway.store(pool=SHARED_POOL))
+
+    assert isinstance((await gateway.lookup(scope(shared_pool=True))).start, FromLatent)
+
+
+async def test_what_was_evicted_a_moment_ago_is_passed_over_for_the_next(gateway: Gateway) -> None:
+    gateway.say(NOBODY, NOBODY, NOBODY, gateway.store())
+
+    assert isinstance((await gateway.lookup()).start, FromLatent)
+
+
+async def test_of_the_entries_that_may_serve_the_nearest_does(gateway: Gateway) -> None:
+    nearest, next_one = gateway.store(), gateway.store()
+    gateway.say(nearest, next_one)
+
+    answer = await gateway.lookup()
+
+    assert isinstance(answer.start, FromLatent) and answer.start.donor.entry_id == nearest
+
+
+@pytest.mark.parametrize(("shared", "pools"), [(False, ("tenant",)), (True, ("tenant", SHARED_POOL))])
+async def test_the_index_is_asked_for_the_scope_s_entries_alone(
+    gateway: Gateway, shared: bool, pools: tuple[str, ...]
+) -> None:
+    asked = scope(shared_pool=shared)
+
+    await gateway.lookup(asked)
+
+    assert gateway.index.queries == [(VectorQuery(Space.TEXT, VECTOR, pools, compatibility_key(asked), 4), 5.0)]
+
+
+async def test_an_image_serves_where_its_rules_allow_more_than_a_latent(gateway: Gateway) -> None:
+    gateway.rules = SelectionRules(images=IMAGES)
+    entry_id = gateway.store(image=True)
+    gateway.say(entry_id, similarity=0.4, space=Space.IMAGE)
+
+    answer = await gateway.lookup()
+
+    assert isinstance(answer.start, FromImage)
+    donor = Donor(entry_id, answer.start.image.digest, 0.4, 3)
+    assert answer.start == FromImage(answer.start.image, 30, NoiseForm.VARIANCE_PRESERVING, donor)
+    assert answer.start.image.key.endswith("/image")
+    assert answer.nearest_similarity is None
+
+
+async def test_images_alone_are_searched_where_latents_are_switched_off(gateway: Gateway) -> None:
+    gateway.rules = SelectionRules(latents=(), images=IMAGES)
+    gateway.say(gateway.store(image=True), space=Space.IMAGE)
+
+    assert isinstance((await gateway.lookup()).start, FromImage)
+
+
+async def test_an_entry_without_an_image_gives_none(gateway: Gateway) -> None:
+    gateway.rules = SelectionRules(images=IMAGES)
+    gateway.say(gateway.store(image=False), space=Space.IMAGE)
+
+    assert (await gateway.lookup()).start == FromNoise()
+
+
+async def test_the_quality_asked_for_bounds_what_is_reused(gateway: Gateway) -> None:
+    gateway.say(gateway.store())
+
+    assert isinstance((await gateway.lookup(quality=0.9)).start, FromLatent)
+    assert (await gateway.lookup(quality=0.91)).start == FromNoise()
+
+
+async def test_nothing_near_is_a_miss_that_was_searched_for(gateway: Gateway) -> None:
+    answer = await gateway.lookup()
+
+    assert (answer.start, answer.nearest_similarity, answer.search_skipped) == (FromNoise(), None, False)
+
+
+async def test_nothing_is_searched_while_reuse_is_switched_off(gateway: Gateway) -> None:
+    gateway.rules = SelectionRules(latents=(), images=())
+
+    answer = await gateway.lookup()
+
+    assert (answer.reason, answer.search_skipped) == ("miss: reuse is switched off", True)
+    assert gateway.index.queries == []
+
+
+async def test_nothing_is_searched_before_the_first_commit(tmp_path: Path) -> None:
+    ledger = open_cache_ledger(f"sqlite:///{tmp_path}/empty.sqlite")
+    gateway = Gateway(ledger)
+    gateway.guard.open()
+
+    answer = await gateway.lookup()
+
+    gateway.close()
+    ledger.close()
+    assert (answer.reason, answer.search_skipped) == ("miss: the cache is empty", True)
+    assert gateway.index.queries == []
+
+
+async def test_nothing_is_searched_before_the_index_is_ready(gateway: Gateway) -> None:
+    gateway.guard = EncoderGuard(gateway.ledger, gateway.index)
+    await gateway.guard.bind(EMBEDDING)
+
+    answer = await gateway.lookup()
+
+    assert (answer.reason, answer.search_skipped) == ("miss: the index is not ready", True)
+    assert gateway.index.queries == []
+
+
+async def test_a_search_that_takes_too_long_is_abandoned(gateway: Gateway) -> None:
+    gateway.timeout_s = 0.02
+    gateway.say(gateway.store())
+    gateway.index.gate.clear()
+
+    answer = await gateway.lookup()
+
+    assert (answer.reason, answer.search_skipped) == ("miss: search abandoned after 20 ms", True)
+    assert gateway.index.queries[0][1] == 0.02
+
+
+async def test_an_outage_is_a_miss_and_one_line_of_the_log(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    lookup = gateway.open()
+    caplog.set_level(logging.WARNING)
+
+    async def ask(error: PentimentoError | None) -> LookupAnswer:
+        gateway.index.error = error
+        return await lookup.lookup(scope(), EMBEDDING, None)
+
+    answers = [await ask(Unavailable("AWAY", "the index is away")) for _ in range(2)]
+    lines_of_the_first = len(caplog.records)
+    await ask(None)
+    await ask(Unavailable("AWAY", "the index is away"))
+
+    assert [(answer.reason, answer.search_skipped) for answer in answers] == [("miss: the index is away", True)] * 2
+    assert (lines_of_the_first, len(caplog.records)) == (1, 2)
+
+
+async def test_what_the_index_refuses_is_the_caller_s_mistake(gateway: Gateway) -> None:
+    gateway.index.error = InvalidArgument.of("text_embedding", "must be another")
+
+    with pytest.raises(InvalidArgument):
+        await gateway.lookup()
+
+
+@pytest.mark.parametrize(
+    ("of", "embedding", "quality", "named"),
+    [
+        (scope(tenant=""), EMBEDDING, None, "scope.tenant"),
+        (scope(), replace(EMBEDDING, encoder_digest="sha256:other"), None, "encoder_digest"),
+        (scope(), replace(EMBEDDING, values=VECTOR * 2), None, "text_embedding.values"),
+        (scope(), EMBEDDING, 1.1, "quality"),
+    ],
+)
+async def test_bad_input_is_refused_by_name_before_any_search(
+    gateway: Gateway, of: CacheScope, embedding: Embedding, quality: float | None, named: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=named):
+        await gateway.open().lookup(of, embedding, quality)
+
+    assert gateway.index.queries == []
+
+
+async def test_lookups_and_hits_are_counted(gateway: Gateway) -> None:
+    lookup = gateway.open()
+    for said in ([], [gateway.store()], [gateway.store()]):
+        gateway.say(*said)
+        await lookup.lookup(scope(), EMBEDDING, None)
+
+    assert (lookup.lookup_count, lookup.hit_count) == (3, 2)
+
+
+async def test_every_outcome_has_its_metric(gateway: Gateway) -> None:
+    gateway.rules = SelectionRules(images=IMAGES)
+    entry_id = gateway.store(image=True)
+    outcomes = ("miss", "latent", "image", "skipped")
+    before, timed = [counted(outcome) for outcome in outcomes], searches_timed()
+
+    await gateway.lookup()
+    gateway.say(entry_id)
+    await gateway.lookup()
+    gateway.say(space=Space.TEXT)
+    gateway.say(entry_id, space=Space.IMAGE)
+    await gateway.lookup()
+    gateway.index.error = Unavailable("AWAY", "the index is away")
+    await gateway.lookup()
+
+    assert [counted(outcome) - was for outcome, was in zip(outcomes, before, strict=True)] == [1, 1, 1, 1]
+    assert searches_timed() - timed == 4
+
+
+async def test_a_closed_lookup_searches_nothing_more(gateway: Gateway) -> None:
+    lookup = gateway.open()
+    lookup.close()
+
+    with pytest.raises(RuntimeError):
+        await lookup.lookup(scope(), EMBEDDING, None)
