@@ -5,6 +5,8 @@ Internal             ObjectCorrupt       the bytes are not those that were store
 ResourceExhausted    StoreFull           disk or quota full; nothing was stored
 Unavailable          StoreUnavailable    the backend cannot be reached or does not answer in time
 FailedPrecondition   SchemaMismatch      the data on disk was written by another version or for other settings
+
+Their messages may reach clients: they name neither keys nor digests, paths or addresses.
 """
 
 from pentimento.domain.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
@@ -12,12 +14,14 @@ from pentimento.domain.errors import FailedPrecondition, Internal, NotFound, Res
 
 class ObjectMissing(NotFound):
     def __init__(self, key: str) -> None:
-        super().__init__("OBJECT_MISSING", f"object {key!r} is not in the store")
+        super().__init__("OBJECT_MISSING", "the object is not in the store")
+        self.key = key
 
 
 class ObjectCorrupt(Internal):
     def __init__(self, key: str, detail: str) -> None:
-        super().__init__("OBJECT_CORRUPT", f"object {key!r} is corrupt: {detail}")
+        super().__init__("OBJECT_CORRUPT", f"the object is corrupt: {detail}")
+        self.key = key
 
 
 class StoreFull(ResourceExhausted):

@@ -20,6 +20,8 @@ from pentimento.stores.errors import SchemaMismatch, StoreFull, StoreUnavailable
 
 # A statement of a ledger takes milliseconds: whoever waits longer waits for something broken. A url may say otherwise.
 _BUSY_TIMEOUT_S = 5
+# What the write-ahead log shrinks to after it had to grow.
+_WAL_BYTES = 16 << 20
 _POSTGRESQL_ARGUMENTS = {"connect_timeout": 5, "tcp_user_timeout": 10_000, "options": "-c statement_timeout=10000"}
 # SQLSTATEs: disk full and out of memory; serialisation failure and deadlock.
 _POSTGRESQL_FULL = frozenset({"53100", "53200"})
@@ -103,9 +105,12 @@ def _make_private_file(path: Path) -> None:
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     # Transactions are begun by hand below: the driver's own rules would leave savepoints outside of any.
     connection.isolation_level = None
+    # Takes effect in a new file only; an old one reuses its free pages and stays as large as it was.
+    connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
     if connection.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
         raise SchemaMismatch("ledger", "SQLite cannot use write-ahead logging on this file system")
     connection.execute("PRAGMA synchronous=FULL")
+    connection.execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
     connection.execute("PRAGMA foreign_keys=ON")
 
 

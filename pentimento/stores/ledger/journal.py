@@ -17,6 +17,7 @@ from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present, open_engine
+from pentimento.stores.ledger.journal_objects import JournalObjects
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.records import (
     AcceptedRequest,
@@ -71,10 +72,12 @@ class Journal:
 
     Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be in; every method may
     be called again with the same arguments. All but `get`, `unfinished` and `load_plan` change state.
+    `objects`: what the same ledger knows of pictures and other objects.
     """
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._writer = GroupCommitWriter(engine, "journal")
+        self.objects = JournalObjects(self._writer, engine.url)
         self._clock = clock
 
     def claim_epoch(self, frontdoor_id: str) -> "Future[int]":
@@ -127,7 +130,7 @@ class Journal:
         """End a request as FAILED, CANCELLED or EXPIRED. False when it was terminal already, or is unknown."""
         if not state.terminal or state is RequestState.COMPLETED:
             raise InvalidArgument.of("state", f"must be failed, cancelled or expired, got {state.value}")
-        values = {"id": request_id, "state": state.value, "error_reason": reason, "error_message": message}
+        values = {"id": request_id, "state": state.value, "error_reason": reason, "error_message": message, "body": b""}
         return self._submit(
             lambda connection: connection.execute(_FINISH, {**values, "finished_at": self._clock.wall()}).rowcount == 1
         )
@@ -142,12 +145,15 @@ class Journal:
         statement = _records().where(_IS_OPEN).order_by(_requests.c.accepted_at)
         return self._submit(lambda connection: _read(connection, statement))
 
-    def forget_finished(self, finished_before: float, limit_count: int) -> "Future[list[RequestRecord]]":
-        """Delete up to so many requests that were terminal before that time, with their idempotency keys.
-
-        Answers with them, so that their pictures can be deleted too.
+    def forget_finished(
+        self, finished_before: float, limit_count: int, tenant: str = ""
+    ) -> "Future[list[RequestRecord]]":
+        """Delete up to so many requests that were terminal before that time, with their idempotency keys; oldest first.
+        `tenant`: of that one alone. Answers with them, so that their pictures can be deleted too.
         """
         statement = _records().where(_requests.c.finished_at < finished_before)
+        if tenant:
+            statement = statement.where(_requests.c.tenant == tenant)
         oldest = statement.order_by(_requests.c.finished_at).limit(limit_count)
         return self._submit(lambda connection: _forget(connection, oldest))
 
@@ -265,6 +271,8 @@ def _commit_result(connection: Connection, attempt: Attempt, result: ResultRecor
 def _result_values(result: ResultRecord) -> dict[str, Any]:
     return {
         "state": RequestState.COMPLETED.value,
+        # It is read to recover unfinished requests alone.
+        "body": b"",
         "image_key": result.image.key,
         "image_digest": result.image.digest,
         "image_size_bytes": result.image.size_bytes,

@@ -69,6 +69,17 @@ plan = Table(
     Column("plan", LargeBinary, nullable=False),
 )
 
+# Objects that wait for the object store to be back.
+spool = Table(
+    "journal_spool",
+    _METADATA,
+    Column("key", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
 MIGRATIONS = (
     Migration(
         1,
@@ -130,4 +141,18 @@ MIGRATIONS = (
         ),
     ),
     Migration(3, ("ALTER TABLE journal_requests ADD COLUMN body_format BIGINT NOT NULL DEFAULT 0",)),
+    Migration(
+        4,
+        (
+            """CREATE TABLE journal_spool (
+                key TEXT PRIMARY KEY,
+                tenant TEXT NOT NULL,
+                digest TEXT NOT NULL,
+                size_bytes BIGINT NOT NULL,
+                data {blob} NOT NULL
+            )""",
+            "CREATE INDEX journal_kept ON journal_requests (tenant, finished_at) WHERE finished_at IS NOT NULL",
+            "CREATE INDEX journal_results ON journal_requests (image_key) WHERE image_key IS NOT NULL",
+        ),
+    ),
 )

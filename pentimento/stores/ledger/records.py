@@ -51,7 +51,8 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class ResultRecord:
-    """The picture lies in the object store; `provenance` is the serialised record of how it came to be."""
+    """The picture lies in the object store, unless its key is "": then it was forgotten before the rest.
+    `provenance` is the serialised record of how it came to be."""
 
     image: ObjectReference
     image_format: str
@@ -84,3 +85,20 @@ class LeaseState:
 
     epoch: int
     beat: int
+
+
+@dataclass(frozen=True)
+class SpooledObject:
+    """An object of a tenant's that waits in the journal for its store."""
+
+    tenant: str
+    object: ObjectReference
+
+
+@dataclass(frozen=True)
+class KeptResults:
+    """Requests of a tenant that have ended, and the bytes of their pictures that are still kept."""
+
+    tenant: str
+    request_count: int
+    size_bytes: int

@@ -167,6 +167,8 @@ def _typed_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # The path is told by the cause alone.
+        words = error.strerror or type(error).__name__
         if error.errno in _FULL:
-            raise StoreFull("object store", error.strerror or str(error)) from error
-        raise StoreUnavailable("object store", str(error)) from error
+            raise StoreFull("object store", words) from error
+        raise StoreUnavailable("object store", words) from error

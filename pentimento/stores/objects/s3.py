@@ -96,7 +96,7 @@ class S3ObjectStore:
         except self._client.exceptions.BucketAlreadyExists:
             pass
         except (BotoCoreError, ClientError) as error:
-            raise StoreUnavailable("object store", str(error)) from error
+            raise StoreUnavailable("object store", type(error).__name__) from error
 
 
 @contextmanager
@@ -108,8 +108,10 @@ def _typed_errors(key: str) -> Iterator[None]:
         code = error.response.get("Error", {}).get("Code", "")
         if code in _MISSING:
             raise ObjectMissing(key) from error
+        # Bucket, key and endpoint are told by the cause alone.
+        words = f"{type(error).__name__} ({code})"
         if code in _FULL:
-            raise StoreFull("object store", str(error)) from error
-        raise StoreUnavailable("object store", str(error)) from error
+            raise StoreFull("object store", words) from error
+        raise StoreUnavailable("object store", words) from error
     except BotoCoreError as error:
-        raise StoreUnavailable("object store", str(error)) from error
+        raise StoreUnavailable("object store", type(error).__name__) from error

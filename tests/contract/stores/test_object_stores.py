@@ -157,3 +157,16 @@ def _reads(objects: ObjectStore, reference: ObjectReference) -> bool:
     except ObjectCorrupt:
         return False
     return True
+
+
+def test_errors_that_may_reach_clients_tell_neither_keys_nor_digests(objects: ObjectStore) -> None:
+    reference = objects.put("secret/key", b"bytes")
+    objects.put("secret/key", b"other")
+    messages = []
+
+    for broken in (reference, replace(reference, key="secret/gone"), replace(reference, size_bytes=4)):
+        with pytest.raises((ObjectCorrupt, ObjectMissing)) as caught:
+            objects.get(broken)
+        messages.append(caught.value.message)
+
+    assert not [message for message in messages if "secret" in message or "sha256" in message]

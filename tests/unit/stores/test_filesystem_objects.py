@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -157,3 +158,13 @@ def test_objects_and_their_directories_are_this_users_alone_also_where_they_were
     os.umask(before)
     found = [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077]
     assert found == []
+
+
+def test_a_store_that_is_gone_does_not_tell_where_it_was(tmp_path: Path) -> None:
+    store = FilesystemObjectStore(tmp_path / "objects")
+    shutil.rmtree(tmp_path / "objects")
+
+    with pytest.raises(StoreUnavailable) as caught:
+        store.put("a", b"bytes")
+
+    assert str(tmp_path) not in caught.value.message

@@ -1,0 +1,130 @@
+"""What the journal knows of objects: those that wait in it for their store, and the pictures that its rows name."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import URL, Connection, and_, delete, func, select, update
+
+from pentimento.domain.generation import ObjectReference
+from pentimento.stores.ledger import journal_tables as tables
+from pentimento.stores.ledger.database import insert_unless_present
+from pentimento.stores.ledger.records import KeptResults, SpooledObject
+from pentimento.stores.ledger.writer import GroupCommitWriter
+
+T = TypeVar("T")
+
+_requests = tables.requests
+_spool = tables.spool
+_columns = _requests.c
+# A forgotten picture leaves its row with an empty key.
+_HAS_PICTURE = and_(_columns.image_key.is_not(None), _columns.image_key != "")
+_FORGOTTEN_AT_ONCE = 200
+_PAGES_AT_ONCE = 256
+
+
+class JournalObjects:
+    """Futures as the journal's: each resolves after the commit, fails with StoreFull or StoreUnavailable, and its call
+    may be repeated. `spool`, `unspool`, `forget_pictures` and `give_back_pages` change state."""
+
+    def __init__(self, writer: GroupCommitWriter, url: URL) -> None:
+        self._writer = writer
+        self._file = Path(url.database) if url.drivername == "sqlite" and url.database else None
+
+    def spool(self, tenant: str, reference: ObjectReference, data: bytes) -> "Future[bool]":
+        """Keep an object until its store takes it; False when it is here already."""
+        row = {
+            "key": reference.key,
+            "tenant": tenant,
+            "digest": reference.digest,
+            "size_bytes": reference.size_bytes,
+            "data": data,
+        }
+        return self._submit(lambda connection: insert_unless_present(connection, _spool, row))
+
+    def spooled(self) -> "Future[list[SpooledObject]]":
+        """All that wait."""
+        statement = select(_spool.c.tenant, _spool.c.key, _spool.c.digest, _spool.c.size_bytes)
+        return self._submit(
+            lambda connection: [
+                SpooledObject(row.tenant, ObjectReference(row.key, row.digest, row.size_bytes))
+                for row in connection.execute(statement)
+            ]
+        )
+
+    def read_spooled(self, key: str) -> "Future[bytes | None]":
+        """None where nothing waits under that key."""
+        statement = select(_spool.c.data).where(_spool.c.key == key)
+        return self._submit(lambda connection: connection.execute(statement).scalar_one_or_none())
+
+    def unspool(self, key: str) -> "Future[bool]":
+        """False when nothing waited under that key."""
+        statement = delete(_spool).where(_spool.c.key == key)
+        return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
+
+    def kept(self) -> "Future[list[KeptResults]]":
+        """What is kept of every tenant's requests that have ended."""
+        picture_bytes = func.coalesce(func.sum(_columns.image_size_bytes).filter(_HAS_PICTURE), 0)
+        of_tenant = select(_columns.tenant, func.count(), picture_bytes).where(_columns.finished_at.is_not(None))
+        statement = of_tenant.group_by(_columns.tenant)
+        return self._submit(
+            lambda connection: [
+                KeptResults(tenant, count, int(size_bytes))
+                for tenant, count, size_bytes in connection.execute(statement)
+            ]
+        )
+
+    def forget_pictures(self, tenant: str, size_bytes: int) -> "Future[list[ObjectReference]]":
+        """Forget the tenant's oldest pictures, of so many bytes at least or up to a limit of their number; their
+        requests stay. Answers with them, so that they can be deleted."""
+        return self._submit(lambda connection: _forget_pictures(connection, tenant, size_bytes))
+
+    def named(self, keys: Sequence[str]) -> "Future[set[str]]":
+        """Those of the keys under which a request's picture is kept."""
+        statement = select(_columns.image_key).where(_columns.image_key.in_(keys))
+        return self._submit(lambda connection: set(connection.execute(statement).scalars()))
+
+    def give_back_pages(self) -> "Future[None]":
+        """Shrink SQLite's file by some of the pages that nothing uses any more. PostgreSQL does so by itself."""
+        return self._submit(_give_back_pages)
+
+    def free_bytes(self) -> int | None:
+        """Room left on the disk of SQLite's file; None for a server. Blocks."""
+        if self._file is None:
+            return None
+        found = os.statvfs(self._file.parent)
+        return found.f_bavail * found.f_frsize
+
+    def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
+        return self._writer.submit(work)
+
+
+def _forget_pictures(connection: Connection, tenant: str, size_bytes: int) -> list[ObjectReference]:
+    image = (_columns.image_key, _columns.image_digest, _columns.image_size_bytes)
+    oldest = (
+        select(_columns.request_id, *image)
+        .where(_columns.tenant == tenant, _columns.finished_at.is_not(None), _HAS_PICTURE)
+        .order_by(_columns.finished_at)
+        .limit(_FORGOTTEN_AT_ONCE)
+    )
+    ids, forgotten, freed = [], [], 0
+    for request_id, *reference in connection.execute(oldest):
+        if freed >= size_bytes:
+            break
+        ids.append(request_id)
+        forgotten.append(ObjectReference(*reference))
+        freed += forgotten[-1].size_bytes
+    connection.execute(update(_requests).where(_columns.request_id.in_(ids)).values(image_key=""))
+    return forgotten
+
+
+def _give_back_pages(connection: Connection) -> None:
+    if connection.dialect.name != "sqlite":
+        return
+    free_count = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+    cursor = connection.connection.cursor()
+    for _ in range(min(free_count, _PAGES_AT_ONCE)):
+        # The driver takes one step of a statement that returns nothing, which is one page.
+        cursor.execute("PRAGMA incremental_vacuum(1)")
