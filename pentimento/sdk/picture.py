@@ -81,14 +81,15 @@ def read_provenance(png: bytes) -> dict[str, Any]:
 
 
 def provenance_as_json(provenance: Provenance) -> dict[str, Any]:
-    """Plain JSON values; image bytes are named by their digest instead of being repeated."""
+    """Plain JSON values; image bytes are named by their digest instead of being repeated, those that the frontdoor left
+    out under `inputs`."""
     return {field.name: as_json(getattr(provenance, field.name)) for field in dataclasses.fields(provenance)}
 
 
 def as_json(value: Any) -> Any:
     """A start says which kind it is, since its fields alone do not."""
     if isinstance(value, bytes):
-        return "sha256:" + hashlib.sha256(value).hexdigest()
+        return "sha256:" + hashlib.sha256(value).hexdigest() if value else ""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple | list):

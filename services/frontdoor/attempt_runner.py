@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from pentimento.clients.worker import WorkerClient
 from pentimento.dataplane.effects import Attach, Execute, Hedge, ReservePair, StopAttempt
@@ -32,10 +32,13 @@ from pentimento.domain.generation import Attempt, Route, StageTiming
 from pentimento.domain.image_request import Progress
 from pentimento.stores.objects.store import digest_of
 from services.frontdoor.identity import Identity
+from services.frontdoor.inputs import Inputs
 from services.frontdoor.jobs import Execution, Job, Jobs
 from services.frontdoor.worker_links import WorkerLink, WorkerLinks
 
 logger = logging.getLogger(__name__)
+
+Stream = AsyncIterator[ExecuteEvent]
 
 STOP_TIMEOUT_S = 2.0
 # Reasons of the worker's that say more than the class of their error.
@@ -54,6 +57,7 @@ class AttemptRunner:
         submit: Callable[[Event], None],
         clock: Clock,
         identity: Identity,
+        inputs: Inputs,
     ) -> None:
         self._links = links
         self._jobs = jobs
@@ -61,6 +65,7 @@ class AttemptRunner:
         self._submit = submit
         self._clock = clock
         self._identity = identity
+        self._inputs = inputs
 
     def execute(self, effect: Execute) -> None:
         job = self._jobs.get(effect.request_id)
@@ -72,7 +77,11 @@ class AttemptRunner:
         number, token = effect.attempt_number, effect.fencing_token
         frontdoor = (self._identity.frontdoor_id, self._identity.epoch)
         execution = job.execution(Attempt(job.request_id, number, token, *frontdoor, job.tenant), effect.worker_id)
-        self._run(effect, job, execution, lambda client: client.attach(job.request_id, token, *frontdoor))
+
+        async def open_stream(client: WorkerClient) -> Stream:
+            return client.attach(job.request_id, token, *frontdoor)
+
+        self._run(effect, job, execution, open_stream)
 
     def reserve_pair(self, effect: ReservePair) -> None:
         execution = self._jobs.get(effect.request_id).executions[effect.fencing_token]
@@ -91,7 +100,7 @@ class AttemptRunner:
         effect: Execute | Attach,
         job: Job,
         execution: Execution,
-        open_stream: Callable[[WorkerClient], AsyncIterator[ExecuteEvent]],
+        open_stream: Callable[[WorkerClient], Awaitable[Stream]],
     ) -> None:
         link = self._links.of_worker(execution.worker_id)
         attempt = execution.attempt
@@ -104,14 +113,14 @@ class AttemptRunner:
         link.runs.add(run)
         run.add_done_callback(link.runs.discard)
 
-    def _execute(
-        self, client: WorkerClient, job: Job, execution: Execution, effect: Execute
-    ) -> AsyncIterator[ExecuteEvent]:
+    async def _execute(self, client: WorkerClient, job: Job, execution: Execution, effect: Execute) -> Stream:
+        """What the request came with is read now and passed on: it is here for running attempts alone."""
         assert execution.route is not None
+        spec = await self._inputs.load(job, execution.resolved)
         remaining_ms = max(int((effect.deadline - self._clock.monotonic()) * 1000), 1)
         return client.execute(
             execution.attempt,
-            execution.resolved.spec,
+            spec,
             execution.route,
             effect.worker_generation,
             deadline_remaining_ms=remaining_ms,
@@ -121,10 +130,10 @@ class AttemptRunner:
             peer=execution.peer,
         )
 
-    async def _follow(self, job: Job, execution: Execution, stream: AsyncIterator[ExecuteEvent]) -> None:
+    async def _follow(self, job: Job, execution: Execution, opening: Awaitable[Stream]) -> None:
         request_id, token = execution.attempt.request_id, execution.attempt.fencing_token
         try:
-            async for event in stream:
+            async for event in await opening:
                 if isinstance(event, AttemptResult):
                     self._take_result(job, execution, event)
                     self._submit(AttemptFinished(request_id, token))

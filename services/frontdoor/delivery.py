@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 # When a request is under way in another frontdoor: it takes over or ends within about this time.
 ELSEWHERE_RETRY_MS = 1000
+REQUEST_ELSEWHERE = "REQUEST_ELSEWHERE"
 
 
 class Delivery:
@@ -79,6 +80,7 @@ class Delivery:
                 job.audience.tell(event)
         except PentimentoError as failed:
             error = failed
+            job.elsewhere = failed.reason == REQUEST_ELSEWHERE
         except Exception:
             logger.exception("the journal's answer could not be told")
             error = Internal("UNEXPECTED", "the frontdoor could not tell what became of the request")
@@ -90,7 +92,7 @@ class Delivery:
             raise Internal("UNEXPECTED", "the request was not accepted because of a defect of the frontdoor")
         if not record.state.terminal:
             message = "the request is under way in another frontdoor"
-            raise Unavailable("REQUEST_ELSEWHERE", message, retry_after_ms=ELSEWHERE_RETRY_MS)
+            raise Unavailable(REQUEST_ELSEWHERE, message, retry_after_ms=ELSEWHERE_RETRY_MS)
         if record.state is not RequestState.COMPLETED:
             raise end_error(record.state, record.error_reason, record.error_message, None)
         routed: list[GenerateEvent] = [Routed(route_from_bytes(record.route))] if record.route else []

@@ -10,11 +10,10 @@ from pentimento.clients.messages.image import request_to_bytes
 from pentimento.dataplane.events import CancelRequested, RequestArrived
 from pentimento.dataplane.state import Phase
 from pentimento.domain.clock import Clock
-from pentimento.domain.errors import NotFound
+from pentimento.domain.errors import NotFound, PentimentoError
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.image_request import (
-    Completed,
     Explanation,
     GenerateEvent,
     ImageRequest,
@@ -23,14 +22,16 @@ from pentimento.domain.image_request import (
     ResolvedRequest,
 )
 from pentimento.domain.requests import RequestState
-from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import RequestRecord
 from services.frontdoor.audience import Audience, Listener
 from services.frontdoor.catalogue import Catalogue
+from services.frontdoor.inputs import Inputs
 from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.jobs import Job, Jobs
+from services.frontdoor.metrics import REQUESTS
 from services.frontdoor.paths import Paths, Stop, as_painted_by, fits
+from services.frontdoor.quotas import Quotas
 from services.frontdoor.resolution import RequestLimits, check_idempotency_key, resolve
 from services.frontdoor.results import Results
 from services.frontdoor.routing import Router
@@ -60,6 +61,8 @@ class ImageApi:
         paths: Paths,
         limits: RequestLimits,
         clock: Clock,
+        inputs: Inputs,
+        quotas: Quotas,
     ) -> None:
         self._interpreter = interpreter
         self._jobs = jobs
@@ -70,6 +73,8 @@ class ImageApi:
         self._paths = paths
         self._limits = limits
         self._clock = clock
+        self._inputs = inputs
+        self._quotas = quotas
         # From when the process stops, streams break because of us, not because their clients went away.
         self.stopping = False
 
@@ -77,6 +82,19 @@ class ImageApi:
         self, tenant: str, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen."""
+        listener = self._arrive(tenant, request, idempotency_key, preview_interval_steps)
+        # The stream may stay open for long; the images that the request came with are not kept by it.
+        del request
+        try:
+            async for event in listener.events():
+                yield event
+        finally:
+            self._leave(listener)
+
+    def _arrive(
+        self, tenant: str, request: ImageRequest, idempotency_key: str, preview_interval_steps: int
+    ) -> Listener:
+        """Changes state: the request is judged, and the dataplane hears of it."""
         check_idempotency_key(idempotency_key, self._limits)
         draw = random.random()
         held, way = self._paths.choose(request, draw)
@@ -89,11 +107,7 @@ class ImageApi:
         pools, work = tuple(stop.pool for stop in way), as_painted_by(resolved, first).cost
         arrived = RequestArrived(job.request_id, tenant, pools[0], work, job.deadline, cascade=pools)
         self._interpreter.submit(arrived)
-        try:
-            async for event in listener.events():
-                yield event
-        finally:
-            self._leave(listener)
+        return listener
 
     async def cancel(self, tenant: str, request_id: str) -> RequestState:
         """The state it ends in, which is another than CANCELLED when the cancel came too late."""
@@ -106,7 +120,7 @@ class ImageApi:
     async def get_request(self, tenant: str, request_id: str, omit_image: bool = False) -> RequestStatus:
         record = await self._record(tenant, request_id)
         if record.state is RequestState.COMPLETED:
-            completed = await self._load(record, with_image=not omit_image)
+            completed = await self._results.load(record, with_image=not omit_image)
             return RequestStatus(request_id, record.state, completed)
         state = record.state if record.state.terminal else self._live_state(record)
         return RequestStatus(request_id, state, None, record.error_reason, record.error_message)
@@ -143,13 +157,14 @@ class ImageApi:
         idempotency_key: str,
         draw: float,
     ) -> Job:
+        """Changes state: counted, unless a quota of its tenant or a disk is exhausted."""
         request_id = f"r-{secrets.token_hex(16)}"
         now, wall = self._clock.monotonic(), self._clock.wall()
         deadline_s = resolved.deadline_ms / 1000
         job = Job(
             request_id=request_id,
             tenant=tenant,
-            resolved=resolved,
+            resolved=self._inputs.claim(tenant, request_id, resolved),
             arrived_at=now,
             accepted_at=wall,
             deadline=now + deadline_s,
@@ -161,6 +176,12 @@ class ImageApi:
             draw=draw,
         )
         self._jobs.add(job)
+        try:
+            self._quotas.check(job)
+        except PentimentoError:
+            REQUESTS.labels("rejected").inc()
+            self._jobs.end(job)
+            raise
         return job
 
     def _leave(self, listener: Listener) -> None:
@@ -179,12 +200,6 @@ class ImageApi:
         if record is None:
             raise NotFound("UNKNOWN_REQUEST", "request_id: there is no such request")
         return record
-
-    async def _load(self, record: RequestRecord, *, with_image: bool) -> Completed:
-        try:
-            return await self._results.load(record, with_image=with_image)
-        except ObjectMissing:
-            raise NotFound("RESULT_GONE", "the picture of this request is not kept any more") from None
 
     def _live_state(self, record: RequestRecord) -> RequestState:
         request = self._interpreter.dataplane.state.requests.get(record.request.request_id)

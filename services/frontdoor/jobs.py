@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,8 @@ class Job:
     notes: list[str] = field(default_factory=list)
     # What the attempt failed with, for the client's status; the journal keeps its reason and message.
     failure: PentimentoError | None = None
+    # Another frontdoor goes on with it: what it came with stays.
+    elsewhere: bool = False
     completed: Completed | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
@@ -111,6 +114,9 @@ class Jobs:
     def __init__(self, submit: Callable[[Event], None]) -> None:
         self._submit = submit
         self._jobs: dict[str, Job] = {}
+        self._counts: Counter[str] = Counter()
+        # Hears of every job that is over.
+        self.on_end: Callable[[Job], None] = lambda job: None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __iter__(self) -> Iterator[Job]:
@@ -119,8 +125,13 @@ class Jobs:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def count_of(self, tenant: str) -> int:
+        """Its requests that have not ended."""
+        return self._counts[tenant]
+
     def add(self, job: Job) -> None:
         self._jobs[job.request_id] = job
+        self._counts[job.tenant] += 1
 
     def find(self, request_id: str) -> Job | None:
         return self._jobs.get(request_id)
@@ -130,7 +141,10 @@ class Jobs:
         return self._jobs[request_id]
 
     def end(self, job: Job) -> None:
-        self._jobs.pop(job.request_id, None)
+        if self._jobs.pop(job.request_id, None) is not None:
+            self._counts[job.tenant] -= 1
+            self._counts += Counter()
+            self.on_end(job)
         job.ended.set()
 
     def spawn(self, job: Job, work: Coroutine[Any, Any, Any], cause: Effect | str) -> "asyncio.Task[Any]":

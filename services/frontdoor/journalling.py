@@ -19,7 +19,7 @@ from pentimento.dataplane.events import (
     ResultCommitted,
 )
 from pentimento.domain.clock import Clock
-from pentimento.domain.errors import FailedPrecondition, PentimentoError, ResourceExhausted, Unavailable
+from pentimento.domain.errors import FailedPrecondition, PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt, Route
 from pentimento.domain.image_request import Completed
 from pentimento.stores.ledger import Journal
@@ -29,10 +29,12 @@ from services.frontdoor.catalogue import Catalogue
 from services.frontdoor.delivery import Delivery
 from services.frontdoor.endings import STATE_OF
 from services.frontdoor.identity import Identity
+from services.frontdoor.inputs import Inputs
 from services.frontdoor.jobs import Execution, Job, Jobs
 from services.frontdoor.metrics import DEGRADED, QUEUE_SECONDS
 from services.frontdoor.paths import as_painted_by
 from services.frontdoor.results import Results
+from services.frontdoor.retention import Retention
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,8 @@ class Journalling:
         clock: Clock,
         identity: Identity,
         catalogue: Catalogue,
+        inputs: Inputs,
+        retention: Retention,
     ) -> None:
         self._journal = journal
         self._results = results
@@ -66,6 +70,8 @@ class Journalling:
         self._clock = clock
         self._identity = identity
         self._catalogue = catalogue
+        self._inputs = inputs
+        self._retention = retention
 
     def persist_accepted(self, effect: PersistAccepted) -> None:
         job = self._jobs.get(effect.request_id)
@@ -107,6 +113,7 @@ class Journalling:
     async def _accept(self, job: Job) -> None:
         """Until this has succeeded nothing is promised, so an error goes straight to the client."""
         try:
+            await self._inputs.store(job)
             outcome = await asyncio.wrap_future(self._journal.accept(self._record(job)))
         except PentimentoError as error:
             self._drop(job, error)
@@ -182,19 +189,21 @@ class Journalling:
             self._submit(CommitFailed(job.request_id, attempt.fencing_token, error.reason, error.message))
             return
         won = await self._until_durable(lambda: self._journal.commit_result(attempt, record))
+        self._results.uncommitted.discard(record.image.key)
         if won:
             job.completed = completed
+            self._retention.keep(job.tenant, record.image.size_bytes)
         else:
-            await self._results.discard(record.image)
+            self._jobs.spawn_background(self._results.discard(record.image), "discard a picture")
         self._submit(ResultCommitted(job.request_id, attempt.fencing_token, won))
 
     async def _until_stored(self, job: Job, execution: Execution) -> tuple[ResultRecord, Completed]:
-        """A store that is away may come back before the deadline: the picture is too dear to drop it at once."""
+        """A journal that is away may come back before the deadline: the picture is too dear to drop it at once."""
         delay = _FIRST_RETRY_S
         while True:
             try:
                 return await self._results.store(job, execution)
-            except (Unavailable, ResourceExhausted) as error:
+            except Unavailable as error:
                 if self._clock.monotonic() + delay > job.deadline:
                     raise
                 logger.error("the picture cannot be stored; trying again", extra={"reason": error.reason})
@@ -204,6 +213,8 @@ class Journalling:
     async def _end(self, effect: PersistEnd) -> None:
         end = (STATE_OF[effect.end], effect.reason, effect.message)
         won = await self._until_durable(lambda: self._journal.finish(effect.request_id, *end))
+        if won:
+            self._retention.keep(self._jobs.get(effect.request_id).tenant, 0)
         self._submit(EndPersisted(effect.request_id, won))
 
     async def _until_durable(self, write: Callable[[], "Future[T]"], first: "Future[T] | None" = None) -> T:

@@ -23,6 +23,17 @@ UNSCORED = counter(
 DEGRADED = counter(
     "pentimento_frontdoor_degraded_total", "Pictures that are less than was asked for, by the reason.", ["reason"]
 )
+SPOOLED_OBJECTS = gauge(
+    "pentimento_frontdoor_spooled_objects_count", "Pictures and inputs that wait in the journal for the object store."
+)
+SPOOLED_BYTES = gauge("pentimento_frontdoor_spooled_bytes", "Bytes that wait in the journal for the object store.")
+FREE_BYTES = gauge(
+    "pentimento_frontdoor_free_bytes", "Room left on the fullest disk of journal and object store; 0 where unknown."
+)
+FORGOTTEN = counter(
+    "pentimento_frontdoor_forgotten_pictures_total", "Pictures forgotten early because of their tenant's quota."
+)
+SWEPT = counter("pentimento_frontdoor_swept_objects_total", "Objects deleted because no request named them.")
 DEFERRED = gauge("pentimento_frontdoor_deferred_count", "Requests sent on to the next pool, since the start.", ["pool"])
 REFUSED_PLANS = gauge("pentimento_frontdoor_refused_plans_count", "Plans that made no sense, since the start.")
 WORKERS = gauge("pentimento_frontdoor_workers_count", "Workers with an open stream of credits.")

@@ -13,6 +13,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import RequestRecord
 from services.frontdoor.audience import Audience
+from services.frontdoor.inputs import Inputs
 from services.frontdoor.jobs import Job, Jobs
 from services.frontdoor.paths import Stop
 from services.frontdoor.routing import work_left
@@ -20,7 +21,7 @@ from services.frontdoor.routing import work_left
 logger = logging.getLogger(__name__)
 
 
-async def recover(journal: Journal, jobs: Jobs, clock: Clock, default_deadline_s: float) -> Recovered:
+async def recover(journal: Journal, jobs: Jobs, inputs: Inputs, clock: Clock, default_deadline_s: float) -> Recovered:
     """Changes state: a job, without listeners, for every unfinished request that is understood; the others end."""
     recovered = []
     for record in await asyncio.wrap_future(journal.unfinished()):
@@ -30,6 +31,7 @@ async def recover(journal: Journal, jobs: Jobs, clock: Clock, default_deadline_s
             await _refuse(journal, record.request.request_id)
             continue
         jobs.add(job)
+        inputs.adopt(job.tenant, job.request_id, job.resolved)
         recovered.append(_recovered(job, record))
     return Recovered(tuple(recovered))
 

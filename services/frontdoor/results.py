@@ -1,38 +1,44 @@
-"""Finished pictures: in the object store before the journal names them, and read back with their digest checked."""
+"""Finished pictures: kept before the journal names them, and read back with their digest checked."""
 
-import asyncio
 import secrets
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
 
 from pentimento.clients.messages.generation import provenance_from_bytes, provenance_to_bytes
 from pentimento.domain.clock import Clock
+from pentimento.domain.errors import NotFound
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import ObjectReference, Provenance
 from pentimento.domain.image_request import Completed, ImageFormat
+from pentimento.domain.spec_inputs import take_inputs
+from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.ledger.records import RequestRecord, ResultRecord
-from pentimento.stores.objects import ObjectStore
 from services.frontdoor.jobs import Execution, Job
-
-T = TypeVar("T")
+from services.frontdoor.object_keeper import ObjectKeeper
 
 PREFIX = "results"
 
 
 class Results:
-    """Pictures by reference. The store blocks, so it works on threads."""
+    """Pictures by reference. `uncommitted`: keys of those that no journal row names yet."""
 
-    def __init__(self, objects: ObjectStore, clock: Clock, build_version: str) -> None:
-        self._objects = objects
+    def __init__(self, keeper: ObjectKeeper, clock: Clock, build_version: str) -> None:
+        self._keeper = keeper
+        self.uncommitted: set[str] = set()
         self._clock = clock
         self._build_version = build_version
 
     async def store(self, job: Job, execution: Execution) -> tuple[ResultRecord, Completed]:
-        """Changes state: the picture lies in the store under an unguessable key. Raises StoreFull, StoreUnavailable."""
+        """Changes state: the picture is kept under an unguessable key. Raises as `ObjectKeeper.put`."""
         result = execution.result
         assert result is not None
         key = f"{PREFIX}/{secrets.token_hex(16)}"
-        image = await _on_thread(lambda: self._objects.put(key, result.image))
+        self.uncommitted.add(key)
+        try:
+            image = await self._keeper.put(job.tenant, key, result.image)
+        except BaseException:
+            self.uncommitted.discard(key)
+            raise
         provenance = self._provenance(job, execution, result)
         record = ResultRecord(
             image=image,
@@ -46,13 +52,10 @@ class Results:
         return record, Completed(job.request_id, result.image, job.resolved.format, *size, provenance)
 
     async def load(self, record: RequestRecord, *, with_image: bool = True) -> Completed:
-        """The picture of a completed request. Raises ObjectMissing, ObjectCorrupt: never wrong bytes."""
+        """The picture of a completed request. Raises NotFound RESULT_GONE, ObjectCorrupt: never wrong bytes."""
         result = record.result
         assert result is not None
-        image = b""
-        if with_image:
-            reference = result.image
-            image = await _on_thread(lambda: self._objects.get(reference))
+        image = await self._read(result.image) if with_image else b""
         return Completed(
             record.request.request_id,
             image,
@@ -63,15 +66,25 @@ class Results:
         )
 
     async def discard(self, image: ObjectReference) -> None:
-        """Changes state: no journal row names the picture."""
-        await _on_thread(lambda: self._objects.delete(image.key))
+        """Changes state: no journal row names the picture, nor will."""
+        await self._keeper.delete(image.key)
+
+    async def _read(self, image: ObjectReference) -> bytes:
+        gone = NotFound("RESULT_GONE", "the picture of this request is not kept any more")
+        if not image.key:
+            raise gone
+        try:
+            return await self._keeper.get(image)
+        except ObjectMissing:
+            raise gone from None
 
     def _provenance(self, job: Job, execution: Execution, result: AttemptResult) -> Provenance:
         assert execution.route is not None
         paid = [other.result for other in job.executions.values() if other.result is not None]
         return Provenance(
             request_id=job.request_id,
-            spec=execution.resolved.spec,
+            # Bytes that it came with are named by their digests: whoever sent them has them.
+            spec=take_inputs(execution.resolved.spec)[0],
             route=execution.route,
             model_digest=result.model_digest,
             worker_id=execution.worker_id,
@@ -85,6 +98,7 @@ class Results:
             device_seconds=sum(other.device_seconds for other in paid),
             energy_joules=energy_of(paid),
             notes=(*job.notes, *result.notes),
+            inputs=tuple(replace(part, object=replace(part.object, key="")) for part in execution.resolved.inputs),
         )
 
 
@@ -92,7 +106,3 @@ def energy_of(results: Sequence[AttemptResult]) -> float | None:
     """None unless every device could tell."""
     known = [result.energy_joules for result in results if result.energy_joules is not None]
     return sum(known) if results and len(known) == len(results) else None
-
-
-async def _on_thread(work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, work)

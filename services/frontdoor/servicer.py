@@ -40,8 +40,10 @@ class ImageServicer(ImageServiceServicer):
         request: pb.GenerateRequest,
         context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
     ) -> AsyncIterator[pb.GenerateResponse]:
-        tenant, asked = current_caller().tenant, request_from_proto(request.request)
-        stream = self._api.generate(tenant, asked, request.idempotency_key, request.preview_interval_steps)
+        options = (request.idempotency_key, request.preview_interval_steps)
+        stream = self._api.generate(current_caller().tenant, request_from_proto(request.request), *options)
+        # The stream may stay open for long, and the message holds the images that it came with.
+        del request
         async with aclosing(stream) as events:
             async for event in events:
                 with self._reaping():

@@ -61,6 +61,25 @@ class FrontdoorSettings:
     reserve_timeout_ms: int = setting(50, help="wait for a place in the cache before doing without", minimum=1)
     stream_idle_s: float = setting(60.0, help="cut off clients that read nothing for so long", minimum=0.1)
     result_retention_h: float = setting(24.0, help="hours that finished requests and pictures are kept", minimum=0)
+    tenant_result_bytes: int = setting(
+        4 << 30, help="bytes of finished pictures kept of a tenant; beyond, its oldest are forgotten", minimum=0
+    )
+    tenant_finished_requests: int = setting(
+        200_000, help="finished requests kept of a tenant; beyond, its oldest are forgotten", minimum=1
+    )
+    tenant_unfinished_requests: int = setting(2000, help="unfinished requests of a tenant", minimum=1)
+    tenant_unfinished_bytes: int = setting(
+        1 << 30, help="bytes of the images that unfinished requests of a tenant came with", minimum=0
+    )
+    store_timeout_ms: int = setting(2000, help="wait for the object store before a picture is spooled", minimum=1)
+    spool_bytes: int = setting(
+        256 << 20, help="bytes of pictures that the journal keeps while the object store is away", minimum=0
+    )
+    tenant_spool_bytes: int = setting(128 << 20, help="of these, bytes of one tenant", minimum=0)
+    min_free_bytes: int = setting(
+        512 << 20, help="bytes left on the disk of journal or pictures below which nothing is accepted", minimum=0
+    )
+    sweep_interval_s: float = setting(600.0, help="seconds between sweeps for objects nobody names", minimum=0.01)
 
     def __post_init__(self) -> None:
         if self.default_deadline_s > self.max_deadline_s:

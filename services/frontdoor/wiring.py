@@ -26,19 +26,23 @@ from services.frontdoor.attempt_runner import AttemptRunner
 from services.frontdoor.cache_writes import CacheWrites
 from services.frontdoor.catalogue import Catalogue
 from services.frontdoor.delivery import Delivery
-from services.frontdoor.housekeeping import forget_old_requests_forever, publish_levels_forever
+from services.frontdoor.housekeeping import publish_levels_forever
 from services.frontdoor.identity import Identity
 from services.frontdoor.image_api import ImageApi
+from services.frontdoor.inputs import Inputs
 from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.jobs import Jobs
 from services.frontdoor.journalling import Journalling
 from services.frontdoor.lease import Lease
+from services.frontdoor.object_keeper import KeepingLimits, ObjectKeeper
 from services.frontdoor.paths import Paths
 from services.frontdoor.plan_watch import PlanWatch
+from services.frontdoor.quotas import QuotaLimits, Quotas
 from services.frontdoor.recorder import EffectsRecorder
 from services.frontdoor.recovery import recover
 from services.frontdoor.resolution import RequestLimits
 from services.frontdoor.results import Results
+from services.frontdoor.retention import Retention, RetentionLimits
 from services.frontdoor.route_performer import RoutePerformer
 from services.frontdoor.routing import Patience, Router
 from services.frontdoor.scoring import Discriminators, ScorePerformer
@@ -94,7 +98,16 @@ class Frontdoor:
             lambda address: DiscriminatorClient(open_channel(address, settings.channels)),
             settings.discriminator_addresses,
         )
-        self._results = Results(open_objects(settings.objects_url), self._clock, build_version())
+        self._keeper = ObjectKeeper(
+            lambda: open_objects(settings.objects_url), journal.objects, keeping_limits(settings)
+        )
+        self._inputs = Inputs(self._keeper, self._jobs.spawn_background)
+        self._jobs.on_end = self._inputs.release
+        self._results = Results(self._keeper, self._clock, build_version())
+        self._quotas = Quotas(quota_limits(settings), self._jobs, self._inputs, self._keeper, journal.objects)
+        self._retention = Retention(
+            journal, self._keeper, self._results, self._inputs, self._clock, retention_limits(settings)
+        )
         self._links = WorkerLinks(
             lambda address: open_channel(address, settings.channels),
             self._catalogue,
@@ -122,8 +135,11 @@ class Frontdoor:
             self._interpreter.submit(profiles)
         if (plan := await self._plans.load()) is not None:
             self._interpreter.submit(PlanReceived(plan))
+        await self._keeper.recover()
+        await self._retention.recover()
+        await self._quotas.look_at_disks()
         default_s = self.settings.default_deadline_s
-        self._interpreter.submit(await recover(self._journal, self._jobs, self._clock, default_s))
+        self._interpreter.submit(await recover(self._journal, self._jobs, self._inputs, self._clock, default_s))
         self._follow_workers()
         self._start_background()
         try:
@@ -159,6 +175,7 @@ class Frontdoor:
             self._recorder.close()
         await self._jobs.cancel_tasks()
         await self._links.close()
+        self._keeper.close()
 
     def _connect_parts(self) -> ImageApi:
         """Who performs which effect, and the API over all of them."""
@@ -169,11 +186,21 @@ class Frontdoor:
         delivery = Delivery(self._journal, self._results, jobs, clock)
         cache = CacheWrites(gateway, jobs, patience, SelectionRules())
         journalling = Journalling(
-            self._journal, self._results, cache, delivery, jobs, submit, clock, self._identity, self._catalogue
+            self._journal,
+            self._results,
+            cache,
+            delivery,
+            jobs,
+            submit,
+            clock,
+            self._identity,
+            self._catalogue,
+            self._inputs,
+            self._retention,
         )
         scores = ScorePerformer(self._discriminators, jobs, submit, clock, self.settings.score_timeout_ms / 1000)
         routes = RoutePerformer(router, self._catalogue, jobs, self._dataplane, submit, clock, self._starts.count)
-        attempts = AttemptRunner(self._links, jobs, cache.report_bad_donor, submit, clock, self._identity)
+        attempts = AttemptRunner(self._links, jobs, cache.report_bad_donor, submit, clock, self._identity, self._inputs)
         self._interpreter.perform_with(
             {
                 effects.Reject: delivery.reject,
@@ -202,7 +229,17 @@ class Frontdoor:
         limits = request_limits(self.settings)
         paths = Paths(self._catalogue, self._dataplane, self.settings.cascade)
         return ImageApi(
-            self._interpreter, jobs, self._journal, self._results, router, self._catalogue, paths, limits, clock
+            self._interpreter,
+            jobs,
+            self._journal,
+            self._results,
+            router,
+            self._catalogue,
+            paths,
+            limits,
+            clock,
+            self._inputs,
+            self._quotas,
         )
 
     def _add_services(self) -> None:
@@ -216,8 +253,9 @@ class Frontdoor:
     def _start_background(self) -> None:
         self._keep(self._lease.hold(self._on_superseded))
         self._keep(publish_levels_forever(self._dataplane))
-        retention_s = self.settings.result_retention_h * 3600
-        self._keep(forget_old_requests_forever(self._journal, self._results, self._clock, retention_s))
+        self._keep(self._keeper.move_forever())
+        self._keep(self._retention.run_forever())
+        self._keep(self._quotas.watch_disks_forever())
         self._keep(self._plans.run(self._on_plan))
         if self._controller is not None:
             report = DemandReport(self._dataplane, self._starts, self.server.instance_id, self._generation)
@@ -301,4 +339,29 @@ def request_limits(settings: FrontdoorSettings) -> RequestLimits:
         max_init_image_bytes=settings.max_init_image_bytes,
         default_deadline_ms=round(settings.default_deadline_s * 1000),
         max_deadline_ms=round(settings.max_deadline_s * 1000),
+    )
+
+
+def keeping_limits(settings: FrontdoorSettings) -> KeepingLimits:
+    return KeepingLimits(
+        patience_s=settings.store_timeout_ms / 1000,
+        spool_bytes=settings.spool_bytes,
+        tenant_spool_bytes=settings.tenant_spool_bytes,
+    )
+
+
+def quota_limits(settings: FrontdoorSettings) -> QuotaLimits:
+    return QuotaLimits(
+        tenant_unfinished_requests=settings.tenant_unfinished_requests,
+        tenant_unfinished_bytes=settings.tenant_unfinished_bytes,
+        min_free_bytes=settings.min_free_bytes,
+    )
+
+
+def retention_limits(settings: FrontdoorSettings) -> RetentionLimits:
+    return RetentionLimits(
+        retention_s=settings.result_retention_h * 3600,
+        tenant_result_bytes=settings.tenant_result_bytes,
+        tenant_finished_requests=settings.tenant_finished_requests,
+        sweep_interval_s=settings.sweep_interval_s,
     )

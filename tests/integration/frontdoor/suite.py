@@ -1,7 +1,7 @@
 """A frontdoor in this process, with real sockets, a real SQLite journal and a real object store on disk."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,14 @@ class Suite:
         event = await anext(stream)
         assert isinstance(event, Accepted)
         return event.request_id
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns once it holds."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.01)
 
 
 def settings_of(folder: Path, token_file: Path | None = None, **changes: Any) -> FrontdoorSettings:

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from pentimento.domain.errors import ResourceExhausted, Unavailable
-from pentimento.domain.image_request import ImageRequest
-from pentimento.domain.requests import RequestState
-from pentimento.stores.errors import StoreFull, StoreUnavailable
-from tests.integration.frontdoor.suite import REQUEST, Suite
+from pentimento.domain.errors import Unavailable
+from pentimento.stores.errors import StoreUnavailable
+from tests.integration.frontdoor.suite import Suite
 
 
 def failing_first(method: Callable[..., "Future[Any]"], times: int) -> Callable[..., "Future[Any]"]:
@@ -51,36 +49,3 @@ async def test_a_request_that_cannot_be_journalled_is_not_accepted(
     assert caught.value.reason == "STORE_UNAVAILABLE"
     assert (await suite.operator.status()).accepted_count == 0
     assert (await suite.paint()).image
-
-
-async def test_a_picture_is_kept_until_the_store_takes_it(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    objects = suite.frontdoor._results._objects
-    put, left = objects.put, [StoreUnavailable("objects", "away")] * 2
-
-    def put_later(*arguments: Any) -> Any:
-        if left:
-            raise left.pop()
-        return put(*arguments)
-
-    monkeypatch.setattr(objects, "put", put_later)
-
-    assert (await suite.paint()).image
-
-
-async def test_a_picture_that_never_fits_the_store_fails_its_request_by_the_deadline(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*arguments: Any) -> Any:
-        raise StoreFull("objects", "no space left")
-
-    monkeypatch.setattr(suite.frontdoor._results._objects, "put", never)
-    request = ImageRequest(REQUEST.prompt, num_inference_steps=1, deadline_ms=300)
-    stream = suite.client.generate(request)
-    request_id = await suite.accepted(stream)
-
-    with pytest.raises(ResourceExhausted) as caught:
-        async for _ in stream:
-            pass
-
-    status = await suite.client.get_request(request_id)
-    assert (caught.value.reason, status.state) == ("STORE_FULL", RequestState.FAILED)

@@ -12,7 +12,10 @@ from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequ
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.records import AcceptedRequest
+from pentimento.stores.objects import open_objects
+from services.frontdoor.inputs import Inputs
 from services.frontdoor.jobs import Jobs
+from services.frontdoor.object_keeper import KeepingLimits, ObjectKeeper
 from services.frontdoor.recovery import recover
 
 ACCEPTED_AT, DEADLINE_S, NOW = 1_000.0, 60.0, 5.0
@@ -43,6 +46,12 @@ def accept(journal: Journal, request_id: str = "r1", body: bytes = resolved_to_b
     journal.accept(replace(accepted, body_format=JOURNALLED_REQUEST)).result()
 
 
+@pytest.fixture
+def inputs(journal: Journal, tmp_path: Path) -> Inputs:
+    keeper = ObjectKeeper(lambda: open_objects(f"file://{tmp_path}/objects"), journal.objects, KeepingLimits())
+    return Inputs(keeper, lambda work, name: None)
+
+
 @pytest.mark.parametrize(
     ("wall_s", "left_s"),
     [
@@ -52,36 +61,40 @@ def accept(journal: Journal, request_id: str = "r1", body: bytes = resolved_to_b
     ],
 )
 async def test_a_recovered_request_has_what_was_left_of_its_time_and_never_more(
-    journal: Journal, wall_s: float, left_s: float
+    journal: Journal, inputs: Inputs, wall_s: float, left_s: float
 ) -> None:
     accept(journal)
 
-    (request,) = (await recover(journal, Jobs(lambda event: None), Clock(wall_s), default_deadline_s=600.0)).requests
+    (request,) = (
+        await recover(journal, Jobs(lambda event: None), inputs, Clock(wall_s), default_deadline_s=600.0)
+    ).requests
 
     assert request.deadline == pytest.approx(NOW + left_s)
 
 
-async def test_a_recovered_request_is_asked_as_it_was_accepted_with_its_adapters(journal: Journal) -> None:
+async def test_a_recovered_request_is_asked_as_it_was_accepted_with_its_adapters(
+    journal: Journal, inputs: Inputs
+) -> None:
     adapters = {"loras": (LoraSelection("neon", 0.5),), "controlnets": (ControlNetSelection("canny", b"png"),)}
     asked = replace(RESOLVED, spec=replace(SPEC, **adapters), preview_interval_steps=5)
     accept(journal, body=resolved_to_bytes(asked))
     jobs = Jobs(lambda event: None)
 
-    await recover(journal, jobs, Clock(), default_deadline_s=600.0)
+    await recover(journal, jobs, inputs, Clock(), default_deadline_s=600.0)
 
     assert jobs.get("r1").resolved == asked
 
 
 @pytest.mark.parametrize("route", [None, b"\xff", b""], ids=["request", "route", "route of a newer kind"])
 async def test_a_request_that_is_not_understood_ends_and_takes_no_other_with_it(
-    journal: Journal, route: bytes | None
+    journal: Journal, inputs: Inputs, route: bytes | None
 ) -> None:
     accept(journal, "sound")
     accept(journal, "strange", resolved_to_bytes(RESOLVED) + (b"\x98\x06\x01" if route is None else b""))
     if route is not None:
         journal.record_route("strange", route).result()
 
-    recovered = await recover(journal, Jobs(lambda event: None), Clock(), default_deadline_s=600.0)
+    recovered = await recover(journal, Jobs(lambda event: None), inputs, Clock(), default_deadline_s=600.0)
 
     assert [request.request_id for request in recovered.requests] == ["sound"]
     record = journal.get("strange", "a").result()

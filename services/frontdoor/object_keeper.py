@@ -1,0 +1,183 @@
+"""Pictures and inputs, kept whether their store is there or not: what it does not take in time waits in the journal."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pentimento.domain.errors import PentimentoError, ResourceExhausted
+from pentimento.domain.generation import ObjectReference
+from pentimento.stores.errors import StoreFull, StoreUnavailable
+from pentimento.stores.ledger.journal_objects import JournalObjects
+from pentimento.stores.ledger.records import SpooledObject
+from pentimento.stores.objects import ObjectStore
+from pentimento.stores.objects.store import refer_to
+from services.frontdoor.metrics import SPOOLED_BYTES, SPOOLED_OBJECTS
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# A hung store holds up these threads and nobody else's.
+_THREAD_COUNT = 8
+# Nobody waits for a picture that is moved; somebody does for one that is read.
+_MOVE_PATIENCE_S = 60.0
+_READ_PATIENCE_S = 10.0
+_FIRST_RETRY_S = 0.2
+_MAX_RETRY_S = 15.0
+SPOOL_RETRY_MS = 5000
+
+
+@dataclass(frozen=True)
+class KeepingLimits:
+    """How long the store may take for a new object, and how many bytes may wait for it, in all and of one tenant."""
+
+    patience_s: float = 2.0
+    spool_bytes: int = 256 << 20
+    tenant_spool_bytes: int = 128 << 20
+
+
+class ObjectKeeper:
+    """One object store and the spool in the journal beside it. Errors name neither keys nor paths."""
+
+    def __init__(self, open_store: Callable[[], ObjectStore], journal: JournalObjects, limits: KeepingLimits) -> None:
+        """`open_store` is called when the store is needed, until it succeeds."""
+        self._open_store = open_store
+        self._store: ObjectStore | None = None
+        self._journal = journal
+        self._limits = limits
+        self._threads = ThreadPoolExecutor(_THREAD_COUNT, "objects")
+        self._spooled: dict[str, SpooledObject] = {}
+        self._largest_bytes = 0
+        # From the first failure until everything that waits has been moved nothing new is tried on the store.
+        self._away = asyncio.Event()
+
+    async def recover(self) -> None:
+        """Changes state: what waits in the journal is known, and moved from now on."""
+        for waiting in await asyncio.wrap_future(self._journal.spooled()):
+            self._spooled[waiting.object.key] = waiting
+            self._away.set()
+
+    async def put(self, tenant: str, key: str, data: bytes) -> ObjectReference:
+        """Changes state: durable on return, in the store or else in the journal. Raises ResourceExhausted where neither
+        has room, StoreUnavailable where neither answers."""
+        reference = refer_to(key, data)
+        self._largest_bytes = max(self._largest_bytes, len(data))
+        if not self._away.is_set():
+            try:
+                await self._on_store(lambda store: store.put(key, data), self._limits.patience_s)
+                return reference
+            except (StoreFull, StoreUnavailable) as error:
+                logger.error(
+                    "the object store takes nothing; objects wait in the journal", extra={"why": error.message}
+                )
+                self._away.set()
+        await self._spool(SpooledObject(tenant, reference), data)
+        return reference
+
+    async def get(self, reference: ObjectReference) -> bytes:
+        """Raises ObjectMissing, ObjectCorrupt, StoreUnavailable."""
+        if reference.key in self._spooled:
+            data = await asyncio.wrap_future(self._journal.read_spooled(reference.key))
+            if data is not None:
+                return data
+        return await self._on_store(lambda store: store.get(reference), _READ_PATIENCE_S)
+
+    async def delete(self, key: str) -> None:
+        """Changes state: it is nowhere any more; in a store that is away it is left to the sweep."""
+        if self._spooled.pop(key, None) is not None:
+            await asyncio.wrap_future(self._journal.unspool(key))
+        await self._on_store(lambda store: store.delete(key), _READ_PATIENCE_S)
+
+    async def keys(self, prefix: str) -> list[str]:
+        """Every key of the store's that starts so; those that wait in the journal are not among them."""
+        return await self._on_store(lambda store: list(store.keys(prefix)), _MOVE_PATIENCE_S)
+
+    async def free_bytes(self) -> int | None:
+        """Room left in the store; None where nobody knows."""
+        try:
+            return await self._on_store(lambda store: store.free_bytes(), self._limits.patience_s)
+        except StoreUnavailable:
+            return None
+
+    def check_room(self, tenant: str, unfinished_count: int, tenant_unfinished_count: int) -> None:
+        """Raises ResourceExhausted where the pictures of that many requests could not be kept while the store is away,
+        were each as large as the largest so far."""
+        if self._away.is_set():
+            self._check(self._waiting_bytes(), unfinished_count * self._largest_bytes, self._limits.spool_bytes)
+            ahead = tenant_unfinished_count * self._largest_bytes
+            self._check(self._waiting_bytes(tenant), ahead, self._limits.tenant_spool_bytes, " of this tenant")
+
+    async def move_forever(self) -> None:
+        """Changes state: whenever the store is back it gets what waits for it."""
+        delay = _FIRST_RETRY_S
+        while True:
+            await self._away.wait()
+            try:
+                await self._move_all()
+                delay = _FIRST_RETRY_S
+                self._away.clear()
+                logger.warning("the object store is back")
+                continue
+            except PentimentoError as error:
+                logger.info("the object store is away", extra={"reason": error.reason})
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, _MAX_RETRY_S)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _move_all(self) -> None:
+        while self._spooled:
+            key, waiting = next(iter(self._spooled.items()))
+            data = await asyncio.wrap_future(self._journal.read_spooled(key))
+            if data is not None:
+                await self._move(waiting.object, data)
+            self._spooled.pop(key, None)
+            self._publish()
+
+    async def _move(self, reference: ObjectReference, data: bytes) -> None:
+        await self._on_store(lambda store: store.put(reference.key, data), _MOVE_PATIENCE_S)
+        await asyncio.wrap_future(self._journal.unspool(reference.key))
+
+    async def _spool(self, waiting: SpooledObject, data: bytes) -> None:
+        key, size, tenant = waiting.object.key, waiting.object.size_bytes, waiting.tenant
+        self._check(self._waiting_bytes(), size, self._limits.spool_bytes)
+        self._check(self._waiting_bytes(tenant), size, self._limits.tenant_spool_bytes, " of this tenant")
+        self._spooled[key] = waiting
+        try:
+            await asyncio.wrap_future(self._journal.spool(tenant, waiting.object, data))
+        except BaseException:
+            self._spooled.pop(key, None)
+            raise
+        self._publish()
+
+    def _check(self, waiting_bytes: int, more_bytes: int, limit_bytes: int, whose: str = "") -> None:
+        if waiting_bytes + more_bytes > limit_bytes:
+            message = (
+                f"the object store is away, and of {limit_bytes} bytes{whose} that may wait for it {waiting_bytes} do"
+            )
+            raise ResourceExhausted("SPOOL_FULL", message, retry_after_ms=SPOOL_RETRY_MS)
+
+    def _waiting_bytes(self, tenant: str | None = None) -> int:
+        return sum(one.object.size_bytes for one in self._spooled.values() if tenant in (None, one.tenant))
+
+    def _publish(self) -> None:
+        SPOOLED_OBJECTS.set(len(self._spooled))
+        SPOOLED_BYTES.set(self._waiting_bytes())
+
+    async def _on_store(self, work: Callable[[ObjectStore], T], patience_s: float) -> T:
+        """The answer of the store; StoreUnavailable once it takes longer than that."""
+        try:
+            async with asyncio.timeout(patience_s):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(self._opened()))
+        except TimeoutError:
+            raise StoreUnavailable("object store", "it does not answer in time") from None
+
+    def _opened(self) -> ObjectStore:
+        """On a thread; two that open at once open the same store twice, which harms nobody."""
+        if self._store is None:
+            self._store = self._open_store()
+        return self._store

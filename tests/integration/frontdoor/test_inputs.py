@@ -1,0 +1,139 @@
+"""Images that requests come with lie in the object store, once, until the requests that use them have ended."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition, Internal
+from pentimento.domain.generation import InitImage, ObjectReference, SpecInput
+from pentimento.domain.image_request import ImageRequest
+from pentimento.domain.requests import RequestState
+from pentimento.stores.objects import open_objects
+from pentimento.stores.objects.store import digest_of
+from tests.integration.frontdoor.inputs import png
+from tests.integration.frontdoor.paced_worker import PacedWorker
+from tests.integration.frontdoor.suite import Suite, running_suite, until
+
+IMAGE = png()
+REQUEST = ImageRequest("a red circle", num_inference_steps=4, seed=1, init_image=InitImage(IMAGE, 0.5))
+
+
+def stored_inputs(folder: Path) -> list[Path]:
+    return list((folder / "objects").rglob("inputs.*"))
+
+
+async def test_the_worker_gets_the_image_and_the_journal_does_not(suite: Suite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    stream = suite.client.generate(REQUEST)
+    await suite.accepted(stream)
+    await worker.wait_until(lambda: worker.running)
+
+    (record,) = await asyncio.wrap_future(suite.frontdoor._journal.unfinished())
+    (job,) = suite.frontdoor._jobs
+    worker.hold.set()
+    _ = [event async for event in stream]
+
+    assert worker.executed[0].init_image == InitImage(IMAGE, 0.5)
+    assert IMAGE not in record.request.body
+    assert job.resolved.spec.init_image == InitImage(b"", 0.5)
+
+
+async def test_requests_that_share_an_image_store_it_once_and_until_the_last_has_ended(
+    suite: Suite, worker: PacedWorker
+) -> None:
+    worker.hold.clear()
+    first, second = suite.client.generate(REQUEST), suite.client.generate(REQUEST)
+    await suite.accepted(first)
+    second_id = await suite.accepted(second)
+    assert len(stored_inputs(suite.folder)) == 1
+
+    await suite.client.cancel(second_id)
+    assert len(stored_inputs(suite.folder)) == 1
+
+    worker.hold.set()
+    _ = [event async for event in first]
+    await until(lambda: not stored_inputs(suite.folder))
+
+
+async def test_tenants_never_share_what_they_sent(suite: Suite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    api = suite.frontdoor._api
+    streams = [api.generate(tenant, REQUEST) for tenant in ("a", "b")]
+    for stream in streams:
+        await anext(stream)
+
+    assert len(stored_inputs(suite.folder)) == 2
+    for stream in streams:
+        await stream.aclose()
+
+
+async def test_a_request_that_is_refused_or_replayed_leaves_nothing(suite: Suite, worker: PacedWorker) -> None:
+    await suite.paint(REQUEST, idempotency_key="key")
+    await suite.paint(REQUEST, idempotency_key="key")
+
+    with pytest.raises(FailedPrecondition):
+        await suite.paint(replace(REQUEST, init_image=InitImage(png("blue"), 0.5)), idempotency_key="key")
+
+    await until(lambda: not stored_inputs(suite.folder))
+
+
+async def test_provenance_names_what_the_request_came_with_and_does_not_repeat_it(suite: Suite) -> None:
+    provenance = (await suite.paint(REQUEST)).provenance
+
+    assert provenance.spec.init_image == InitImage(b"", 0.5)
+    assert provenance.inputs == (SpecInput("init_image.image", ObjectReference("", digest_of(IMAGE), len(IMAGE))),)
+
+
+async def test_a_newer_frontdoor_paints_from_the_image_and_lets_it_go(folder: Path, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with running_suite(folder) as suite:
+        running = suite.client.generate(REQUEST)
+        await suite.accepted(running)
+        await worker.wait_until(lambda: worker.running)
+        queued = suite.client.generate(REQUEST)
+        request_id = await suite.accepted(queued)
+
+    worker.hold.set()
+    async with running_suite(folder) as suite:
+        await until(lambda: not len(suite.frontdoor._jobs))
+        assert (await suite.client.get_request(request_id)).completed
+        await until(lambda: not stored_inputs(folder))
+
+    assert [spec.init_image for spec in worker.executed] == [InitImage(IMAGE, 0.5)] * 2
+
+
+async def test_what_a_crash_left_is_swept_and_what_is_in_use_is_not(folder: Path, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    orphan = open_objects(f"file://{folder / 'objects'}").put("inputs/" + "0" * 32 + "/orphan", b"left by a crash")
+    async with running_suite(folder, sweep_interval_s=0.02) as suite:
+        stream = suite.client.generate(REQUEST)
+        await suite.accepted(stream)
+        await until(lambda: len(stored_inputs(folder)) == 1)
+        for _ in range(3):
+            await suite.frontdoor._retention.sweep()
+
+        (left,) = stored_inputs(folder)
+        worker.hold.set()
+        assert [event async for event in stream]
+    assert not left.name.endswith("orphan") and orphan.key.endswith("orphan")
+
+
+async def test_an_image_that_is_gone_is_never_painted_without(suite: Suite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    running = suite.client.generate(ImageRequest("x", num_inference_steps=1))
+    await suite.accepted(running)
+    await worker.wait_until(lambda: worker.running)
+    stream = suite.client.generate(REQUEST)
+    request_id = await suite.accepted(stream)
+    (stored,) = stored_inputs(suite.folder)
+    stored.unlink()
+
+    worker.hold.set()
+    with pytest.raises(Internal) as caught:
+        _ = [event async for event in stream]
+
+    status = await suite.client.get_request(request_id)
+    assert (caught.value.reason, status.state) == ("INPUT_GONE", RequestState.FAILED)
+    assert len(worker.executed) == 1

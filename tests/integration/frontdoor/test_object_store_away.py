@@ -1,0 +1,162 @@
+"""An object store that is gone, slow or full costs nobody a picture, as long as what waits for it is bounded."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import PentimentoError, ResourceExhausted
+from pentimento.domain.generation import InitImage
+from pentimento.domain.image_request import ImageRequest
+from pentimento.domain.requests import RequestState
+from pentimento.stores.errors import StoreFull
+from pentimento.stores.objects.filesystem import FilesystemObjectStore
+from tests.integration.frontdoor.inputs import png
+from tests.integration.frontdoor.paced_worker import PacedWorker
+from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite, until
+
+
+@contextmanager
+def store_away(folder: Path) -> Iterator[None]:
+    """Its directory is no directory any more, as when a volume went; afterwards it is back with all it had."""
+    objects = folder / "objects"
+    objects.rename(folder / "unmounted")
+    objects.write_bytes(b"")
+    try:
+        yield
+    finally:
+        objects.unlink()
+        (folder / "unmounted").rename(objects)
+
+
+def stored_pictures(folder: Path) -> list[Path]:
+    return list((folder / "objects").rglob("results.*"))
+
+
+async def test_a_picture_is_delivered_and_found_again_while_the_store_is_away(
+    suite: Suite, worker: PacedWorker
+) -> None:
+    with store_away(suite.folder):
+        first = await suite.paint(idempotency_key="key")
+        status = await suite.client.get_request(first.request_id)
+        again = await suite.paint(idempotency_key="key")
+
+    assert status.completed == again == first
+    assert first.image
+    assert len(worker.executed) == 1
+
+
+async def test_a_picture_that_waits_outlives_its_frontdoor(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder) as suite:
+        with store_away(folder):
+            completed = await suite.paint()
+    (folder / "objects").rename(folder / "gone for good")
+    (folder / "objects").write_bytes(b"")
+
+    async with running_suite(folder) as suite:
+        status = await suite.client.get_request(completed.request_id)
+
+    assert status.completed == completed
+
+
+async def test_what_waited_is_moved_once_the_store_is_back(suite: Suite) -> None:
+    with store_away(suite.folder):
+        completed = await suite.paint()
+
+    await until(lambda: bool(stored_pictures(suite.folder)))
+    await until(lambda: not suite.frontdoor._journal.objects.spooled().result())
+    assert (await suite.client.get_request(completed.request_id)).completed == completed
+
+
+async def test_a_store_that_hangs_holds_up_a_picture_for_a_bounded_time_only(
+    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+    put = FilesystemObjectStore.put
+
+    def hanging(*arguments: object, **options: object) -> object:
+        let_go.wait()
+        return put(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FilesystemObjectStore, "put", hanging)
+    async with running_suite(folder, store_timeout_ms=50) as suite:
+        pictures = [await suite.paint() for _ in range(10)]
+        let_go.set()
+
+    assert all(picture.image for picture in pictures)
+
+
+async def test_a_full_store_is_as_one_that_is_away(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> object:
+        raise StoreFull("object store", "no space left")
+
+    monkeypatch.setattr(FilesystemObjectStore, "put", full)
+
+    completed = await suite.paint()
+
+    assert (await suite.client.get_request(completed.request_id)).completed == completed
+
+
+async def test_beyond_the_bound_a_picture_fails_at_once_and_nothing_more_is_accepted(
+    folder: Path, worker: PacedWorker
+) -> None:
+    worker.picture_bytes = 10_000
+    async with running_suite(folder, spool_bytes=15_000) as suite:
+        with store_away(folder):
+            assert (await suite.paint()).image
+            with pytest.raises(ResourceExhausted) as refused:
+                await suite.paint()
+            status = await suite.operator.status()
+
+    assert (refused.value.reason, status.accepted_count) == ("SPOOL_FULL", 1)
+    assert (refused.value.retry_after_ms or 0) > 0
+
+
+async def test_a_picture_that_fits_nowhere_ends_its_request_with_the_reason(folder: Path, worker: PacedWorker) -> None:
+    worker.picture_bytes = 10_000
+    async with running_suite(folder, spool_bytes=5_000) as suite:
+        with store_away(folder):
+            stream = suite.client.generate(REQUEST)
+            request_id = await suite.accepted(stream)
+            with pytest.raises(ResourceExhausted) as caught:
+                async for _ in stream:
+                    pass
+            status = await suite.client.get_request(request_id)
+
+    assert (caught.value.reason, status.state, status.error_reason) == (
+        "SPOOL_FULL",
+        RequestState.FAILED,
+        "SPOOL_FULL",
+    )
+
+
+async def test_one_tenant_leaves_the_others_their_room(folder: Path, worker: PacedWorker) -> None:
+    worker.picture_bytes = 10_000
+    async with running_suite(folder, spool_bytes=100_000, tenant_spool_bytes=15_000) as suite:
+        api = suite.frontdoor._api
+        with store_away(folder):
+            for tenant in ("greedy", "modest"):
+                assert [event async for event in api.generate(tenant, REQUEST)]
+            with pytest.raises(ResourceExhausted, match="of this tenant"):
+                [event async for event in api.generate("greedy", REQUEST)]
+
+
+async def test_a_request_with_an_image_is_painted_while_the_store_is_away(suite: Suite, worker: PacedWorker) -> None:
+    image = png()
+    with store_away(suite.folder):
+        completed = await suite.paint(ImageRequest("x", num_inference_steps=4, init_image=InitImage(image, 0.5)))
+
+    assert completed.image
+    assert worker.executed[0].init_image == InitImage(image, 0.5)
+
+
+async def test_an_error_of_the_store_tells_the_client_neither_path_nor_key(suite: Suite) -> None:
+    completed = await suite.paint()
+
+    with store_away(suite.folder), pytest.raises(PentimentoError) as caught:
+        await suite.client.get_request(completed.request_id)
+
+    words = f"{caught.value.message} {caught.value.metadata}"
+    assert str(suite.folder) not in words and "results" not in words and "sha256" not in words

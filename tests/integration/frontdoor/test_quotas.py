@@ -1,0 +1,142 @@
+"""Nobody fills the disk: what a tenant may leave there is bounded, and refused before anything is accepted."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import NotFound, ResourceExhausted
+from pentimento.domain.generation import InitImage
+from pentimento.domain.image_request import ImageRequest
+from pentimento.domain.requests import RequestState
+from pentimento.stores.objects import open_objects
+from tests.integration.frontdoor.inputs import png
+from tests.integration.frontdoor.paced_worker import PacedWorker
+from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
+
+
+async def refusal(suite: Suite, request: ImageRequest = REQUEST) -> ResourceExhausted:
+    with pytest.raises(ResourceExhausted) as caught:
+        await suite.paint(request)
+    assert (caught.value.retry_after_ms or 0) > 0
+    return caught.value
+
+
+async def forgotten(suite: Suite, request_id: str) -> NotFound:
+    """What a client hears of a picture, asked for until it is gone."""
+    while True:
+        try:
+            await suite.client.get_request(request_id)
+        except NotFound as error:
+            return error
+        await asyncio.sleep(0.01)
+
+
+async def test_unfinished_requests_of_a_tenant_are_bounded_and_no_other_tenants(
+    folder: Path, worker: PacedWorker
+) -> None:
+    worker.hold.clear()
+    async with running_suite(folder, tenant_unfinished_requests=2) as suite:
+        streams = [suite.client.generate(REQUEST) for _ in range(2)]
+        for stream in streams:
+            await suite.accepted(stream)
+
+        refused = await refusal(suite)
+        other = suite.frontdoor._api.generate("another", REQUEST)
+        assert await anext(other)
+        await other.aclose()
+        accepted_count = (await suite.operator.status()).accepted_count
+        worker.hold.set()
+        for stream in streams:
+            assert [event async for event in stream]
+        assert (await suite.paint()).image
+
+    assert (refused.reason, refused.metadata) == ("QUOTA_EXCEEDED", {"quota": "tenant-unfinished-requests"})
+    assert accepted_count == 3
+
+
+async def test_bytes_that_unfinished_requests_came_with_are_bounded_and_shared_ones_count_once(
+    folder: Path, worker: PacedWorker
+) -> None:
+    worker.hold.clear()
+    first, second = png("red"), png("blue")
+    with_first = ImageRequest("x", num_inference_steps=4, init_image=InitImage(first, 0.5))
+    with_second = ImageRequest("x", num_inference_steps=4, init_image=InitImage(second, 0.5))
+    async with running_suite(folder, tenant_unfinished_bytes=len(first) + len(second) - 1) as suite:
+        streams = [suite.client.generate(with_first) for _ in range(2)]
+        for stream in streams:
+            await suite.accepted(stream)
+
+        refused = await refusal(suite, with_second)
+        worker.hold.set()
+        for stream in streams:
+            assert [event async for event in stream]
+
+    assert refused.metadata == {"quota": "tenant-unfinished-bytes"}
+
+
+async def test_a_disk_that_is_nearly_full_takes_no_more_requests(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, min_free_bytes=1 << 62) as suite:
+        refused = await refusal(suite)
+        accepted_count = (await suite.operator.status()).accepted_count
+
+    assert refused.metadata == {"quota": "min-free-bytes"}
+    assert (accepted_count, worker.executed) == (0, [])
+
+
+async def test_beyond_its_bytes_a_tenants_oldest_picture_is_forgotten_and_its_request_is_not(
+    folder: Path, worker: PacedWorker
+) -> None:
+    worker.picture_bytes = 1000
+    async with running_suite(folder, tenant_result_bytes=2500) as suite:
+        others = [event async for event in suite.frontdoor._api.generate("another", REQUEST)][-1]
+        old, middle, new = [await suite.paint(idempotency_key=f"key-{number}") for number in range(3)]
+
+        asked = await forgotten(suite, old.request_id)
+        with pytest.raises(NotFound) as replayed:
+            await suite.paint(idempotency_key="key-0")
+        without_image = await suite.client.get_request(old.request_id, omit_image=True)
+        kept = [(await suite.client.get_request(one.request_id)).completed for one in (middle, new)]
+        status = await suite.frontdoor._api.get_request("another", others.request_id)  # type: ignore[union-attr]
+
+    assert (asked.reason, replayed.value.reason) == ("RESULT_GONE", "RESULT_GONE")
+    assert without_image.completed is not None
+    assert (without_image.state, without_image.completed.provenance) == (RequestState.COMPLETED, old.provenance)
+    assert kept == [middle, new]
+    assert status.completed == others
+    assert len(list((folder / "objects").rglob("results.*"))) == 3
+
+
+async def test_what_was_kept_before_a_restart_counts(folder: Path, worker: PacedWorker) -> None:
+    worker.picture_bytes = 1000
+    async with running_suite(folder) as suite:
+        pictures = [await suite.paint() for _ in range(3)]
+
+    async with running_suite(folder, tenant_result_bytes=2500) as suite:
+        assert (await forgotten(suite, pictures[0].request_id)).reason == "RESULT_GONE"
+        assert (await suite.client.get_request(pictures[2].request_id)).completed == pictures[2]
+
+
+async def test_beyond_their_number_a_tenants_oldest_requests_are_forgotten(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, tenant_finished_requests=2) as suite:
+        pictures = [await suite.paint() for _ in range(3)]
+
+        gone = await forgotten(suite, pictures[0].request_id)
+        assert (await suite.client.get_request(pictures[1].request_id)).completed == pictures[1]
+
+    assert gone.reason == "UNKNOWN_REQUEST"
+
+
+async def test_a_picture_that_no_request_names_is_swept_and_others_are_not(suite: Suite) -> None:
+    completed = await suite.paint()
+    objects = open_objects(f"file://{suite.folder / 'objects'}")
+    objects.put("results/orphan", b"left by a crash")
+    objects.put("cache/x", b"the gateway's")
+
+    await suite.frontdoor._retention.sweep()
+    after_one = sorted(objects.keys())
+    await suite.frontdoor._retention.sweep()
+
+    assert "results/orphan" in after_one, "it might have been stored a moment ago by another process"
+    assert sorted(set(after_one) - set(objects.keys())) == ["results/orphan"]
+    assert (await suite.client.get_request(completed.request_id)).completed == completed
