@@ -32,7 +32,7 @@ from benchmarks.attacks.target import PUBLIC, Target
 from benchmarks.bystander import PAINT, Bystander
 from benchmarks.report import Figure, Interval, Options, at_most, counted, parse_options, publish
 from benchmarks.report import Target as Bound
-from benchmarks.statistics import CONFIDENCE, bootstrap_interval, quantile
+from benchmarks.statistics import CONFIDENCE, quantile, ratio_interval
 from benchmarks.suite_processes import members, peak_rss_bytes, reset_peak
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.identity import Role
@@ -93,7 +93,7 @@ class Played:
         """For people: percentiles in place of samples."""
         shown = {name: value for name, value in asdict(self).items() if name not in ("quiet_s", "attacked_s")}
         times = {
-            f"{kind} {phase} p99 ms": round(1e3 * quantile(sorted(seconds), 0.99), 2)
+            f"{kind} {phase} p99 ms": round(1e3 * p99(seconds), 2)
             for phase, kinds in (("quiet", self.quiet_s), ("attacked", self.attacked_s))
             for kind, seconds in kinds.items()
             if seconds
@@ -283,23 +283,25 @@ def figures_of(played: list[Played]) -> list[Figure]:
 
 
 def slowdown(name: str, played: Sequence[Played], *, paints: bool, target: Bound = SLOWDOWN) -> Figure:
-    """p99 over all attacks ÷ p99 over all quiet phases; samples are (1 under attack, milliseconds)."""
-    samples = [
-        (under_attack, round(1e3 * value, 3))
-        for one in played
-        for under_attack, kinds in ((0, one.quiet_s), (1, one.attacked_s))
-        for kind, seconds in kinds.items()
-        if (kind == PAINT) == paints
-        for value in seconds
-    ]
-    low, high = bootstrap_interval(samples, p99_ratio)
-    interval = Interval(low, high, CONFIDENCE, "bootstrap percentile")
-    return Figure(name, p99_ratio(samples), target, samples, interval)
+    """p99 over all attacks ÷ p99 over all quiet phases; samples are the milliseconds of both. Missing where a run was
+    too short for either."""
+    quiet = milliseconds([one.quiet_s for one in played], paints)
+    under_attack = milliseconds([one.attacked_s for one in played], paints)
+    samples = [{"quiet": quiet, "under attack": under_attack}]
+    if min(len(quiet), len(under_attack)) < 2:
+        return Figure(name, None, target, samples, None)
+    interval = Interval(*ratio_interval(under_attack, quiet, p99), CONFIDENCE, "bootstrap percentile")
+    return Figure(name, p99(under_attack) / p99(quiet), target, samples, interval)
 
 
-def p99_ratio(samples: Sequence[tuple[int, float]]) -> float:
-    quiet, attacked_ms = ([value for phase, value in samples if phase == wanted] for wanted in (0, 1))
-    return quantile(sorted(attacked_ms), 0.99) / quantile(sorted(quiet), 0.99)
+def milliseconds(phases: Sequence[dict[str, list[float]]], paints: bool) -> list[float]:
+    """Of the calls that paint, or of the others."""
+    kinds = [seconds for phase in phases for kind, seconds in phase.items() if (kind == PAINT) == paints]
+    return [round(1e3 * value, 3) for seconds in kinds for value in seconds]
+
+
+def p99(values: Sequence[float]) -> float:
+    return quantile(sorted(values), 0.99)
 
 
 def notes_of(options: Options, played: list[Played]) -> dict[str, object]:

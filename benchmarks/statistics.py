@@ -34,6 +34,25 @@ def bootstrap_interval(
     return quantile(draws, tail), quantile(draws, 1.0 - tail)
 
 
+def ratio_interval(
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    statistic: Callable[[Sequence[float]], float],
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile bootstrap at 95 % of a statistic of the ones ÷ that of the others, which are redrawn apart."""
+    generator = random.Random(seed)
+
+    def draw(samples: Sequence[float]) -> float:
+        return statistic(generator.choices(samples, k=len(samples)))
+
+    draws = sorted(draw(numerators) / draw(denominators) for _ in range(resamples))
+    tail = (1.0 - CONFIDENCE) / 2.0
+    return quantile(draws, tail), quantile(draws, 1.0 - tail)
+
+
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> float:
     """Geometric mean of the pairs' ratios."""
     return math.exp(math.fsum(math.log(ours / theirs) for ours, theirs in pairs) / len(pairs))

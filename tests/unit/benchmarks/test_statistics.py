@@ -1,6 +1,6 @@
 import pytest
 
-from benchmarks.statistics import binomial_interval, slope_with_interval
+from benchmarks.statistics import binomial_interval, ratio_interval, slope_with_interval
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,10 @@ def test_the_slope_and_its_interval_are_those_of_least_squares() -> None:
 
     # Standard error sqrt(0.12) by hand; Student's t at 97.5 % with 3 degrees of freedom is 3.1824.
     assert slope_with_interval(points) == pytest.approx((0.8, -0.3024, 1.9024), abs=1e-3)
+
+
+def test_the_interval_of_a_ratio_surrounds_it_and_is_narrow_where_nothing_scatters() -> None:
+    scattered = ratio_interval([1.0, 2.0, 3.0] * 20, [1.0, 1.0, 1.0], max)
+
+    assert ratio_interval([6.0, 6.0], [3.0, 3.0, 3.0], max) == (2.0, 2.0)
+    assert scattered[0] <= 3.0 <= scattered[1]
