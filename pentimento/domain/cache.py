@@ -22,6 +22,14 @@ class CacheScope:
     shared_pool: bool = False
 
 
+@dataclass(frozen=True)
+class CacheHolding:
+    """What one tenant's entries are, those that it gave to the shared pool included."""
+
+    entry_count: int
+    size_bytes: int
+
+
 # Part of every key: entries of another format are never found.
 CACHE_FORMAT_VERSION = 1
 

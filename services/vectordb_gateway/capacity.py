@@ -2,6 +2,7 @@
 
 import logging
 
+from pentimento.policies.cache_quota import gives_way, has_room
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.objects import ObjectStore
@@ -23,12 +24,12 @@ class Capacity:
         self._max_open_grants = max_open_grants
         self._shortage = ""
 
-    def refusal(self) -> str:
-        """Why nothing is reserved now; empty when it is."""
+    def refusal(self, tenant: str) -> str:
+        """Why nothing is reserved for the tenant now; empty when it is."""
         totals = self._ledger.totals()
         if totals.open_grant_count >= self._max_open_grants:
             return f"{totals.open_grant_count} grants are open already"
-        return self.read_only_reason(totals)
+        return self.read_only_reason(totals) or self._over_quota(tenant)
 
     def read_only_reason(self, totals: CacheTotals) -> str:
         """Why the cache takes nothing new; empty when it does."""
@@ -43,17 +44,31 @@ class Capacity:
 
     def enforce(self) -> None:
         """Evict down to the limits, and look how much room the object store has."""
-        settings = self._settings
-        if settings.eviction is Eviction.FIFO:
-            evicted = self._ledger.evict_oldest(
-                settings.max_entries, settings.max_size_bytes, settings.object_grace_s
-            ).result()
+        if self._settings.eviction is Eviction.FIFO and self._may_be_over():
+            limits = self._settings.limits()
+            evicted = self._ledger.evict(lambda held: gives_way(held, limits), self._settings.object_grace_s).result()
             metrics.EVICTIONS.inc(evicted)
         self._look_for_room()
         totals = self._ledger.totals()
         metrics.ENTRIES.set(totals.entry_count)
         metrics.SIZE_BYTES.set(totals.size_bytes)
         metrics.READ_ONLY.set(bool(self.read_only_reason(totals)))
+
+    def _may_be_over(self) -> bool:
+        """What tenants hold is summed up only where it may matter."""
+        settings, totals = self._settings, self._ledger.totals()
+        is_over = totals.entry_count > settings.max_entries or totals.size_bytes > settings.max_size_bytes
+        return is_over or settings.tenant_share < 1.0
+
+    def _over_quota(self, tenant: str) -> str:
+        """What is evicted later makes room for itself; where nothing is, a tenant that holds its share waits."""
+        settings = self._settings
+        if settings.eviction is Eviction.FIFO or settings.tenant_share == 1.0:
+            return ""
+        holding = self._ledger.holdings().get(tenant)
+        if holding is None or has_room(holding, settings.limits()):
+            return ""
+        return f"the tenant holds its {settings.tenant_share:.0%} of the cache"
 
     def _look_for_room(self) -> None:
         free = self._objects.free_bytes()

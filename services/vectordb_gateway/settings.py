@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from pentimento.policies.cache_quota import CacheLimits
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, Threshold, Thresholds
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
@@ -53,10 +54,20 @@ class CapacitySettings:
     min_free_bytes: int = setting(
         256 * _MEBIBYTE, help="free bytes of the object store below which the cache is read-only", minimum=0
     )
-    eviction: Eviction = setting(Eviction.FIFO, help="when full: fifo evicts the oldest, none takes nothing new")
+    tenant_share: float = setting(
+        1.0, help="share of entries and of bytes that one tenant may hold", minimum=0.001, maximum=1
+    )
+    eviction: Eviction = setting(
+        Eviction.FIFO,
+        help="when full: fifo evicts the oldest entry of the tenant that holds most, none takes nothing new",
+    )
     object_grace_s: float = setting(
         120.0, help="how long objects of an evicted entry stay for who just looked it up", minimum=0, maximum=86_400
     )
+
+    def limits(self) -> CacheLimits:
+        """As the policy takes them."""
+        return CacheLimits(self.max_entries, self.max_size_bytes, self.tenant_share)
 
 
 @dataclass(frozen=True)

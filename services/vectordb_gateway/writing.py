@@ -78,7 +78,7 @@ class EntryWriting:
         if not keys:
             return _refused("no rule reuses what was asked for")
         try:
-            if refusal := await asyncio.to_thread(self._capacity.refusal):
+            if refusal := await asyncio.to_thread(self._capacity.refusal, scope.tenant):
                 return _refused(refusal)
             return await self._grant(scope, attempt, keys)
         except PentimentoError as error:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Row, bindparam, delete, func, select, update
 
+from pentimento.domain.cache import CacheHolding
 from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger import cache_tables as tables
@@ -24,6 +25,7 @@ from pentimento.stores.ledger.cache_records import (
     GrantRecord,
     HeldLatent,
 )
+from pentimento.stores.ledger.cache_writes import WhoGivesWay
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.writer import GroupCommitWriter
@@ -110,12 +112,10 @@ class CacheLedger:
         now = self._clock.wall()
         return self._submit(lambda connection: writes.doom(connection, list(entry_ids), now, now + grace_s))
 
-    def evict_oldest(self, max_entry_count: int, max_size_bytes: int, grace_s: float) -> "Future[int]":
-        """Doom the oldest entries until both limits hold (first in, first out); the number doomed."""
+    def evict(self, who: WhoGivesWay, grace_s: float) -> "Future[int]":
+        """Doom the oldest entry of whoever gives way until nobody does; the number doomed."""
         now = self._clock.wall()
-        return self._submit(
-            lambda connection: writes.evict_oldest(connection, max_entry_count, max_size_bytes, now, now + grace_s)
-        )
+        return self._submit(lambda connection: writes.evict(connection, who, now, now + grace_s))
 
     def forget_entries(self, entry_ids: Collection[str]) -> "Future[None]":
         """Delete doomed entries that the index no longer holds."""
@@ -192,6 +192,11 @@ class CacheLedger:
             return CacheTotals(
                 row.entry_count, row.object_count, row.size_bytes, connection.execute(open_grants).scalar_one()
             )
+
+    def holdings(self) -> dict[str, CacheHolding]:
+        """By tenant, of live entries."""
+        with self._reading() as connection:
+            return writes.holdings(connection)
 
     def check_integrity(self) -> list[str]:
         """What the rows contradict each other in."""

@@ -45,6 +45,8 @@ entries = Table(
     _METADATA,
     Column("entry_id", Text, primary_key=True),
     Column("pool", Text, nullable=False),
+    # Whose it is, also in the shared pool; empty where that was not noted.
+    Column("tenant", Text, nullable=False),
     Column("compatibility_key", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("sequence", BigInteger, nullable=False),
@@ -128,6 +130,17 @@ MIGRATIONS = (
             "CREATE INDEX cache_objects_grant ON cache_objects (grant_id)",
             "CREATE INDEX cache_objects_entry ON cache_objects (entry_id)",
             "CREATE INDEX cache_objects_doomed ON cache_objects (delete_after) WHERE delete_after IS NOT NULL",
+        ),
+    ),
+    Migration(
+        2,
+        (
+            "ALTER TABLE cache_entries ADD COLUMN tenant TEXT NOT NULL DEFAULT ''",
+            "UPDATE cache_entries SET tenant = pool WHERE pool <> '*shared*'",
+            """UPDATE cache_entries SET tenant = COALESCE((
+                SELECT tenant FROM cache_grants WHERE cache_grants.entry_id = cache_entries.entry_id), '')
+                WHERE pool = '*shared*'""",
+            "CREATE INDEX cache_entries_tenant ON cache_entries (tenant, sequence, size_bytes) WHERE doomed_at IS NULL",
         ),
     ),
 )

@@ -1,10 +1,11 @@
 """What changes in the cache's ledger, each as one transaction's work."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
+from pentimento.domain.cache import CacheHolding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger import cache_tables as tables
@@ -17,6 +18,8 @@ _state = tables.state
 
 _HOLD = update(_objects).where(_objects.c.key == bindparam("held_key"))
 _EVICTION_BATCH_COUNT = 64
+# By what tenants hold, whose oldest entry goes; None when nobody's does.
+WhoGivesWay = Callable[[Mapping[str, CacheHolding]], str | None]
 
 
 def bind_encoder(connection: Connection, binding: EncoderBinding) -> EncoderBinding:
@@ -82,31 +85,39 @@ def doom(connection: Connection, entry_ids: Sequence[str], now: float, delete_af
     return len(rows)
 
 
-def evict_oldest(
-    connection: Connection, max_entry_count: int, max_size_bytes: int, now: float, delete_after: float
-) -> int:
-    evicted = 0
-    while True:
-        state = connection.execute(select(_state.c.entry_count, _state.c.size_bytes)).one()
-        entries_over, bytes_over = state.entry_count - max_entry_count, state.size_bytes - max_size_bytes
-        if entries_over <= 0 and bytes_over <= 0:
-            return evicted
-        chosen = _oldest(connection, entries_over, bytes_over)
-        if not chosen:
-            return evicted
+def evict(connection: Connection, who: WhoGivesWay, now: float, delete_after: float) -> int:
+    """Doom the oldest entry of whoever gives way, until nobody does; the number doomed."""
+    held, evicted = holdings(connection), 0
+    while chosen := _chosen(connection, held, who):
         evicted += doom(connection, chosen, now, delete_after)
+    return evicted
 
 
-def _oldest(connection: Connection, entries_over: int, bytes_over: int) -> list[str]:
-    """As few of the oldest live entries as it takes, at most a batch of them."""
-    statement = select(_entries.c.entry_id, _entries.c.size_bytes).where(_entries.c.doomed_at.is_(None))
+def holdings(connection: Connection) -> dict[str, CacheHolding]:
+    """By tenant, of live entries."""
+    columns = (_entries.c.tenant, func.count().label("entries"), func.sum(_entries.c.size_bytes).label("bytes"))
+    statement = select(*columns).where(_entries.c.doomed_at.is_(None)).group_by(_entries.c.tenant)
+    return {row.tenant: CacheHolding(row.entries, int(row.bytes)) for row in connection.execute(statement)}
+
+
+def _chosen(connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay) -> list[str]:
+    """A batch of entries at most; `held` is what is left without them."""
+    oldest: dict[str, Iterator[Any]] = {}
     chosen: list[str] = []
-    for row in connection.execute(statement.order_by(_entries.c.sequence).limit(_EVICTION_BATCH_COUNT)):
-        if entries_over <= 0 and bytes_over <= 0:
-            break
-        chosen.append(row.entry_id)
-        entries_over, bytes_over = entries_over - 1, bytes_over - row.size_bytes
+    while len(chosen) < _EVICTION_BATCH_COUNT and (tenant := who(held)) is not None:
+        rows = oldest.setdefault(tenant, iter(_oldest(connection, tenant)))
+        entry = next(rows)
+        chosen.append(entry.entry_id)
+        holding = held[tenant]
+        held[tenant] = CacheHolding(holding.entry_count - 1, holding.size_bytes - entry.size_bytes)
     return chosen
+
+
+def _oldest(connection: Connection, tenant: str) -> Sequence[Any]:
+    statement = select(_entries.c.entry_id, _entries.c.size_bytes).where(
+        _entries.c.tenant == tenant, _entries.c.doomed_at.is_(None)
+    )
+    return connection.execute(statement.order_by(_entries.c.sequence).limit(_EVICTION_BATCH_COUNT)).all()
 
 
 def _require_match(grant: Row[Any], commit: EntryCommit) -> None:
@@ -154,6 +165,7 @@ def _insert_entry(connection: Connection, commit: EntryCommit, held: Sequence[Ob
     row = {
         "entry_id": commit.entry_id,
         "pool": commit.pool,
+        "tenant": commit.tenant,
         "compatibility_key": commit.compatibility_key,
         "created_at": commit.created_at,
         "sequence": connection.execute(sequence).scalar_one(),

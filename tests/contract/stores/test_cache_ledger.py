@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from pentimento.domain.cache import CacheHolding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
+from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import (
     EncoderBinding,
@@ -17,6 +19,7 @@ from pentimento.stores.ledger.cache_records import (
     GrantedKey,
     GrantRecord,
 )
+from pentimento.stores.ledger.cache_writes import WhoGivesWay
 from pentimento.stores.objects.store import refer_to
 
 VECTOR = struct.pack("<2f", 1.0, 0.0)
@@ -234,10 +237,43 @@ def test_an_entry_leaves_service_at_once_and_its_objects_after_the_grace(ledger:
     assert ledger.known_keys(keys) == set()
 
 
+def within(max_entry_count: int, max_size_bytes: int) -> WhoGivesWay:
+    return lambda held: gives_way(held, CacheLimits(max_entry_count, max_size_bytes))
+
+
+def test_one_tenants_flood_does_not_evict_anothers_only_entry(ledger: CacheLedger) -> None:
+    (alone,) = add_for(ledger, "quiet", 1)
+    flood = add_for(ledger, "loud", 26)
+
+    assert ledger.evict(within(10, 10**9), grace_s=0).result() == 17
+
+    assert live(ledger, [alone, *flood]) == {alone, *flood[17:]}
+
+
+def test_what_a_tenant_gave_to_the_shared_pool_is_its_own(ledger: CacheLedger) -> None:
+    (alone,) = add_for(ledger, "quiet", 1)
+    flood = add_for(ledger, "loud", 5, pool="*shared*")
+
+    ledger.evict(within(3, 10**9), grace_s=0).result()
+
+    assert live(ledger, [alone, *flood]) == {alone, *flood[3:]}
+    assert ledger.holdings() == {"quiet": CacheHolding(1, 20), "loud": CacheHolding(2, 40)}
+
+
+def add_for(ledger: CacheLedger, tenant: str, count: int, pool: str = "") -> list[str]:
+    """Entries of two objects of 10 bytes."""
+    ids = []
+    for number in range(count):
+        name, owner = f"{tenant}{number}", {"tenant": tenant, "pool": pool or tenant}
+        ledger.reserve(replace(grant(name), **owner)).result()
+        ids.append(ledger.commit(replace(commit(name), **owner)).result())
+    return ids
+
+
 def test_the_oldest_go_first(ledger: CacheLedger) -> None:
     ids = [add(ledger, f"g{number}") for number in range(5)]
 
-    assert ledger.evict_oldest(3, 10**9, grace_s=0).result() == 2
+    assert ledger.evict(within(3, 10**9), grace_s=0).result() == 2
 
     assert live(ledger, ids) == set(ids[2:])
 
@@ -245,7 +281,7 @@ def test_the_oldest_go_first(ledger: CacheLedger) -> None:
 def test_bytes_are_a_limit_too(ledger: CacheLedger) -> None:
     ids = [add(ledger, f"g{number}", size=100) for number in range(5)]
 
-    assert ledger.evict_oldest(10, 500, grace_s=0).result() == 3
+    assert ledger.evict(within(10, 500), grace_s=0).result() == 3
 
     assert live(ledger, ids) == set(ids[3:])
     assert ledger.totals().size_bytes == 400
@@ -257,7 +293,7 @@ def test_many_more_than_a_batch_are_evicted(ledger: CacheLedger) -> None:
         future.result()
     ids = [future.result() for future in [ledger.commit(commit(name, (5,))) for name in names]]
 
-    assert ledger.evict_oldest(1, 10**9, grace_s=0).result() == 69
+    assert ledger.evict(within(1, 10**9), grace_s=0).result() == 69
     assert live(ledger, ids) == {ids[-1]}
 
 

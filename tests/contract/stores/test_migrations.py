@@ -74,3 +74,20 @@ def test_the_files_of_a_database_are_this_users_alone_also_where_they_were_not(t
     assert {path.name for path in tmp_path.iterdir()} > {"ledger.sqlite", "ledger.sqlite-wal"}
     assert [path for path in tmp_path.iterdir() if path.stat().st_mode & 0o077] == []
     ledger.close()
+
+
+def test_entries_of_the_first_version_become_their_tenants_also_in_the_shared_pool(ledger_url: str) -> None:
+    engine = open_engine(ledger_url)
+    migrate(engine, "cache", cache_tables.MIGRATIONS[:1])
+    entry = "INSERT INTO cache_entries VALUES ('{0}', '{1}', 'c', 0, {2}, 0, '', NULL, 1, 1, 0, NULL)"
+    with engine.begin() as connection:
+        for number, (entry_id, pool) in enumerate((("own", "acme"), ("given", "*shared*"), ("old", "*shared*"))):
+            connection.execute(text(entry.format(entry_id, pool, number)))
+        connection.execute(text("INSERT INTO cache_grants VALUES ('g', '*shared*', 'globex', 'c', 'r', 1, 0, 'given')"))
+
+    migrate(engine, "cache", cache_tables.MIGRATIONS)
+
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT entry_id, tenant FROM cache_entries ORDER BY sequence")).all()
+    assert [tuple(row) for row in found] == [("own", "acme"), ("given", "globex"), ("old", "")]
+    engine.dispose()

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.faults
 
 CHANGES = {
     "put", "delete", "upsert", "prepare", "bind_encoder", "reserve", "commit", "release",
-    "expire_grants", "mark_indexed", "doom", "evict_oldest", "forget_entries", "forget_objects",
+    "expire_grants", "mark_indexed", "doom", "evict", "forget_entries", "forget_objects",
 }  # fmt: skip
 
 

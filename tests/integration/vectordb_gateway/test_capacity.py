@@ -21,6 +21,37 @@ async def test_the_oldest_entries_make_room(tmp_path: Path) -> None:
         assert gateway.problems() == []
 
 
+async def test_a_tenant_that_fills_the_cache_evicts_itself_and_not_another(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--max-entries", "3") as gateway:
+        await gateway.store(FAR_APART[0], scope("quiet"))
+        for text in FAR_APART:
+            await gateway.store(text, scope("loud"))
+        gateway.maintain()
+
+        assert isinstance((await gateway.lookup(FAR_APART[0], scope("quiet"))).start, FromLatent)
+        found = [isinstance((await gateway.lookup(text, scope("loud"))).start, FromLatent) for text in FAR_APART]
+        assert found == [False, False, True, True]
+        assert gateway.problems() == []
+
+
+async def test_one_tenant_never_holds_more_than_its_share(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--max-entries", "4", "--tenant-share", "0.5") as gateway:
+        for text in FAR_APART:
+            await gateway.store(text)
+        gateway.maintain()
+
+        assert (await gateway.client.statistics()).entry_count == 2
+
+
+async def test_where_nothing_is_evicted_a_tenant_with_its_share_is_granted_nothing(tmp_path: Path) -> None:
+    flags = ("--max-entries", "4", "--tenant-share", "0.25", "--eviction", "none")
+    async with running_gateway(tmp_path, *flags) as gateway:
+        await gateway.store(FAR_APART[0])
+
+        assert await gateway.client.reserve(scope(), attempt(), (5,), image=False) is None
+        assert await gateway.client.reserve(scope("another"), attempt("another"), (5,), image=False) is not None
+
+
 async def test_bytes_are_limited_too(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--max-size-bytes", "1200") as gateway:
         for text in FAR_APART:

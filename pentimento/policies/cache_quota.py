@@ -1,0 +1,40 @@
+"""Which tenant gives way in a cache that several share: max-min fairness over what is short (dominant shares, Ghodsi et
+al. 2011). Nobody loses an entry to another while it holds no more than that one; whoever is alone may have all."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pentimento.domain.cache import CacheHolding
+
+
+@dataclass(frozen=True)
+class CacheLimits:
+    """Of the whole cache; `tenant_share` (0..1] of either is what one tenant may hold of it at most."""
+
+    max_entry_count: int
+    max_size_bytes: int
+    tenant_share: float = 1.0
+
+    def shares(self, holding: CacheHolding) -> tuple[float, float]:
+        """Of the entries and of the bytes there may be."""
+        return holding.entry_count / self.max_entry_count, holding.size_bytes / self.max_size_bytes
+
+
+def gives_way(holdings: Mapping[str, CacheHolding], limits: CacheLimits) -> str | None:
+    """The tenant whose oldest entry goes next: the one that holds most of what is over its limit; where nothing is, one
+    that holds more than a tenant may. None when all is within limits."""
+    held = {tenant: limits.shares(holding) for tenant, holding in holdings.items() if holding.entry_count}
+    short = [
+        *([0] if sum(holding.entry_count for holding in holdings.values()) > limits.max_entry_count else []),
+        *([1] if sum(holding.size_bytes for holding in holdings.values()) > limits.max_size_bytes else []),
+    ]
+    most = {tenant: max(shares[number] for number in short or (0, 1)) for tenant, shares in held.items()}
+    first = max(most, key=lambda tenant: (most[tenant], tenant), default=None)
+    if first is None or (not short and most[first] <= limits.tenant_share):
+        return None
+    return first
+
+
+def has_room(holding: CacheHolding, limits: CacheLimits) -> bool:
+    """Whether a tenant may hold more, where nothing is evicted."""
+    return max(limits.shares(holding)) < limits.tenant_share
