@@ -1,0 +1,144 @@
+"""Which share of small mistakes the tests would notice, by module: mutants of a random sample, each run against the
+tests that reach its line, in a copy of the tree.
+
+    python -m benchmarks.mutation [--module NAME ...] [--sample N] [--seed N] [--processes N] [--list]
+
+A mutant that a test fails on, or that hangs, is killed. Those that survive are listed in the result; the ones that
+change nothing anybody could see stand with their reasons in mutation_equivalents.toml and are counted apart.
+"""
+
+import argparse
+import os
+import random
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import ROOT
+from benchmarks.mutation_operators import Mutant, Source
+from benchmarks.mutation_runs import NICENESS, Measured, Outcome, Suite, check_unchanged, copies, measure, run_all
+from benchmarks.report import (
+    Figure,
+    Interval,
+    Target,
+    at_least,
+    informative,
+    parse_options,
+    publish,
+)
+from benchmarks.statistics import CONFIDENCE, binomial_interval
+
+EQUIVALENTS = ROOT / "benchmarks" / "mutation_equivalents.toml"
+TARGET = 0.9
+SUITES = (
+    Suite("dataplane", ("pentimento/dataplane/*.py",), ("tests/unit/dataplane",)),
+    Suite("policies", ("pentimento/policies/**/*.py",), ("tests/unit/policies",)),
+    Suite(
+        "ledger",
+        ("pentimento/stores/ledger/*.py",),
+        (
+            "tests/contract/stores/test_cache_ledger.py",
+            "tests/contract/stores/test_journal.py",
+            "tests/contract/stores/test_migrations.py",
+            "tests/unit/stores/test_group_commit.py",
+        ),
+        "not postgresql",
+    ),
+    Suite("rpc", ("pentimento/rpc/*.py",), ("tests/unit/rpc", "tests/contract/rpc")),
+    Suite("lookup", ("services/vectordb_gateway/lookup.py",), ("tests/unit/vectordb_gateway",)),
+)
+# Loading and collecting, beside what the tests take themselves.
+_OVERHEAD_S = 1.5
+
+
+def main() -> int:
+    options = parse_options("mutation", __doc__, add_options)
+    os.nice(NICENESS)
+    chosen = [suite for suite in SUITES if suite.name in (options.rest["module"] or [suite.name])]
+    sample = 10 if options.quick else options.rest["sample"]
+    known = known_equivalents()
+    figures = []
+    with copies(options.rest["processes"]) as trees:
+        for suite in chosen:
+            outcomes = run_suite(suite, sample, options.rest["seed"], trees)
+            figures += figures_of(suite.name, outcomes, known, options.rest["list"])
+    return publish(options, figures, notes={"seed": options.rest["seed"], "sample": sample})
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    names = [suite.name for suite in SUITES]
+    parser.add_argument("--module", action="append", choices=names, help="this one alone (may be repeated)")
+    parser.add_argument("--sample", type=int, default=150, help="mutants a module (default: 150)")
+    parser.add_argument("--seed", type=int, default=0, help="which ones are drawn")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="mutants at a time")
+    parser.add_argument("--list", action="store_true", help="print every survivor")
+
+
+def run_suite(suite: Suite, sample: int, seed: int, trees: Sequence[Path]) -> list[Outcome]:
+    measured = measure(suite, trees[0])
+    check_unchanged(suite, measured, trees[0])
+    mutants = drawn(suite.paths(), sample, seed)
+    print(f"{suite.name}: {len(mutants)} mutants, about {estimate_s(mutants, measured) / len(trees):.0f} s", flush=True)
+    if measured.failed:
+        print(f"{suite.name}: left out, they fail as it is: {', '.join(measured.failed)}", flush=True)
+    started = time.monotonic()
+    outcomes = list(run_all(mutants, measured, trees))
+    print(f"{suite.name}: {time.monotonic() - started:.0f} s", flush=True)
+    return outcomes
+
+
+def drawn(paths: Sequence[str], sample: int, seed: int) -> list[Mutant]:
+    """So many of them, every file's share as its mutants'."""
+    sources = [Source(ROOT, path) for path in paths]
+    rng, share = random.Random(seed), min(sample / sum(len(source.changes) for source in sources), 1.0)
+    mutants = []
+    for source in sources:
+        mutants += source.mutants(rng.sample(source.changes, round(share * len(source.changes))))
+    return mutants
+
+
+def estimate_s(mutants: Iterable[Mutant], measured: Measured) -> float:
+    """As if every mutant died half way through its tests."""
+    return sum(
+        _OVERHEAD_S + sum(measured.seconds[name] for name in measured.tests_of(mutant)) / 4 for mutant in mutants
+    )
+
+
+def known_equivalents() -> dict[tuple[str, str, str, str], str]:
+    entries = tomllib.loads(EQUIVALENTS.read_text())["equivalent"] if EQUIVALENTS.exists() else []
+    return {(entry["file"], entry["scope"], entry["before"], entry["after"]): entry["reason"] for entry in entries}
+
+
+def figures_of(
+    name: str, outcomes: Sequence[Outcome], known: dict[tuple[str, str, str, str], str], listed: bool
+) -> list[Figure]:
+    """Killed of those that change anything, which the target is for, and of all."""
+    telling = [outcome for outcome in outcomes if outcome.is_killed or outcome.mutant.identity not in known]
+    rows = [row(outcome, known) for outcome in outcomes if not outcome.is_killed]
+    if listed:
+        for each in rows:
+            print(*each, flush=True)
+    print(f"{name}: {Counter(outcome.verdict for outcome in outcomes)}", flush=True)
+    return [
+        share(f"killed of {name}", telling, at_least(TARGET), rows),
+        share(f"killed of {name}, equivalent ones included", outcomes, informative(), []),
+    ]
+
+
+def share(name: str, outcomes: Sequence[Outcome], target: Target, rows: list[Any]) -> Figure:
+    killed = sum(outcome.is_killed for outcome in outcomes)
+    low, high = binomial_interval(killed, len(outcomes))
+    return Figure(name, killed / len(outcomes), target, rows, Interval(low, high, CONFIDENCE, "Clopper-Pearson"))
+
+
+def row(outcome: Outcome, known: dict[tuple[str, str, str, str], str]) -> list[str]:
+    mutant = outcome.mutant
+    reason = known.get(mutant.identity, "")
+    return [outcome.verdict, mutant.operator, str(mutant), f"equivalent: {reason}" if reason else "to be killed"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,84 @@
+"""A plugin of pytest for the runs under mutation: tests that draw draw the same every time, the quickest comes first.
+
+With a file named in PENTIMENTO_TEST_LINES it writes there what every test takes and which lines it runs.
+"""
+
+import json
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from coverage import Coverage
+from hypothesis import HealthCheck, Phase, settings
+
+# These and no others: with PYTEST_DISABLE_PLUGIN_AUTOLOAD set.
+PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin", "benchmarks.mutation_plugin")
+RECORD = os.environ.get("PENTIMENTO_TEST_LINES", "")
+
+settings.register_profile(
+    "mutation",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("mutation")
+
+
+class Recorder:
+    """What a test takes (seconds, its fixtures included), and whether it passed."""
+
+    def __init__(self, coverage: Coverage) -> None:
+        self._coverage = coverage
+        self.seconds: dict[str, float] = {}
+        self.failed: set[str] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._coverage.switch_context(item.nodeid)
+        started = time.perf_counter()
+        try:
+            return (yield)
+        finally:
+            self.seconds[item.nodeid] = time.perf_counter() - started
+            self._coverage.switch_context("")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.passed:
+            self.failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self._coverage.stop()
+        data = self._coverage.get_data()
+        lines = {
+            os.path.relpath(file): {str(line): names for line, names in data.contexts_by_lineno(file).items()}
+            for file in data.measured_files()
+        }
+        found = {"seconds": self.seconds, "failed": sorted(self.failed), "lines": lines}
+        Path(RECORD).write_text(json.dumps(found))
+
+
+def started_coverage() -> Coverage:
+    coverage = Coverage(data_file=None, include=os.environ["PENTIMENTO_TEST_SOURCES"].split(":"))
+    coverage.set_option("run:disable_warnings", ["no-data-collected", "module-not-imported"])
+    coverage.start()
+    return coverage
+
+
+# From the first import of what is measured on: pytest loads the conftests before it configures anything.
+COVERAGE = started_coverage() if RECORD else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if COVERAGE is not None:
+        config.pluginmanager.register(Recorder(COVERAGE))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    wanted = os.environ.get("PENTIMENTO_TEST_ORDER")
+    if wanted:
+        order = {name: index for index, name in enumerate(Path(wanted).read_text().splitlines())}
+        items.sort(key=lambda item: order.get(item.nodeid, len(order)))

@@ -1,0 +1,170 @@
+"""Mutants in copies of the tree, as many at a time as there are copies, each against the tests that run its line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+
+from benchmarks.machine import ROOT, git
+from benchmarks.mutation_operators import Mutant
+from benchmarks.mutation_plugin import PLUGINS
+
+NICENESS = 10
+# A mutant that hangs is stopped after its tests' time so many times over, and some more for a busy machine.
+TIME_FACTOR, TIME_SLACK_S = 5.0, 20.0
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A module under mutation: its files, and the tests that answer for it."""
+
+    name: str
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+    deselected: str = ""
+
+    def paths(self) -> list[str]:
+        found = {str(path.relative_to(ROOT)) for pattern in self.sources for path in ROOT.glob(pattern)}
+        return sorted(found)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the tests take without a mutant, in seconds, and who runs which line: file, line, tests."""
+
+    seconds: dict[str, float]
+    lines: dict[str, dict[int, list[str]]]
+    failed: list[str] = field(default_factory=list)
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """Those that run its statement, the quickest first; of what runs as the file is loaded, all that use it."""
+        lines = self.lines.get(mutant.path, {})
+        runners = {name for line in mutant.lines for name in lines.get(line, ())}
+        if runners == {""}:
+            runners = {name for names in lines.values() for name in names}
+        return sorted(runners - {"", *self.failed}, key=lambda name: self.seconds.get(name, 0.0))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`verdict`: killed, stopped (it hung, which is as good), survived, or unreached (no test runs its line)."""
+
+    mutant: Mutant
+    verdict: str
+
+    @property
+    def is_killed(self) -> bool:
+        return self.verdict in ("killed", "stopped")
+
+
+@contextmanager
+def copies(count: int) -> Iterator[list[Path]]:
+    """So many copies of the tree as it is, without what git ignores."""
+    files = git("ls-files", "--cached", "--others", "--exclude-standard").splitlines()
+    with tempfile.TemporaryDirectory(prefix="pentimento-mutants-") as made:
+        trees = [Path(made) / str(number) for number in range(count)]
+        for tree in trees:
+            for file in files:
+                if (ROOT / file).is_file():
+                    (tree / file).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(ROOT / file, tree / file)
+        yield trees
+
+
+def measure(suite: Suite, tree: Path) -> Measured:
+    """One run of its tests, line by line."""
+    record = tree / "measured.json"
+    chosen = ("-k", suite.deselected) if suite.deselected else ()
+    plugins = [word for name in ("no:cacheprovider", *PLUGINS) for word in ("-p", name)]
+    command = (sys.executable, "-m", "pytest", "-q", *plugins)
+    sources = ":".join(suite.paths())
+    environment = _environment(tree) | {"PENTIMENTO_TEST_LINES": str(record), "PENTIMENTO_TEST_SOURCES": sources}
+    run = subprocess.run([*command, *chosen, *suite.tests], cwd=tree, env=environment, capture_output=True, text=True)
+    if not record.exists():
+        raise RuntimeError(f"the tests of {suite.name} do not run: {run.stdout[-2000:]}")
+    found = json.loads(record.read_text())
+    lines = {file: {int(line): names for line, names in by_line.items()} for file, by_line in found["lines"].items()}
+    return Measured(found["seconds"], lines, found["failed"])
+
+
+def check_unchanged(suite: Suite, measured: Measured, tree: Path) -> None:
+    """RuntimeError unless its tests pass in a copy as it is, in the way mutants are run: what fails then, no mutant
+    does."""
+    runner = Runner(tree)
+    try:
+        if not runner.passes(suite.paths()[0], [name for name in measured.seconds if name not in measured.failed]):
+            raise RuntimeError(f"the tests of {suite.name} fail without any mutant")
+    finally:
+        runner.close()
+
+
+class Runner:
+    """A process in a copy that runs one mutant at a time."""
+
+    def __init__(self, tree: Path) -> None:
+        command = (sys.executable, "-m", "benchmarks.mutation_zygote")
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process: subprocess.Popen[str] = subprocess.Popen(command, cwd=tree, env=_environment(tree), **streams)  # type: ignore[call-overload]
+
+    def run(self, mutant: Mutant, measured: Measured) -> Outcome:
+        tests = measured.tests_of(mutant)
+        if not tests:
+            return Outcome(mutant, "unreached")
+        limit = TIME_SLACK_S + TIME_FACTOR * sum(measured.seconds[name] for name in tests)
+        word = self._ask([mutant.path, mutant.source, tests, limit])
+        return Outcome(mutant, {"passed": "survived", "failed": "killed", "stopped": "stopped"}[word])
+
+    def passes(self, path: str, tests: Sequence[str]) -> bool:
+        """Whether the tests pass as the file is."""
+        return self._ask([path, (ROOT / path).read_text(), tests, 600.0]) == "passed"
+
+    def _ask(self, order: list[object]) -> str:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        word = self._process.stdout.readline().strip()
+        if not word:
+            raise RuntimeError("the process that runs mutants has ended")
+        return word
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def run_all(mutants: Iterable[Mutant], measured: Measured, trees: Sequence[Path]) -> Iterator[Outcome]:
+    """Outcomes in the mutants' order, as they come."""
+    with ExitStack() as stack:
+        idle: SimpleQueue[Runner] = SimpleQueue()
+        for tree in trees:
+            runner = Runner(tree)
+            stack.callback(runner.close)
+            idle.put(runner)
+
+        def one(mutant: Mutant) -> Outcome:
+            runner = idle.get()
+            try:
+                return runner.run(mutant, measured)
+            finally:
+                idle.put(runner)
+
+        pool = stack.enter_context(ThreadPoolExecutor(len(trees)))
+        yield from pool.map(one, mutants)
+
+
+def _environment(tree: Path) -> dict[str, str]:
+    """Everything of ours comes from the copy, also in what the tests start."""
+    return os.environ | {
+        "PYTHONPATH": str(tree),
+        "PYTHONHASHSEED": "0",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }

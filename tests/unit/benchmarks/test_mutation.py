@@ -1,0 +1,117 @@
+"""Mutants that are made of a source, and the tests that are run against each."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.machine import ROOT
+from benchmarks.mutation import drawn
+from benchmarks.mutation_operators import Mutant, Source
+from benchmarks.mutation_runs import Measured
+
+SOURCE = '''"""A word about the module."""
+
+import logging
+
+logger = logging.getLogger(__name__)
+LIMIT: int = 3
+
+
+class Box:
+    """Holds things."""
+
+    def put(self, thing: str, *, twice: bool = False) -> bool:
+        if len(self.things) >= LIMIT:
+            logger.warning("it is full")
+            return False
+        self.things.append(thing)
+        self.put("lid", twice=True)
+        return True
+'''
+
+
+def all_mutants(root: Path, path: str) -> list[Mutant]:
+    source = Source(root, path)
+    return source.mutants(source.changes)
+
+
+@pytest.fixture
+def mutants(tmp_path: Path) -> list[Mutant]:
+    (tmp_path / "box.py").write_text(SOURCE)
+    return all_mutants(tmp_path, "box.py")
+
+
+def changes(mutants: list[Mutant], before: str) -> set[str]:
+    return {mutant.after for mutant in mutants if mutant.before == before}
+
+
+def test_a_guard_is_forced_both_ways_and_its_comparison_shifted(mutants: list[Mutant]) -> None:
+    found = changes(mutants, "if len(self.things) >= LIMIT:")
+
+    assert found == {"if False:", "if True:", "if len(self.things) > LIMIT:"}
+
+
+def test_an_effect_is_left_out(mutants: list[Mutant]) -> None:
+    assert changes(mutants, "self.things.append(thing)") == {"pass"}
+
+
+def test_an_argument_with_a_name_gets_its_default(mutants: list[Mutant]) -> None:
+    found = changes(mutants, 'self.put("lid", twice=True)')
+
+    assert found == {"pass", 'self.put("lid")', 'self.put("lid", twice=False)', 'self.put("XXlidXX", twice=True)'}
+
+
+def test_logs_docstrings_and_types_are_left_alone(mutants: list[Mutant]) -> None:
+    touched = {mutant.before for mutant in mutants}
+
+    assert not any("logger.warning" in before or '"""' in before or "import" in before for before in touched)
+
+
+def test_every_mutant_is_another_program_that_can_be_read(mutants: list[Mutant]) -> None:
+    sources = {mutant.source for mutant in mutants}
+
+    assert len(sources) == len(mutants)
+    assert SOURCE not in sources
+    for source in sources:
+        compile(source, "mutant", "exec")
+
+
+def test_a_mutant_is_known_again_where_its_function_has_moved(mutants: list[Mutant], tmp_path: Path) -> None:
+    (tmp_path / "box.py").write_text(SOURCE.replace("class Box", "MORE = True\n\n\nclass Box"))
+
+    moved = {mutant.identity for mutant in all_mutants(tmp_path, "box.py")}
+
+    assert {mutant.identity for mutant in mutants} < moved
+
+
+def a_mutant(lines: range) -> Mutant:
+    return Mutant("box.py", "Box.put", "number", lines, "1", "2", "")
+
+
+def test_the_tests_that_run_a_mutant_s_line_are_asked_the_quickest_first() -> None:
+    measured = Measured({"slow": 2.0, "quick": 0.1, "other": 0.0}, {"box.py": {3: ["slow", ""], 4: ["quick"]}})
+
+    assert measured.tests_of(a_mutant(range(3, 5))) == ["quick", "slow"]
+
+
+def test_what_runs_as_the_file_is_loaded_concerns_every_test_that_uses_it() -> None:
+    measured = Measured({"one": 1.0, "two": 2.0}, {"box.py": {1: [""], 3: ["one"], 4: ["two"]}})
+
+    assert measured.tests_of(a_mutant(range(1, 2))) == ["one", "two"]
+
+
+def test_a_line_that_nobody_runs_has_no_tests() -> None:
+    assert Measured({}, {"box.py": {1: [""]}}).tests_of(a_mutant(range(9, 10))) == []
+
+
+def test_the_same_seed_draws_the_same_mutants_and_every_file_has_its_share() -> None:
+    paths = ["pentimento/policies/serving/pid.py", "pentimento/policies/serving/demand.py"]
+    sizes = {path: len(Source(ROOT, path).changes) for path in paths}
+    half = sum(sizes.values()) // 2
+
+    once, again, other = drawn(paths, half, 0), drawn(paths, half, 0), drawn(paths, half, 1)
+
+    assert [mutant.identity for mutant in once] == [mutant.identity for mutant in again]
+    assert [mutant.identity for mutant in once] != [mutant.identity for mutant in other]
+    for path, size in sizes.items():
+        assert sum(mutant.path == path for mutant in once) == pytest.approx(size / 2, abs=2)
