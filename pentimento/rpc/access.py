@@ -1,4 +1,8 @@
-"""Which roles may call which RPC, as the contracts say it in their `allowed_roles` option. No option: nobody may."""
+"""Who may call an RPC and how much may be sent to it, as its contract says in the options `allowed_roles` and
+`max_request_bytes`. No roles: nobody may. No size: `DEFAULT_REQUEST_BYTES`.
+"""
+
+from dataclasses import dataclass
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 
@@ -16,22 +20,37 @@ ROLE_OF = {
 ANY_TOKEN = frozenset({Role.USER, Role.SERVICE, Role.ADMIN})
 
 
-def allowed_roles(service: str) -> dict[str, frozenset[Role]]:
-    """Roles by method name, of a service whose contract is loaded. KeyError when it is not."""
+DEFAULT_REQUEST_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Access:
+    """Of one RPC."""
+
+    roles: frozenset[Role]
+    max_request_bytes: int = DEFAULT_REQUEST_BYTES
+
+
+def declared_access(service: str) -> dict[str, Access]:
+    """By method name, of a service whose contract is loaded. KeyError when it is not."""
     descriptor = descriptor_pool.Default().FindServiceByName(service)
-    return {method.name: roles_of(method.GetOptions()) for method in descriptor.methods}
+    return {method.name: access_of(method.GetOptions()) for method in descriptor.methods}
+
+
+def access_of(options: descriptor_pb2.MethodOptions) -> Access:
+    size_bytes = options.Extensions[auth_pb2.max_request_bytes] or DEFAULT_REQUEST_BYTES
+    return Access(roles_of(options), size_bytes)
 
 
 def roles_of(options: descriptor_pb2.MethodOptions) -> frozenset[Role]:
     return frozenset(ROLE_OF[role] for role in options.Extensions[auth_pb2.allowed_roles] if role in ROLE_OF)
 
 
-def authorise(caller: Caller | None, allowed: frozenset[Role], method: str) -> None:
-    """Passes, or raises Unauthenticated (a token is needed) or PermissionDenied (its roles do not suffice)."""
-    if Role.ANYONE in allowed:
-        return
+def authorise(caller: Caller | None, allowed: frozenset[Role], method: str) -> Caller:
+    """The caller, or raises Unauthenticated (a token is needed) or PermissionDenied (its roles do not suffice)."""
     if caller is None:
         raise Unauthenticated("TOKEN_REQUIRED", 'this call needs metadata "authorization: Bearer <token>"')
     if not caller.roles & allowed:
         needed = ", ".join(sorted(role.value for role in allowed)) or "nobody"
         raise PermissionDenied("ROLE_NOT_ALLOWED", f"{method} is for {needed}", metadata={"allowed_roles": needed})
+    return caller

@@ -150,16 +150,17 @@ def foreign(code: grpc.StatusCode, details: str) -> PentimentoError:
     if code is grpc.StatusCode.UNAVAILABLE:
         logger.debug("unreachable", extra={"details": details})
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
-        return message_too_large(details)
+        # gRPC's own refusal names both sizes as "(size vs. limit)"; nothing else of its text is passed on.
+        size, _, limit = details.rpartition("(")[2].rstrip(")").partition(" vs. ")
+        return message_too_large(size, limit)
     message = FOREIGN_MESSAGE.get(code, f"the call failed with {code.name}")
     return CLASS_OF.get(code, errors.Internal)(code.name, message)
 
 
-def message_too_large(details: str) -> errors.ResourceExhausted:
-    """gRPC's own refusal names both sizes as "(size vs. limit)"; nothing else of its text is passed on."""
-    size, _, limit = details.rpartition("(")[2].rstrip(")").partition(" vs. ")
+def message_too_large(size: str, limit: str) -> errors.ResourceExhausted:
+    """`size` and `limit` in bytes, as digits; anything else is not passed on."""
     known = {"size_bytes": size, "limit_bytes": limit} if size.isdecimal() and limit.isdecimal() else {}
-    told = f": {size} bytes are more than max_message_bytes = {limit}" if known else ""
+    told = f": {size} bytes are more than the limit of {limit} bytes" if known else ""
     return errors.ResourceExhausted("MESSAGE_TOO_LARGE", f"the message is too large{told}", metadata=known)
 
 

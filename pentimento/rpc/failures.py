@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import grpc
 
 from pentimento.domain.errors import (
+    DeadlineExceeded,
     Internal,
     PentimentoError,
     PermissionDenied,
@@ -70,3 +71,21 @@ def too_many_calls(limit: int) -> ResourceExhausted:
         f"this server already serves max_concurrent_calls = {limit} calls",
         retry_after_ms=RETRY_AFTER_MS,
     )
+
+
+def too_many_calls_of_one(limit: int) -> ResourceExhausted:
+    return ResourceExhausted(
+        "TOO_MANY_CALLS",
+        f"this server already serves {limit} calls of this tenant or peer, as many as one may have",
+        retry_after_ms=RETRY_AFTER_MS,
+    )
+
+
+def too_many_messages() -> ResourceExhausted:
+    return ResourceExhausted(
+        "TOO_MANY_MESSAGES", "this server already receives as many messages as it may", retry_after_ms=RETRY_AFTER_MS
+    )
+
+
+def not_received() -> DeadlineExceeded:
+    return DeadlineExceeded("REQUEST_NOT_RECEIVED", "the request message did not arrive in time")

@@ -1,8 +1,9 @@
 """What every call passes on its way to its handler and back.
 
-From the outside in: metrics → error mapping → authentication → deadline → limits → decoding → handler. Handlers are
-wrapped when their service is added, instead of through gRPC's interceptors: that costs a call nothing to look up,
-leaves no method unwrapped, and lets authentication come before the request is parsed.
+From the outside in: metrics → error mapping → authentication → deadline → limits → receiving → decoding → handler.
+Handlers are wrapped when their service is added, instead of through gRPC's interceptors: that costs a call nothing to
+look up and leaves no method unwrapped. To gRPC each method is one that takes a stream of requests, which looks the same
+on the wire: so the call is ours as soon as its headers are there, and of the caller who is refused no message is read.
 
 A handler is `async def` (unary answer) or an async generator (stream of answers). It raises domain errors, and is
 cancelled (asyncio.CancelledError) when the caller cancels, disconnects or its deadline passes.
@@ -10,7 +11,7 @@ cancelled (asyncio.CancelledError) when the caller cancels, disconnects or its d
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
@@ -19,20 +20,26 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument
-from pentimento.domain.identity import Role
+from pentimento.domain.identity import Caller, Role
 from pentimento.rpc import context as call_context
-from pentimento.rpc.access import authorise
+from pentimento.rpc.access import DEFAULT_REQUEST_BYTES, Access, authorise
 from pentimento.rpc.errors import code_of
-from pentimento.rpc.failures import abort, explain, shutting_down, too_many_calls
+from pentimento.rpc.failures import abort, explain, shutting_down
+from pentimento.rpc.intake import Intake
 from pentimento.rpc.metadata import AUTHORIZATION, REQUEST_ID
 from pentimento.rpc.meter import CALLS, MethodMeter
-from pentimento.rpc.tokens import Identities
+from pentimento.rpc.seats import Seats
+from pentimento.rpc.tokens import Identities, OpenDoor
 from pentimento.telemetry.request_id import accept_request_id, request_id
 
 T = TypeVar("T")
 Tasks = set[asyncio.Task[Any]]
 Context = grpc.aio.ServicerContext[Any, Any]
 LAST_ANSWER_S = 0.5
+# Calls that need no token, of all peers and of one; those through a unix socket are not counted.
+OPEN_CALLS = 256
+OPEN_CALLS_OF_A_PEER = 64
+UNIX_PEER = "unix"
 # A grpc.RpcMethodHandler; its stub makes every attribute optional, where the two flags say which one is set.
 Handler = Any
 
@@ -41,39 +48,56 @@ Handler = Any
 class Limits:
     max_concurrent_calls: int
     unary_deadline_s: float
+    max_message_bytes: int
+    max_receiving_bytes: int
+    receive_timeout_s: float
 
 
 @dataclass(frozen=True)
 class Method:
-    """One RPC: "/package.Service/Method", who may call it, whether it is spared the limit of calls, and where its
-    running calls are kept."""
+    """One RPC: "/package.Service/Method", who may call it with how much, whether it is spared the limit of calls, and
+    where its running calls are kept."""
 
     path: str
     allowed: frozenset[Role]
+    limit_bytes: int
     needs_caller: bool
     limited: bool
     running: Tasks
     meter: MethodMeter
-    decode: Callable[[Any], Any]
+    decode: Callable[[bytes], Any]
     encode: Callable[[Any], bytes]
 
 
 class Call:
-    """One call being served."""
+    """One call being served; `key` stands for its tenant, or its peer where it needs none, once it was let in."""
 
-    __slots__ = ("code", "method", "started_s", "task")
+    __slots__ = ("caller", "code", "key", "method", "seats", "started_s", "task")
 
     def __init__(self, method: Method) -> None:
         self.method = method
         self.code = "OK"
+        self.caller: Caller | None = None
+        self.key = ""
+        self.seats: Seats | None = None
         self.started_s = time.perf_counter()
         self.task = cast("asyncio.Task[Any]", asyncio.current_task())
         method.running.add(self.task)
         method.meter.begin()
 
+    def sit(self, seats: Seats, key: str) -> None:
+        """Takes a seat until the call ends. ResourceExhausted when there is none."""
+        seats.take(key)
+        self.seats = seats
+
     def end(self) -> None:
+        if self.seats is not None:
+            self.seats.leave(self.key)
         self.method.running.discard(self.task)
         self.method.meter.end(self.code, time.perf_counter() - self.started_s)
+
+
+Receive = Callable[[Call, Context], Awaitable[Any]]
 
 
 class Pipeline:
@@ -82,6 +106,13 @@ class Pipeline:
     def __init__(self, identities: Identities, limits: Limits) -> None:
         self._identities = identities
         self._limits = limits
+        # Without a token file there is but one tenant, who shares with nobody.
+        self._shared = not isinstance(identities, OpenDoor)
+        share = max(limits.max_concurrent_calls // 2, 1) if self._shared else limits.max_concurrent_calls
+        self._seats = Seats(limits.max_concurrent_calls, share)
+        self._open_seats = Seats(OPEN_CALLS, OPEN_CALLS_OF_A_PEER)
+        self._largest_bytes = min(DEFAULT_REQUEST_BYTES, limits.max_message_bytes)
+        self._intake = self._make_intake()
         self._unary: Tasks = set()
         self._streams: Tasks = set()
         self._exempt: Tasks = set()
@@ -100,33 +131,56 @@ class Pipeline:
         # Before the connections close: a caller who reads their end first never learns why.
         await finished(left, LAST_ANSWER_S)
 
-    def wrap(self, path: str, handler: Handler, allowed: frozenset[Role], *, limited: bool = True) -> Handler:
+    @property
+    def largest_request_bytes(self) -> int:
+        """Of the methods wrapped so far."""
+        return self._largest_bytes
+
+    def wrap(self, path: str, handler: Handler, access: Access, *, limited: bool = True) -> Handler:
         """The same RPC with everything around it. gRPC handles bytes: decoding is ours, after authentication."""
         counted = self._streams if handler.response_streaming else self._unary
         method = Method(
             path,
-            allowed,
-            needs_caller=Role.ANYONE not in allowed,
+            access.roles,
+            limit_bytes=min(access.max_request_bytes, self._limits.max_message_bytes),
+            needs_caller=Role.ANYONE not in access.roles,
             limited=limited,
             running=counted if limited else self._exempt,
             meter=CALLS.meter(path),
             decode=decoder(path, handler),
             encode=handler.response_serializer,
         )
-        if handler.request_streaming:
-            if handler.response_streaming:
-                return grpc.stream_stream_rpc_method_handler(self._streaming(method, handler.stream_stream))
-            return grpc.stream_unary_rpc_method_handler(self._answering(method, handler.stream_unary))
+        self._largest_bytes = max(self._largest_bytes, method.limit_bytes)
+        self._intake = self._make_intake()
+        request = self._messages if handler.request_streaming else self._message
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(self._streaming(method, handler.unary_stream))
-        return grpc.unary_unary_rpc_method_handler(self._answering(method, handler.unary_unary))
+            behaviour = handler.stream_stream if handler.request_streaming else handler.unary_stream
+            return grpc.stream_stream_rpc_method_handler(self._streaming(method, request, behaviour))
+        behaviour = handler.stream_unary if handler.request_streaming else handler.unary_unary
+        return grpc.stream_unary_rpc_method_handler(self._answering(method, request, behaviour))
 
-    def _answering(self, method: Method, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[bytes]]:
-        async def answer(request: Any, context: Context) -> bytes:
+    def _make_intake(self) -> Intake:
+        limits = self._limits
+        return Intake(self._largest_bytes, limits.max_receiving_bytes, limits.receive_timeout_s, shared=self._shared)
+
+    async def _message(self, call: Call, context: Context) -> Any:
+        method = call.method
+        data = await self._intake.one(context, call.key, method.limit_bytes, may_settle=method.needs_caller)
+        return method.decode(data)
+
+    async def _messages(self, call: Call, context: Context) -> AsyncIterator[Any]:
+        method = call.method
+        trusted = self._shared and call.caller is not None and Role.SERVICE in call.caller.roles
+        return decoded(method.decode, self._intake.many(context, call.key, method.limit_bytes, trusted=trusted))
+
+    def _answering(
+        self, method: Method, receive: Receive, behaviour: Callable[..., Any]
+    ) -> Callable[[Any, Context], Awaitable[bytes]]:
+        async def answer(_: object, context: Context) -> bytes:
             call = Call(method)
             try:
-                self._admit(method, context)
-                answering = behaviour(method.decode(request), context)
+                self._admit(call, context)
+                answering = behaviour(await receive(call, context), context)
                 if call_context.deadline.get() is None:
                     answering = self._within_our_deadline(answering)
                 return method.encode(await answering)
@@ -137,13 +191,15 @@ class Pipeline:
 
         return answer
 
-    def _streaming(self, method: Method, behaviour: Callable[..., Any]) -> Callable[[Any, Context], Awaitable[None]]:
-        async def answer(request: Any, context: Context) -> None:
+    def _streaming(
+        self, method: Method, receive: Receive, behaviour: Callable[..., Any]
+    ) -> Callable[[Any, Context], Awaitable[None]]:
+        async def answer(_: object, context: Context) -> None:
             call = Call(method)
             try:
-                self._admit(method, context)
+                self._admit(call, context)
                 # Closed here and not by the garbage collector: a cancel must run the handler's `finally` now.
-                async with aclosing(behaviour(method.decode(request), context)) as answers:
+                async with aclosing(behaviour(await receive(call, context), context)) as answers:
                     async for one in answers:
                         await context.write(method.encode(one))
             except BaseException as error:
@@ -153,7 +209,7 @@ class Pipeline:
 
         return answer
 
-    def _admit(self, method: Method, context: Context) -> None:
+    def _admit(self, call: Call, context: Context) -> None:
         """Request id, authentication, deadline, limits: raises what refuses the call, else fills the call's context."""
         authorization = offered_id = None
         for key, value in context.invocation_metadata() or ():
@@ -162,21 +218,24 @@ class Pipeline:
             elif key == REQUEST_ID:
                 offered_id = value
         request_id.set(accept_request_id(offered_id))
-        if method.needs_caller:
-            caller = self._identities.identify(authorization)
-            authorise(caller, method.allowed, method.path)
-            call_context.caller.set(caller)
+        if call.method.needs_caller:
+            call.caller = self._identities.identify(authorization)
+            call.key = authorise(call.caller, call.method.allowed, call.method.path).tenant
+            call_context.caller.set(call.caller)
         remaining_s = context.time_remaining()
         if remaining_s is not None:
             call_context.deadline.set(time.monotonic() + remaining_s)
-        if method.limited:
-            self._check_limits()
+        self._seat(call, context)
 
-    def _check_limits(self) -> None:
-        if self._closed:
+    def _seat(self, call: Call, context: Context) -> None:
+        if call.method.limited and self._closed:
             raise shutting_down()
-        if len(self._unary) + len(self._streams) > self._limits.max_concurrent_calls:
-            raise too_many_calls(self._limits.max_concurrent_calls)
+        if call.method.needs_caller:
+            call.sit(self._seats, call.key)
+            return
+        call.key = host_of(context.peer())
+        if call.key != UNIX_PEER:
+            call.sit(self._open_seats, call.key)
 
     async def _within_our_deadline(self, answering: Awaitable[T]) -> T:
         """gRPC itself cancels a call at the caller's deadline; a unary call without one gets ours."""
@@ -219,8 +278,13 @@ async def finished(tasks: Tasks, timeout_s: float) -> None:
         await asyncio.wait(tuple(tasks), timeout=timeout_s)
 
 
-def decoder(path: str, handler: Handler) -> Callable[[Any], Any]:
-    """Bytes to the request message, or a stream of the one to a stream of the other."""
+def host_of(peer: str) -> str:
+    """Of "ipv4:1.2.3.4:5" the address without its port, "unix" of any Unix socket."""
+    return UNIX_PEER if peer.startswith(UNIX_PEER) else peer.rpartition(":")[0]
+
+
+def decoder(path: str, handler: Handler) -> Callable[[bytes], Any]:
+    """Bytes to the request message."""
     parse = handler.request_deserializer
 
     def decode(data: bytes) -> Any:
@@ -229,8 +293,10 @@ def decoder(path: str, handler: Handler) -> Callable[[Any], Any]:
         except DecodeError:
             raise InvalidArgument("MALFORMED_MESSAGE", f"the request of {path} is not a valid message") from None
 
-    async def decode_stream(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-        async for data in requests:
-            yield decode(data)
+    return decode
 
-    return decode_stream if handler.request_streaming else decode
+
+async def decoded(decode: Callable[[bytes], T], messages: AsyncGenerator[bytes, None]) -> AsyncIterator[T]:
+    async with aclosing(messages):
+        async for data in messages:
+            yield decode(data)

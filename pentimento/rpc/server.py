@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from pentimento.domain.identity import Role
 from pentimento.rpc import health
-from pentimento.rpc.access import ANY_TOKEN, allowed_roles
+from pentimento.rpc.access import ANY_TOKEN, Access, declared_access
 from pentimento.rpc.credentials import server_credentials
 from pentimento.rpc.lifecycle import StopSignals, completes
 from pentimento.rpc.pipeline import Handler, Limits, Pipeline
@@ -60,10 +60,10 @@ class RpcServer:
         self.bound_addresses: tuple[str, ...] = ()
         self._identities = open_identities(settings.token_file)
         self._credentials = server_credentials(settings)
-        limits = Limits(settings.max_concurrent_calls, settings.unary_deadline_ms / 1000)
-        self._pipeline = Pipeline(self._identities, limits)
+        self._pipeline = Pipeline(self._identities, limits_of(settings))
         self._health = health.HealthServicer()
-        self._server = grpc.aio.server(options=server_options(settings.max_message_bytes))
+        self._handlers: list[grpc.GenericRpcHandler] = []
+        self._server: grpc.aio.Server | None = None
         self._names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._metrics: MetricsServer | None = None
         self._stopping = asyncio.Lock()
@@ -74,9 +74,9 @@ class RpcServer:
         return self._metrics.address if self._metrics is not None else ""
 
     def add(self, add_to_server: Callable[[Any, Any], None], servicer: object, full_name: str) -> None:
-        """Serves `servicer` as "package.Service", roles by its contract. KeyError when the contract is not loaded."""
-        roles = allowed_roles(full_name)
-        self._add(add_to_server, servicer, full_name, roles)
+        """Serves `servicer` as "package.Service", roles and sizes by its contract. KeyError when the contract is not
+        loaded."""
+        self._add(add_to_server, servicer, full_name, declared_access(full_name))
         self._health.add_service(full_name)
 
     def _add(
@@ -84,34 +84,36 @@ class RpcServer:
         add_to_server: Callable[[Any, Any], None],
         servicer: object,
         full_name: str,
-        roles: Mapping[str, frozenset[Role]],
+        access: Mapping[str, Access],
         *,
         limited: bool = True,
     ) -> None:
         registrar = Registrar()
         add_to_server(servicer, registrar)
         wrapped = {
-            name: self._pipeline.wrap(f"/{full_name}/{name}", handler, roles[name], limited=limited)
+            name: self._pipeline.wrap(f"/{full_name}/{name}", handler, access[name], limited=limited)
             for name, handler in registrar.handlers.items()
         }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(full_name, wrapped),))
+        self._handlers.append(grpc.method_handlers_generic_handler(full_name, wrapped))
         self._names.append(full_name)
 
     def _add_kit_services(self) -> None:
         """Health is open to all and never refused for load; reflection needs some token once tokens are configured."""
         add_health = health_pb2_grpc.add_HealthServicer_to_server
-        anyone = dict.fromkeys(("Check", "Watch", "List"), frozenset({Role.ANYONE}))
+        anyone = dict.fromkeys(("Check", "Watch", "List"), Access(frozenset({Role.ANYONE})))
         self._add(add_health, self._health, health.SERVICE_NAME, anyone, limited=False)
         servicer = reflection.aio.ReflectionServicer(self._names)
         add_reflection = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
-        self._add(add_reflection, servicer, reflection.SERVICE_NAME, {"ServerReflectionInfo": ANY_TOKEN})
+        self._add(add_reflection, servicer, reflection.SERVICE_NAME, {"ServerReflectionInfo": Access(ANY_TOKEN)})
 
     async def start(self) -> None:
         """Listens, health NOT_SERVING, and fills in `bound_addresses`. SettingsError when an address cannot be had."""
         self._add_kit_services()
+        self._server = grpc.aio.server(options=server_options(self.settings, self._pipeline.largest_request_bytes))
+        self._server.add_generic_rpc_handlers(tuple(self._handlers))
         try:
             for address in self.settings.listen:
-                self.bound_addresses += (self._bind(address),)
+                self.bound_addresses += (self._bind(self._server, address),)
             await self._server.start()
             self._metrics = open_metrics(self.settings.metrics_listen)
         except BaseException:
@@ -124,17 +126,17 @@ class RpcServer:
                 "no token file: whoever reaches these may call all", extra={"addresses": ",".join(reachable)}
             )
 
-    def _bind(self, address: str) -> str:
+    def _bind(self, server: grpc.aio.Server, address: str) -> str:
         """The address it really has: port 0 is replaced by the one that was free."""
         try:
             if is_unix(address):
                 with claimed_socket(unix_path(address)):
-                    self._server.add_insecure_port(address)
+                    server.add_insecure_port(address)
                 return address
             if self._credentials is not None:
-                port = self._server.add_secure_port(address, self._credentials)
+                port = server.add_secure_port(address, self._credentials)
             else:
-                port = self._server.add_insecure_port(address)
+                port = server.add_insecure_port(address)
         except (RuntimeError, OSError) as error:
             raise SettingsError(f"--listen {address}: cannot be bound; is it in use?") from error
         return f"{address.rpartition(':')[0]}:{port}"
@@ -157,7 +159,8 @@ class RpcServer:
         await self._pipeline.close(grace_s, STREAM_GRACE_S)
         # One at a time: grpc.aio crashes when two stops overlap.
         async with self._stopping:
-            await self._server.stop(FLUSH_S)
+            if self._server is not None:
+                await self._server.stop(FLUSH_S)
         self._release()
 
     def _release(self) -> None:
@@ -206,6 +209,16 @@ class RpcServer:
         except TimeoutError:
             logger.warning("work was left when the drain timed out")
         await self.stop(max(end - time.monotonic(), 0.0))
+
+
+def limits_of(settings: RpcServerSettings) -> Limits:
+    return Limits(
+        settings.max_concurrent_calls,
+        settings.unary_deadline_ms / 1000,
+        settings.max_message_bytes,
+        settings.max_receiving_bytes,
+        settings.receive_timeout_ms / 1000,
+    )
 
 
 def unix_path(address: str) -> Path:

@@ -33,10 +33,31 @@ class RpcServerSettings:
         None, help="PEM authorities; given, clients must show a certificate of theirs (mTLS)", must_exist=True
     )
     max_message_bytes: int = setting(
-        32 * MEBIBYTE, help="largest message sent or received", minimum=1024, maximum=1024 * MEBIBYTE
+        32 * MEBIBYTE,
+        help="largest message sent or received; requests are besides bounded by what their contract says",
+        minimum=1024,
+        maximum=1024 * MEBIBYTE,
+    )
+    max_receiving_bytes: int = setting(
+        128 * MEBIBYTE,
+        help="bytes of request messages received at once; large ones beyond wait for their turn, or are answered"
+        " RESOURCE_EXHAUSTED",
+        minimum=MEBIBYTE,
+    )
+    receive_timeout_ms: int = setting(
+        5000,
+        help="within which a request message must arrive, and a second more for each MiB its method allows",
+        minimum=100,
+        maximum=600_000,
+    )
+    max_connections: int = setting(
+        1024, help="connections at once, for each listening address; more are closed", minimum=1
     )
     max_concurrent_calls: int = setting(
-        4096, help="calls served at once, streams included; more are answered RESOURCE_EXHAUSTED", minimum=1
+        4096,
+        help="calls served at once, streams included, half of them at most for one tenant; more are answered"
+        " RESOURCE_EXHAUSTED",
+        minimum=1,
     )
     unary_deadline_ms: int = setting(
         60_000, help="deadline of unary calls whose caller set none", minimum=1, maximum=3_600_000

@@ -5,12 +5,19 @@ later: a stopped or unplugged peer is noticed within 2.5 s. Servers accept pings
 client of ours is never told `too_many_pings`; faster pinging is answered with a GOAWAY as in any gRPC server.
 """
 
+from pentimento.rpc.settings import RpcServerSettings
+
 Options = tuple[tuple[str, int | str], ...]
 
 KEEPALIVE_TIME_MS = 1000
 KEEPALIVE_TIMEOUT_MS = 1500
 MIN_PING_INTERVAL_MS = 500
+# Of one connection; a gRPC client keeps further calls to itself until one ends.
 MAX_CONCURRENT_STREAMS = 1024
+MAX_PENDING_CALLS = 4096
+UNREAD_BYTES = 16 * 1024
+MAX_IDLE_MS = 300_000
+HANDSHAKE_TIMEOUT_MS = 10_000
 
 KEEPALIVE: Options = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
@@ -22,14 +29,35 @@ KEEPALIVE: Options = (
 )
 
 
-def server_options(max_message_bytes: int) -> Options:
+def server_options(settings: RpcServerSettings, largest_request_bytes: int) -> Options:
     return (
         *KEEPALIVE,
-        *message_limits(max_message_bytes),
+        ("grpc.max_receive_message_length", largest_request_bytes),
+        ("grpc.max_send_message_length", settings.max_message_bytes),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
-        ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
         # Without this a second process binds the same port and takes half of the calls.
         ("grpc.so_reuseport", 0),
+        *bounds(settings.max_connections),
+    )
+
+
+def bounds(max_connections: int) -> Options:
+    """What a peer may make the process hold before it is known who it is."""
+    return (
+        # Identity alone: a compressed message is refused before anything is inflated.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        # What a peer may push before its message is asked for; a window that grows by itself would let it push more.
+        ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+        # Counts streams that ended for the peer but not yet for us, and resets those that it was allowed to open.
+        ("grpc.http.overload_protection", 0),
+        # Calls that wait for our event loop. Beyond, gRPC resets them at random, without a reason.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
     )
 
 

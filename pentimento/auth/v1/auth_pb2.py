@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpentimento/auth/v1/auth.proto\x12\x12pentimento.auth.v1\x1a google/protobuf/descriptor.proto*^\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ANYONE\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x10\n\x0cROLE_SERVICE\x10\x03\x12\x0e\n\nROLE_ADMIN\x10\x04:Q\n\rallowed_roles\x12\x1e.google.protobuf.MethodOptions\x18\xc5\x8a\x03 \x03(\x0e\x32\x18.pentimento.auth.v1.Roleb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpentimento/auth/v1/auth.proto\x12\x12pentimento.auth.v1\x1a google/protobuf/descriptor.proto*^\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ANYONE\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x10\n\x0cROLE_SERVICE\x10\x03\x12\x0e\n\nROLE_ADMIN\x10\x04:Q\n\rallowed_roles\x12\x1e.google.protobuf.MethodOptions\x18\xc5\x8a\x03 \x03(\x0e\x32\x18.pentimento.auth.v1.Role:>\n\x11max_request_bytes\x12\x1e.google.protobuf.MethodOptions\x18\xc6\x8a\x03 \x01(\r\x88\x01\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)

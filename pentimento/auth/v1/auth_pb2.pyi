@@ -50,5 +50,8 @@ ROLE_ADMIN: Role.ValueType  # 4
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 ALLOWED_ROLES_FIELD_NUMBER: _builtins.int
+MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
 allowed_roles: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.MethodOptions, _containers.RepeatedScalarFieldContainer[Global___Role.ValueType]]
 """Roles that may call the RPC once a token file is configured."""
+max_request_bytes: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.MethodOptions, _builtins.int]
+"""Largest request message in bytes; an RPC that says nothing takes 64 KiB."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pentimento.auth.v1 import auth_pb2 as pentimento_dot_auth_dot_v1_dot_auth__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n7pentimento/discriminator/v1/discriminator_service.proto\x12\x1bpentimento.discriminator.v1\x1a\x1dpentimento/auth/v1/auth.proto\"Z\n\x0cScoreRequest\x12\x0f\n\x07\x63\x61scade\x18\x01 \x01(\t\x12\x39\n\x06images\x18\x02 \x03(\x0b\x32).pentimento.discriminator.v1.ImageToScore\"H\n\x0cImageToScore\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\r\n\x05image\x18\x03 \x01(\x0c\"f\n\rScoreResponse\x12\x37\n\x06scores\x18\x01 \x03(\x0b\x32\'.pentimento.discriminator.v1.ImageScore\x12\x1c\n\x14\x64iscriminator_digest\x18\x02 \x01(\t\"K\n\nImageScore\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\x12\n\nconfidence\x18\x03 \x01(\x01\"\x12\n\x10GetStatusRequest\"b\n\x11GetStatusResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08\x63\x61scades\x18\x02 \x03(\t\x12\x14\n\x0cscored_count\x18\x03 \x01(\x04\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x32\xf1\x01\n\x14\x44iscriminatorService\x12\x65\n\x05Score\x12).pentimento.discriminator.v1.ScoreRequest\x1a*.pentimento.discriminator.v1.ScoreResponse\"\x05\xaa\xd4\x18\x01\x03\x12r\n\tGetStatus\x12-.pentimento.discriminator.v1.GetStatusRequest\x1a..pentimento.discriminator.v1.GetStatusResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n7pentimento/discriminator/v1/discriminator_service.proto\x12\x1bpentimento.discriminator.v1\x1a\x1dpentimento/auth/v1/auth.proto\"Z\n\x0cScoreRequest\x12\x0f\n\x07\x63\x61scade\x18\x01 \x01(\t\x12\x39\n\x06images\x18\x02 \x03(\x0b\x32).pentimento.discriminator.v1.ImageToScore\"H\n\x0cImageToScore\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\r\n\x05image\x18\x03 \x01(\x0c\"f\n\rScoreResponse\x12\x37\n\x06scores\x18\x01 \x03(\x0b\x32\'.pentimento.discriminator.v1.ImageScore\x12\x1c\n\x14\x64iscriminator_digest\x18\x02 \x01(\t\"K\n\nImageScore\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\x12\x12\n\nconfidence\x18\x03 \x01(\x01\"\x12\n\x10GetStatusRequest\"b\n\x11GetStatusResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08\x63\x61scades\x18\x02 \x03(\t\x12\x14\n\x0cscored_count\x18\x03 \x01(\x04\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x32\xf8\x01\n\x14\x44iscriminatorService\x12l\n\x05Score\x12).pentimento.discriminator.v1.ScoreRequest\x1a*.pentimento.discriminator.v1.ScoreResponse\"\x0c\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80\x80\x10\x12r\n\tGetStatus\x12-.pentimento.discriminator.v1.GetStatusRequest\x1a..pentimento.discriminator.v1.GetStatusResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,7 +33,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pentimento.discriminator.v1
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DISCRIMINATORSERVICE'].methods_by_name['Score']._loaded_options = None
-  _globals['_DISCRIMINATORSERVICE'].methods_by_name['Score']._serialized_options = b'\252\324\030\001\003'
+  _globals['_DISCRIMINATORSERVICE'].methods_by_name['Score']._serialized_options = b'\252\324\030\001\003\260\324\030\200\200\200\020'
   _globals['_DISCRIMINATORSERVICE'].methods_by_name['GetStatus']._loaded_options = None
   _globals['_DISCRIMINATORSERVICE'].methods_by_name['GetStatus']._serialized_options = b'\252\324\030\002\003\004'
   _globals['_SCOREREQUEST']._serialized_start=119
@@ -49,5 +49,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSRESPONSE']._serialized_start=486
   _globals['_GETSTATUSRESPONSE']._serialized_end=584
   _globals['_DISCRIMINATORSERVICE']._serialized_start=587
-  _globals['_DISCRIMINATORSERVICE']._serialized_end=828
+  _globals['_DISCRIMINATORSERVICE']._serialized_end=835
 # @@protoc_insertion_point(module_scope)

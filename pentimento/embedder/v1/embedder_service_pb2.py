@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pentimento.auth.v1 import auth_pb2 as pentimento_dot_auth_dot_v1_dot_auth__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-pentimento/embedder/v1/embedder_service.proto\x12\x16pentimento.embedder.v1\x1a\x1dpentimento/auth/v1/auth.proto\"4\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x17\n\x0f\x64imension_count\x18\x02 \x01(\r\"9\n\x10\x45mbedTextRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x16\n\x0ememo_partition\x18\x02 \x01(\t\"b\n\x11\x45mbedTextResponse\x12\x35\n\nembeddings\x18\x01 \x03(\x0b\x32!.pentimento.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\";\n\x11\x45mbedImageRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\x12\x16\n\x0ememo_partition\x18\x02 \x01(\t\"c\n\x12\x45mbedImageResponse\x12\x35\n\nembeddings\x18\x01 \x03(\x0b\x32!.pentimento.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\"\x10\n\x0eGetInfoRequest\"\xa2\x01\n\x0fGetInfoResponse\x12\x14\n\x0c\x65ncoder_name\x18\x01 \x01(\t\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\x12\x17\n\x0f\x64imension_count\x18\x03 \x01(\r\x12\x16\n\x0ememo_hit_count\x18\x04 \x01(\x04\x12\x17\n\x0fmemo_miss_count\x18\x05 \x01(\x04\x12\x17\n\x0fmean_batch_size\x18\x06 \x01(\x01\x32\xca\x02\n\x0f\x45mbedderService\x12g\n\tEmbedText\x12(.pentimento.embedder.v1.EmbedTextRequest\x1a).pentimento.embedder.v1.EmbedTextResponse\"\x05\xaa\xd4\x18\x01\x03\x12j\n\nEmbedImage\x12).pentimento.embedder.v1.EmbedImageRequest\x1a*.pentimento.embedder.v1.EmbedImageResponse\"\x05\xaa\xd4\x18\x01\x03\x12\x62\n\x07GetInfo\x12&.pentimento.embedder.v1.GetInfoRequest\x1a\'.pentimento.embedder.v1.GetInfoResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-pentimento/embedder/v1/embedder_service.proto\x12\x16pentimento.embedder.v1\x1a\x1dpentimento/auth/v1/auth.proto\"4\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x17\n\x0f\x64imension_count\x18\x02 \x01(\r\"9\n\x10\x45mbedTextRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x16\n\x0ememo_partition\x18\x02 \x01(\t\"b\n\x11\x45mbedTextResponse\x12\x35\n\nembeddings\x18\x01 \x03(\x0b\x32!.pentimento.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\";\n\x11\x45mbedImageRequest\x12\x0e\n\x06images\x18\x01 \x03(\x0c\x12\x16\n\x0ememo_partition\x18\x02 \x01(\t\"c\n\x12\x45mbedImageResponse\x12\x35\n\nembeddings\x18\x01 \x03(\x0b\x32!.pentimento.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\"\x10\n\x0eGetInfoRequest\"\xa2\x01\n\x0fGetInfoResponse\x12\x14\n\x0c\x65ncoder_name\x18\x01 \x01(\t\x12\x16\n\x0e\x65ncoder_digest\x18\x02 \x01(\t\x12\x17\n\x0f\x64imension_count\x18\x03 \x01(\r\x12\x16\n\x0ememo_hit_count\x18\x04 \x01(\x04\x12\x17\n\x0fmemo_miss_count\x18\x05 \x01(\x04\x12\x17\n\x0fmean_batch_size\x18\x06 \x01(\x01\x32\xd8\x02\n\x0f\x45mbedderService\x12n\n\tEmbedText\x12(.pentimento.embedder.v1.EmbedTextRequest\x1a).pentimento.embedder.v1.EmbedTextResponse\"\x0c\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80\x80\x01\x12q\n\nEmbedImage\x12).pentimento.embedder.v1.EmbedImageRequest\x1a*.pentimento.embedder.v1.EmbedImageResponse\"\x0c\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80\x80\x10\x12\x62\n\x07GetInfo\x12&.pentimento.embedder.v1.GetInfoRequest\x1a\'.pentimento.embedder.v1.GetInfoResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,9 +33,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pentimento.embedder.v1.embe
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EMBEDDERSERVICE'].methods_by_name['EmbedText']._loaded_options = None
-  _globals['_EMBEDDERSERVICE'].methods_by_name['EmbedText']._serialized_options = b'\252\324\030\001\003'
+  _globals['_EMBEDDERSERVICE'].methods_by_name['EmbedText']._serialized_options = b'\252\324\030\001\003\260\324\030\200\200\200\001'
   _globals['_EMBEDDERSERVICE'].methods_by_name['EmbedImage']._loaded_options = None
-  _globals['_EMBEDDERSERVICE'].methods_by_name['EmbedImage']._serialized_options = b'\252\324\030\001\003'
+  _globals['_EMBEDDERSERVICE'].methods_by_name['EmbedImage']._serialized_options = b'\252\324\030\001\003\260\324\030\200\200\200\020'
   _globals['_EMBEDDERSERVICE'].methods_by_name['GetInfo']._loaded_options = None
   _globals['_EMBEDDERSERVICE'].methods_by_name['GetInfo']._serialized_options = b'\252\324\030\002\003\004'
   _globals['_EMBEDDING']._serialized_start=104
@@ -53,5 +53,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETINFORESPONSE']._serialized_start=498
   _globals['_GETINFORESPONSE']._serialized_end=660
   _globals['_EMBEDDERSERVICE']._serialized_start=663
-  _globals['_EMBEDDERSERVICE']._serialized_end=993
+  _globals['_EMBEDDERSERVICE']._serialized_end=1007
 # @@protoc_insertion_point(module_scope)

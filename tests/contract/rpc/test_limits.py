@@ -37,7 +37,7 @@ async def test_an_oversized_request_names_the_limit_and_the_next_succeeds(
         after = await embed(channel, "next")
 
     assert (type(refused), refused.reason) == (errors.ResourceExhausted, "MESSAGE_TOO_LARGE")
-    assert f"max_message_bytes = {SMALL}" in refused.message
+    assert f"the limit of {SMALL} bytes" in refused.message
     assert refused.metadata["limit_bytes"] == str(SMALL)
     assert after == "next"
 

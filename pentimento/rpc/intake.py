@@ -1,0 +1,123 @@
+"""How request messages are taken in: after their caller is known, in turn, within a time, never too many at once.
+
+gRPC receives a message whole, up to the server's one limit. It begins when it is asked to: until then a peer pushes no
+more than a stream's window. Hence each message is asked for from a place of `Turns`, and the places times the server's
+limit are what all peers together can make a process hold, whatever they announce. A message that has not come within
+`QUICK_S` moves to a steady place, or gives up its own when others wait for it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.rpc.errors import message_too_large
+from pentimento.rpc.failures import not_received, too_many_messages
+from pentimento.rpc.turns import Turns
+
+Context = grpc.aio.ServicerContext[Any, Any]
+QUICK_S = 0.25
+# What a slow peer may take for each MiB that its method allows, besides the time for any message.
+SECONDS_PER_MEBIBYTE = 1.0
+MEBIBYTE = 1 << 20
+END = grpc.aio.EOF
+
+
+class Intake:
+    """Receives the messages of one server."""
+
+    def __init__(self, largest_bytes: int, budget_bytes: int, timeout_s: float, *, shared: bool) -> None:
+        """`shared`: callers are of several tenants, none of which may hold more than half of the steady places."""
+        count = max(budget_bytes // largest_bytes, 2)
+        quick_count = max(count // 4, 1)
+        steady_count = count - quick_count
+        share = max(steady_count // 2, 1) if shared else steady_count
+        self._turns = Turns(quick_count, steady_count, share)
+        self._timeout_s = timeout_s
+
+    async def one(self, context: Context, key: str, limit_bytes: int, *, may_settle: bool) -> bytes:
+        """The only message of a call, of at most `limit_bytes`.
+
+        DeadlineExceeded when it does not come in time, ResourceExhausted when others need its place or it is too large,
+        InvalidArgument when the call ended without it.
+        """
+        place = Place(self._turns, key, may_settle=may_settle)
+        try:
+            async with asyncio.timeout(self._seconds_for(limit_bytes)) as limit:
+                data = await place.receive(context, limit)
+        except TimeoutError:
+            raise (not_received() if place.in_turn else too_many_messages()) from None
+        if data is END:
+            raise InvalidArgument("NO_MESSAGE", "the call ended without a request message")
+        return checked(data, limit_bytes)
+
+    async def many(self, context: Context, key: str, limit_bytes: int, *, trusted: bool) -> AsyncGenerator[bytes, None]:
+        """The messages of a stream: the first in time, each of at most `limit_bytes`. It keeps a steady place unless
+        its caller is trusted."""
+        if not trusted and not self._turns.settle(key):
+            raise too_many_messages()
+        try:
+            try:
+                async with asyncio.timeout(self._seconds_for(limit_bytes)):
+                    data = await context.read()
+            except TimeoutError:
+                raise not_received() from None
+            while data is not END:
+                yield checked(data, limit_bytes)
+                data = await context.read()
+        finally:
+            if not trusted:
+                self._turns.unsettle(key)
+
+    def _seconds_for(self, limit_bytes: int) -> float:
+        return self._timeout_s + SECONDS_PER_MEBIBYTE * (limit_bytes / MEBIBYTE)
+
+
+class Place:
+    """Where one message is received."""
+
+    __slots__ = ("_key", "_may_settle", "_settled", "_timer", "_turns", "in_turn")
+
+    def __init__(self, turns: Turns, key: str, *, may_settle: bool) -> None:
+        self._turns = turns
+        self._key = key
+        self._may_settle = may_settle
+        self._settled = False
+        # False while it waits for its turn, and again when others got it.
+        self.in_turn = False
+
+    async def receive(self, context: Context, limit: asyncio.Timeout) -> Any:
+        """The next message, or END. `limit` expires when the place is needed by others."""
+        await self._turns.enter(self._key)
+        self.in_turn = True
+        self._look_later(limit)
+        try:
+            return await context.read()
+        finally:
+            self._timer.cancel()
+            if self._settled:
+                self._turns.unsettle(self._key)
+            else:
+                self._turns.leave()
+
+    def _look_later(self, limit: asyncio.Timeout) -> None:
+        self._timer = asyncio.get_running_loop().call_later(QUICK_S, self._look, limit)
+
+    def _look(self, limit: asyncio.Timeout) -> None:
+        """A message that takes its time moves to a steady place; where there is none it goes once others wait."""
+        if self._may_settle and self._turns.settle(self._key):
+            self._settled = True
+            self._turns.leave()
+        elif self._turns.waited_for:
+            self.in_turn = False
+            limit.reschedule(asyncio.get_running_loop().time())
+        else:
+            self._look_later(limit)
+
+
+def checked(data: bytes, limit_bytes: int) -> bytes:
+    if len(data) > limit_bytes:
+        raise message_too_large(str(len(data)), str(limit_bytes))
+    return data

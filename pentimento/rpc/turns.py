@@ -1,0 +1,64 @@
+"""Whose request message is received now: quick places, handed round among those who wait, and steady ones for messages
+that take longer. Nobody holds more than a share of the steady ones. One event loop; no locks.
+"""
+
+import asyncio
+from collections import Counter, deque
+
+
+class Turns:
+    """Places to receive messages in, by key: a tenant, or a peer without one."""
+
+    def __init__(self, quick_count: int, steady_count: int, steady_share: int) -> None:
+        self._quick_free_count = quick_count
+        self._steady_free_count = steady_count
+        self._steady_share = steady_share
+        self._steady: Counter[str] = Counter()
+        # Keys in the order of their turns, each with those of it who wait.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether somebody waits for a quick place."""
+        return any(not one.done() for queue in self._waiting.values() for one in queue)
+
+    async def enter(self, key: str) -> None:
+        """Returns with a quick place, to be left by `leave` or `settle`."""
+        if self._quick_free_count > 0:
+            self._quick_free_count -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Gives a quick place to the next key in turn."""
+        while self._waiting:
+            key = next(iter(self._waiting))
+            queue = self._waiting.pop(key)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[key] = queue
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._quick_free_count += 1
+
+    def settle(self, key: str) -> bool:
+        """Takes a steady place, to be left by `unsettle`; False when there is none for this key."""
+        if self._steady_free_count <= 0 or self._steady[key] >= self._steady_share:
+            return False
+        self._steady_free_count -= 1
+        self._steady[key] += 1
+        return True
+
+    def unsettle(self, key: str) -> None:
+        self._steady_free_count += 1
+        self._steady[key] -= 1
+        if not self._steady[key]:
+            del self._steady[key]

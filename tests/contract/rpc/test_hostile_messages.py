@@ -1,0 +1,278 @@
+"""Messages that never come, come in part, inflate or are too many: refused early, bounded, no trouble to others."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pentimento.domain import errors
+from pentimento.domain.identity import Role
+from pentimento.rpc import RpcServerSettings, error_from_rpc, new_token, token_entry
+from pentimento.worker.v1 import unet_worker_service_pb2 as worker
+from tests.contract.rpc.scripted import (
+    EMBED_TEXT,
+    EMBEDDER,
+    WORKER,
+    Scripted,
+    channel_to,
+    embed,
+    serving,
+    worker_stub,
+)
+from tests.raw_http2 import RawPeer, announced, bomb, framed, request_headers
+
+EMBED_IMAGE = f"/{EMBEDDER}/EmbedImage"
+WATCH_CREDITS = f"/{WORKER}/WatchCredits"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+HEALTH = "/grpc.health.v1.Health/Check"
+MEBIBYTE = 1 << 20
+UNAUTHENTICATED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, DEADLINE_EXCEEDED = "16", "8", "12", "4"
+TOKENS = {"acme": new_token(), "other": new_token()}
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "tokens.toml"
+    file.write_text("".join(token_entry(token, name, frozenset({Role.SERVICE})) for name, token in TOKENS.items()))
+    return file
+
+
+def on(socket_path: Path, token_file: Path | None = None, **settings: int) -> RpcServerSettings:
+    return RpcServerSettings(listen=(f"unix:{socket_path}",), token_file=token_file, **settings)
+
+
+async def ended(target: Scripted, path: str, data: bytes = b"", *, end: bool = False, **headers: str) -> dict[str, str]:
+    """How a call ends that sends headers and then `data` alone."""
+    extra = tuple((key.replace("_", "-"), value) for key, value in headers.items() if key != "token")
+
+    def play() -> dict[str, str]:
+        with RawPeer(target.address) as peer:
+            stream_id = peer.open(request_headers(path, headers.get("token"), extra))
+            peer.push(stream_id, data, end=end)
+            return peer.await_end(stream_id)
+
+    return await asyncio.to_thread(play)
+
+
+@pytest.mark.parametrize("path", [EMBED_TEXT, WATCH_CREDITS, REFLECTION])
+async def test_who_shows_no_token_is_refused_before_a_message_is_read(
+    socket_path: Path, token_file: Path, path: str
+) -> None:
+    async with serving(on(socket_path, token_file)) as target:
+        answer = await ended(target, path)
+
+    assert answer["grpc-status"] == UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("path", [EMBED_TEXT, WATCH_CREDITS, REFLECTION, HEALTH])
+@pytest.mark.parametrize("data", [b"", announced(60_000) + bytes(1000)], ids=["headers", "half a message"])
+async def test_a_message_that_does_not_come_ends_its_call(socket_path: Path, path: str, data: bytes) -> None:
+    async with serving(on(socket_path, receive_timeout_ms=100)) as target:
+        answer = await ended(target, path, data)
+
+    assert answer["grpc-status"] == DEADLINE_EXCEEDED
+    assert answer["grpc-message"] == "the request message did not arrive in time"
+
+
+async def test_a_call_that_ends_without_a_message_is_told_so(socket_path: Path) -> None:
+    async with serving(on(socket_path)) as target:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async with channel_to(target) as channel:
+                await channel.stream_unary(EMBED_TEXT)(iter(()))
+
+    assert error_from_rpc(caught.value).reason == "NO_MESSAGE"
+
+
+async def test_a_compressed_message_is_refused_unopened(socket_path: Path) -> None:
+    async with serving(on(socket_path)) as target:
+        answer = await ended(target, EMBED_IMAGE, bomb(MEBIBYTE), end=True, grpc_encoding="gzip")
+
+    assert answer["grpc-status"] == UNIMPLEMENTED
+    assert "gzip" in answer["grpc-message"]
+
+
+async def test_a_message_above_the_servers_limit_is_refused_when_it_is_announced(socket_path: Path) -> None:
+    async with serving(on(socket_path)) as target:
+        answer = await ended(target, EMBED_IMAGE, announced(33 * MEBIBYTE))
+
+    assert answer["grpc-status"] == RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(("size_bytes", "reason"), [(65_536, None), (65_537, "MESSAGE_TOO_LARGE")])
+async def test_an_rpc_that_declares_no_size_takes_64_kib(
+    socket_path: Path, size_bytes: int, reason: str | None
+) -> None:
+    request = worker.WatchCreditsRequest(frontdoor_id="x" * (size_bytes - 4))
+    assert request.ByteSize() == size_bytes
+
+    async with serving(on(socket_path)) as target, channel_to(target) as channel:
+        refused = None
+        try:
+            async for _ in worker_stub(channel).WatchCredits(request):
+                pass
+        except grpc.aio.AioRpcError as error:
+            refused = error_from_rpc(error)
+
+    assert (refused.reason if refused else None) == reason
+    if refused is not None:
+        assert refused.metadata == {"size_bytes": "65537", "limit_bytes": "65536"}
+
+
+async def test_what_nobody_asked_for_stays_with_its_sender(socket_path: Path) -> None:
+    entered, release = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: object) -> str:
+        entered.set()
+        await release.wait()
+        return ""
+
+    async with serving(on(socket_path)) as target:
+        target.embedder.embed = wait
+
+        def push() -> int:
+            with RawPeer(target.address) as peer:
+                peer.pump(1.0)
+                stream_id = peer.open(request_headers(EMBED_TEXT))
+                peer.push(stream_id, framed(b""))
+                return peer.push(stream_id, framed(bytes(MEBIBYTE)))
+
+        pushed_bytes = await asyncio.to_thread(push)
+        release.set()
+
+    assert entered.is_set()
+    assert pushed_bytes <= 64 * 1024
+
+
+@contextmanager
+def half_messages(address: str, count: int, token: str | None) -> Iterator[list[dict[str, str]]]:
+    """Keeps `count` calls sending a message of 30 MiB whose last byte never comes; how they ended, at the end."""
+    stop, started, found = threading.Event(), threading.Event(), []
+
+    def play() -> None:
+        with RawPeer(address) as peer:
+            peer.pump(1.0)
+            streams = [peer.open(request_headers(EMBED_IMAGE, token)) for _ in range(count)]
+            for stream_id in streams:
+                peer.push(stream_id, announced(30 * MEBIBYTE) + bytes(1000))
+            started.set()
+            while not stop.is_set():
+                peer.pump(0.05)
+            found.extend(peer.ended.values())
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    started.wait()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("with_tokens", [True, False], ids=["tokens", "open"])
+async def test_half_messages_of_one_caller_leave_others_served(
+    socket_path: Path, token_file: Path, with_tokens: bool
+) -> None:
+    """Room for two messages: one caller takes both places, and gives one back when another one comes."""
+    tokens = TOKENS if with_tokens else dict.fromkeys(TOKENS)
+    settings = on(socket_path, token_file if with_tokens else None, max_receiving_bytes=MEBIBYTE)
+    async with serving(settings) as target, channel_to(target, token=tokens["other"]) as channel:
+        with half_messages(target.address, 8, tokens["acme"]) as found:
+            answer = await embed(channel, "next")
+
+    assert answer == "next"
+    assert {one["grpc-status"] for one in found} <= {RESOURCE_EXHAUSTED}
+    assert found
+
+
+async def test_one_tenant_takes_no_more_than_half_of_the_calls(socket_path: Path, token_file: Path) -> None:
+    entered, release = asyncio.Semaphore(0), asyncio.Event()
+
+    async def wait(request: object) -> str:
+        entered.release()
+        await release.wait()
+        return "served"
+
+    async with (
+        serving(on(socket_path, token_file, max_concurrent_calls=4)) as target,
+        channel_to(target, token=TOKENS["acme"]) as greedy,
+        channel_to(target, token=TOKENS["other"]) as modest,
+    ):
+        target.embedder.embed = wait
+        running = [asyncio.create_task(embed(greedy)) for _ in range(2)]
+        for _ in running:
+            await entered.acquire()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await embed(greedy)
+        others = asyncio.create_task(embed(modest))
+        await entered.acquire()
+        release.set()
+        served = await asyncio.gather(*running, others)
+
+    refused = error_from_rpc(caught.value)
+    assert isinstance(refused, errors.ResourceExhausted)
+    assert (refused.reason, refused.retry_after_ms) == ("TOO_MANY_CALLS", 250)
+    assert served == ["served"] * 3
+
+
+async def test_a_burst_ends_with_answers_alone(socket_path: Path) -> None:
+    """Three times as many calls as a connection takes at once, on two connections, all before the first is answered."""
+    async with serving(on(socket_path)) as target, channel_to(target) as one, channel_to(target) as two:
+        calls = [embed(channel, "x", timeout=60.0) for channel in (one, two) for _ in range(1500)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+
+    assert set(answers) == {"x"}
+
+
+async def test_calls_that_stay_open_leave_later_ones_waiting(socket_path: Path) -> None:
+    """The 1,025th call of a connection waits in its client; none is reset."""
+    entered, full, release = itertools.count(1), asyncio.Event(), asyncio.Event()
+
+    async def stay(request: object) -> AsyncIterator[worker.WatchCreditsResponse]:
+        if next(entered) == 1024:
+            full.set()
+        await release.wait()
+        yield worker.WatchCreditsResponse()
+
+    async def watch(channel: grpc.aio.Channel) -> int:
+        return len([one async for one in worker_stub(channel).WatchCredits(worker.WatchCreditsRequest(), timeout=60)])
+
+    async with serving(on(socket_path)) as target, channel_to(target) as channel:
+        target.worker.credits = stay
+        watching = [asyncio.create_task(watch(channel)) for _ in range(1100)]
+        await full.wait()
+        release.set()
+        counts = await asyncio.gather(*watching)
+
+    assert counts == [1] * 1100
+
+
+async def test_connections_beyond_the_limit_are_closed() -> None:
+    async with serving(RpcServerSettings(max_connections=2)) as target, channel_to(target) as channel:
+        await embed(channel)
+        with RawPeer(target.address) as second, RawPeer(target.address) as third:
+            await asyncio.to_thread(second.pump, 5.0)
+            await asyncio.to_thread(third.pump, 5.0)
+
+            assert (second.closed, third.closed) == (False, True)
+
+
+async def test_calls_without_a_token_are_few_for_each_peer(token_file: Path) -> None:
+    async with serving(RpcServerSettings(token_file=token_file)) as target:
+
+        def watch() -> list[dict[str, str]]:
+            with RawPeer(target.address) as peer:
+                streams = [peer.open(request_headers("/grpc.health.v1.Health/Watch")) for _ in range(65)]
+                for stream_id in streams:
+                    peer.push(stream_id, framed(b""), end=True)
+                peer.await_end(streams[-1])
+                return list(peer.ended.values())
+
+        refused = await asyncio.to_thread(watch)
+
+    assert [one["grpc-status"] for one in refused] == [RESOURCE_EXHAUSTED]

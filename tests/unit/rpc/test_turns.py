@@ -1,0 +1,121 @@
+"""Places to receive messages in: never more than there are, handed round by key, given back whatever happens."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.rpc.turns import Turns
+
+
+async def settle_down() -> None:
+    """Lets every task run until it waits."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Crowd:
+    """Tasks that enter for a key and note it."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.entered: list[str] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def come(self, *keys: str) -> None:
+        for key in keys:
+            self.tasks.append(asyncio.create_task(self._enter(key)))
+            await settle_down()
+
+    async def _enter(self, key: str) -> None:
+        await self.turns.enter(key)
+        self.entered.append(key)
+
+
+async def test_those_who_wait_get_their_turns_by_key_and_not_by_arrival() -> None:
+    crowd = Crowd(Turns(quick_count=1, steady_count=0, steady_share=0))
+    await crowd.come("first", "greedy", "greedy", "greedy", "modest")
+
+    for _ in range(4):
+        crowd.turns.leave()
+        await settle_down()
+
+    assert crowd.entered == ["first", "greedy", "modest", "greedy", "greedy"]
+
+
+async def test_a_place_offered_to_one_who_goes_away_is_offered_to_the_next() -> None:
+    crowd = Crowd(Turns(quick_count=1, steady_count=0, steady_share=0))
+    await crowd.come("first", "gone", "next")
+
+    crowd.turns.leave()
+    crowd.tasks[1].cancel()
+    await settle_down()
+
+    assert crowd.entered == ["first", "next"]
+
+
+async def test_one_who_went_away_while_waiting_is_passed_over() -> None:
+    crowd = Crowd(Turns(quick_count=1, steady_count=0, steady_share=0))
+    await crowd.come("first", "gone", "next")
+    crowd.tasks[1].cancel()
+    await settle_down()
+
+    crowd.turns.leave()
+    await settle_down()
+
+    assert crowd.entered == ["first", "next"]
+    assert not crowd.turns.waited_for
+
+
+@pytest.mark.parametrize(
+    ("steady_count", "share", "keys", "found"),
+    [
+        (4, 2, ["a", "a", "a", "b"], [True, True, False, True]),
+        (2, 2, ["a", "b", "c"], [True, True, False]),
+    ],
+    ids=["a share", "all"],
+)
+def test_steady_places_end(steady_count: int, share: int, keys: list[str], found: list[bool]) -> None:
+    turns = Turns(1, steady_count, share)
+
+    assert [turns.settle(key) for key in keys] == found
+
+
+def test_a_steady_place_that_is_left_can_be_taken_again() -> None:
+    turns = Turns(1, 1, 1)
+    turns.settle("a")
+
+    turns.unsettle("a")
+
+    assert turns.settle("a")
+
+
+@given(st.integers(1, 3), st.lists(st.one_of(st.sampled_from("abc"), st.integers(0, 20)), max_size=60))
+def test_no_more_than_the_quick_places_are_ever_taken(quick_count: int, script: list[str | int]) -> None:
+    """Letters come; a number makes that one leave, who may be in, waiting, or gone."""
+
+    async def play() -> None:
+        turns = Turns(quick_count, 0, 0)
+        crowd = Crowd(turns)
+        inside = most = 0
+        for step in script:
+            before = len(crowd.entered)
+            if isinstance(step, str):
+                await crowd.come(step)
+            elif inside:
+                turns.leave()
+                inside -= 1
+                await settle_down()
+            elif crowd.tasks:
+                crowd.tasks[step % len(crowd.tasks)].cancel()
+                await settle_down()
+            inside += len(crowd.entered) - before
+            most = max(most, inside)
+            assert not (turns.waited_for and inside < quick_count)
+        assert most <= quick_count
+        for task in crowd.tasks:
+            task.cancel()
+        await asyncio.gather(*crowd.tasks, return_exceptions=True)
+
+    asyncio.run(play())
