@@ -23,7 +23,7 @@ from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 from prometheus_client import REGISTRY
 
-from pentimento.rpc.access import roles_of
+from pentimento.rpc.access import access_of
 from pentimento.settings.declaration import Setting, by_name
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,8 +89,8 @@ def api_page() -> str:
         HEAD,
         "# API",
         "",
-        "Every RPC of every process, the roles that may call it, and the messages. The public service is "
-        "`ImageService`; the others are what the processes of the suite ask each other.",
+        "Every RPC of every process, the roles that may call it, the largest request that it takes, and the messages. "
+        "The public service is `ImageService`; the others are what the processes of the suite ask each other.",
         "",
     ]
     for file in sorted(served, key=lambda file: "image" not in file.package):
@@ -110,14 +110,15 @@ def service_lines(file: File, index: int, service: descriptor_pb2.ServiceDescrip
     yield from (f"## {file.package}.{service.name}", "")
     if (6, index) in said:
         yield from (said[6, index], "")
-    yield from ("| RPC | takes | answers | roles | |", "| --- | --- | --- | --- | --- |")
+    yield from ("| RPC | takes | answers | roles | request bytes | |", "| --- | --- | --- | --- | --- | --- |")
     for number, method in enumerate(service.method):
         takes = ("stream of " if method.client_streaming else "") + short(method.input_type)
         answers = ("stream of " if method.server_streaming else "") + short(method.output_type)
         options = descriptor_pb2.MethodOptions.FromString(method.options.SerializeToString())
-        roles = ", ".join(sorted(role.value for role in roles_of(options))) or "nobody"
+        access = access_of(options)
+        roles = ", ".join(sorted(role.value for role in access.roles)) or "nobody"
         text = said.get((6, index, 2, number), "")
-        yield f"| `{method.name}` | {takes} | {answers} | {roles} | {cell(text)} |"
+        yield f"| `{method.name}` | {takes} | {answers} | {roles} | {access.max_request_bytes:,} | {cell(text)} |"
     yield ""
 
 

@@ -13,6 +13,7 @@ import pytest
 from pentimento.domain import errors
 from pentimento.domain.identity import Role
 from pentimento.rpc import RpcServerSettings, error_from_rpc, new_token, token_entry
+from pentimento.rpc.access import declared_access
 from pentimento.worker.v1 import unet_worker_service_pb2 as worker
 from tests.contract.rpc.scripted import (
     EMBED_TEXT,
@@ -24,6 +25,7 @@ from tests.contract.rpc.scripted import (
     serving,
     worker_stub,
 )
+from tests.contract.rpc.test_roles import SERVICES
 from tests.raw_http2 import RawPeer, announced, bomb, framed, request_headers
 
 EMBED_IMAGE = f"/{EMBEDDER}/EmbedImage"
@@ -121,6 +123,35 @@ async def test_an_rpc_that_declares_no_size_takes_64_kib(
     assert (refused.reason if refused else None) == reason
     if refused is not None:
         assert refused.metadata == {"size_bytes": "65537", "limit_bytes": "65536"}
+
+
+# Everything else takes 64 KiB.
+LARGER_REQUESTS_MIB = {
+    "image.v1.ImageService.Generate": 16,
+    "image.v1.ImageService.Explain": 16,
+    "worker.v1.UnetWorkerService.Execute": 16,
+    "worker.v1.UnetWorkerService.PredictHalf": 8,
+    "controlnet.v1.ControlNetService.StreamResiduals": 8,
+    "embedder.v1.EmbedderService.EmbedText": 2,
+    "embedder.v1.EmbedderService.EmbedImage": 32,
+    "discriminator.v1.DiscriminatorService.Score": 32,
+    "controller.v1.ControllerService.Register": 1,
+    "controller.v1.ControllerService.Report": 1,
+    "vectordb.v1.VectordbGatewayService.Lookup": 1,
+    "vectordb.v1.VectordbGatewayService.Reserve": 1,
+    "vectordb.v1.VectordbGatewayService.Commit": 1,
+}
+
+
+def test_contracts_say_which_rpcs_take_more() -> None:
+    found = {
+        f"{service.full_name}.{name}".removeprefix("pentimento."): access.max_request_bytes / MEBIBYTE
+        for service in SERVICES
+        for name, access in declared_access(service.full_name).items()
+        if access.max_request_bytes != 64 * 1024
+    }
+
+    assert found == LARGER_REQUESTS_MIB
 
 
 async def test_what_nobody_asked_for_stays_with_its_sender(socket_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""What a process holds under attack, with tokens and without: bounded while it lasts, given back afterwards."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.identity import Role
+from pentimento.rpc import new_token, token_entry
+from pentimento.rpc.probe import status_of
+from tests.contract.rpc.scripted import WORKER
+from tests.raw_http2 import RawPeer, announced, bomb, request_headers
+
+EXECUTE = f"/{WORKER}/Execute"
+MEBIBYTE = 1 << 20
+# Nearly the largest message that the process takes.
+LARGE_BYTES = 15 * MEBIBYTE
+BOMB = bomb(LARGE_BYTES)
+PEAK_MIB, AFTER_MIB = 256, 64
+CONNECTIONS, STREAMS = 2, 24
+PATIENCE_S = 0.05
+HEALTH_CHECKS = 50
+
+
+@contextmanager
+def program(address: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", "tests.contract.rpc.program", "--listen", address, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            while status_of(address) != "SERVING":
+                assert running.poll() is None
+            yield running
+        finally:
+            running.kill()
+
+
+def memory_mib(process: "subprocess.Popen[str]", name: str) -> int:
+    """VmRSS, or VmHWM for the most there ever was."""
+    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) // 1024
+    raise AssertionError(f"the kernel tells no {name}")
+
+
+def memory_once_answered(process: "subprocess.Popen[str]", address: str) -> int:
+    """What it holds when it has answered a health check: calls of before end meanwhile."""
+    assert status_of(address) == "SERVING"
+    return memory_mib(process, "VmRSS")
+
+
+def send_bombs(peer: RawPeer, token: str | None) -> None:
+    for _ in range(STREAMS):
+        stream_id = peer.open(request_headers(EXECUTE, token, [("grpc-encoding", "gzip")]))
+        peer.push(stream_id, BOMB, end=True, patience_s=PATIENCE_S)
+
+
+def send_halves(peer: RawPeer, token: str | None) -> None:
+    """Messages without their last byte, as much of them as the server lets through."""
+    left = {
+        peer.open(request_headers(EXECUTE, token)): announced(LARGE_BYTES) + bytes(LARGE_BYTES - 1)
+        for _ in range(STREAMS)
+    }
+    while left:
+        for stream_id in list(left):
+            sent = peer.push(stream_id, left[stream_id][:MEBIBYTE], patience_s=PATIENCE_S)
+            left[stream_id] = left[stream_id][sent:]
+            if not sent:
+                del left[stream_id]
+
+
+@pytest.mark.parametrize("send", [send_bombs, send_halves], ids=["bombs", "halves"])
+@pytest.mark.parametrize("caller", ["nobody", "tenant", "open"])
+def test_an_attack_leaves_memory_as_it_was(
+    tmp_path: Path, socket_path: Path, send: Callable[[RawPeer, str | None], None], caller: str
+) -> None:
+    token = new_token()
+    file = tmp_path / "tokens.toml"
+    file.write_text(token_entry(token, "acme", frozenset({Role.SERVICE})))
+    address = f"unix:{socket_path}"
+    with program(address, *([] if caller == "open" else ["--token-file", str(file)])) as running:
+        before = memory_mib(running, "VmRSS")
+        with ExitStack() as peers:
+            for _ in range(CONNECTIONS):
+                peer = peers.enter_context(RawPeer(address))
+                peer.pump(1.0)
+                send(peer, token if caller == "tenant" else None)
+        peak = memory_mib(running, "VmHWM")
+        after = min(memory_once_answered(running, address) for _ in range(HEALTH_CHECKS))
+
+    assert peak - before <= PEAK_MIB
+    assert after - before <= AFTER_MIB
