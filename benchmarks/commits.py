@@ -23,7 +23,7 @@ def count_commits(journal: Path) -> None:
     """From now on every commit of a result in this journal is counted, across restarts of its frontdoor."""
     with closing(sqlite3.connect(journal, timeout=BUSY_S)) as connection, connection:
         connection.execute(_TABLE)
-        connection.execute(_TRIGGER.format(name="updates", change="UPDATE OF state, image_key, image_digest"))
+        connection.execute(_TRIGGER.format(name="updates", change="UPDATE OF state, image_digest"))
         connection.execute(_TRIGGER.format(name="inserts", change="INSERT"))
 
 

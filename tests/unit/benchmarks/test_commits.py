@@ -69,6 +69,15 @@ def test_a_commit_that_leaves_the_state_as_it_was_is_counted(journal: Journal, f
     assert commits_by_request(file)["r1"] == 2
 
 
+def test_forgetting_a_picture_is_no_commit(journal: Journal, file: Path) -> None:
+    journal.commit_result(ATTEMPT, result()).result()
+
+    with closing(sqlite3.connect(file)) as other, other:
+        other.execute("UPDATE journal_requests SET image_key = ''")
+
+    assert commits_by_request(file)["r1"] == 1
+
+
 def test_commits_are_counted_over_restarts_of_the_frontdoor(journal: Journal, file: Path) -> None:
     journal.commit_result(ATTEMPT, result()).result()
     journal.close()
