@@ -27,8 +27,12 @@ class WorkerClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = UnetWorkerServiceStub(channel)
 
-    async def watch_credits(self, frontdoor_id: str, frontdoor_epoch: int) -> AsyncGenerator[WorkerCredits, None]:
-        request = pb.WatchCreditsRequest(frontdoor_id=frontdoor_id, frontdoor_epoch=frontdoor_epoch)
+    async def watch_credits(
+        self, frontdoor_id: str, frontdoor_epoch: int, journal_id: str = ""
+    ) -> AsyncGenerator[WorkerCredits, None]:
+        request = pb.WatchCreditsRequest(
+            frontdoor_id=frontdoor_id, frontdoor_epoch=frontdoor_epoch, journal_id=journal_id
+        )
         call = self._stub.WatchCredits(request)
         try:
             with domain_errors():
@@ -49,6 +53,7 @@ class WorkerClient:
         cache_grant: CacheGrant | None = None,
         image_format: str = "png",
         peer: tuple[str, str] | None = None,
+        journal_id: str = "",
     ) -> AsyncGenerator[ExecuteEvent, None]:
         """Started, progress, result; `deadline_remaining_ms` 0 means none. `peer`: (worker id, address) that computes
         the other half of the guidance."""
@@ -62,6 +67,7 @@ class WorkerClient:
             cache_grant=grant_to_proto(cache_grant) if cache_grant else None,
             image_format=image_format,
             latent_parallel_peer=pb.LatentParallelPeer(worker_id=peer[0], address=peer[1]) if peer else None,
+            journal_id=journal_id,
         )
         call = self._stub.Execute(request)
         try:
@@ -72,7 +78,7 @@ class WorkerClient:
             call.cancel()
 
     async def attach(
-        self, request_id: str, fencing_token: int, frontdoor_id: str, frontdoor_epoch: int
+        self, request_id: str, fencing_token: int, frontdoor_id: str, frontdoor_epoch: int, journal_id: str = ""
     ) -> AsyncGenerator[ExecuteEvent, None]:
         """Goes on with a running or just finished attempt; NotFound when the worker has it no more."""
         request = pb.AttachRequest(
@@ -80,6 +86,7 @@ class WorkerClient:
             fencing_token=fencing_token,
             frontdoor_id=frontdoor_id,
             frontdoor_epoch=frontdoor_epoch,
+            journal_id=journal_id,
         )
         call = self._stub.Attach(request)
         try:

@@ -8,13 +8,12 @@ import logging
 import os
 from pathlib import Path
 
+from pentimento.domain.epochs import BELIEVABLE_LEAD_MS
 from pentimento.domain.private_files import make_private_directory
 
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "leader-epoch"
-# How far ahead of the clock an epoch may be and still be believed: a year, in milliseconds.
-BELIEVABLE_LEAD_MS = 366 * 24 * 3600 * 1000
 
 
 class LeaderEpoch:

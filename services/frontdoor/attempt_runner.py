@@ -76,10 +76,11 @@ class AttemptRunner:
         job = self._jobs.get(effect.request_id)
         number, token = effect.attempt_number, effect.fencing_token
         frontdoor = (self._identity.frontdoor_id, self._identity.epoch)
+        journal_id = self._identity.journal_id
         execution = job.execution(Attempt(job.request_id, number, token, *frontdoor, job.tenant), effect.worker_id)
 
         async def open_stream(client: WorkerClient) -> Stream:
-            return client.attach(job.request_id, token, *frontdoor)
+            return client.attach(job.request_id, token, *frontdoor, journal_id)
 
         self._run(effect, job, execution, open_stream)
 
@@ -128,6 +129,7 @@ class AttemptRunner:
             cache_grant=execution.grant,
             image_format=execution.resolved.format.value,
             peer=execution.peer,
+            journal_id=self._identity.journal_id,
         )
 
     async def _follow(self, job: Job, execution: Execution, opening: Awaitable[Stream]) -> None:

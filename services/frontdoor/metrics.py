@@ -37,3 +37,7 @@ SWEPT = counter("pentimento_frontdoor_swept_objects_total", "Objects deleted bec
 DEFERRED = gauge("pentimento_frontdoor_deferred_count", "Requests sent on to the next pool, since the start.", ["pool"])
 REFUSED_PLANS = gauge("pentimento_frontdoor_refused_plans_count", "Plans that made no sense, since the start.")
 WORKERS = gauge("pentimento_frontdoor_workers_count", "Workers with an open stream of credits.")
+REFUSING_WORKERS = gauge(
+    "pentimento_frontdoor_refusing_workers_count",
+    "Workers that take another start of this frontdoor for the newer one.",
+)

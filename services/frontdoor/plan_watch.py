@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.messages.fleet import plan_from_bytes, plan_to_bytes
+from pentimento.domain.clock import Clock
+from pentimento.domain.epochs import latest_believable
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.stores.ledger import Journal
@@ -17,18 +19,21 @@ _MAX_RETRY_S = 2.0
 
 
 class PlanWatch:
-    """Every newer plan is put in force and saved. Without a controller all goes on by the last one."""
+    """Every newer plan is put in force and saved. Without a controller all goes on by the last one. A plan whose epoch
+    no controller can have is none: nothing would ever be newer."""
 
-    def __init__(self, controller: ControllerClient | None, journal: Journal, instance_id: str) -> None:
+    def __init__(self, controller: ControllerClient | None, journal: Journal, instance_id: str, clock: Clock) -> None:
         self._controller = controller
         self._journal = journal
         self._instance_id = instance_id
+        self._clock = clock
         self.plan: Plan | None = None
 
     async def load(self) -> Plan | None:
         """Changes state: the plan that was last saved."""
         saved = await asyncio.wrap_future(self._journal.load_plan())
-        self.plan = plan_from_bytes(saved) if saved else None
+        plan = plan_from_bytes(saved) if saved else None
+        self.plan = plan if plan is not None and self._is_believable(plan) else None
         return self.plan
 
     async def run(self, on_plan: Callable[[Plan], None]) -> None:
@@ -48,7 +53,7 @@ class PlanWatch:
             delay = min(delay * 2, _MAX_RETRY_S)
 
     async def _take(self, plan: Plan, on_plan: Callable[[Plan], None]) -> None:
-        if self.plan is not None and plan.version <= self.plan.version:
+        if not self._is_believable(plan) or (self.plan is not None and plan.version <= self.plan.version):
             return
         self.plan = plan
         on_plan(plan)
@@ -56,3 +61,10 @@ class PlanWatch:
             await asyncio.wrap_future(self._journal.save_plan(plan_to_bytes(plan)))
         except PentimentoError as error:
             logger.warning("the plan could not be saved", extra={"reason": error.reason})
+
+    def _is_believable(self, plan: Plan) -> bool:
+        epoch = plan.version.leader_epoch
+        believable = epoch <= latest_believable(self._clock.wall())
+        if not believable:
+            logger.error("a plan of an epoch that no controller can have is ignored", extra={"epoch": epoch})
+        return believable

@@ -21,8 +21,10 @@ from pentimento.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServiceS
 from pentimento.image.v1 import image_service_pb2 as pb
 from pentimento.image.v1.image_service_pb2_grpc import ImageServiceServicer
 from pentimento.rpc import current_caller
+from services.frontdoor.identity import Identity
 from services.frontdoor.image_api import ImageApi
 from services.frontdoor.status import FrontdoorStatus
+from services.frontdoor.worker_links import WorkerLinks
 
 IMAGE_SERVICE = pb.DESCRIPTOR.services_by_name["ImageService"].full_name
 FRONTDOOR_SERVICE = frontdoor_pb.DESCRIPTOR.services_by_name["FrontdoorService"].full_name
@@ -89,9 +91,10 @@ class ImageServicer(ImageServiceServicer):
 
 
 class FrontdoorServicer(FrontdoorServiceServicer):
-    def __init__(self, status: Callable[[], FrontdoorStatus], address_of: Callable[[str], str]) -> None:
+    def __init__(self, status: Callable[[], FrontdoorStatus], links: WorkerLinks, identity: Identity) -> None:
         self._status = status
-        self._address_of = address_of
+        self._links = links
+        self._identity = identity
 
     async def GetStatus(
         self,
@@ -104,7 +107,7 @@ class FrontdoorServicer(FrontdoorServiceServicer):
             frontdoor_epoch=status.frontdoor_epoch,
             plan_version=plan_version_to_proto(status.plan_version),
             pools=[_pool_to_proto(pool, status.queue_limit) for pool in status.pools],
-            workers=[_worker_to_proto(worker, self._address_of(worker.worker_id)) for worker in status.workers],
+            workers=[_worker_to_proto(worker, self._links.address_of(worker.worker_id)) for worker in status.workers],
             accepted_count=status.accepted,
             completed_count=status.completed,
             failed_count=status.failed,
@@ -112,6 +115,11 @@ class FrontdoorServicer(FrontdoorServiceServicer):
             rejected_count=status.rejected,
             retried_count=status.rerun,
             draining=status.draining,
+            journal_id=self._identity.journal_id,
+            refusing_workers=[
+                frontdoor_pb.RefusingWorker(address=address, reason=error.reason, message=error.message)
+                for address, error in self._links.refusals().items()
+            ],
         )
 
 

@@ -86,3 +86,11 @@ class FrontdoorSettings:
             raise ValueError("--default-deadline-s must be at most --max-deadline-s")
         if not self.frontdoor_id:
             raise ValueError("--frontdoor-id must not be empty")
+
+
+@dataclass(frozen=True)
+class RenewalSettings:
+    """What the frontdoor itself is given, of which the journal's address counts, and the epoch to rise above."""
+
+    frontdoor: FrontdoorSettings
+    above: int = setting(0, help="an epoch that a worker believes in; the journal's next ones are larger", minimum=0)

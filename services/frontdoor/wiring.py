@@ -116,7 +116,7 @@ class Frontdoor:
             settings.worker_silence_s,
         )
         self._controller = self._open_controller()
-        self._plans = PlanWatch(self._controller, journal, self.server.instance_id)
+        self._plans = PlanWatch(self._controller, journal, self.server.instance_id, self._clock)
         self._registration: Registration | None = None
         self._forever: list[asyncio.Task[None]] = []
         self._superseded = False
@@ -131,6 +131,7 @@ class Frontdoor:
         if not self._identity.epoch:
             self._identity.epoch = await self._lease.wait_and_take_over()
             self._interpreter.submit(TookOver(self._identity.epoch))
+        self._identity.journal_id = await asyncio.wrap_future(self._journal.identity())
         if profiles := read_profiles(self.settings.profiles):
             self._interpreter.submit(profiles)
         if (plan := await self._plans.load()) is not None:
@@ -246,13 +247,13 @@ class Frontdoor:
         images = ImageServicer(self._api, self.settings.stream_idle_s)
         self.server.add(add_ImageServiceServicer_to_server, images, IMAGE_SERVICE)
         status = FrontdoorServicer(
-            lambda: frontdoor_status(self._dataplane, self.server.instance_id), self._links.address_of
+            lambda: frontdoor_status(self._dataplane, self.server.instance_id), self._links, self._identity
         )
         self.server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
 
     def _start_background(self) -> None:
         self._keep(self._lease.hold(self._on_superseded))
-        self._keep(publish_levels_forever(self._dataplane))
+        self._keep(publish_levels_forever(self._dataplane, self._links))
         self._keep(self._keeper.move_forever())
         self._keep(self._retention.run_forever())
         self._keep(self._quotas.watch_disks_forever())

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import TypeGuard
 
 import grpc.aio
 
 from pentimento.clients.worker import WorkerClient
 from pentimento.dataplane.events import Event, WorkerLost, WorkerReported
-from pentimento.domain.errors import PentimentoError
+from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability
 from services.frontdoor.catalogue import Catalogue
@@ -19,6 +20,19 @@ logger = logging.getLogger(__name__)
 
 _FIRST_RECONNECT_S = 0.05
 _MAX_RECONNECT_S = 1.0
+
+
+REFUSED = (
+    "a worker takes another start of this frontdoor for the newer one; where the journal was lost or restored, "
+    "see `pentimento journal renew --help`"
+)
+
+
+def is_refusal(error: Exception) -> TypeGuard[PentimentoError]:
+    """Whether a worker does not take this frontdoor for the newest of its id, or its epoch for one at all."""
+    if isinstance(error, Aborted):
+        return error.reason == "STALE_EPOCH"
+    return isinstance(error, InvalidArgument)
 
 
 class WorkerLink:
@@ -39,6 +53,8 @@ class WorkerLink:
         self.pinned = False
         self.worker_id = ""
         self.worker_generation = 0
+        # Why the worker there takes another start of this frontdoor for the newer one; None while it does not.
+        self.refusal: PentimentoError | None = None
         # Streams of attempts, cancelled when the worker is lost: nobody would read on.
         self.runs: set[asyncio.Task[None]] = set()
         self._channel = channel
@@ -65,14 +81,26 @@ class WorkerLink:
         heard = False
         try:
             async with asyncio.timeout(self._silence_s) as silence:
-                async for credits in self.client.watch_credits(self._identity.frontdoor_id, self._identity.epoch):
+                identity = self._identity
+                stream = self.client.watch_credits(identity.frontdoor_id, identity.epoch, identity.journal_id)
+                async for credits in stream:
                     silence.reschedule(asyncio.get_running_loop().time() + self._silence_s)
-                    heard = True
+                    heard, self.refusal = True, None
                     self._on_credits(self, credits)
         except (PentimentoError, TimeoutError) as error:
             logger.log(logging.WARNING if heard else logging.DEBUG, "worker lost", extra=self._describe(error))
+            self._note_refusal(error)
         self._lose()
         return heard
+
+    def _note_refusal(self, error: Exception) -> None:
+        """Said aloud once: this link goes on trying, and nothing is painted here until somebody does something."""
+        if not is_refusal(error):
+            return
+        if self.refusal is None:
+            told = {**self._describe(error), **error.metadata, "answer": error.message}
+            logger.error(REFUSED, extra=told)
+        self.refusal = error
 
     def _lose(self) -> None:
         if not self.worker_id:
@@ -124,6 +152,10 @@ class WorkerLinks:
     def address_of(self, worker_id: str) -> str:
         link = self._by_worker.get(worker_id)
         return link.address if link is not None else ""
+
+    def refusals(self) -> dict[str, PentimentoError]:
+        """By address, what workers say that refuse this frontdoor."""
+        return {address: link.refusal for address, link in self._links.items() if link.refusal is not None}
 
     async def close(self) -> None:
         watches = tuple(self._watches.values())

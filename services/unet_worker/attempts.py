@@ -9,8 +9,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TypeVar
 
+from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.errors import (
     Aborted,
     Cancelled,
@@ -25,18 +25,17 @@ from pentimento.domain.execution import ExecuteEvent, PlaceYielded, RunningAttem
 from pentimento.domain.generation import Attempt
 from pentimento.rpc import spawn_detached
 from services.unet_worker import metrics
+from services.unet_worker.bounded_memory import remember
+from services.unet_worker.frontdoors import KnownFrontdoors
 from services.unet_worker.order import ExecuteOrder, Outcome
 
 logger = logging.getLogger(__name__)
 
 Runner = Callable[[ExecuteOrder, Callable[[ExecuteEvent], None]], Awaitable[Outcome]]
-K = TypeVar("K")
-V = TypeVar("V")
 AttemptKey = tuple[str, int]
 StreamEvent = Started | StepProgress | PlaceYielded | Outcome
 
-# Cancels that overtook their Execute, newest fencing tokens, finished attempts: each bounded, oldest out first.
-REMEMBERED = 4096
+# Finished attempts that are kept for who may still ask; the oldest go first.
 KEPT_RESULTS = 64
 
 
@@ -124,7 +123,12 @@ class AttemptBook:
     when one comes, goes or ends."""
 
     def __init__(
-        self, runner: Runner, capacity: Callable[[], int], orphan_s: float, changed: Callable[[], None]
+        self,
+        runner: Runner,
+        capacity: Callable[[], int],
+        orphan_s: float,
+        changed: Callable[[], None],
+        clock: Clock | None = None,
     ) -> None:
         self._runner = runner
         self._capacity = capacity
@@ -133,7 +137,7 @@ class AttemptBook:
         self._held: OrderedDict[AttemptKey, HeldAttempt] = OrderedDict()
         self._cancelled_early: OrderedDict[AttemptKey, None] = OrderedDict()
         self._newest_tokens: OrderedDict[str, int] = OrderedDict()
-        self._newest_epochs: OrderedDict[str, int] = OrderedDict()
+        self._frontdoors = KnownFrontdoors(clock or SystemClock())
         self._turn = asyncio.Event()
         self.draining = False
         self.completed_count = 0
@@ -142,13 +146,10 @@ class AttemptBook:
     def running(self) -> list[HeldAttempt]:
         return [held for held in self._held.values() if held.outcome is None]
 
-    def meet_frontdoor(self, frontdoor_id: str, epoch: int) -> None:
-        """Aborted when a newer epoch of that frontdoor has been here: credits and attempts are its own now."""
-        newest = self._newest_epochs.get(frontdoor_id, 0)
-        if epoch < newest:
-            raise Aborted("STALE_EPOCH", f"epoch {newest} of this frontdoor has taken over, got {epoch}")
-        _remember(self._newest_epochs, frontdoor_id, epoch)
-        if epoch > newest:
+    def meet_frontdoor(self, frontdoor_id: str, epoch: int, journal_id: str = "") -> None:
+        """Raises Aborted when a newer epoch of that frontdoor has been here: credits and attempts are its own now;
+        InvalidArgument for one that nobody can have."""
+        if self._frontdoors.meet(frontdoor_id, epoch, journal_id):
             self._note_change()
 
     def execute(self, order: ExecuteOrder) -> AsyncGenerator[StreamEvent, None]:
@@ -157,10 +158,10 @@ class AttemptBook:
         return self._follow(self._admit(order))
 
     def attach(
-        self, request_id: str, fencing_token: int, frontdoor_id: str, frontdoor_epoch: int
+        self, request_id: str, fencing_token: int, frontdoor_id: str, frontdoor_epoch: int, journal_id: str = ""
     ) -> AsyncGenerator[StreamEvent, None]:
         """Goes on reading. Raises NotFound when the attempt is gone, Aborted for a frontdoor of an older epoch."""
-        self.meet_frontdoor(frontdoor_id, frontdoor_epoch)
+        self.meet_frontdoor(frontdoor_id, frontdoor_epoch, journal_id)
         held = self._held.get((request_id, fencing_token))
         if held is None:
             raise NotFound("ATTEMPT_GONE", "this worker does not hold that attempt (any more)")
@@ -174,7 +175,7 @@ class AttemptBook:
         key = (request_id, fencing_token)
         held = self._held.get(key)
         if held is None:
-            _remember(self._cancelled_early, key, None)
+            remember(self._cancelled_early, key, None)
             return False
         return self._stop(held, Cancelled("CANCELLED", "the attempt was cancelled"))
 
@@ -198,7 +199,7 @@ class AttemptBook:
 
     def _admit(self, order: ExecuteOrder) -> HeldAttempt:
         attempt = order.attempt
-        self.meet_frontdoor(attempt.frontdoor_id, attempt.frontdoor_epoch)
+        self.meet_frontdoor(attempt.frontdoor_id, attempt.frontdoor_epoch, order.journal_id)
         held = HeldAttempt(attempt)
         if held.key in self._cancelled_early:
             raise Cancelled("CANCELLED", "the attempt was cancelled before it arrived")
@@ -220,7 +221,7 @@ class AttemptBook:
         newest = self._newest_tokens.get(attempt.request_id, -1)
         if attempt.fencing_token < newest:
             raise Aborted("FENCED_OFF", "a newer attempt at this request has been here")
-        _remember(self._newest_tokens, attempt.request_id, attempt.fencing_token)
+        remember(self._newest_tokens, attempt.request_id, attempt.fencing_token)
         for held in self.running():
             if held.attempt.request_id == attempt.request_id and held.attempt.fencing_token < attempt.fencing_token:
                 self._stop(held, Aborted("FENCED_OFF", "a newer attempt at this request has taken over"))
@@ -288,10 +289,3 @@ class AttemptBook:
         if held.expiry is not None:
             held.expiry.cancel()
         self._held.pop(held.key, None)
-
-
-def _remember(memory: OrderedDict[K, V], key: K, value: V) -> None:
-    memory[key] = value
-    memory.move_to_end(key)
-    while len(memory) > REMEMBERED:
-        memory.popitem(last=False)

@@ -30,4 +30,7 @@ STAGE_SECONDS = histogram("pentimento_worker_stage_seconds", "Time of a finished
 SAVED_STEPS = counter("pentimento_worker_saved_steps_total", "Denoising steps that cached starts saved.")
 QUEUE = gauge("pentimento_worker_queue_count", "Attempts waiting for the engine.")
 RUNNING = gauge("pentimento_worker_running_count", "Attempts that the engine is denoising.")
+STALE_EPOCHS = counter(
+    "pentimento_worker_stale_epochs_total", "Calls of frontdoors that are not the newest of their id, all refused."
+)
 SKIPPED_DONORS = counter("pentimento_worker_skipped_donors_total", "Cached starts that could not be used.")

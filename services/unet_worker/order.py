@@ -23,6 +23,8 @@ class ExecuteOrder:
     return_latents: bool = False
     latent_parallel: bool = False
     notes: tuple[str, ...] = ()
+    # In which the attempt's epoch was claimed.
+    journal_id: str = ""
 
 
 @dataclass(frozen=True)

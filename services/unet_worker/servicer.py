@@ -37,7 +37,8 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
     async def WatchCredits(
         self, request: pb.WatchCreditsRequest, context: Context
     ) -> AsyncIterator[pb.WatchCreditsResponse]:
-        async with aclosing(self._worker.watch_credits(request.frontdoor_id, request.frontdoor_epoch)) as feed:
+        frontdoor = (request.frontdoor_id, request.frontdoor_epoch, request.journal_id)
+        async with aclosing(self._worker.watch_credits(*frontdoor)) as feed:
             async for credits in feed:
                 yield credits_to_proto(credits)
 
@@ -48,7 +49,11 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> AsyncIterator[pb.AttachResponse]:
         events = self._worker.attempts.attach(
-            request.request_id, request.fencing_token, request.frontdoor_id, request.frontdoor_epoch
+            request.request_id,
+            request.fencing_token,
+            request.frontdoor_id,
+            request.frontdoor_epoch,
+            request.journal_id,
         )
         async with aclosing(events):
             async for event in events:
@@ -98,6 +103,7 @@ def _order(request: pb.ExecuteRequest) -> ExecuteOrder:
         cache_grant=grant_from_proto(request.cache_grant) if request.HasField("cache_grant") else None,
         image_format=request.image_format or "png",
         return_latents=request.return_latents,
+        journal_id=request.journal_id,
         latent_parallel=request.HasField("latent_parallel_peer"),
     )
 

@@ -79,10 +79,12 @@ class UnetWorker:
             reserve_count=0 if self.attempts.draining else self._reserve_count(),
         )
 
-    def watch_credits(self, frontdoor_id: str, frontdoor_epoch: int) -> AsyncGenerator[WorkerCredits, None]:
+    def watch_credits(
+        self, frontdoor_id: str, frontdoor_epoch: int, journal_id: str
+    ) -> AsyncGenerator[WorkerCredits, None]:
         """Raises Unavailable until warm, and Aborted from the moment that a newer epoch of the frontdoor is seen."""
         _ = self.loaded
-        return self.capacity.watch(lambda: self.attempts.meet_frontdoor(frontdoor_id, frontdoor_epoch))
+        return self.capacity.watch(lambda: self.attempts.meet_frontdoor(frontdoor_id, frontdoor_epoch, journal_id))
 
     def execute(self, order: ExecuteOrder) -> AsyncGenerator[StreamEvent, None]:
         loaded = self.loaded

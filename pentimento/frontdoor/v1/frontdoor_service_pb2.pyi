@@ -50,6 +50,8 @@ class GetStatusResponse(_message.Message):
     REJECTED_COUNT_FIELD_NUMBER: _builtins.int
     RETRIED_COUNT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    JOURNAL_ID_FIELD_NUMBER: _builtins.int
+    REFUSING_WORKERS_FIELD_NUMBER: _builtins.int
     frontdoor_id: _builtins.str
     frontdoor_epoch: _builtins.int
     accepted_count: _builtins.int
@@ -59,12 +61,17 @@ class GetStatusResponse(_message.Message):
     rejected_count: _builtins.int
     retried_count: _builtins.int
     draining: _builtins.bool
+    journal_id: _builtins.str
     @_builtins.property
     def plan_version(self) -> _generation_pb2.PlanVersion: ...
     @_builtins.property
     def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolStatus]: ...
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerView]: ...
+    @_builtins.property
+    def refusing_workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusingWorker]:
+        """Workers that do not take this frontdoor for the newest of its id."""
+
     def __init__(
         self,
         *,
@@ -80,14 +87,42 @@ class GetStatusResponse(_message.Message):
         rejected_count: _builtins.int = ...,
         retried_count: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        journal_id: _builtins.str = ...,
+        refusing_workers: _abc.Iterable[Global___RefusingWorker] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "plan_version", b"plan_version", "pools", b"pools", "rejected_count", b"rejected_count", "retried_count", b"retried_count", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "draining", b"draining", "failed_count", b"failed_count", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "journal_id", b"journal_id", "plan_version", b"plan_version", "pools", b"pools", "refusing_workers", b"refusing_workers", "rejected_count", b"rejected_count", "retried_count", b"retried_count", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class RefusingWorker(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    reason: _builtins.str
+    """STALE_EPOCH or INVALID_FIELD, and what the worker said."""
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "message", b"message", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusingWorker: _TypeAlias = RefusingWorker  # noqa: Y015
 
 @_typing.final
 class PoolStatus(_message.Message):

@@ -14,6 +14,7 @@ SUBCOMMANDS = {
     "status": "show the fleet",
     "serve": "run one service in the foreground",
     "token": "make tokens",
+    "journal": "renew a journal that was lost or restored",
     "simulate": "play a scenario in virtual time",
     "bench": "measure what a model costs, or a suite under load",
     "zoo": "train, measure and export the tiny models",

@@ -109,6 +109,8 @@ def frontdoor_lines(frontdoor: FrontdoorStatus) -> Iterator[Text]:
         yield Text(f"pool      {pool.pool}: {queued}, {pool.running_count} running")
     counts = f"{frontdoor.accepted_count} accepted, {frontdoor.completed_count} completed, "
     counts += f"{frontdoor.failed_count} failed, {frontdoor.cancelled_count} cancelled, "
+    for worker in frontdoor.refusing_workers:
+        yield Text(f"worker    {worker.address} refuses this frontdoor: {worker.message}", style="red")
     yield Text(f"requests  {counts}{frontdoor.rejected_count} rejected, {frontdoor.retried_count} retried")
 
 

@@ -4,19 +4,21 @@ Each change is one statement whose WHERE clause holds its condition, so that it 
 active one and a standby, or one that was stopped and woke up) write to the same ledger.
 """
 
+import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, Select, and_, bindparam, delete, insert, or_, select, update
+from sqlalchemy import Connection, Engine, Row, Select, and_, bindparam, case, delete, insert, or_, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from pentimento.domain.clock import Clock, SystemClock
+from pentimento.domain.epochs import epoch_at
 from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
-from pentimento.stores.ledger.database import insert_unless_present, open_engine
+from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
 from pentimento.stores.ledger.journal_objects import JournalObjects
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.records import (
@@ -64,6 +66,8 @@ def open_journal(url: str, clock: Clock | None = None) -> "Journal":
     """Connect and migrate; urls as in `open_engine`. Raises StoreUnavailable, SchemaMismatch, InvalidArgument."""
     engine = open_engine(url)
     migrate(engine, "journal", tables.MIGRATIONS)
+    with typed_errors(), engine.begin() as connection:
+        connection.execute(update(_epoch).where(_epoch.c.journal_id == "").values(journal_id=_new_journal_id()))
     return Journal(engine, clock or SystemClock())
 
 
@@ -81,8 +85,22 @@ class Journal:
         self._clock = clock
 
     def claim_epoch(self, frontdoor_id: str) -> "Future[int]":
-        """An epoch larger than every one claimed before, by anybody. Its holder is the active one from then on."""
-        statement = _claim(frontdoor_id)
+        """An epoch larger than every one claimed before, by anybody, in this journal or earlier in another. Its holder
+        is the active one from then on."""
+        statement = _claim(frontdoor_id, epoch_at(self._clock.wall()))
+        return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
+
+    def identity(self) -> "Future[str]":
+        """What tells this journal from every other: one that was lost and begun anew, or renewed, is another."""
+        return self._submit(lambda connection: str(connection.execute(select(_epoch.c.journal_id)).scalar_one()))
+
+    def renew(self, above: int) -> "Future[int]":
+        """Make it another journal, whose epochs are larger than `above` and all claimed before; the newest so far.
+
+        Whoever is active stops at its next beat and, started again, claims one above it.
+        """
+        least = max(epoch_at(self._clock.wall()), above + 1)
+        statement = _claim("", least).values(journal_id=_new_journal_id())
         return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
 
     def lease(self) -> "Future[LeaseState]":
@@ -98,7 +116,7 @@ class Journal:
     def take_over(self, frontdoor_id: str, seen: LeaseState) -> "Future[int | None]":
         """Claim an epoch from a holder that has not beaten since `seen`; None when it has, or somebody was faster."""
         is_as_seen = and_(_epoch.c.epoch == seen.epoch, _epoch.c.beat == seen.beat)
-        statement = _claim(frontdoor_id).where(is_as_seen)
+        statement = _claim(frontdoor_id, epoch_at(self._clock.wall())).where(is_as_seen)
         return self._submit(lambda connection: connection.execute(statement).scalar_one_or_none())
 
     def accept(self, record: AcceptedRequest) -> "Future[AcceptOutcome]":
@@ -173,8 +191,13 @@ class Journal:
         return self._writer.submit(work)
 
 
-def _claim(frontdoor_id: str) -> ReturningUpdate[int]:
-    return update(_epoch).values(epoch=_epoch.c.epoch + 1, frontdoor_id=frontdoor_id, beat=0).returning(_epoch.c.epoch)
+def _claim(frontdoor_id: str, least: int) -> ReturningUpdate[int]:
+    following = case((_epoch.c.epoch < least, least), else_=_epoch.c.epoch + 1)
+    return update(_epoch).values(epoch=following, frontdoor_id=frontdoor_id, beat=0).returning(_epoch.c.epoch)
+
+
+def _new_journal_id() -> str:
+    return secrets.token_hex(16)
 
 
 def _accept(connection: Connection, record: AcceptedRequest) -> AcceptOutcome:

@@ -61,6 +61,8 @@ epoch = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("frontdoor_id", Text, nullable=False),
     Column("beat", BigInteger, nullable=False),
+    # Tells this journal from every other; '' until it is first opened.
+    Column("journal_id", Text, nullable=False),
 )
 plan = Table(
     "journal_plan",
@@ -155,4 +157,5 @@ MIGRATIONS = (
             "CREATE INDEX journal_results ON journal_requests (image_key) WHERE image_key IS NOT NULL",
         ),
     ),
+    Migration(5, ("ALTER TABLE journal_epoch ADD COLUMN journal_id TEXT NOT NULL DEFAULT ''",)),
 )

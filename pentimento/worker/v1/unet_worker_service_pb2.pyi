@@ -124,17 +124,21 @@ class WatchCreditsRequest(_message.Message):
 
     FRONTDOOR_ID_FIELD_NUMBER: _builtins.int
     FRONTDOOR_EPOCH_FIELD_NUMBER: _builtins.int
+    JOURNAL_ID_FIELD_NUMBER: _builtins.int
     frontdoor_id: _builtins.str
     frontdoor_epoch: _builtins.int
+    journal_id: _builtins.str
+    """Of the journal in which the epoch was claimed; empty from frontdoors that know none."""
     def __init__(
         self,
         *,
         frontdoor_id: _builtins.str = ...,
         frontdoor_epoch: _builtins.int = ...,
+        journal_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "journal_id", b"journal_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -240,6 +244,7 @@ class ExecuteRequest(_message.Message):
     LATENT_PARALLEL_PEER_FIELD_NUMBER: _builtins.int
     IMAGE_FORMAT_FIELD_NUMBER: _builtins.int
     RETURN_LATENTS_FIELD_NUMBER: _builtins.int
+    JOURNAL_ID_FIELD_NUMBER: _builtins.int
     worker_generation: _builtins.int
     """The generation that the dispatcher believes in."""
     deadline_remaining_ms: _builtins.int
@@ -249,6 +254,8 @@ class ExecuteRequest(_message.Message):
     """png, jpeg or webp."""
     return_latents: _builtins.bool
     """Also return the final latents (replays, tests, a next stage that resumes from them)."""
+    journal_id: _builtins.str
+    """As in WatchCreditsRequest."""
     @_builtins.property
     def attempt(self) -> _generation_pb2.Attempt: ...
     @_builtins.property
@@ -275,10 +282,11 @@ class ExecuteRequest(_message.Message):
         latent_parallel_peer: Global___LatentParallelPeer | None = ...,
         image_format: _builtins.str = ...,
         return_latents: _builtins.bool = ...,
+        journal_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant", "_latent_parallel_peer", b"_latent_parallel_peer", "attempt", b"attempt", "cache_grant", b"cache_grant", "latent_parallel_peer", b"latent_parallel_peer", "route", b"route", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant", "_latent_parallel_peer", b"_latent_parallel_peer", "attempt", b"attempt", "cache_grant", b"cache_grant", "controlnet_endpoints", b"controlnet_endpoints", "deadline_remaining_ms", b"deadline_remaining_ms", "image_format", b"image_format", "latent_parallel_peer", b"latent_parallel_peer", "preview_interval_steps", b"preview_interval_steps", "return_latents", b"return_latents", "route", b"route", "spec", b"spec", "worker_generation", b"worker_generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant", "_latent_parallel_peer", b"_latent_parallel_peer", "attempt", b"attempt", "cache_grant", b"cache_grant", "controlnet_endpoints", b"controlnet_endpoints", "deadline_remaining_ms", b"deadline_remaining_ms", "image_format", b"image_format", "journal_id", b"journal_id", "latent_parallel_peer", b"latent_parallel_peer", "preview_interval_steps", b"preview_interval_steps", "return_latents", b"return_latents", "route", b"route", "spec", b"spec", "worker_generation", b"worker_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_grant: _TypeAlias = _typing.Literal["cache_grant"]  # noqa: Y015
     _WhichOneofArgType__cache_grant: _TypeAlias = _typing.Literal["_cache_grant", b"_cache_grant"]  # noqa: Y015
@@ -380,10 +388,13 @@ class AttachRequest(_message.Message):
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     FRONTDOOR_ID_FIELD_NUMBER: _builtins.int
     FRONTDOOR_EPOCH_FIELD_NUMBER: _builtins.int
+    JOURNAL_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     fencing_token: _builtins.int
     frontdoor_id: _builtins.str
     frontdoor_epoch: _builtins.int
+    journal_id: _builtins.str
+    """As in WatchCreditsRequest."""
     def __init__(
         self,
         *,
@@ -391,10 +402,11 @@ class AttachRequest(_message.Message):
         fencing_token: _builtins.int = ...,
         frontdoor_id: _builtins.str = ...,
         frontdoor_epoch: _builtins.int = ...,
+        journal_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "frontdoor_epoch", b"frontdoor_epoch", "frontdoor_id", b"frontdoor_id", "journal_id", b"journal_id", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

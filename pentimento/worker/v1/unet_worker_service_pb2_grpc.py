@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class UnetWorkerServiceStub:
-    """One base model on one device. Work is stopped by Cancel or its deadline only: a broken stream orphans the attempt for a while, in
+    """One base model on one device. Of each frontdoor id the newest epoch is served, whatever its journal; older ones get ABORTED
+    (STALE_EPOCH), ones too far ahead of the worker's clock INVALID_ARGUMENT. Work is stopped by Cancel or its deadline only: a broken stream orphans the attempt for a while, in
     which a frontdoor of a newer epoch may attach to it.
     """
 
@@ -74,7 +75,8 @@ class UnetWorkerServiceStub:
 
 
 class UnetWorkerServiceServicer:
-    """One base model on one device. Work is stopped by Cancel or its deadline only: a broken stream orphans the attempt for a while, in
+    """One base model on one device. Of each frontdoor id the newest epoch is served, whatever its journal; older ones get ABORTED
+    (STALE_EPOCH), ones too far ahead of the worker's clock INVALID_ARGUMENT. Work is stopped by Cancel or its deadline only: a broken stream orphans the attempt for a while, in
     which a frontdoor of a newer epoch may attach to it.
     """
 
@@ -173,7 +175,8 @@ def add_UnetWorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class UnetWorkerService:
-    """One base model on one device. Work is stopped by Cancel or its deadline only: a broken stream orphans the attempt for a while, in
+    """One base model on one device. Of each frontdoor id the newest epoch is served, whatever its journal; older ones get ABORTED
+    (STALE_EPOCH), ones too far ahead of the worker's clock INVALID_ARGUMENT. Work is stopped by Cancel or its deadline only: a broken stream orphans the attempt for a while, in
     which a frontdoor of a newer epoch may attach to it.
     """
 

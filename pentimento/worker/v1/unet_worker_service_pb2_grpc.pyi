@@ -27,7 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class UnetWorkerServiceStub:
-    """One base model on one device. Work is stopped by Cancel or its deadline only: a broken stream orphans the attempt for a while, in
+    """One base model on one device. Of each frontdoor id the newest epoch is served, whatever its journal; older ones get ABORTED
+    (STALE_EPOCH), ones too far ahead of the worker's clock INVALID_ARGUMENT. Work is stopped by Cancel or its deadline only: a broken stream orphans the attempt for a while, in
     which a frontdoor of a newer epoch may attach to it.
     """
 
@@ -51,7 +52,8 @@ class UnetWorkerServiceStub:
 
 @_typing.type_check_only
 class UnetWorkerServiceAsyncStub(UnetWorkerServiceStub):
-    """One base model on one device. Work is stopped by Cancel or its deadline only: a broken stream orphans the attempt for a while, in
+    """One base model on one device. Of each frontdoor id the newest epoch is served, whatever its journal; older ones get ABORTED
+    (STALE_EPOCH), ones too far ahead of the worker's clock INVALID_ARGUMENT. Work is stopped by Cancel or its deadline only: a broken stream orphans the attempt for a while, in
     which a frontdoor of a newer epoch may attach to it.
     """
 
@@ -71,7 +73,8 @@ class UnetWorkerServiceAsyncStub(UnetWorkerServiceStub):
     GetStatus: _aio.UnaryUnaryMultiCallable[_unet_worker_service_pb2.GetStatusRequest, _unet_worker_service_pb2.GetStatusResponse]  # type: ignore[assignment]
 
 class UnetWorkerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """One base model on one device. Work is stopped by Cancel or its deadline only: a broken stream orphans the attempt for a while, in
+    """One base model on one device. Of each frontdoor id the newest epoch is served, whatever its journal; older ones get ABORTED
+    (STALE_EPOCH), ones too far ahead of the worker's clock INVALID_ARGUMENT. Work is stopped by Cancel or its deadline only: a broken stream orphans the attempt for a while, in
     which a frontdoor of a newer epoch may attach to it.
     """
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,23 @@ def journal(ledger_url: str) -> Iterator[Journal]:
     journal = open_journal(ledger_url)
     yield journal
     journal.close()
+
+
+NOW_S = 1_800_000_000.0
+NOW_MS = 1_800_000_000_000
+
+
+class WallClock:
+    """Stands still."""
+
+    def __init__(self, wall_s: float) -> None:
+        self._wall_s = wall_s
+
+    def wall(self) -> float:
+        return self._wall_s
+
+    def monotonic(self) -> float:
+        return 0.0
 
 
 def request(request_id: str = "r1", **changes: object) -> AcceptedRequest:
@@ -38,17 +57,52 @@ def result(content: str = "a") -> ResultRecord:
 def test_epochs_grow_for_everybody(journal: Journal) -> None:
     epochs = [journal.claim_epoch(name).result() for name in ("a", "b", "a")]
 
-    assert epochs == [1, 2, 3]
+    assert epochs == sorted(set(epochs))
 
 
 def test_epochs_grow_over_restarts(ledger_url: str) -> None:
     epochs = []
-    for _ in range(2):
-        journal = open_journal(ledger_url)
+    for wall_s in (NOW_S, NOW_S, NOW_S + 60.0, NOW_S - 60.0):
+        journal = open_journal(ledger_url, WallClock(wall_s))
         epochs.append(journal.claim_epoch("a").result())
         journal.close()
 
-    assert epochs == [1, 2]
+    assert epochs == [NOW_MS, NOW_MS + 1, NOW_MS + 60_000, NOW_MS + 60_001]
+
+
+def test_a_standby_takes_over_with_an_epoch_by_the_clock(ledger_url: str) -> None:
+    with closing(open_journal(ledger_url, WallClock(NOW_S))) as journal:
+        assert journal.take_over("f1", LeaseState(0, 0)).result() == NOW_MS
+
+
+def test_a_journal_is_the_same_from_start_to_start_and_another_once_it_was_renewed(ledger_url: str) -> None:
+    names = []
+    for renewed in (False, True, False):
+        with closing(open_journal(ledger_url)) as journal:
+            if renewed:
+                journal.renew(above=0).result()
+            names.append(journal.identity().result())
+
+    assert names[0] and names[0] != names[1] == names[2]
+
+
+def test_two_new_journals_are_not_the_same(tmp_path: Path) -> None:
+    urls = (f"sqlite:///{tmp_path / 'a.sqlite'}", f"sqlite:///{tmp_path / 'b.sqlite'}")
+    names = set()
+    for url in urls:
+        with closing(open_journal(url)) as journal:
+            names.add(journal.identity().result())
+
+    assert len(names) == 2
+
+
+def test_a_renewed_journal_is_above_what_was_named_and_its_holder_is_superseded(ledger_url: str) -> None:
+    with closing(open_journal(ledger_url, WallClock(NOW_S))) as journal:
+        held = journal.claim_epoch("f1").result()
+
+        assert journal.renew(above=NOW_MS + 7_000).result() == NOW_MS + 7_001
+        assert not journal.beat(held).result()
+        assert journal.claim_epoch("f1").result() == NOW_MS + 7_002
 
 
 def test_an_accepted_request_survives_its_process(ledger_url: str) -> None:
@@ -295,14 +349,15 @@ def test_one_of_two_standbys_takes_over_from_a_silent_holder(journal: Journal) -
     epoch = journal.claim_epoch("f1").result()
     seen = journal.lease().result()
 
-    answers = [journal.take_over("f2", seen).result(), journal.take_over("f3", seen).result()]
+    taken, second = journal.take_over("f2", seen).result(), journal.take_over("f3", seen).result()
 
-    assert answers == [epoch + 1, None]
+    assert taken is not None and taken > epoch
+    assert second is None
     assert not journal.beat(epoch).result()
 
 
 def test_nobody_was_ever_active_in_a_new_ledger(journal: Journal) -> None:
-    assert journal.take_over("f1", LeaseState(0, 0)).result() == 1
+    assert journal.take_over("f1", LeaseState(0, 0)).result()
 
 
 def test_what_a_superseded_frontdoor_would_accept_is_refused(journal: Journal) -> None:

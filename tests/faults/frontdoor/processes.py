@@ -29,13 +29,20 @@ class Processes:
     def worker(self, name: str, step_s: float = 0.02) -> Process:
         return self._start(name, "tests.integration.frontdoor.paced_worker", self.address(name), name, str(step_s))
 
-    def frontdoor(self, *workers: str) -> Process:
+    def real_worker(self, name: str, model: Path) -> Process:
+        """One that paints, with a checkpoint of a few thousand parameters."""
+        objects = f"file://{self.folder / 'objects'}"
+        flags = ("--listen", self.address(name), "--model", str(model), "--objects-url", objects)
+        return self._start(name, "services.unet_worker", *flags)
+
+    def frontdoor(self, *workers: str, flags: tuple[str, ...] = ()) -> Process:
         return self._start(
             "frontdoor",
             "services.frontdoor",
             *("--listen", self.address("f"), "--ledger-url", f"sqlite:///{self.folder / 'journal.sqlite'}"),
             *("--objects-url", f"file://{self.folder / 'objects'}", "--orphan-wait-s", "1"),
             *("--worker-addresses", ",".join(self.address(name) for name in workers), "--worker-wait-s", "20"),
+            *flags,
         )
 
     def _start(self, name: str, module: str, *arguments: str) -> Process:

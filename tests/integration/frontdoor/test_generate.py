@@ -321,6 +321,7 @@ async def test_the_status_shows_pools_and_workers(suite: Suite) -> None:
 
     status = await suite.operator.status()
 
-    assert (status.completed_count, status.accepted_count, status.frontdoor_epoch) == (1, 1, 1)
+    assert (status.completed_count, status.accepted_count) == (1, 1)
+    assert status.frontdoor_epoch and status.journal_id and not status.refusing_workers
     assert [(worker.worker_id, worker.connected) for worker in status.workers] == [("w1", True)]
     assert [(pool.pool, pool.queued_count) for pool in status.pools] == [("tiny", 0)]

@@ -1,0 +1,17 @@
+"""What is remembered of the past, within a bound."""
+
+from collections import OrderedDict
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+REMEMBERED = 4096
+
+
+def remember(memory: OrderedDict[K, V], key: K, value: V) -> None:
+    """Changes state: the key is the newest, and the oldest ones beyond the bound are gone."""
+    memory[key] = value
+    memory.move_to_end(key)
+    while len(memory) > REMEMBERED:
+        memory.popitem(last=False)

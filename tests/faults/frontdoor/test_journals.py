@@ -1,0 +1,114 @@
+"""A journal that is lost or restored, and epochs that somebody made up: a real worker goes on serving, unrestarted."""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from pentimento.clients.frontdoor import FrontdoorClient
+from pentimento.clients.image import ImageClient
+from pentimento.clients.worker import WorkerClient
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.image_request import Completed, ImageRequest
+from pentimento.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse
+from pentimento.rpc import RpcChannelSettings, open_channel
+from tests.checkpoints import write_checkpoint
+from tests.faults.frontdoor.processes import ROOT, Processes, kill, processes, serving
+
+pytestmark = pytest.mark.faults
+
+REQUEST = ImageRequest(prompt="a red circle", num_inference_steps=2, seed=1)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Processes]:
+    """A worker of its own, the same for all tests here: what one makes it believe, the next has to live with."""
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder, processes(Path(folder)) as started:
+        started.real_worker("w1", write_checkpoint(Path(folder) / "model"))
+        yield started
+
+
+@pytest.fixture
+async def worker(running: Processes) -> AsyncIterator[WorkerClient]:
+    await serving(running.address("w1"))
+    async with open_channel(running.address("w1"), RpcChannelSettings()) as channel:
+        yield WorkerClient(channel)
+
+
+async def paint(running: Processes) -> None:
+    async with open_channel(running.address("f"), RpcChannelSettings()) as channel:
+        *_, last = [event async for event in ImageClient(channel).generate(REQUEST)]
+        assert isinstance(last, Completed)
+
+
+async def status(running: Processes) -> GetStatusResponse:
+    async with open_channel(running.address("f"), RpcChannelSettings()) as channel:
+        return await FrontdoorClient(channel).status()
+
+
+async def restart_and_paint(running: Processes, *flags: str) -> None:
+    """A frontdoor over the journal that lies there, until it is killed."""
+    frontdoor = running.frontdoor("w1", flags=flags)
+    await serving(running.address("f"))
+    await paint(running)
+    kill(frontdoor)
+
+
+async def test_a_journal_that_was_lost_costs_no_restart_of_workers(running: Processes, worker: WorkerClient) -> None:
+    for _ in range(2):
+        await restart_and_paint(running)
+
+    for file in running.folder.glob("journal.sqlite*"):
+        file.unlink()
+
+    await restart_and_paint(running)
+
+
+async def test_a_journal_that_was_restored_costs_no_restart_of_workers(
+    running: Processes, worker: WorkerClient
+) -> None:
+    await restart_and_paint(running)
+    backup = shutil.copy(running.folder / "journal.sqlite", running.folder / "backup")
+    await restart_and_paint(running)
+
+    for file in running.folder.glob("journal.sqlite*"):
+        file.unlink()
+    shutil.copy(backup, running.folder / "journal.sqlite")
+
+    await restart_and_paint(running)
+
+
+async def test_an_epoch_that_nobody_can_have_changes_nothing(running: Processes, worker: WorkerClient) -> None:
+    with pytest.raises(InvalidArgument, match="frontdoor_epoch"):
+        async for _ in worker.attach("request", 1, "frontdoor", 2**64 - 1):
+            pass
+
+    await restart_and_paint(running)
+
+
+async def test_a_frontdoor_that_workers_refuse_says_so_until_its_journal_is_renewed(
+    running: Processes, worker: WorkerClient
+) -> None:
+    """As after a restore on a machine whose clock went wrong."""
+    far = int(time.time() * 1000) + 3_600_000
+    await anext(worker.watch_credits("frontdoor", far, "another journal"))
+    frontdoor = running.frontdoor("w1", flags=("--worker-wait-s", "0"))
+    await serving(running.address("f"))
+    while not (refusing := (await status(running)).refusing_workers):  # noqa: ASYNC110 - another process
+        await asyncio.sleep(0.02)
+    assert (refusing[0].address, refusing[0].reason) == (running.address("w1"), "STALE_EPOCH")
+    assert str(far) in refusing[0].message
+
+    ledger = ("--ledger-url", f"sqlite:///{running.folder / 'journal.sqlite'}")
+    command = (sys.executable, "-m", "pentimento.sdk", "journal", "renew", *ledger, "--above", str(far))
+    await asyncio.to_thread(subprocess.run, command, cwd=ROOT, check=True)
+
+    assert await asyncio.to_thread(frontdoor.wait) == 0
+    await restart_and_paint(running)
+    assert "pentimento journal renew" in (running.folder / "frontdoor.log").read_text()
