@@ -30,6 +30,11 @@ SPOOLED_BYTES = gauge("pentimento_frontdoor_spooled_bytes", "Bytes that wait in 
 FREE_BYTES = gauge(
     "pentimento_frontdoor_free_bytes", "Room left on the fullest disk of journal and object store; 0 where unknown."
 )
+BAD_PICTURES = counter(
+    "pentimento_frontdoor_bad_pictures_total",
+    "Pictures that could not be read back: missing, corrupt.",
+    ["finding"],
+)
 FORGOTTEN = counter(
     "pentimento_frontdoor_forgotten_pictures_total", "Pictures forgotten early because of their tenant's quota."
 )

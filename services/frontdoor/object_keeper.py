@@ -85,6 +85,10 @@ class ObjectKeeper:
                 return data
         return await self._on_store(lambda store: store.get(reference), _READ_PATIENCE_S)
 
+    async def set_aside(self, reference: ObjectReference) -> bool:
+        """Changes state: as the store's."""
+        return await self._on_store(lambda store: store.set_aside(reference), _READ_PATIENCE_S)
+
     async def delete(self, key: str) -> None:
         """Changes state: it is nowhere any more; in a store that is away it is left to the sweep."""
         if self._spooled.pop(key, None) is not None:

@@ -1,5 +1,6 @@
 """Finished pictures: kept before the journal names them, and read back with their digest checked."""
 
+import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,12 +12,15 @@ from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import ObjectReference, Provenance
 from pentimento.domain.image_request import Completed, ImageFormat
 from pentimento.domain.spec_inputs import take_inputs
-from pentimento.stores.errors import ObjectMissing
+from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger.records import RequestRecord, ResultRecord
 from services.frontdoor.jobs import Execution, Job
+from services.frontdoor.metrics import BAD_PICTURES
 from services.frontdoor.object_keeper import ObjectKeeper
 
 PREFIX = "results"
+
+logger = logging.getLogger(__name__)
 
 
 class Results:
@@ -76,7 +80,14 @@ class Results:
         try:
             return await self._keeper.get(image)
         except ObjectMissing:
+            BAD_PICTURES.labels("missing").inc()
+            logger.warning("a picture is missing in the object store")
             raise gone from None
+        except ObjectCorrupt:
+            await self._keeper.set_aside(image)
+            BAD_PICTURES.labels("corrupt").inc()
+            logger.error("a picture is corrupt in the object store, and was put into its quarantine")
+            raise
 
     def _provenance(self, job: Job, execution: Execution, result: AttemptResult) -> Provenance:
         assert execution.route is not None

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from pentimento.domain.generation import ObjectReference
-from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreUnavailable
+from pentimento.stores.errors import ObjectMissing, StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CachedEntry
 from pentimento.stores.objects import ObjectStore
@@ -42,11 +42,11 @@ class Healing:
 
     def _look_at(self, reference: ObjectReference) -> str:
         try:
+            if self._objects.set_aside(reference):
+                return "corrupt"
             self._objects.get(reference)
         except ObjectMissing:
             return "missing"
-        except ObjectCorrupt:
-            return "corrupt"
         except StoreUnavailable:
             return "unreachable"
         return "sound"

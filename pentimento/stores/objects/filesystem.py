@@ -2,6 +2,7 @@
 
     <root>/objects/<shard>/<key with "." for "/">      whole objects; the shard is two hex digits of the key's hash
     <root>/staging/<random>                            objects being written, each locked by its writer
+    <root>/quarantine/<time>.<key>                     the last corrupt ones, for whoever looks into them
 
 An object is written to staging, flushed to disk (fsync) and renamed into place, then its directory is flushed: what
 `put` returned survives a power cut, and what it did not return is absent or whole. With `durable=False` nothing is
@@ -14,15 +15,24 @@ import fcntl
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from pentimento.domain.generation import ObjectReference
-from pentimento.domain.private_files import make_private_directory
+from pentimento.domain.private_files import close_to_others, make_private_directory
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
-from pentimento.stores.objects.store import broken_references, check_key, refer_to, verify
+from pentimento.stores.objects.store import (
+    aside_name,
+    beyond_bounds,
+    broken_references,
+    check_key,
+    is_corrupt,
+    refer_to,
+    verify,
+)
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -35,6 +45,7 @@ class FilesystemObjectStore:
     def __init__(self, root: Path) -> None:
         self._objects = root / "objects"
         self._staging = root / "staging"
+        self._quarantine = root / "quarantine"
         with _typed_errors():
             make_private_directory(self._objects)
             make_private_directory(self._staging)
@@ -66,6 +77,20 @@ class FilesystemObjectStore:
             if size != reference.size_bytes:
                 raise ObjectCorrupt(reference.key, f"expected {reference.size_bytes} bytes, found {size}")
             return verify(reference, file.read(size))
+
+    def set_aside(self, reference: ObjectReference) -> bool:
+        if not is_corrupt(self, reference):
+            return False
+        with _typed_errors():
+            make_private_directory(self._quarantine)
+            kept = self._quarantine / aside_name(reference.key, time.time_ns())
+            # Another process may have been first.
+            with suppress(FileNotFoundError):
+                self._path(reference.key).rename(kept)
+                close_to_others(kept)
+            for name in beyond_bounds({path.name: path.stat().st_size for path in self._quarantine.iterdir()}):
+                (self._quarantine / name).unlink(missing_ok=True)
+        return True
 
     def delete(self, key: str) -> None:
         with _typed_errors():

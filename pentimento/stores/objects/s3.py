@@ -1,5 +1,9 @@
-"""Objects in any S3-compatible store, through boto3. A PUT is atomic there: nothing partial is ever readable."""
+"""Objects in any S3-compatible store, through boto3. A PUT is atomic there: nothing partial is ever readable.
 
+The last corrupt ones are kept under `quarantine/`, for whoever looks into them; no key has such a name.
+"""
+
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
@@ -11,9 +15,18 @@ from botocore.exceptions import BotoCoreError, ClientError
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
-from pentimento.stores.objects.store import broken_references, check_key, refer_to, verify
+from pentimento.stores.objects.store import (
+    aside_name,
+    beyond_bounds,
+    broken_references,
+    check_key,
+    is_corrupt,
+    refer_to,
+    verify,
+)
 
 _PAGE_COUNT = 1000
+_QUARANTINE = "quarantine/"
 _OPTIONS = frozenset({"endpoint", "region", "create_bucket"})
 _MISSING = frozenset({"NoSuchKey", "404"})
 _FULL = frozenset({"QuotaExceeded", "InsufficientStorage", "EntityTooLarge", "XMinioStorageFull", "507"})
@@ -69,24 +82,45 @@ class S3ObjectStore:
                 data = body.read()
         return verify(reference, data)
 
+    def set_aside(self, reference: ObjectReference) -> bool:
+        if not is_corrupt(self, reference):
+            return False
+        key = reference.key
+        with _typed_errors(key):
+            self._client.copy_object(
+                Bucket=self._bucket,
+                Key=self._prefix + _QUARANTINE + aside_name(key, time.time_ns()),
+                CopySource={"Bucket": self._bucket, "Key": self._prefix + key},
+            )
+            self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
+            for name in beyond_bounds(dict(self._listed(_QUARANTINE))):
+                self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
+        return True
+
     def delete(self, key: str) -> None:
         with _typed_errors(check_key(key)):
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        pages = self._client.get_paginator("list_objects_v2")
         with _typed_errors(prefix):
-            for page in pages.paginate(
-                Bucket=self._bucket, Prefix=self._prefix + prefix, PaginationConfig={"PageSize": _PAGE_COUNT}
-            ):
-                for found in page.get("Contents", ()):
-                    yield found["Key"].removeprefix(self._prefix)
+            for key, _ in self._listed(prefix):
+                if not key.startswith(_QUARANTINE):
+                    yield key
 
     def free_bytes(self) -> int | None:
         return None
 
     def check_integrity(self, references: Iterable[ObjectReference] = ()) -> list[str]:
         return list(broken_references(self, references))
+
+    def _listed(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Names without the store's own prefix, and sizes."""
+        pages = self._client.get_paginator("list_objects_v2")
+        for page in pages.paginate(
+            Bucket=self._bucket, Prefix=self._prefix + prefix, PaginationConfig={"PageSize": _PAGE_COUNT}
+        ):
+            for found in page.get("Contents", ()):
+                yield found["Key"].removeprefix(self._prefix), found["Size"]
 
     def _create_bucket(self) -> None:
         try:

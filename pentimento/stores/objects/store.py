@@ -2,16 +2,19 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import ObjectReference
-from pentimento.stores.errors import ObjectCorrupt
+from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 
 # Segments of letters, digits, "_" and "-": neither a path nor a query can be smuggled into a key. No dot at all.
 KEY_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}(/[A-Za-z0-9][A-Za-z0-9_-]{0,99}){0,3}", re.ASCII)
 MAX_KEY_LENGTH = 200
+# What is kept of corrupt objects.
+MAX_ASIDE_COUNT = 64
+MAX_ASIDE_BYTES = 256 * 2**20
 
 
 class ObjectStore(Protocol):
@@ -32,6 +35,10 @@ class ObjectStore(Protocol):
 
     def get(self, reference: ObjectReference) -> bytes:
         """The bytes, checked against size and digest. Raises ObjectMissing, ObjectCorrupt."""
+
+    def set_aside(self, reference: ObjectReference) -> bool:
+        """Take what lies under the key out of service if it is not what the reference promises, and keep it for
+        whoever looks into it, beside the last few such. Whether it was corrupt. For those whose reference is sound."""
 
     def delete(self, key: str) -> None:
         """Also succeeds when there is no such object."""
@@ -69,6 +76,32 @@ def verify(reference: ObjectReference, data: bytes) -> bytes:
     if digest_of(data) != reference.digest:
         raise ObjectCorrupt(reference.key, "its bytes have another digest")
     return data
+
+
+def is_corrupt(store: ObjectStore, reference: ObjectReference) -> bool:
+    """Whether something else than the object lies under its key."""
+    try:
+        store.get(reference)
+    except ObjectCorrupt:
+        return True
+    except ObjectMissing:
+        return False
+    return False
+
+
+def beyond_bounds(sizes: Mapping[str, int]) -> list[str]:
+    """Of what was set aside those that go, by names that sort by age: all but the newest that fit the bounds."""
+    left_bytes, left_count, gone = MAX_ASIDE_BYTES, MAX_ASIDE_COUNT, []
+    for name in sorted(sizes, reverse=True):
+        left_bytes, left_count = left_bytes - sizes[name], left_count - 1
+        if left_bytes < 0 or left_count < 0:
+            gone.append(name)
+    return gone
+
+
+def aside_name(key: str, wall_ns: int) -> str:
+    """For an object that is set aside at that time."""
+    return f"{wall_ns:020d}.{key.replace('/', '.')}"
 
 
 def broken_references(store: ObjectStore, references: Iterable[ObjectReference]) -> Iterator[str]:

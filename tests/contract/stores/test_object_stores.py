@@ -11,6 +11,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.stores.objects.store import aside_name, beyond_bounds
 
 BAD_KEYS = [
     "",
@@ -86,6 +87,34 @@ def test_another_size_is_corrupt(objects: ObjectStore) -> None:
 
     with pytest.raises(ObjectCorrupt):
         objects.get(replace(reference, size_bytes=4))
+
+
+def test_a_corrupt_object_is_set_aside_and_is_missing_from_then_on(objects: ObjectStore) -> None:
+    reference = objects.put("results/a", b"bytes")
+    objects.put("results/a", b"torn!")
+
+    assert objects.set_aside(reference)
+
+    with pytest.raises(ObjectMissing):
+        objects.get(reference)
+    assert list(objects.keys()) == []
+    assert not objects.set_aside(reference)
+
+
+def test_a_sound_object_is_not_set_aside(objects: ObjectStore) -> None:
+    reference = objects.put("results/a", b"bytes")
+
+    assert not objects.set_aside(reference)
+
+    assert objects.get(reference) == b"bytes"
+
+
+def test_of_what_is_set_aside_the_newest_stay_within_bounds() -> None:
+    many = {aside_name("results/a", number): 1 for number in range(70)}
+    large = {aside_name("results/a", number): 100 * 2**20 for number in range(5)}
+
+    assert sorted(beyond_bounds(many)) == sorted(many)[:6]
+    assert sorted(beyond_bounds(large)) == sorted(large)[:3]
 
 
 def test_delete_is_repeatable(objects: ObjectStore) -> None:

@@ -25,7 +25,9 @@ async def test_an_entry_whose_object_is_missing_is_healed_away(gateway: RunningG
     assert list(gateway.process.stores.objects.keys()) == []
 
 
-async def test_an_entry_whose_object_is_corrupt_is_healed_away(gateway: RunningGateway) -> None:
+async def test_an_entry_whose_object_is_corrupt_is_healed_away_and_the_object_kept(
+    gateway: RunningGateway, tmp_path: Path
+) -> None:
     entry_id = await gateway.store(embedding(1))
     start = await found(gateway)
     gateway.process.stores.objects.put(start.latent.key, bytes(100))
@@ -33,6 +35,7 @@ async def test_an_entry_whose_object_is_corrupt_is_healed_away(gateway: RunningG
     await gateway.client.report_bad_object(entry_id, start.latent.key, "digest differs")
 
     assert (await gateway.lookup(embedding(1))).start == FromNoise()
+    assert [path.read_bytes() for path in (tmp_path / "objects" / "quarantine").iterdir()] == [bytes(100)]
 
 
 async def test_an_object_that_is_sound_stays(gateway: RunningGateway) -> None:

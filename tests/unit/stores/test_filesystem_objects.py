@@ -168,3 +168,18 @@ def test_a_store_that_is_gone_does_not_tell_where_it_was(tmp_path: Path) -> None
         store.put("a", b"bytes")
 
     assert str(tmp_path) not in caught.value.message
+
+
+def test_what_is_set_aside_is_kept_for_its_user_alone(tmp_path: Path) -> None:
+    objects = FilesystemObjectStore(tmp_path)
+    reference = objects.put("results/a", b"bytes")
+    (stored,) = (tmp_path / "objects").rglob("results.a")
+    stored.write_bytes(b"torn!")
+    stored.chmod(0o644)
+
+    objects.set_aside(reference)
+
+    (kept,) = (tmp_path / "quarantine").iterdir()
+    assert kept.read_bytes() == b"torn!"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert kept.parent.stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,63 @@
+"""What nobody has a claim to leaves the object store, on files and on S3; what somebody may still need stays."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.generation import FromLatent
+from pentimento.stores.objects import s3
+from tests.gateways import attempt, embedding, running_gateway, scope
+from tests.s3_server import running_s3_server
+
+
+@pytest.fixture(params=["filesystem", "s3"])
+def objects_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "filesystem":
+        yield f"file://{tmp_path}/objects"
+        return
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    # Several pages, without thousands of objects.
+    monkeypatch.setattr(s3, "_PAGE_COUNT", 100)
+    with running_s3_server() as endpoint:
+        yield f"s3://sweep/objects?endpoint={endpoint}&create_bucket=true"
+
+
+async def test_orphans_are_swept_and_nothing_else_is(tmp_path: Path, objects_url: str) -> None:
+    async with running_gateway(tmp_path, "--objects-url", objects_url) as gateway:
+        objects, cache_id = gateway.process.stores.objects, gateway.process.stores.ledger.cache_id
+        await gateway.store(embedding(1))
+        grant = await gateway.client.reserve(scope(), attempt(), (5, 10), image=False)
+        assert grant is not None
+        uploading = gateway.upload(grant)
+        for number in range(600):
+            objects.put(f"cache/{cache_id}/orphan{number}", b"latent", durable=False)
+        others = {"results/picture", "cache/another/latent"}
+        for key in others:
+            objects.put(key, b"not this cache's")
+
+        gateway.maintain()
+
+        left = set(objects.keys())
+        assert not [key for key in left if "orphan" in key]
+        assert others | {latent.object.key for latent in uploading.latents} <= left
+        assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
+        assert gateway.problems() == []
+
+
+async def test_uploads_of_a_grant_that_ran_out_are_swept_also_those_that_come_afterwards(
+    tmp_path: Path, objects_url: str
+) -> None:
+    async with running_gateway(tmp_path, "--objects-url", objects_url, "--grant-ttl-s", "0.1") as gateway:
+        grant = await gateway.client.reserve(scope(), attempt(), (5, 10), image=False)
+        assert grant is not None
+        gateway.upload(grant)
+        while gateway.process.stores.ledger.totals().open_grant_count:
+            gateway.maintain()
+        late = gateway.upload(grant)
+
+        gateway.maintain()
+
+        assert late.latents
+        assert list(gateway.process.stores.objects.keys()) == []
