@@ -130,10 +130,19 @@ class AttemptRunner:
         self._make_uploads = make_uploads
         self._limits = limits
         self._watts = watts
+        self.running_count = 0
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
         """Emits Started and StepProgress, returns the rest. Raises domain errors; cancelling stops the engine's work at
         its next step."""
+        self.running_count += 1
+        try:
+            return await self._run_in_time(order, emit)
+        finally:
+            self.running_count -= 1
+            self._engine.wake()  # what it does while nobody is here may go on
+
+    async def _run_in_time(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
         accepted_at = time.monotonic()
         deadline = accepted_at + order.deadline_remaining_ms / 1000 if order.deadline_remaining_ms else None
         try:

@@ -59,6 +59,11 @@ class UnetWorkerSettings:
     memory_budget_mib: int = setting(
         0, help="memory that weights and batches may take; 0: nine tenths of what there is", minimum=0
     )
+    warm_up_s: float = setting(
+        10.0,
+        help="time before serving to measure batches of more than one; what is left is measured when idle",
+        minimum=0,
+    )
     preempt: bool = setting(True, help="let a request with a shorter deadline take the place of one that runs")
     patience_s: float = setting(
         30.0, help="when a request without a deadline, or with a later one, is due after it came", minimum=0

@@ -1,6 +1,7 @@
 """Puts a worker process together."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -18,10 +19,10 @@ from pentimento.diffusion.engine import (
     EngineSettings,
     StepEngine,
 )
-from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.clock import SystemClock
-from pentimento.domain.fleet import HeldModel, ModelCost, Replica, ReplicaKind, ReplicaReport, WorkerAssignment
+from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport, WorkerAssignment
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.rpc.grant_keys import open_grant_keys
 from pentimento.stores.objects import ObjectStore, open_objects
@@ -49,8 +50,10 @@ from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
 from services.unet_worker.starts import StartResolver
 from services.unet_worker.uploads import Uploads
 from services.unet_worker.validation import Limits
-from services.unet_worker.warm_up import prepare_denoiser, warm_up
+from services.unet_worker.warm_up import BatchMeasurement, warm_up
 from services.unet_worker.worker import UnetWorker
+
+logger = logging.getLogger(__name__)
 
 # Object store traffic waits for others, not for this process; the threads only bound how much of it is under way.
 STORE_THREADS = 4
@@ -112,13 +115,15 @@ class UnetWorkerProcess:
         torch.set_num_threads(settings.threads)
         quiet_loaders()
         device = choose_device(settings.device)
+        logger.info("loading the model")
         model = load_model(settings.model, device, choose_dtype(settings.dtype, device))
         return self._assemble(model, objects, settings)
 
     def _assemble(self, model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings) -> LoadedModel:
         held = held_model(model.info, settings, self.generation)
         denoiser = _denoiser(model, settings.compile)
-        engine = self._start_engine(model, denoiser, held)
+        engine = self._start_engine(model, denoiser)
+        measurement = self._measure(engine, model, denoiser, default_batch_key(held))
         store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="objects")
         finisher = Finisher(model, settings.preview_side_px, settings.threads)
         energy = _energy_meter(model.device)
@@ -132,11 +137,11 @@ class UnetWorkerProcess:
             ExecutionLimits(settings.progress_interval_ms / 1000, settings.upload_timeout_s),
             energy.watts if energy is not None else lambda since, until: None,
         )
+        engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
         parts = (engine, finisher, runner, store_threads)
         return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, energy)
 
-    def _start_engine(self, model: DiffusionModel, denoiser: Denoiser, held: HeldModel) -> StepEngine:
-        """Ready for its first request: memory measured, graphs compiled, on the engine's own thread."""
+    def _start_engine(self, model: DiffusionModel, denoiser: Denoiser) -> StepEngine:
         settings, scraped = self.settings, BusyMeter(time.monotonic)
         engine = StepEngine(
             model,
@@ -154,10 +159,16 @@ class UnetWorkerProcess:
         metrics.RUNNING.set_function(lambda: engine.running_count)
         metrics.BUSY_SHARE.set_function(scraped.share)
         engine.start()
-        key = default_batch_key(held)
-        budget = memory_budget_bytes(model.device, settings.memory_budget_mib)
-        engine.call(lambda: prepare_denoiser(model, denoiser, engine.limits, key, budget)).result()
         return engine
+
+    def _measure(
+        self, engine: StepEngine, model: DiffusionModel, denoiser: Denoiser, key: BatchKey
+    ) -> BatchMeasurement:
+        """Ready for its first request: memory measured, graphs compiled, on the engine's own thread."""
+        budget = memory_budget_bytes(model.device, self.settings.memory_budget_mib)
+        measurement = BatchMeasurement(model, denoiser, engine.limits, key, budget, self.settings.warm_up_s)
+        engine.call(measurement.before_serving).result()
+        return measurement
 
     def _join(self, painter: ModelSwitch, costs: tuple[ModelCost, ...]) -> None:
         """The fleet, and its plan."""

@@ -31,7 +31,7 @@ from pentimento.diffusion.engine.listening import (
     SilentObserver,
 )
 from pentimento.diffusion.engine.loop import StepLoop
-from pentimento.diffusion.engine.probe import measure_memory
+from pentimento.diffusion.engine.probe import Interrupted, MemoryProbe
 from pentimento.diffusion.engine.settings import EngineSettings
 from pentimento.diffusion.engine.thread import StepEngine
 
@@ -45,13 +45,14 @@ __all__ = [
     "EngineObserver",
     "EngineSettings",
     "FinishedPainting",
+    "Interrupted",
     "MemoryBudget",
     "MemoryModel",
+    "MemoryProbe",
     "PaintingListener",
     "PaintingTicket",
     "SilentObserver",
     "StepEngine",
     "StepLoop",
     "batch_sizes_up_to",
-    "measure_memory",
 ]

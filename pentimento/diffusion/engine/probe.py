@@ -1,9 +1,11 @@
 """What a forward pass takes before anybody asks for one: inputs shaped as real ones, and the memory they need."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from pentimento.diffusion.engine.faults import is_out_of_memory
 from pentimento.diffusion.engine.limits import MemoryModel, MemoryPoint, fit_memory, rows_of
@@ -20,33 +22,76 @@ def example_input(model: DiffusionModel, key: BatchKey, row_count: int) -> Denoi
     return DenoiserInput(latents, timesteps, Conditioning.concatenate([row] * row_count))
 
 
-def measure_memory(
-    model: DiffusionModel, predict: Callable[[DenoiserInput], object], key: BatchKey, batch_sizes: Sequence[int]
-) -> MemoryModel | None:
-    """What forward passes of these numbers of requests need, up to the first that the device has no memory for, and
-    the decoder, which may run beside them. None where memory cannot be measured."""
-    points = list(_points(model, predict, key, batch_sizes))
-    before = used_bytes(model.device)
-    pixels = key.width_px * key.height_px
-    latent = torch.zeros(model.latent_shape(key.width_px, key.height_px), dtype=model.dtype, device=model.device)
-    decoding = peak_bytes_of(model.device, lambda: model.decode_latent(latent))
-    if not points or before is None or decoding is None:
-        return None
-    return fit_memory(points, decoder_bytes_per_pixel=max(decoding - before, 0) / pixels)
+class Interrupted(Exception):
+    """Somebody needs the thread on which a forward pass ran."""
 
 
-def _points(
-    model: DiffusionModel, predict: Callable[[DenoiserInput], object], key: BatchKey, batch_sizes: Sequence[int]
-) -> Iterator[MemoryPoint]:
-    for size in sorted(batch_sizes):
-        rows = size * rows_of(key)
+class _Interruptible(TorchFunctionMode):
+    """Looks before every operation of this thread whether somebody wants it."""
+
+    def __init__(self, wanted: Callable[[], bool]) -> None:
+        super().__init__()
+        self._wanted = wanted
+
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: object = None
+    ) -> object:
+        if self._wanted():
+            raise Interrupted
+        return func(*args, **(kwargs if isinstance(kwargs, dict) else {}))
+
+
+class MemoryProbe:
+    """Measures what forward passes need, one number of requests after the other, ascending. Nothing is pending any more
+    after the first that the device has no memory for, or where memory cannot be measured."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        predict: Callable[[DenoiserInput], object],
+        key: BatchKey,
+        batch_sizes: Sequence[int],
+    ) -> None:
+        self._model = model
+        self._predict = predict
+        self._key = key
+        self._points: list[MemoryPoint] = []
+        self._decoder_bytes_per_pixel: float | None = None
+        self.pending = tuple(sorted(batch_sizes))
+
+    def memory(self) -> MemoryModel | None:
+        """From what was measured so far; None where memory cannot be measured. From one batch size alone it is a bound:
+        all that the process had counts as the price of a row."""
+        if not self._points or self._decoder_bytes_per_pixel is None:
+            return None
+        return fit_memory(self._points, self._decoder_bytes_per_pixel)
+
+    def measure_next(
+        self, wanted: Callable[[], bool] | None = None, half_done: Callable[[], None] = lambda: None
+    ) -> None:
+        """The smallest that is pending. As soon as `wanted` says so it raises Interrupted, and stays pending."""
+        size, *rest = self.pending
+        rows = size * rows_of(self._key)
         try:
-            inputs = example_input(model, key, rows)
-            predict(inputs)  # what is made only once must not look like the price of a row
-            peak = peak_bytes_of(model.device, partial(predict, inputs))
+            with _Interruptible(wanted) if wanted is not None else nullcontext():
+                inputs = example_input(self._model, self._key, rows)
+                self._predict(inputs)  # what is made only once must not look like the price of a row
+                half_done()
+                peak = peak_bytes_of(self._model.device, partial(self._predict, inputs))
         except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
-                return
-            raise
+            if not is_out_of_memory(error):
+                raise
+            self.pending = ()
+            return
+        self.pending = tuple(rest) if peak is not None else ()
         if peak is not None:
-            yield MemoryPoint(rows, key.width_px * key.height_px, peak)
+            self._points.append(MemoryPoint(rows, self._key.width_px * self._key.height_px, peak))
+
+    def measure_decoder(self) -> None:
+        """It may run beside a forward pass."""
+        model, key = self._model, self._key
+        before = used_bytes(model.device)
+        latent = torch.zeros(model.latent_shape(key.width_px, key.height_px), dtype=model.dtype, device=model.device)
+        peak = peak_bytes_of(model.device, lambda: model.decode_latent(latent))
+        if before is not None and peak is not None:
+            self._decoder_bytes_per_pixel = max(peak - before, 0) / (key.width_px * key.height_px)

@@ -45,6 +45,7 @@ class StepEngine:
         )
         self._calls: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
+        self._idle_work: Callable[[Callable[[], bool]], bool] | None = None
         self._news = self._closing = False
         self._thread = threading.Thread(target=self._run, name="step-engine", daemon=True)
 
@@ -72,6 +73,12 @@ class StepEngine:
             self._calls.append(lambda: _settle(future, act))
         self.wake()
         return future
+
+    def work_when_idle(self, work: Callable[[Callable[[], bool]], bool]) -> None:
+        """While nobody is here, calls `work(wanted)` on the engine's thread, and again after each piece of news, until
+        it returns False. It is to return soon once `wanted()`: whoever came waits for it."""
+        self._idle_work = work
+        self.wake()
 
     def wake(self) -> None:
         """Something changed that the engine may be waiting for: a request, a stop, residuals that were late."""
@@ -101,6 +108,7 @@ class StepEngine:
             while not self._closing:
                 self._run_calls()
                 if not self._tick():
+                    self._work_while_idle()
                     self._wait_for_news()
         self._run_calls()
         self._loop.fail_all(Unavailable("ENGINE_CLOSED", "the worker stopped before the picture was done"))
@@ -118,6 +126,21 @@ class StepEngine:
             logger.error("the step loop failed:\n%s", "".join(traceback.format_tb(error.__traceback__)))
             self._loop.fail_all(as_typed(error))
             return True
+
+    def _work_while_idle(self) -> None:
+        work = self._idle_work
+        if work is None or self._wanted() or not self._loop.idle:
+            return
+        try:
+            goes_on = work(self._wanted)
+        except Exception as error:
+            logger.error("work between pictures failed:\n%s", "".join(traceback.format_tb(error.__traceback__)))
+            goes_on = False
+        if not goes_on:
+            self._idle_work = None
+
+    def _wanted(self) -> bool:
+        return self._news or self._closing
 
     def _wait_for_news(self) -> None:
         with self._changed:

@@ -48,8 +48,12 @@ def read_token(given: str) -> str:
 
 
 def running_suite(state_dir: Path) -> Endpoint:
-    """FailedPrecondition with what to do when no suite serves from this state directory."""
-    endpoint = StateDirectory(state_dir).endpoint()
+    """FailedPrecondition with what to do when no suite serves from this state directory, or with how far one is."""
+    state = StateDirectory(state_dir)
+    endpoint = state.endpoint()
+    if endpoint is None and state.owner() is not None:
+        lines = "".join(f"\n  {name}: {line}" for name, line in state.last_lines().items())
+        raise FailedPrecondition("SUITE_STARTING", f"the suite of {state_dir} does not serve yet{lines}")
     if endpoint is None:
         raise FailedPrecondition(
             "NO_SUITE", f"no suite serves from {state_dir}: start one with `pentimento up`, or name an --address"

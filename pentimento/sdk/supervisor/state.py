@@ -19,6 +19,8 @@ KEPT_FILES = ("lock", "endpoint.json", "*.sqlite", "*.sqlite-wal", "*.sqlite-shm
 # Linux takes 107 bytes for the path of a unix socket, macOS 103; the longest name put in the directory has 24.
 MAX_SOCKET_DIRECTORY = 75
 
+LONGEST_LINE_BYTES = 4096
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -106,9 +108,23 @@ class StateDirectory:
             return None
         return found if found.supervisor_pid == self.owner() else None
 
+    def last_lines(self) -> dict[str, str]:
+        """What each process of the suite that holds the lock has said last, by its name."""
+        since = (self.path / "lock").stat().st_mtime
+        logs = (log for log in sorted(self.logs.glob("*.log")) if log.stat().st_mtime >= since)
+        return {log.stem: last_line(log) for log in logs}
+
     @property
     def endpoint_file(self) -> Path:
         return self.path / "endpoint.json"
+
+
+def last_line(log: Path) -> str:
+    """Of a file that may be large; empty for one that is."""
+    with log.open("rb") as file:
+        file.seek(-min(log.stat().st_size, LONGEST_LINE_BYTES), os.SEEK_END)
+        lines = file.read().decode(errors="replace").splitlines()
+    return lines[-1] if lines else ""
 
 
 def take_exclusively(lock: int, tries: int = 5) -> bool:

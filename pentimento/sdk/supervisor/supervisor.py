@@ -10,13 +10,22 @@ from pentimento.sdk.supervisor.suite import Suite
 
 # A service drains for 30 s at most by its own settings; what still runs then is not going to end by itself.
 STOP_TIMEOUT_S = 35.0
+# How often a suite that does not serve yet says whom it waits for.
+TELL_EVERY_S = 15.0
 
 
 class Supervisor:
     """`run` returns the exit code: 0 after a stop that was asked for, 1 when the suite could not start."""
 
-    def __init__(self, suite: Suite, around: Surroundings, stop_timeout_s: float = STOP_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        suite: Suite,
+        around: Surroundings,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+        tell_every_s: float = TELL_EVERY_S,
+    ) -> None:
         self._suite = suite
+        self._tell_every_s = tell_every_s
         self.view: LogView = around.view
         self._stop_timeout_s = stop_timeout_s
         self._change = asyncio.Event()
@@ -46,8 +55,10 @@ class Supervisor:
         """Starts everything; `on_serving` is called once when all serve. Nothing is left running when it returns."""
         started = time.monotonic()
         tasks = {process.spec.name: asyncio.create_task(process.run()) for process in self.processes}
+        telling = asyncio.create_task(self._tell_who_starts())
         try:
             if await self._until(self._all_serve):
+                telling.cancel()
                 self.view.note(f"all {len(self.processes)} processes serve after {time.monotonic() - started:.1f} s")
                 on_serving()
                 await self._until(lambda: False)
@@ -55,8 +66,18 @@ class Supervisor:
             await self._drain(tasks)
             return 1 if failed else 0
         finally:
+            telling.cancel()
             self.kill()
             await asyncio.wait(tasks.values())
+
+    async def _tell_who_starts(self) -> None:
+        """Now and then, while somebody waits for all to serve, and perhaps sees no logs."""
+        while True:
+            await asyncio.sleep(self._tell_every_s)
+            for process in self.processes:
+                if process.state is State.STARTING:
+                    said = "".join(self.view.tail(process.spec.name, 1))
+                    self.view.note(f"{process.spec.name} is still starting; its last line: {said}")
 
     async def _until(self, reached: Callable[[], bool]) -> bool:
         """True once `reached`; False when a stop was asked for, or a process failed, as it may until it has served."""

@@ -36,10 +36,10 @@ def toy(tmp_path: Path, name: str, stage: int, *flags: str) -> ProcessSpec:
     return ProcessSpec(name, "toy_service", arguments, address, stage)
 
 
-def supervisor_of(tmp_path: Path, *processes: ProcessSpec, stop_timeout_s: float = 20.0) -> Supervisor:
+def supervisor_of(tmp_path: Path, *processes: ProcessSpec, **times: float) -> Supervisor:
     (tmp_path / "logs").mkdir(exist_ok=True)
     view = LogView(tmp_path / "logs", show=False, width=9)
-    return Supervisor(Suite(processes), Surroundings(str(tmp_path), view, POLICY), stop_timeout_s)
+    return Supervisor(Suite(processes), Surroundings(str(tmp_path), view, POLICY), **{"stop_timeout_s": 20.0, **times})
 
 
 @asynccontextmanager
@@ -80,6 +80,18 @@ async def test_stop_drains_callers_before_those_they_call(tmp_path: Path) -> Non
     assert code == 0
     assert (tmp_path / "diary").read_text().split() == ["frontdoor", "worker", "controller"]
     assert marked_processes(tmp_path) == []
+
+
+async def test_whoever_waits_for_a_slow_start_hears_whom_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    slow = toy(tmp_path, "worker", 1, "--slow")
+    supervisor = supervisor_of(tmp_path, toy(tmp_path, "frontdoor", 0), slow, tell_every_s=0.05)
+    running = asyncio.create_task(supervisor.run(lambda: pytest.fail("must not serve")))
+
+    await until(lambda: "worker is still starting; its last line: loading the model" in capfd.readouterr().out)
+
+    supervisor.request_kill()
+    await running
+    supervisor.view.close()
 
 
 async def test_killed_process_serves_again(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ async def main(argv: list[str]) -> None:
     parser.add_argument("--refuse", action="store_true")
     parser.add_argument("--stubborn", action="store_true")
     parser.add_argument("--child", action="store_true")
+    parser.add_argument("--slow", action="store_true")
     parser.add_argument("--chatty", action="store_true", help="a line of a kilobyte a millisecond")
     options = parser.parse_args(argv)
     if options.refuse:
@@ -25,6 +26,9 @@ async def main(argv: list[str]) -> None:
         await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
 
     async def warm() -> None:
+        if options.slow:
+            print("loading the model")
+            await asyncio.Event().wait()
         if options.stubborn:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
 

@@ -1,5 +1,6 @@
 """The worker's contract over the wire: credits, streams that break, cancels, bad messages."""
 
+import asyncio
 import math
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -217,3 +218,19 @@ async def test_prefetch_answers_with_what_is_resident(worker: Served) -> None:
     answer = await UnetWorkerServiceStub(worker.channel).Prefetch(pb.PrefetchRequest(components=["other"]))
 
     assert list(answer.resident_components) == ["tiny"]
+
+
+async def test_a_worker_without_time_to_warm_up_measures_larger_batches_while_nobody_paints(
+    checkpoint: Path, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="services.unet_worker.warm_up")
+
+    async with serve(checkpoint, directory, warm_up_s=0.0, max_batch=4) as served:
+        told_before = caplog.text
+        async with asyncio.timeout(60):
+            while "a batch of 4 was measured" not in caplog.text:  # noqa: ASYNC110 - the engine's thread says it
+                await asyncio.sleep(0.01)
+        credits = served.process.worker.credits().credit_count
+
+    assert "batches of 2, 4 are measured while nobody paints" in told_before
+    assert credits == 4

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.sdk.command.connection import running_suite
 from pentimento.sdk.supervisor.state import (
     MAX_SOCKET_DIRECTORY,
     Endpoint,
@@ -111,3 +112,20 @@ def test_what_a_suite_left_open_to_others_is_closed_and_nothing_else_is_touched(
     kept = [state, state / "logs", state / "lock", state / "objects", state / "objects" / "objects", *ours]
     assert [path for path in kept if path.stat().st_mode & 0o077] == []
     assert (state / "notes.txt").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_suite_that_starts_is_told_from_none_with_what_its_processes_said_last(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path)
+    state.acquire()
+    (state.logs / "heavy-0.log").write_text("x" * 100_000 + "\nloading the model\nmeasuring a step\n")
+    (state.logs / "embedder.log").touch()
+    earlier = state.logs / "light-0.log"
+    earlier.write_text("of another run\n")
+    os.utime(earlier, (0, 0))
+
+    with pytest.raises(FailedPrecondition) as refused:
+        running_suite(tmp_path)
+
+    state.release()
+    assert refused.value.reason == "SUITE_STARTING"
+    assert refused.value.message.splitlines()[1:] == ["  embedder: ", "  heavy-0: measuring a step"]

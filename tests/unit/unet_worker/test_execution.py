@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +129,24 @@ async def test_cancelling_the_run_stops_the_engine(parts: Parts) -> None:
 async def test_a_deadline_in_the_past_is_exceeded_before_a_step(parts: Parts) -> None:
     with pytest.raises(DeadlineExceeded):
         await parts.runner.run(replace(order_with(num_inference_steps=90), deadline_remaining_ms=1), ignore)
+
+
+async def test_work_for_idle_times_goes_on_once_an_attempt_is_over(parts: Parts) -> None:
+    seen: list[int] = []
+    over = threading.Event()
+
+    def work(wanted: Callable[[], bool]) -> bool:
+        seen.append(parts.runner.running_count)
+        if seen[-1] == 0 and 1 in seen:
+            over.set()
+        return True
+
+    begun = asyncio.create_task(parts.runner.run(ORDER, ignore))
+    await asyncio.sleep(0)
+    parts.engine.work_when_idle(work)
+    await begun
+
+    assert await asyncio.to_thread(over.wait, 20)
 
 
 async def test_a_closed_engine_is_unavailable(parts: Parts) -> None:

@@ -1,17 +1,26 @@
 """Before serving: the memory that batches need is measured, and a worker that cannot hold one picture says so."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pentimento.diffusion.engine import BatchLimits, CompiledDenoiser, CompileMode, EagerDenoiser, MemoryModel
-from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
+from pentimento.diffusion.engine import (
+    BatchLimits,
+    CompiledDenoiser,
+    CompileMode,
+    EagerDenoiser,
+    MemoryModel,
+    MemoryProbe,
+    probe,
+)
+from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel, load_model
 from pentimento.domain.errors import InvalidArgument
-from services.unet_worker import device, warm_up
+from services.unet_worker import device
 from services.unet_worker.device import memory_budget_bytes
-from services.unet_worker.warm_up import prepare_denoiser
+from services.unet_worker.warm_up import BatchMeasurement
 from tests.checkpoints import write_checkpoint
 
 KEY = BatchKey(32, 32, guided=True)
@@ -29,11 +38,39 @@ def limits() -> BatchLimits:
     return BatchLimits(4, None, lambda: 0.0)
 
 
+class Watched:
+    """The real model's forward pass, which takes `seconds` of `clock` for each of its rows."""
+
+    def __init__(self, model: DiffusionModel, seconds: float = 0.0) -> None:
+        self._model = model
+        self._seconds = seconds
+        self.now = 0.0
+        self.rows: list[int] = []
+
+    def padded(self, key: BatchKey, request_count: int) -> int:
+        return request_count
+
+    def predict(self, inputs: DenoiserInput) -> torch.Tensor:
+        prediction = self._model.predict(inputs)
+        self.now += self._seconds * len(inputs.latents)
+        self.rows.append(len(inputs.latents))
+        return prediction
+
+    def clock(self) -> float:
+        return self.now
+
+
+def measurement_of(
+    model: DiffusionModel, denoiser: Watched, limits: BatchLimits, limit_s: float, budget: int = 64 * GIB
+) -> BatchMeasurement:
+    return BatchMeasurement(model, denoiser, limits, KEY, budget, limit_s, denoiser.clock)
+
+
 @torch.inference_mode()
 def test_with_memory_to_spare_the_largest_batch_is_the_one_that_is_set(
     model: DiffusionModel, limits: BatchLimits
 ) -> None:
-    prepare_denoiser(model, EagerDenoiser(model), limits, KEY, 64 * GIB)
+    BatchMeasurement(model, EagerDenoiser(model), limits, KEY, 64 * GIB).before_serving()
 
     assert limits.limit(KEY) == 4
 
@@ -43,16 +80,116 @@ def test_a_budget_that_holds_no_picture_stops_the_start_and_is_named(
     model: DiffusionModel, limits: BatchLimits
 ) -> None:
     with pytest.raises(InvalidArgument, match="memory budget of 1 MiB"):
-        prepare_denoiser(model, EagerDenoiser(model), limits, KEY, 2**20)
+        BatchMeasurement(model, EagerDenoiser(model), limits, KEY, 2**20).before_serving()
+
+
+@torch.inference_mode()
+def test_a_slow_model_serves_after_a_batch_of_one_was_measured(model: DiffusionModel, limits: BatchLimits) -> None:
+    slow = Watched(model, seconds=7.0)
+
+    measurement_of(model, slow, limits, limit_s=10.0).before_serving()
+
+    assert set(slow.rows) == {2}
+    assert slow.now == 2 * 2 * 7.0
+
+
+@torch.inference_mode()
+def test_larger_batches_are_measured_before_serving_as_far_as_the_time_goes(
+    model: DiffusionModel, limits: BatchLimits
+) -> None:
+    # One request: 2 passes of 2 rows, 4 s; two: 8 s; four would take 16 s more.
+    quick = Watched(model, seconds=1.0)
+
+    measurement_of(model, quick, limits, limit_s=12.0).before_serving()
+
+    assert sorted(set(quick.rows)) == [2, 4]
+
+
+@torch.inference_mode()
+def test_what_is_left_is_measured_while_nobody_paints(model: DiffusionModel, limits: BatchLimits) -> None:
+    slow = Watched(model, seconds=7.0)
+    measurement = measurement_of(model, slow, limits, limit_s=0.0)
+    measurement.before_serving()
+
+    left = measurement.when_idle(lambda: False)
+
+    assert not left
+    assert sorted(set(slow.rows)) == [2, 4, 8]
+    assert limits.limit(KEY) == 4
+
+
+@torch.inference_mode()
+def test_until_a_second_batch_was_measured_no_more_are_promised_than_surely_fit(
+    model: DiffusionModel, limits: BatchLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 10 MiB of weights and 1 MiB a row: four requests need 18 MiB. A batch of one shows 12 MiB, which may all be rows.
+    denoiser = Watched(model)
+
+    def peak_bytes_of(device: torch.device, work: Callable[[], object]) -> int:
+        work()
+        return 2**20 * (10 + denoiser.rows[-1])
+
+    monkeypatch.setattr(MemoryProbe, "measure_decoder", lambda self: setattr(self, "_decoder_bytes_per_pixel", 0.0))
+    monkeypatch.setattr(probe, "peak_bytes_of", peak_bytes_of)
+    measurement = measurement_of(model, denoiser, limits, limit_s=-1.0, budget=25 * 2**20)
+    measurement.before_serving()
+    promised = limits.limit(KEY)
+
+    measurement.when_idle(lambda: False)
+
+    assert (promised, limits.limit(KEY)) == (2, 4)
+
+
+@torch.inference_mode()
+def test_a_request_interrupts_a_measurement_within_a_step(model: DiffusionModel, limits: BatchLimits) -> None:
+    watched = Watched(model)
+    measurement = measurement_of(model, watched, limits, limit_s=-1.0)
+    measurement.before_serving()
+    looks = iter([False] * 50)
+
+    left = measurement.when_idle(lambda: next(looks, True))
+
+    # 50 operations are less than a forward pass: none was finished.
+    assert left
+    assert set(watched.rows) == {2}
+
+
+@torch.inference_mode()
+def test_an_interrupted_measurement_goes_on_later(model: DiffusionModel, limits: BatchLimits) -> None:
+    watched = Watched(model)
+    measurement = measurement_of(model, watched, limits, limit_s=-1.0)
+    measurement.before_serving()
+    looks = iter([False] * 50)
+    measurement.when_idle(lambda: next(looks, True))
+
+    assert not measurement.when_idle(lambda: False)
+
+    assert sorted(set(watched.rows)) == [2, 4, 8]
+
+
+@torch.inference_mode()
+def test_what_goes_on_is_told_with_an_estimate(
+    model: DiffusionModel, limits: BatchLimits, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="services.unet_worker.warm_up")
+
+    measurement_of(model, Watched(model, seconds=7.0), limits, limit_s=10.0).before_serving()
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "measuring a step of one picture of 32x32",
+        "a step of one picture takes 14.0 s; serving in about 70 s",
+        "a batch of 1 was measured in 28.0 s; at least batches of 4 fit",
+        "batches of 2, 4 are measured while nobody paints, in about 168 s",
+    ]
 
 
 @torch.inference_mode()
 def test_where_memory_cannot_be_measured_the_set_batch_is_the_bound(
     model: DiffusionModel, limits: BatchLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm_up, "measure_memory", lambda *given: None)
+    monkeypatch.setattr(probe, "peak_bytes_of", lambda device, work: None)
 
-    prepare_denoiser(model, EagerDenoiser(model), limits, KEY, 1)
+    BatchMeasurement(model, EagerDenoiser(model), limits, KEY, 1).before_serving()
 
     assert limits.limit(KEY) == 4
 
@@ -62,10 +199,10 @@ def test_only_batches_that_fit_are_compiled(
     model: DiffusionModel, limits: BatchLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A row of a picture takes a MiB, three requests of two rows fit six of them.
-    monkeypatch.setattr(warm_up, "measure_memory", lambda *given: MemoryModel(0.0, 2**20 / 32**2))
+    monkeypatch.setattr(MemoryProbe, "memory", lambda self: MemoryModel(0.0, 2**20 / 32**2))
     denoiser = CompiledDenoiser(model, CompileMode.COMPILE, compiler=lambda forward, **options: forward)
 
-    prepare_denoiser(model, denoiser, limits, KEY, 7 * 2**20)
+    BatchMeasurement(model, denoiser, limits, KEY, 7 * 2**20).before_serving()
 
     assert limits.limit(KEY) == 3
     assert [denoiser.padded(KEY, count) for count in (1, 2, 3, 4)] == [1, 2, 3, 4]

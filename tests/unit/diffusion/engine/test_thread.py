@@ -2,6 +2,7 @@
 along."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -234,3 +235,71 @@ def test_a_defect_of_the_loop_itself_ends_what_is_there_and_not_the_thread(
     assert isinstance(heard.result(), Internal)
     assert canary_succeeds(engine, model)
     engine.close()
+
+
+def test_work_for_idle_times_is_done_while_nobody_is_here(engine: StepEngine) -> None:
+    done = threading.Event()
+
+    def work(wanted: Callable[[], bool]) -> bool:
+        done.set()
+        return False
+
+    engine.work_when_idle(work)
+
+    assert done.wait(20)
+
+
+def test_whoever_comes_interrupts_work_for_idle_times_and_it_goes_on_later(
+    engine: StepEngine, model: DiffusionModel
+) -> None:
+    interrupted, began, again = [], threading.Event(), threading.Event()
+
+    def work(wanted: Callable[[], bool]) -> bool:
+        if interrupted:
+            again.set()
+            return False
+        began.set()
+        while not wanted():
+            pass
+        interrupted.append(engine.running_count)
+        return True
+
+    engine.work_when_idle(work)
+    assert began.wait(20)
+
+    assert canary_succeeds(engine, model)
+    assert again.wait(20)
+    assert interrupted == [0]
+
+
+def test_work_for_idle_times_that_raises_is_not_tried_again(engine: StepEngine, model: DiffusionModel) -> None:
+    tried: list[str] = []
+
+    def work(wanted: Callable[[], bool]) -> bool:
+        tried.append("once")
+        raise ValueError("broken")
+
+    engine.work_when_idle(work)
+
+    assert canary_succeeds(engine, model)
+    assert canary_succeeds(engine, model)
+    assert tried == ["once"]
+
+
+def test_closing_does_not_wait_for_work_for_idle_times(model: DiffusionModel) -> None:
+    engine = StepEngine(model, ALONE)
+    began = threading.Event()
+
+    def work(wanted: Callable[[], bool]) -> bool:
+        began.set()
+        while not wanted():
+            pass
+        return True
+
+    engine.start()
+    engine.work_when_idle(work)
+    assert began.wait(20)
+
+    engine.close()
+
+    assert not engine._thread.is_alive()
