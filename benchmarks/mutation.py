@@ -15,7 +15,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.machine import ROOT
 from benchmarks.mutation_operators import Mutant, Source
@@ -50,6 +49,8 @@ SUITES = (
     Suite("rpc", ("pentimento/rpc/*.py",), ("tests/unit/rpc", "tests/contract/rpc")),
     Suite("lookup", ("services/vectordb_gateway/lookup.py",), ("tests/unit/vectordb_gateway",)),
 )
+Equivalents = dict[tuple[str, str, str, str], str]
+"""Of a mutant's identity, why nobody could see it."""
 # Loading and collecting, beside what the tests take themselves.
 _OVERHEAD_S = 1.5
 
@@ -107,37 +108,37 @@ def estimate_s(mutants: Iterable[Mutant], measured: Measured) -> float:
     )
 
 
-def known_equivalents() -> dict[tuple[str, str, str, str], str]:
+def known_equivalents() -> Equivalents:
     entries = tomllib.loads(EQUIVALENTS.read_text())["equivalent"] if EQUIVALENTS.exists() else []
     return {(entry["file"], entry["scope"], entry["before"], entry["after"]): entry["reason"] for entry in entries}
 
 
-def figures_of(
-    name: str, outcomes: Sequence[Outcome], known: dict[tuple[str, str, str, str], str], listed: bool
-) -> list[Figure]:
+def figures_of(name: str, outcomes: Sequence[Outcome], known: Equivalents, listed: bool) -> list[Figure]:
     """Killed of those that change anything, which the target is for, and of all."""
     telling = [outcome for outcome in outcomes if outcome.is_killed or outcome.mutant.identity not in known]
-    rows = [row(outcome, known) for outcome in outcomes if not outcome.is_killed]
     if listed:
-        for each in rows:
-            print(*each, flush=True)
+        for outcome in outcomes:
+            if not outcome.is_killed:
+                print(*row(outcome, known), flush=True)
     print(f"{name}: {Counter(outcome.verdict for outcome in outcomes)}", flush=True)
     return [
-        share(f"killed of {name}", telling, at_least(TARGET), rows),
-        share(f"killed of {name}, equivalent ones included", outcomes, informative(), []),
+        share(f"killed of {name}", telling, known, at_least(TARGET)),
+        share(f"killed of {name}, equivalent ones included", outcomes, known, informative()),
     ]
 
 
-def share(name: str, outcomes: Sequence[Outcome], target: Target, rows: list[Any]) -> Figure:
+def share(name: str, outcomes: Sequence[Outcome], known: Equivalents, target: Target) -> Figure:
     killed = sum(outcome.is_killed for outcome in outcomes)
     low, high = binomial_interval(killed, len(outcomes))
-    return Figure(name, killed / len(outcomes), target, rows, Interval(low, high, CONFIDENCE, "Clopper-Pearson"))
+    samples = [row(outcome, known) for outcome in outcomes]
+    return Figure(name, killed / len(outcomes), target, samples, Interval(low, high, CONFIDENCE, "Clopper-Pearson"))
 
 
-def row(outcome: Outcome, known: dict[tuple[str, str, str, str], str]) -> list[str]:
+def row(outcome: Outcome, known: Equivalents) -> list[str]:
+    """Verdict, operator, place and change; of one that changes nothing anybody could see, why."""
     mutant = outcome.mutant
-    reason = known.get(mutant.identity, "")
-    return [outcome.verdict, mutant.operator, str(mutant), f"equivalent: {reason}" if reason else "to be killed"]
+    reason = "" if outcome.is_killed else known.get(mutant.identity, "")
+    return [outcome.verdict, mutant.operator, str(mutant), *([f"equivalent: {reason}"] if reason else [])]
 
 
 if __name__ == "__main__":

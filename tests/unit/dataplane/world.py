@@ -6,12 +6,14 @@ chooses. The world checks on every step what must hold on every step.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
 from pentimento.dataplane.events import AttemptKey, FailureKind
 from pentimento.dataplane.state import WAITING
+from tests.unit.dataplane.bookkeeping import check_bookkeeping, check_counters
 
 LIGHT, HEAVY = "light", "heavy"
 QUEUE_LIMIT = 4
@@ -84,6 +86,8 @@ class World:
         self.heard: set[events.Event] = set()
         self.granted: set[AttemptKey] = set()
         self.settled_grants: set[AttemptKey] = set()
+        # How often this frontdoor asked for what, ends apart by kind.
+        self.asked: Counter[str] = Counter()
         # Hears of every frontdoor before its first event.
         self.on_start: Callable[[World], None] = lambda world: None
         self.start_frontdoor()
@@ -98,6 +102,7 @@ class World:
         self.heard.clear()
         self.granted.clear()
         self.settled_grants.clear()
+        self.asked.clear()
         for worker in self.workers.values():
             worker.connected = worker.heard = False
         if standby:
@@ -131,7 +136,10 @@ class World:
     def send(self, event: events.Event) -> None:
         self.heard.add(event)
         for effect in self.dataplane.on_event(self.now, event):
+            self.asked[effect.end.name if isinstance(effect, effects.DeliverEnd) else type(effect).__name__] += 1
             self._interpret(effect)
+        check_bookkeeping(self.dataplane.state)
+        check_counters(self.dataplane.state, self.asked)
 
     def arrive(self, wish: Wish) -> None:
         request_id = f"r{len(self.wishes)}"
