@@ -26,7 +26,7 @@ def test_a_full_queue_rejects_with_a_time_to_come_back() -> None:
     reject = only(effects.Reject, driver.arrive("r3"))
 
     assert (reject.reason, reject.retry_after_ms > 0) == ("QUEUE_FULL", True)
-    assert "2 of 2" in reject.message
+    assert "2 of 2 requests wait" in reject.message
 
 
 def test_a_rejected_request_leaves_no_trace() -> None:

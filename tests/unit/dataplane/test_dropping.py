@@ -87,7 +87,7 @@ def test_a_tenant_fills_its_share_of_the_queue_only() -> None:
 
     reject = only(effects.Reject, driver.arrive("greedy-3", tenant="greedy"))
 
-    assert (reject.reason, "3 of 2" in reject.message) == ("QUEUE_FULL", True)
+    assert (reject.reason, "3 of 2 requests of this tenant" in reject.message) == ("QUEUE_FULL", True)
     assert kinds(driver.arrive("modest-1", tenant="modest"))[0] is effects.PersistAccepted
 
 

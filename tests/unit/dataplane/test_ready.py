@@ -40,3 +40,14 @@ def test_any_changes_leave_it_as_if_it_were_sorted_anew(changes: list[tuple[str,
     assert list(ready) == sorted(costs, key=costs.__getitem__)
     assert not costs or ready.first() == next(iter(ready))
     assert len(ready._heap) <= 2 * len(costs) + 65
+
+
+def test_many_changes_of_one_leave_the_others_where_they_were() -> None:
+    ready = ReadyWorkers()
+    ready.set("b", 0.0)
+    for cost in range(1000, 0, -1):
+        ready.set("a", float(cost))
+
+    assert list(ready) == ["b", "a"]
+    assert ready.first() == "b"
+    assert len(ready._heap) <= 2 * 2 + 65

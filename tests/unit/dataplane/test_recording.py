@@ -64,6 +64,10 @@ def test_a_replay_that_answers_something_else_says_where() -> None:
         ('[1.0,["AcceptPersisted",{"request_id":3}],[]]', "request_id"),
         ('[1.0,["AcceptPersisted",{"request_id":"r","more":1}],[]]', "more"),
         ('["x",["TimePassed",{}],[]]', "time"),
+        ('[1.0,["ProfilesReceived",{"profiles":[{"name":"m","seconds_per_work":[[1]]}]}],[]]', "2 entries"),
+        ('[1.0,["TimePassed",{}],[["Announce",{}]]]', "effects[0]"),
+        ('[1.0,["TimePassed",{}],7]', "must be"),
+        ('[1.0,["AttemptPersisted",{"request_id":"r","fencing_token":1.5,"won":true}],[]]', "fencing_token"),
         ('[1.0,["AttemptFailed",{"request_id":"r","fencing_token":1,"kind":"bored"}],[]]', "kind"),
     ],
 )

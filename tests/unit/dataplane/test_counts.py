@@ -1,0 +1,92 @@
+"""What is counted for operators and the planner, and what a dataplane begins with."""
+
+from dataclasses import asdict, fields
+
+import pytest
+
+from pentimento.dataplane import Dataplane, DataplaneSettings, events
+from pentimento.dataplane.events import FailureKind
+from pentimento.dataplane.state import Counters, Pool
+from tests.unit.dataplane.driver import Driver
+
+
+def test_a_new_dataplane_has_counted_nothing() -> None:
+    pool = Pool("m")
+
+    assert asdict(Counters()) == {field.name: 0 for field in fields(Counters)}
+    counts = [getattr(pool, field.name) for field in fields(Pool) if field.name.endswith("_count")]
+    assert counts == [0] * 9
+    assert (pool.waiting_work, pool.throughput, pool.ends) == (0.0, 0.0, [])
+
+
+def test_what_nobody_sets_is_as_the_documentation_has_it() -> None:
+    assert asdict(DataplaneSettings()) == {
+        "queue_limit": 256,
+        "max_reruns": 2,
+        "suspect_losses": 2,
+        "suspect_wait_s": 10.0,
+        "orphan_wait_s": 3.0,
+        "forget_worker_s": 30.0,
+        "min_retry_after_ms": 100,
+        "max_retry_after_ms": 60_000,
+        "drop_late": True,
+        "prediction_margin": 1.0,
+        "patience_s": {},
+        "confidence_threshold": 0.0,
+        "accept_unscored": True,
+        "fall_back": True,
+        "fall_back_margin_s": 0.1,
+        "hedge_after": None,
+    }
+
+
+@pytest.mark.parametrize(("after_s", "late"), [(-0.1, 0), (0.0, 0), (0.1, 1)])
+def test_a_picture_after_its_deadline_is_counted_as_late(driver: Driver, after_s: float, late: int) -> None:
+    driver.worker()
+    token = driver.run("r1", deadline=driver.now + 10.0).fencing_token
+    driver.send(events.AttemptFinished("r1", token))
+    driver.now += 10.0 + after_s
+
+    driver.send(events.ResultCommitted("r1", token, True))
+
+    assert driver.dataplane.state.pools["m"].late_count == late
+
+
+def test_a_rerun_is_counted_where_a_worker_is_to_blame_and_not_where_it_only_refused(driver: Driver) -> None:
+    driver.worker("w1")
+    driver.worker("w2")
+    first = driver.run("r1")
+    driver.send(events.AttemptStarted("r1", first.fencing_token))
+    again = driver.start(driver.send(events.AttemptFailed("r1", first.fencing_token, FailureKind.WORKER_LOST)))
+    driver.send(events.AttemptFailed("r1", again.fencing_token, FailureKind.NO_CREDIT))
+
+    assert driver.dataplane.state.counters.rerun == 1
+
+
+def test_the_wait_of_a_pool_of_which_nothing_is_known_is_five_seconds() -> None:
+    driver = Driver()
+    driver.queue("waits")
+
+    assert Dataplane(1).predicted_wait_s("nobody") == 5.0
+    assert driver.dataplane.predicted_wait_s("m") == 5.0
+
+
+def test_timers_of_requests_that_are_gone_do_not_pile_up(driver: Driver) -> None:
+    driver.arrive("stays", deadline=5000.0)
+    for number in range(3000):
+        driver.arrive(f"r{number}", deadline=10_000.0)
+        driver.send(events.AcceptDropped(f"r{number}"))
+
+    assert len(driver.dataplane.state.timers) < 1100
+    assert driver.dataplane.next_wakeup() == 5000.0
+
+
+@pytest.mark.parametrize("word", [events.AttemptFinished, lambda *key: events.AttemptFailed(*key, FailureKind.FATAL)])
+def test_a_worker_s_word_before_the_journal_s_is_not_believed(driver: Driver, word: object) -> None:
+    """An attempt that was never sent cannot end."""
+    driver.worker()
+    driver.queue("r1")
+    token = driver.dataplane.state.requests["r1"].fencing_token
+
+    assert driver.send(word("r1", token)) == []  # type: ignore[operator]
+    assert driver.send(events.AttemptPersisted("r1", token, True)) != []
