@@ -53,23 +53,28 @@ class Intake:
             raise InvalidArgument("NO_MESSAGE", "the call ended without a request message")
         return checked(data, limit_bytes)
 
-    async def many(self, context: Context, key: str, limit_bytes: int, *, trusted: bool) -> AsyncGenerator[bytes, None]:
-        """The messages of a stream: the first in time, each of at most `limit_bytes`. It keeps a steady place unless
-        its caller is trusted."""
-        if not trusted and not self._turns.settle(key):
+    def keep_place(self, key: str) -> None:
+        """For a stream of messages, until `leave_place`: whether one is on its way cannot be told.
+
+        ResourceExhausted when there is none for this key.
+        """
+        if not self._turns.settle(key):
             raise too_many_messages()
+
+    def leave_place(self, key: str) -> None:
+        self._turns.unsettle(key)
+
+    async def many(self, context: Context, limit_bytes: int) -> AsyncGenerator[bytes, None]:
+        """The messages of a stream, each of at most `limit_bytes`. DeadlineExceeded when the first does not come in
+        time."""
         try:
-            try:
-                async with asyncio.timeout(self._seconds_for(limit_bytes)):
-                    data = await context.read()
-            except TimeoutError:
-                raise not_received() from None
-            while data is not END:
-                yield checked(data, limit_bytes)
+            async with asyncio.timeout(self._seconds_for(limit_bytes)):
                 data = await context.read()
-        finally:
-            if not trusted:
-                self._turns.unsettle(key)
+        except TimeoutError:
+            raise not_received() from None
+        while data is not END:
+            yield checked(data, limit_bytes)
+            data = await context.read()
 
     def _seconds_for(self, limit_bytes: int) -> float:
         return self._timeout_s + SECONDS_PER_MEBIBYTE * (limit_bytes / MEBIBYTE)

@@ -72,27 +72,26 @@ class Method:
 class Call:
     """One call being served; `key` stands for its tenant, or its peer where it needs none, once it was let in."""
 
-    __slots__ = ("caller", "code", "key", "method", "seats", "started_s", "task")
+    __slots__ = ("_held", "caller", "code", "key", "method", "started_s", "task")
 
     def __init__(self, method: Method) -> None:
         self.method = method
         self.code = "OK"
         self.caller: Caller | None = None
         self.key = ""
-        self.seats: Seats | None = None
+        self._held: list[Callable[[str], None]] = []
         self.started_s = time.perf_counter()
         self.task = cast("asyncio.Task[Any]", asyncio.current_task())
         method.running.add(self.task)
         method.meter.begin()
 
-    def sit(self, seats: Seats, key: str) -> None:
-        """Takes a seat until the call ends. ResourceExhausted when there is none."""
-        seats.take(key)
-        self.seats = seats
+    def holds(self, give_back: Callable[[str], None]) -> None:
+        """Calls `give_back` with the key when the call ends."""
+        self._held.append(give_back)
 
     def end(self) -> None:
-        if self.seats is not None:
-            self.seats.leave(self.key)
+        for give_back in self._held:
+            give_back(self.key)
         self.method.running.discard(self.task)
         self.method.meter.end(self.code, time.perf_counter() - self.started_s)
 
@@ -171,7 +170,10 @@ class Pipeline:
     async def _messages(self, call: Call, context: Context) -> AsyncIterator[Any]:
         method = call.method
         trusted = self._shared and call.caller is not None and Role.SERVICE in call.caller.roles
-        return decoded(method.decode, self._intake.many(context, call.key, method.limit_bytes, trusted=trusted))
+        if not trusted:
+            self._intake.keep_place(call.key)
+            call.holds(self._intake.leave_place)
+        return decoded(method.decode, self._intake.many(context, method.limit_bytes))
 
     def _answering(
         self, method: Method, receive: Receive, behaviour: Callable[..., Any]
@@ -230,12 +232,13 @@ class Pipeline:
     def _seat(self, call: Call, context: Context) -> None:
         if call.method.limited and self._closed:
             raise shutting_down()
-        if call.method.needs_caller:
-            call.sit(self._seats, call.key)
-            return
-        call.key = host_of(context.peer())
-        if call.key != UNIX_PEER:
-            call.sit(self._open_seats, call.key)
+        seats: Seats | None = self._seats
+        if not call.method.needs_caller:
+            call.key = host_of(context.peer())
+            seats = self._open_seats if call.key != UNIX_PEER else None
+        if seats is not None:
+            seats.take(call.key)
+            call.holds(seats.leave)
 
     async def _within_our_deadline(self, answering: Awaitable[T]) -> T:
         """gRPC itself cancels a call at the caller's deadline; a unary call without one gets ours."""

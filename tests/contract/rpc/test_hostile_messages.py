@@ -33,7 +33,7 @@ WATCH_CREDITS = f"/{WORKER}/WatchCredits"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 HEALTH = "/grpc.health.v1.Health/Check"
 MEBIBYTE = 1 << 20
-UNAUTHENTICATED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, DEADLINE_EXCEEDED = "16", "8", "12", "4"
+OK, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAUTHENTICATED = "0", "4", "8", "12", "16"
 TOKENS = {"acme": new_token(), "other": new_token()}
 
 
@@ -219,6 +219,26 @@ async def test_half_messages_of_one_caller_leave_others_served(
     assert answer == "next"
     assert {one["grpc-status"] for one in found} <= {RESOURCE_EXHAUSTED}
     assert found
+
+
+async def test_a_stream_of_requests_keeps_a_place_until_it_ends(socket_path: Path) -> None:
+    """Room for one."""
+    async with serving(on(socket_path, max_receiving_bytes=MEBIBYTE)) as target:
+
+        def play() -> list[dict[str, str]]:
+            ends = []
+            for _ in range(2):
+                with RawPeer(target.address) as peer:
+                    first = peer.open(request_headers(REFLECTION))
+                    second = peer.open(request_headers(REFLECTION))
+                    ends.append(peer.await_end(second))
+                    peer.push(first, framed(b""), end=True)
+                    ends.append(peer.await_end(first))
+            return ends
+
+        ends = await asyncio.to_thread(play)
+
+    assert [one["grpc-status"] for one in ends] == [RESOURCE_EXHAUSTED, OK, RESOURCE_EXHAUSTED, OK]
 
 
 async def test_one_tenant_takes_no_more_than_half_of_the_calls(socket_path: Path, token_file: Path) -> None:
