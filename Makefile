@@ -21,7 +21,9 @@ $(error DEVICE must be cpu or cuda, got '$(DEVICE)')
 endif
 # On Linux the CPU build carries a label of its own. Asking for it by name is what keeps gigabytes of CUDA packages away.
 ifeq ($(DEVICE)-$(shell uname -s),cpu-Linux)
-TORCH := $(TORCH)+cpu
+TORCH_BUILDS := "$(TORCH)+cpu" "$(TORCH)"
+else
+TORCH_BUILDS := "$(TORCH)"
 endif
 
 # A stamp file for each thing installed: the second run has nothing to do until what it was made from changes.
@@ -86,10 +88,15 @@ $(MADE):
 
 # torch before whatever depends on it, so that nothing else chooses its build.
 $(TORCH_READY): $(MADE) $(CONSTRAINTS)
-	@echo "Installing $(TORCH) …"
-	@$(PIP) install -qq $(EXTRA_INDEX) -c $(CONSTRAINTS) "$(TORCH)" || { \
-	  echo "No package index has $(TORCH). Name one that does: make $(MAKECMDGOALS) TORCH_INDEX_URL=…"; \
-	  echo "(PyTorch's installation page lists them), or take the CUDA build: make $(MAKECMDGOALS) DEVICE=cuda"; exit 1; }
+	@for build in $(TORCH_BUILDS); do \
+	  case "$$build" in *+cpu) ;; *) [ "$(words $(TORCH_BUILDS))" = 1 ] || { \
+	    echo "No package index here has $(TORCH)+cpu: going on with the default build, which brings CUDA along (several GB)."; \
+	    echo "To avoid that, stop this and name an index that has it (PyTorch's installation page lists them):"; \
+	    echo "  make $(MAKECMDGOALS) TORCH_INDEX_URL=…"; } ;; esac; \
+	  echo "Installing $$build …"; \
+	  if $(PIP) install -qq $(EXTRA_INDEX) -c $(CONSTRAINTS) "$$build"; then installed=yes; break; fi; \
+	done; [ "$$installed" = yes ] || { \
+	  echo "$(TORCH) could not be installed. Name an index that has it: make $(MAKECMDGOALS) TORCH_INDEX_URL=…"; exit 1; }
 	@rm -f $(VENV)/.torch-* $(VENV)/.installed-* && touch $@
 
 $(DEMO_READY): $(TORCH_READY) pyproject.toml constraints/base.txt
