@@ -111,7 +111,7 @@ async def huge_metadata(target: Target) -> Told:
     extra = tuple((f"x-{number}", "a" * 4096) for number in range(64))
 
     async def send(connection: RawConnection, path: str) -> None:
-        for _ in range(40):
+        for _ in range(5):  # The attacker's own library takes its time over each.
             await connection.headers(path, extra=extra)
         await connection.all_answered(ANSWER_S)
 
