@@ -67,6 +67,12 @@ class Audience:
         self.listeners.add(listener)
         return listener
 
+    def join_late(self) -> Listener:
+        """One whose idempotency key belongs to this request, which is in the journal."""
+        listener = Listener(self)
+        self.move_here(listener)
+        return listener
+
     def move_here(self, listener: Listener) -> None:
         """A listener whose idempotency key belongs to this request."""
         listener.leave()

@@ -10,7 +10,6 @@ from pentimento.domain.errors import Internal, PentimentoError, Unavailable
 from pentimento.domain.image_request import Accepted, GenerateEvent, Routed
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
-from pentimento.stores.ledger.records import RequestRecord
 from services.frontdoor.endings import STATE_OF, end_error, rejection
 from services.frontdoor.jobs import Job, Jobs
 from services.frontdoor.metrics import REQUEST_SECONDS, REQUESTS
@@ -75,8 +74,7 @@ class Delivery:
     async def _tell_recorded(self, job: Job, request_id: str) -> None:
         error: PentimentoError | None = None
         try:
-            record = await asyncio.wrap_future(self._journal.get(request_id, job.tenant))
-            for event in await self._recorded_events(record):
+            for event in await recorded_events(self._journal, self._results, request_id, job.tenant):
                 job.audience.tell(event)
         except PentimentoError as failed:
             error = failed
@@ -86,18 +84,21 @@ class Delivery:
             error = Internal("UNEXPECTED", "the frontdoor could not tell what became of the request")
         self.drop(job, error)
 
-    async def _recorded_events(self, record: RequestRecord | None) -> list[GenerateEvent]:
-        """Raises the error that the request ended with, or Unavailable while it is under way elsewhere."""
-        if record is None:
-            raise Internal("UNEXPECTED", "the request was not accepted because of a defect of the frontdoor")
-        if not record.state.terminal:
-            message = "the request is under way in another frontdoor"
-            raise Unavailable(REQUEST_ELSEWHERE, message, retry_after_ms=ELSEWHERE_RETRY_MS)
-        if record.state is not RequestState.COMPLETED:
-            raise end_error(record.state, record.error_reason, record.error_message, None)
-        routed: list[GenerateEvent] = [Routed(route_from_bytes(record.route))] if record.route else []
-        return [*routed, await self._results.load(record)]
-
     def _count(self, job: Job, state: RequestState) -> None:
         REQUESTS.labels(state.value).inc()
         REQUEST_SECONDS.labels(state.value).observe(self._clock.monotonic() - job.arrived_at)
+
+
+async def recorded_events(journal: Journal, results: Results, request_id: str, tenant: str) -> list[GenerateEvent]:
+    """What the journal says of a request that is not under way here. Raises the error that it ended with, or
+    Unavailable while it is under way elsewhere."""
+    record = await asyncio.wrap_future(journal.get(request_id, tenant))
+    if record is None:
+        raise Internal("UNEXPECTED", "the request was not accepted because of a defect of the frontdoor")
+    if not record.state.terminal:
+        message = "the request is under way in another frontdoor"
+        raise Unavailable(REQUEST_ELSEWHERE, message, retry_after_ms=ELSEWHERE_RETRY_MS)
+    if record.state is not RequestState.COMPLETED:
+        raise end_error(record.state, record.error_reason, record.error_message, None)
+    routed: list[GenerateEvent] = [Routed(route_from_bytes(record.route))] if record.route else []
+    return [*routed, await results.load(record)]

@@ -27,6 +27,11 @@ def rejection(effect: Reject) -> PentimentoError:
     return error(effect.reason, effect.message, retry_after_ms=effect.retry_after_ms)
 
 
+def key_reused() -> PentimentoError:
+    message = "idempotency_key: must come with the request body it was first used with"
+    return FailedPrecondition("IDEMPOTENCY_KEY_REUSED", message)
+
+
 # For those who ask later, when nobody knows any more how long the queue was.
 DROPPED_RETRY_MS = 1000
 

@@ -5,6 +5,7 @@ import hashlib
 import random
 import secrets
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 from pentimento.clients.messages.image import request_to_bytes
 from pentimento.dataplane.events import CancelRequested, RequestArrived
@@ -14,6 +15,7 @@ from pentimento.domain.errors import NotFound, PentimentoError
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.image_request import (
+    Accepted,
     Explanation,
     GenerateEvent,
     ImageRequest,
@@ -23,9 +25,12 @@ from pentimento.domain.image_request import (
 )
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
-from pentimento.stores.ledger.records import RequestRecord
+from pentimento.stores.ledger.records import AcceptKind, RequestRecord
 from services.frontdoor.audience import Audience, Listener
+from services.frontdoor.callers import Callers
 from services.frontdoor.catalogue import Catalogue
+from services.frontdoor.delivery import recorded_events
+from services.frontdoor.endings import key_reused
 from services.frontdoor.inputs import Inputs
 from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.jobs import Job, Jobs
@@ -47,6 +52,18 @@ _PUBLIC_STATE = {
 }
 
 
+@dataclass(frozen=True)
+class KeyedCall:
+    """An idempotency key, the digest of what it came with, and the request that has it in the journal already."""
+
+    idempotency_key: str = ""
+    body_hash: str = ""
+    request_id: str = ""
+
+
+NO_KEY = KeyedCall()
+
+
 class ImageApi:
     """Handlers in domain values; they raise domain errors. `tenant` is the caller's, whose requests alone are seen."""
 
@@ -63,6 +80,7 @@ class ImageApi:
         clock: Clock,
         inputs: Inputs,
         quotas: Quotas,
+        callers: Callers,
     ) -> None:
         self._interpreter = interpreter
         self._jobs = jobs
@@ -75,6 +93,7 @@ class ImageApi:
         self._clock = clock
         self._inputs = inputs
         self._quotas = quotas
+        self._callers = callers
         # From when the process stops, streams break because of us, not because their clients went away.
         self.stopping = False
 
@@ -82,27 +101,48 @@ class ImageApi:
         self, tenant: str, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen."""
-        listener = self._arrive(tenant, request, idempotency_key, preview_interval_steps)
-        # The stream may stay open for long; the images that the request came with are not kept by it.
-        del request
-        try:
-            async for event in listener.events():
-                yield event
-        finally:
-            self._leave(listener)
-
-    def _arrive(
-        self, tenant: str, request: ImageRequest, idempotency_key: str, preview_interval_steps: int
-    ) -> Listener:
-        """Changes state: the request is judged, and the dataplane hears of it."""
         check_idempotency_key(idempotency_key, self._limits)
+        with self._callers.calling(tenant, idempotency_key):
+            key = await self._look_up(tenant, request, idempotency_key)
+            if key.request_id and self._find_job(tenant, key.request_id) is None:
+                yield Accepted(key.request_id, replayed=True)
+                for event in await recorded_events(self._journal, self._results, key.request_id, tenant):
+                    yield event
+                return
+            listener = self._join(tenant, key.request_id) or self._arrive(tenant, request, key, preview_interval_steps)
+            # The stream may stay open for long; the images that the request came with are not kept by it.
+            del request
+            try:
+                async for event in listener.events():
+                    yield event
+            finally:
+                self._leave(listener)
+
+    async def _look_up(self, tenant: str, request: ImageRequest, idempotency_key: str) -> KeyedCall:
+        """Who holds the key already is answered whatever the queues are like. Two that come at once are told apart by
+        the journal when they are accepted."""
+        if not idempotency_key:
+            return NO_KEY
+        body_hash = hashlib.sha256(request_to_bytes(request)).hexdigest()
+        found = await asyncio.wrap_future(self._journal.find_key(tenant, idempotency_key, body_hash))
+        if found is not None and found.kind is AcceptKind.BODY_DIFFERS:
+            raise key_reused()
+        return KeyedCall(idempotency_key, body_hash, found.request_id if found is not None else "")
+
+    def _join(self, tenant: str, request_id: str) -> Listener | None:
+        """A later listener of a request that is under way here; None where there is none."""
+        job = self._find_job(tenant, request_id) if request_id else None
+        return job.audience.join_late() if job is not None else None
+
+    def _arrive(self, tenant: str, request: ImageRequest, key: KeyedCall, preview_interval_steps: int) -> Listener:
+        """Changes state: the request is judged, and the dataplane hears of it."""
         draw = random.random()
         held, way = self._paths.choose(request, draw)
         seed = secrets.randbits(_SEED_BITS)
         resolved = resolve(request, held, self._limits, seed, preview_interval_steps)
         way = self._fitting(request, resolved, way)
         first = self._catalogue.find(way[0].model)
-        job = self._new_job(tenant, request, resolved, way, idempotency_key, draw)
+        job = self._new_job(tenant, resolved, way, key, draw)
         listener = job.audience.join()
         pools, work = tuple(stop.pool for stop in way), as_painted_by(resolved, first).cost
         arrived = RequestArrived(job.request_id, tenant, pools[0], work, job.deadline, cascade=pools)
@@ -151,10 +191,9 @@ class ImageApi:
     def _new_job(
         self,
         tenant: str,
-        request: ImageRequest,
         resolved: ResolvedRequest,
         way: tuple[Stop, ...],
-        idempotency_key: str,
+        key: KeyedCall,
         draw: float,
     ) -> Job:
         """Changes state: counted, unless a quota of its tenant or a disk is exhausted."""
@@ -170,8 +209,8 @@ class ImageApi:
             deadline=now + deadline_s,
             deadline_at=wall + deadline_s,
             audience=Audience(request_id),
-            idempotency_key=idempotency_key,
-            body_hash=hashlib.sha256(request_to_bytes(request)).hexdigest() if idempotency_key else "",
+            idempotency_key=key.idempotency_key,
+            body_hash=key.body_hash,
             way=way,
             draw=draw,
         )

@@ -19,7 +19,7 @@ from pentimento.dataplane.events import (
     ResultCommitted,
 )
 from pentimento.domain.clock import Clock
-from pentimento.domain.errors import FailedPrecondition, PentimentoError, Unavailable
+from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt, Route
 from pentimento.domain.image_request import Completed
 from pentimento.stores.ledger import Journal
@@ -27,7 +27,7 @@ from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, Accept
 from services.frontdoor.cache_writes import CacheWrites
 from services.frontdoor.catalogue import Catalogue
 from services.frontdoor.delivery import Delivery
-from services.frontdoor.endings import STATE_OF
+from services.frontdoor.endings import STATE_OF, key_reused
 from services.frontdoor.identity import Identity
 from services.frontdoor.inputs import Inputs
 from services.frontdoor.jobs import Execution, Job, Jobs
@@ -125,8 +125,7 @@ class Journalling:
             self._submit(AcceptDropped(job.request_id))
             self._replay(job, outcome)
         else:
-            message = "idempotency_key: must come with the request body it was first used with"
-            self._drop(job, FailedPrecondition("IDEMPOTENCY_KEY_REUSED", message))
+            self._drop(job, key_reused())
 
     def _record(self, job: Job) -> AcceptedRequest:
         return AcceptedRequest(

@@ -21,6 +21,7 @@ class FrontdoorSettings:
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
     worker_addresses: tuple[str, ...] = setting((), help="workers to use whether the plan names them or not")
     default_model: str = setting("", help="model of requests that name none; empty for the first by name")
+    calls_per_key: int = setting(4, help="open calls with one idempotency key", minimum=1)
     queue_limit: int = setting(256, help="requests of a pool that wait for a worker", minimum=0)
     drop_late: bool = setting(True, help="refuse or drop requests that are predicted to miss their deadline")
     cascade: tuple[str, ...] = setting(

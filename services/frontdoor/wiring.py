@@ -24,6 +24,7 @@ from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.objects import open_objects
 from services.frontdoor.attempt_runner import AttemptRunner
 from services.frontdoor.cache_writes import CacheWrites
+from services.frontdoor.callers import Callers
 from services.frontdoor.catalogue import Catalogue
 from services.frontdoor.delivery import Delivery
 from services.frontdoor.housekeeping import publish_levels_forever
@@ -241,6 +242,7 @@ class Frontdoor:
             clock,
             self._inputs,
             self._quotas,
+            Callers(self.settings.calls_per_key),
         )
 
     def _add_services(self) -> None:

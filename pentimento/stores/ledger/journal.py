@@ -9,7 +9,21 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Row, Select, and_, bindparam, case, delete, insert, or_, select, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from pentimento.domain.clock import Clock, SystemClock
@@ -58,6 +72,12 @@ _ADD_ATTEMPT = insert(_attempts)
 _IS_REPEATED = and_(_requests.c.state == RequestState.COMPLETED.value, _requests.c.image_digest == bindparam("digest"))
 _COMMIT_RESULT = update(_requests).where(
     _IS_IT, _requests.c.newest_token == bindparam("token"), or_(_IS_OPEN, _IS_REPEATED)
+)
+_OF_HOLDER: tuple[Column[Any], ...] = (
+    _requests.c.request_id,
+    _requests.c.tenant,
+    _requests.c.body_hash,
+    _requests.c.state,
 )
 _FINISH = update(_requests).where(_IS_IT, _IS_OPEN)
 
@@ -126,6 +146,12 @@ class Journal:
         holds it has taken over what was there, and would never hear of this one.
         """
         return self._submit(lambda connection: _accept(connection, record))
+
+    def find_key(self, tenant: str, idempotency_key: str, body_hash: str) -> "Future[AcceptOutcome | None]":
+        """What `accept` would answer of the request that holds the key; None where nobody does. Changes nothing."""
+        of_key = and_(_requests.c.tenant == tenant, _requests.c.idempotency_key == idempotency_key)
+        statement = select(*_OF_HOLDER).where(of_key)
+        return self._submit(lambda connection: _outcome(connection.execute(statement).one_or_none(), tenant, body_hash))
 
     def record_route(self, request_id: str, route: bytes, cascade_stage: int = 0) -> "Future[bytes]":
         """Pin the route of a request for a stage of its cascade. The first route of the newest stage stays; the answer
@@ -206,10 +232,17 @@ def _accept(connection: Connection, record: AcceptedRequest) -> AcceptOutcome:
         raise Unavailable("SUPERSEDED", "another frontdoor has taken over", retry_after_ms=SUPERSEDED_RETRY_MS)
     if insert_unless_present(connection, _requests, _new_row(record)):
         return AcceptOutcome(AcceptKind.NEW, record.request_id)
-    row = connection.execute(_holder_of_key(record)).one()
-    same = row.body_hash == record.body_hash and row.tenant == record.tenant
+    held = _outcome(connection.execute(_holder_of_key(record)).one(), record.tenant, record.body_hash)
+    assert held is not None
+    return held
+
+
+def _outcome(holder: Row[Any] | None, tenant: str, body_hash: str) -> AcceptOutcome | None:
+    if holder is None:
+        return None
+    same = holder.body_hash == body_hash and holder.tenant == tenant
     kind = AcceptKind.EXISTING if same else AcceptKind.BODY_DIFFERS
-    return AcceptOutcome(kind, row.request_id, RequestState(row.state))
+    return AcceptOutcome(kind, holder.request_id, RequestState(holder.state))
 
 
 def _new_row(record: AcceptedRequest) -> dict[str, Any]:
@@ -240,7 +273,7 @@ def _holder_of_key(record: AcceptedRequest) -> Select[Any]:
     of_key = and_(columns.tenant == record.tenant, columns.idempotency_key == record.idempotency_key)
     # A repeated call without a key collides on the id itself.
     found = of_key if record.idempotency_key else columns.request_id == record.request_id
-    return select(columns.request_id, columns.tenant, columns.body_hash, columns.state).where(found)
+    return select(*_OF_HOLDER).where(found)
 
 
 def _pin_route(connection: Connection, request_id: str, route: bytes, cascade_stage: int) -> bytes:

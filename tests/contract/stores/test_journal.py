@@ -388,3 +388,16 @@ def test_an_attempt_knows_its_stage(journal: Journal) -> None:
     (record,) = journal.unfinished().result()
     assert record.newest_attempt is not None
     assert (record.cascade_stage, record.newest_attempt.cascade_stage) == (1, 0)
+
+
+def test_the_holder_of_a_key_is_found_with_its_body_and_for_its_tenant_alone(journal: Journal) -> None:
+    journal.accept(request(idempotency_key="k")).result()
+
+    found = [journal.find_key(*asked).result() for asked in (("tenant", "k", "hash"), ("tenant", "k", "other"))]
+
+    assert [(outcome.kind, outcome.request_id) for outcome in found if outcome is not None] == [
+        (AcceptKind.EXISTING, "r1"),
+        (AcceptKind.BODY_DIFFERS, "r1"),
+    ]
+    assert journal.find_key("tenant", "another", "hash").result() is None
+    assert journal.find_key("another", "k", "hash").result() is None

@@ -1,0 +1,104 @@
+"""Calls with one idempotency key: few at once, and answered before anybody asks whether there is room."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition, ResourceExhausted
+from pentimento.domain.image_request import Accepted, Completed
+from tests.integration.frontdoor.paced_worker import PacedWorker
+from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
+
+OTHER = replace(REQUEST, prompt="a blue ring")
+
+
+async def test_a_call_too_many_is_refused_before_anything_is_done_for_it(suite: Suite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    streams = [suite.client.generate(REQUEST, "key") for _ in range(4)]
+    ids = {await suite.accepted(stream) for stream in streams}
+    arrived = suite.frontdoor._dataplane.state.pool("tiny").arrived_count
+
+    with pytest.raises(ResourceExhausted) as caught:
+        await suite.paint(OTHER, idempotency_key="key")
+
+    assert (caught.value.reason, caught.value.retry_after_ms) == ("TOO_MANY_LISTENERS", 1000)
+    assert "at most 4" in caught.value.message
+    assert suite.frontdoor._dataplane.state.pool("tiny").arrived_count == arrived
+    worker.hold.set()
+    assert [type([event async for event in stream][-1]) for stream in streams] == [Completed] * 4
+    assert len(ids) == len(worker.executed) == 1
+
+
+async def test_others_are_not_touched_by_a_key_that_is_full(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, calls_per_key=1) as suite:
+        worker.hold.clear()
+        async with aclosing(suite.client.generate(REQUEST, "key")) as stream:
+            await suite.accepted(stream)
+            with pytest.raises(ResourceExhausted):
+                await suite.paint(idempotency_key="key")
+
+            painting = asyncio.gather(*(suite.paint(idempotency_key=key) for key in ("", "", "another")))
+            worker.hold.set()
+
+            assert all(completed.image for completed in await painting)
+
+
+async def test_a_place_is_free_again_once_its_call_has_ended(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, calls_per_key=1) as suite:
+        for _ in range(3):
+            assert (await suite.paint(idempotency_key="key")).image
+
+    assert len(worker.executed) == 1
+
+
+async def test_a_finished_key_is_answered_where_nobody_is_admitted(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder) as suite:
+        first = await suite.paint(idempotency_key="key")
+    async with running_suite(folder, queue_limit=0) as suite:
+        with pytest.raises(ResourceExhausted, match="is full"):
+            await suite.paint(idempotency_key="another")
+
+        accepted, *_, again = await suite.events(idempotency_key="key")
+
+    assert accepted == Accepted(first.request_id, replayed=True)
+    assert again == first
+
+
+async def test_a_finished_key_with_another_body_is_told_so_where_nobody_is_admitted(
+    folder: Path, worker: PacedWorker
+) -> None:
+    async with running_suite(folder) as suite:
+        await suite.paint(idempotency_key="key")
+    async with running_suite(folder, queue_limit=0) as suite:
+        with pytest.raises(FailedPrecondition) as caught:
+            await suite.paint(OTHER, idempotency_key="key")
+
+    assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
+
+
+async def test_a_running_key_is_joined_where_the_queue_is_full(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, queue_limit=1) as suite:
+        worker.hold.clear()
+        first = suite.client.generate(REQUEST, "key")
+        request_id = await suite.accepted(first)
+        await worker.wait_until(lambda: worker.running)
+        waiting = suite.client.generate(OTHER)
+        await suite.accepted(waiting)
+        with pytest.raises(ResourceExhausted, match="is full"):
+            await suite.paint(OTHER)
+
+        second = suite.client.generate(REQUEST, "key")
+
+        assert await anext(second) == Accepted(request_id, replayed=True)
+        worker.hold.set()
+        assert [event async for event in first][-1] == [event async for event in second][-1]
+        assert isinstance([event async for event in waiting][-1], Completed)
+
+
+async def test_a_call_without_a_key_asks_the_journal_for_none(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite.frontdoor._journal, "find_key", None)
+
+    assert (await suite.paint()).image
