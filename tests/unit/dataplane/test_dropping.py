@@ -155,3 +155,12 @@ def test_of_two_that_wait_the_hopeless_one_is_dropped_for_the_other(driver: Driv
 
     assert only(effects.Drop, after).request_id == "hopeless"
     assert only(effects.PersistAttempt, after).request_id == "other"
+
+
+def test_only_who_has_a_picture_to_fall_back_on_is_judged_again_once_it_is_routed(busy: Driver) -> None:
+    """Its route costs more than was thought when it was admitted: it is tried all the same."""
+    busy.arrive("r1", deadline=busy.now + 45.0)
+    busy.send(events.AcceptPersisted("r1"))
+
+    assert busy.send(events.RouteResolved("r1", "m", "d", 10.0)) == []
+    assert busy.dataplane.state.pools["m"].waiting_count == 3

@@ -1,5 +1,6 @@
 """Where a request starts: a real ledger and real rules, and an index that says what the test wants it to."""
 
+import asyncio
 import logging
 import struct
 import threading
@@ -48,6 +49,7 @@ class SaidIndex:
 
     def __init__(self) -> None:
         self.said: dict[Space, list[VectorMatch]] = {}
+        self.asked = threading.Semaphore(0)
         self.queries: list[tuple[VectorQuery, float]] = []
         self.error: PentimentoError | None = None
         self.gate = threading.Event()
@@ -55,6 +57,7 @@ class SaidIndex:
 
     def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
         self.queries.append((query, timeout_s))
+        self.asked.release()
         self.gate.wait()
         if self.error is not None:
             raise self.error
@@ -351,3 +354,18 @@ async def test_a_closed_lookup_searches_nothing_more(gateway: Gateway) -> None:
 
     with pytest.raises(RuntimeError):
         await lookup.lookup(scope(), EMBEDDING, None)
+
+
+async def test_eight_search_at_once_and_a_close_drops_those_that_wait_for_one(gateway: Gateway) -> None:
+    lookup = gateway.open()
+    gateway.index.gate.clear()
+    asking = [asyncio.create_task(lookup.lookup(scope(), EMBEDDING, None)) for _ in range(10)]
+    for _ in range(8):
+        await asyncio.to_thread(gateway.index.asked.acquire)
+
+    lookup.close()
+    gateway.index.gate.set()
+    ended = await asyncio.gather(*asking, return_exceptions=True)
+
+    assert len(gateway.index.queries) == 8
+    assert sum(isinstance(answer, LookupAnswer) for answer in ended) == 8

@@ -1,0 +1,229 @@
+"""Whole decisions of the policies, worked out by hand, and the parts they are made of."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.fleet import PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand, ModelProfile, ReplicaView
+from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeSolution, solve
+from pentimento.policies.serving.cascades import StaticCascade
+from pentimento.policies.serving.costs import BatchCost, batch_costs
+from pentimento.policies.serving.demand import averaged_demand, smoothed
+from pentimento.policies.serving.entry import EVERY_START, request_pools, spare_pools, start_pools
+from pentimento.policies.serving.mixture import HITS, SPARING, MixtureAllocator, MixtureLoad, MixtureMode, large_count
+from pentimento.policies.serving.placement import place
+from pentimento.policies.serving.proteus import Proteus
+from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
+from pentimento.policies.serving.uniform import OneModel
+from tests.unit.policies.serving.fleets import SD15, TURBO, context, counts, decide, profiles, worker
+from tests.unit.policies.serving.test_mixture import asked
+
+SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
+LIGHT = PoolPlan("light", "turbo", ("w0",), routes=(RouteShare("noise", 1.0),))
+HEAVY = PoolPlan("heavy", "sd15", ("w1",), routes=(RouteShare("image", 1.0), RouteShare("spare", 1.0)))
+
+
+def names(count: int, first: int = 0) -> tuple[str, ...]:
+    return tuple(f"w{index:03d}" for index in range(first, first + count))
+
+
+def test_a_cascade_s_solution_becomes_a_plan() -> None:
+    held = CascadeSolution(1, 2, 8, 4, 0.6, 3.0, admission_rate=0.5)
+
+    decision = decide(StaticCascade(SETTINGS, held), context(3))
+
+    # All hold the heavy model: the first two keep it.
+    assert decision.assignments == (
+        WorkerAssignment("w000", "sim:0", "sd15", 1, 4),
+        WorkerAssignment("w001", "sim:1", "sd15", 1, 4),
+        WorkerAssignment("w002", "sim:2", "turbo", 1, 8),
+    )
+    assert decision.pools == (
+        PoolPlan("turbo", "turbo", ("w002",), 0.6, EVERY_START),
+        PoolPlan("sd15", "sd15", ("w000", "w001")),
+    )
+    assert (decision.admission_rate, decision.memory) == (1.0, ())
+
+
+def test_without_a_heavy_worker_nothing_is_sent_on() -> None:
+    held = CascadeSolution(3, 0, 8, 4, 0.6, 3.0)
+
+    assert decide(StaticCascade(SETTINGS, held), context(3)).pools[0].confidence_threshold == 0.0
+
+
+def test_modm_gives_the_large_model_what_the_hits_leave() -> None:
+    """0.3 a second, 75 % hits of half the steps: misses 0.075, hits 0.1125 full runs. 15 large devices of 0.9 / 91.5
+    and one small one of 0.9 / 16.5 carry them, 16 large ones do not."""
+    decision = decide(
+        MixtureAllocator(ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,))), asked(18)
+    )
+
+    assert counts(decision) == {"sd35": 15, "sdxl": 1}
+    assert decision.pools == (
+        PoolPlan("sd35", "sd35", names(15), routes=SPARING),
+        PoolPlan("sdxl", "sdxl", names(1, 15), routes=HITS),
+    )
+    assert {assignment.max_batch_size for assignment in decision.assignments} == {1}
+
+
+def test_modm_without_hits_needs_no_small_model() -> None:
+    decision = decide(
+        MixtureAllocator(ServingSettings(heavy="sd35", small=("sdxl",), batch_sizes=(1,))), asked(1, hit_share=0.0)
+    )
+
+    assert decision.pools == (PoolPlan("sd35", "sd35", names(16), routes=EVERY_START), PoolPlan("sdxl", "sdxl", ()))
+
+
+def test_a_small_model_on_its_way_out_serves_what_waits_for_it() -> None:
+    waiting = replace(asked(18), demand=(*asked(18).demand, ModelDemand("sana", 0.0, queue_length=2)))
+    fleet = (*waiting.replicas[:-1], worker(15, "sana", ("sd35", "sdxl", "sana")))
+
+    decision = decide(
+        MixtureAllocator(ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,))),
+        replace(waiting, replicas=fleet),
+    )
+
+    assert decision.pools[2] == PoolPlan("sana", "sana", ("w015",))
+
+
+def test_the_load_of_a_mixture_is_in_full_runs() -> None:
+    assert MixtureLoad.of(2.0, [(0, 0.2), (10, 0.5), (40, 0.25)], 50) == MixtureLoad(
+        0.5, pytest.approx(2 * (0.4 + 0.05))
+    )
+
+
+@pytest.mark.parametrize(
+    ("load", "count"),
+    [(MixtureLoad(0.0, 0.0), 4), (MixtureLoad(1.0, 0.0), 4), (MixtureLoad(0.5, 7.0), 1), (MixtureLoad(9.0, 1.0), 4)],
+)
+def test_the_large_model_gets_as_many_of_four_as_the_load_allows(load: MixtureLoad, count: int) -> None:
+    """A large device runs 1 a second, a small one 2.5."""
+    assert large_count(MixtureMode.QUALITY, load, 4, 1.0, 2.5) == count
+
+
+def test_one_model_takes_every_device_and_the_largest_batch_in_time() -> None:
+    """Of SD 1.5 four take 3.68 s, eight 6.79 s."""
+    decision = decide(OneModel("sd15", 5.0, (1, 2, 4, 8)), context(2))
+
+    assert decision == AllocationDecision(
+        (WorkerAssignment("w000", "sim:0", "sd15", 1, 4), WorkerAssignment("w001", "sim:1", "sd15", 1, 4)),
+        (PoolPlan("sd15", "sd15", ("w000", "w001"), routes=EVERY_START),),
+        memory=(4.0,),
+    )
+
+
+def test_one_model_that_is_never_in_time_runs_the_smallest_batch() -> None:
+    assert decide(OneModel("sd15", 0.5, (2, 4)), context(1)).assignments[0].max_batch_size == 2
+
+
+@pytest.mark.parametrize(("violations", "before", "after"), [(0, 2, 3), (0, 4, 4), (1, 4, 2), (5, 3, 1), (1, 1, 1)])
+def test_clipper_adds_one_and_halves(violations: int, before: int, after: int) -> None:
+    asked_for = context(1, ModelDemand("sd15", 1.0, violation_count=violations))
+    last = AllocationDecision(memory=(float(before),))
+
+    decision = decide(OneModel("sd15", 5.0, (1, 2, 4, 8), aimd=True), replace(asked_for, last=last))
+
+    assert (decision.assignments[0].max_batch_size, decision.memory) == (after, (float(after),))
+
+
+@settings(deadline=None, max_examples=40)
+@given(rate=st.floats(0.5, 60.0), devices=st.integers(1, 12))
+def test_proteus_finds_the_largest_share_that_is_carried_in_time(rate: float, devices: int) -> None:
+    decision = decide(Proteus(replace(SETTINGS, overprovision=1.0)), context(devices, ModelDemand("turbo", rate)))
+
+    best = 0.0
+    lights = [size / seconds for size, seconds in TURBO.items() if 2 * seconds <= 5.0]
+    heavies = [size / seconds for size, seconds in SD15.items() if 2 * seconds <= 5.0]
+    for light, heavy, count in itertools.product(lights, heavies, range(1, devices + 1)):
+        share = min(count * heavy / rate, 1.0)
+        if (devices - count) * light >= (1.0 - share) * rate * (1 - 1e-9):
+            best = max(best, share)
+    light_routes, heavy_routes = (pool.routes for pool in decision.pools)
+    assert [route.route for route in heavy_routes] == ["noise", "latent", "image"]
+    assert [route.share for route in heavy_routes] == pytest.approx([best] * 3)
+    assert [route.share for route in light_routes] == pytest.approx([1.0 - best] * 3)
+
+
+def test_proteus_averages_and_over_provisions_what_is_asked_of_both_models() -> None:
+    both = context(16, ModelDemand("turbo", 6.0), ModelDemand("sd15", 4.0))
+    first = decide(Proteus(SETTINGS), replace(both, now_s=7.0))
+    burst = replace(context(16, ModelDemand("turbo", 41.0), now_s=8.0), last=first)
+
+    assert first.memory == (10.0, 7.0)
+    assert decide(Proteus(SETTINGS), burst).memory == (pytest.approx(10.0 + 31.0 / 3.1), 8.0)
+
+
+def test_proteus_without_time_for_anything_runs_the_quickest_batch_of_the_light_model() -> None:
+    decision = decide(Proteus(replace(SETTINGS, slo_s=0.01)), context(2, ModelDemand("turbo", 1.0)))
+
+    assert {(each.model, each.max_batch_size) for each in decision.assignments} == {("turbo", 1)}
+
+
+def test_a_problem_without_a_solution_runs_what_carries_most_in_time() -> None:
+    nothing = lambda cost: 0.0  # noqa: E731
+    light = (BatchCost(1, 1.0), BatchCost(2, 1.5), BatchCost(4, 9.0))
+    problem = CascadeProblem(100.0, 3, 2.0, light, (BatchCost(3, 5.0),), DeferralCurve(), (0.0, 1.0), nothing, nothing)
+
+    assert solve(problem) == CascadeSolution(3, 0, 2, 3, 0.0, 1.5, feasible=False, admission_rate=pytest.approx(0.04))
+    assert solve(replace(problem, slo_s=0.5)).light_batch == 1
+
+
+def test_batches_that_were_not_measured_lie_on_the_line_and_none_beyond() -> None:
+    costs = batch_costs(context(1), "sd15", (3, 1, 64))
+
+    assert costs == (BatchCost(1, 1.78), BatchCost(3, pytest.approx((2.16 + 3.68) / 2)))
+    assert costs[1].throughput == pytest.approx(3 / 2.92)
+    assert [cost.batch_size for cost in batch_costs(context(1), "sd15")] == [1, 2, 4, 8, 16, 32]
+    assert batch_costs(context(1), "sd15", (64,)) == (BatchCost(1, 1.78),)
+
+
+def test_of_the_devices_that_are_there_the_slowest_counts() -> None:
+    def on(*devices: str) -> AllocationContext:
+        replicas = tuple(
+            ReplicaView(Replica(f"w{device}", ReplicaKind.UNET_WORKER, "", 1, device=device)) for device in devices
+        )
+        measured = tuple(ModelProfile("m", device, 1, s, 0) for device, s in (("a", 1.0), ("b", 3.0), ("c", 9.0)))
+        return AllocationContext(0.0, replicas, (), measured)
+
+    assert batch_costs(on("a"), "m") == (BatchCost(1, 1.0),)
+    assert batch_costs(on("b", "a"), "m") == (BatchCost(1, 3.0),)
+    assert batch_costs(on(), "m") == (BatchCost(1, 9.0),)
+    with pytest.raises(FailedPrecondition, match="no profile"):
+        batch_costs(on("d"), "m")
+
+
+def test_an_average_begins_with_what_is_seen_first() -> None:
+    assert (smoothed(6.0, 0.0, 0.5), smoothed(6.0, 2.0, 0.25)) == (6.0, 3.0)
+    assert averaged_demand(6.0, 2.0, 0.5, 2.0) == pytest.approx(2.0 + 0.75 * 4.0)
+    assert averaged_demand(6.0, 2.0, 0.5, 0.0) == 2.0
+
+
+def test_a_request_that_names_a_model_goes_to_its_pool_alone() -> None:
+    assert request_pools((LIGHT, HEAVY), "sd15", 0.0) == (HEAVY,)
+    assert request_pools((LIGHT, HEAVY), "other", 0.0) == ()
+    assert request_pools((LIGHT, HEAVY), "", 0.0) == (LIGHT,)
+
+
+def test_a_start_goes_to_the_pool_that_takes_it_and_to_idle_ones() -> None:
+    spare = PoolPlan("spare", "sd15", ("w2",), routes=(RouteShare("spare", 1.0),))
+
+    assert start_pools((LIGHT, HEAVY, spare), "image", 0.5, "light") == (HEAVY, spare)
+    assert start_pools((LIGHT, HEAVY, spare), "latent", 0.5, "light") == (LIGHT, HEAVY, spare)
+    assert start_pools((LIGHT, HEAVY), "noise", 0.5, "heavy") == (LIGHT,)
+    assert start_pools((), "image", 0.5, "light") == ()
+
+
+def test_a_pool_without_workers_spares_nothing() -> None:
+    assert spare_pools((LIGHT, replace(HEAVY, worker_ids=())), "image", LIGHT) == ()
+
+
+def test_who_cannot_hold_a_model_is_left_out_and_the_rest_is_cut_to_the_fleet() -> None:
+    able, unable = worker(0, "sd15"), worker(1, "sdxl", ("sdxl",))
+    fleet = AllocationContext(0.0, (able, unable), (), profiles(turbo=TURBO))
+
+    assert place(fleet, {"turbo": 5, "sd15": 5}, {"turbo": 8}) == (WorkerAssignment("w000", "sim:0", "turbo", 1, 8),)
