@@ -143,7 +143,8 @@ class Jobs:
     def end(self, job: Job) -> None:
         if self._jobs.pop(job.request_id, None) is not None:
             self._counts[job.tenant] -= 1
-            self._counts += Counter()
+            if not self._counts[job.tenant]:
+                del self._counts[job.tenant]
             self.on_end(job)
         job.ended.set()
 

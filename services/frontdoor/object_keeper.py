@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -43,9 +44,12 @@ class ObjectKeeper:
     """One object store and the spool in the journal beside it. Errors name neither keys nor paths."""
 
     def __init__(self, open_store: Callable[[], ObjectStore], journal: JournalObjects, limits: KeepingLimits) -> None:
-        """`open_store` is called when the store is needed, until it succeeds."""
+        """`open_store` is called now, and whenever the store is needed until it succeeds. Raises what is wrong with the
+        settings, and nothing when the store is away."""
         self._open_store = open_store
         self._store: ObjectStore | None = None
+        with suppress(StoreUnavailable):
+            self._store = open_store()
         self._journal = journal
         self._limits = limits
         self._threads = ThreadPoolExecutor(_THREAD_COUNT, "objects")

@@ -1,0 +1,79 @@
+"""A real frontdoor whose object store goes, and which is killed meanwhile."""
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from pentimento.clients.image import ImageClient
+from pentimento.domain.generation import InitImage
+from pentimento.domain.image_request import Accepted, Completed, ImageRequest
+from pentimento.rpc import RpcChannelSettings, open_channel
+from tests.faults.frontdoor.processes import Processes, kill, processes, serving
+from tests.integration.frontdoor.inputs import png
+from tests.integration.frontdoor.suite import until
+
+pytestmark = pytest.mark.faults
+
+REQUEST = ImageRequest(prompt="a red circle", num_inference_steps=5, seed=1)
+
+
+@pytest.fixture
+def running() -> Iterator[Processes]:
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder, processes(Path(folder)) as started:
+        yield started
+
+
+@pytest.fixture
+async def client(running: Processes) -> AsyncIterator[ImageClient]:
+    async with open_channel(running.address("f"), RpcChannelSettings()) as channel:
+        yield ImageClient(channel)
+
+
+async def test_a_picture_painted_without_a_store_survives_a_kill_and_reaches_the_store_later(
+    running: Processes, client: ImageClient
+) -> None:
+    objects = running.folder / "objects"
+    running.worker("w1", step_s=0.005)
+    frontdoor = running.frontdoor("w1")
+    await serving(running.address("f"))
+    objects.rename(running.folder / "unmounted")
+    objects.write_bytes(b"")
+
+    *_, completed = [event async for event in client.generate(REQUEST, "key")]
+    assert isinstance(completed, Completed)
+    kill(frontdoor)
+    running.frontdoor("w1")
+    await serving(running.address("f"))
+    while_away = await client.get_request(completed.request_id)
+    objects.unlink()
+    (running.folder / "unmounted").rename(objects)
+    await until(lambda: bool(list(objects.rglob("results.*"))))
+
+    assert while_away.completed == completed
+    assert (await client.get_request(completed.request_id)).completed == completed
+
+
+async def test_images_of_accepted_requests_survive_a_kill_and_go_when_these_have_ended(
+    running: Processes, client: ImageClient
+) -> None:
+    request = ImageRequest("x", num_inference_steps=20, init_image=InitImage(png() + os.urandom(1 << 20), 0.5))
+    running.worker("w1", step_s=0.01)
+    frontdoor = running.frontdoor("w1")
+    await serving(running.address("f"))
+    streams = {f"key-{number}": client.generate(request, f"key-{number}") for number in range(4)}
+    for stream in streams.values():
+        assert isinstance(await anext(stream), Accepted)
+    journal_bytes = sum(file.stat().st_size for file in running.folder.glob("journal.sqlite*"))
+    stored = list((running.folder / "objects").rglob("inputs.*"))
+
+    kill(frontdoor)
+    running.frontdoor("w1")
+    await serving(running.address("f"))
+    ends = [[event async for event in client.generate(request, key)][-1] for key in streams]
+
+    assert all(isinstance(end, Completed) for end in ends)
+    assert (len(stored), journal_bytes < 1 << 20) == (1, True)
+    await until(lambda: not list((running.folder / "objects").rglob("inputs.*")))

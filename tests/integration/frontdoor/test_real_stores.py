@@ -1,0 +1,83 @@
+"""Pictures and images over S3 and PostgreSQL as over files and SQLite."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from pentimento.domain.generation import InitImage
+from pentimento.domain.image_request import ImageRequest
+from tests.integration.frontdoor.inputs import png
+from tests.integration.frontdoor.paced_worker import PacedWorker
+from tests.integration.frontdoor.suite import Suite, running_suite, until
+from tests.postgresql import running_server, why_not
+from tests.s3_server import running_s3_server
+
+REQUEST = ImageRequest("a red circle", num_inference_steps=4, seed=1, init_image=InitImage(png(), 0.5))
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch, running_s3_server() as endpoint:
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def ledger_url() -> Iterator[str]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with running_server() as server:
+        yield server.new_database()
+
+
+def keys(endpoint: str) -> list[str]:
+    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
+    return [found["Key"] for found in client.list_objects_v2(Bucket="bucket").get("Contents", ())]
+
+
+async def swept(suite: Suite) -> None:
+    for _ in range(2):
+        await suite.frontdoor._retention.sweep()
+
+
+async def test_inputs_come_and_go_and_pictures_stay(
+    folder: Path, worker: PacedWorker, s3_endpoint: str, ledger_url: str
+) -> None:
+    objects_url = f"s3://bucket?endpoint={s3_endpoint}&create_bucket=true"
+    worker.hold.clear()
+    async with running_suite(folder, ledger_url=ledger_url, objects_url=objects_url) as suite:
+        stream = suite.client.generate(REQUEST)
+        await suite.accepted(stream)
+        await swept(suite)
+        (held,) = await asyncio.to_thread(keys, s3_endpoint)
+        worker.hold.set()
+        *_, completed = [event async for event in stream]
+        await until(lambda: held not in keys(s3_endpoint))
+        await swept(suite)
+        left = await asyncio.to_thread(keys, s3_endpoint)
+
+        status = await suite.client.get_request(completed.request_id)  # type: ignore[union-attr]
+
+    assert held.startswith("inputs/")
+    assert [key.partition("/")[0] for key in left] == ["results"]
+    assert status.completed == completed
+    assert worker.executed[0].init_image == REQUEST.init_image
+
+
+async def test_pictures_wait_in_postgresql_while_s3_is_away(
+    folder: Path, worker: PacedWorker, ledger_url: str, s3_endpoint: str
+) -> None:
+    nowhere = "s3://bucket?endpoint=http://127.0.0.1:9"
+    async with running_suite(folder, ledger_url=ledger_url, objects_url=nowhere, store_timeout_ms=500) as suite:
+        completed = await suite.paint(REQUEST)
+
+    there = f"s3://bucket?endpoint={s3_endpoint}&create_bucket=true"
+    async with running_suite(folder, ledger_url=ledger_url, objects_url=there) as suite:
+        await until(lambda: not suite.frontdoor._journal.objects.spooled().result())
+        status = await suite.client.get_request(completed.request_id)
+
+    assert status.completed == completed
