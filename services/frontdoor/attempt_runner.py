@@ -32,7 +32,7 @@ from pentimento.domain.generation import Attempt, Route, StageTiming
 from pentimento.domain.image_request import Progress
 from pentimento.stores.objects.store import digest_of
 from services.frontdoor.identity import Identity
-from services.frontdoor.inputs import Inputs
+from services.frontdoor.inputs import INPUT_UNAVAILABLE, Inputs
 from services.frontdoor.jobs import Execution, Job, Jobs
 from services.frontdoor.worker_links import WorkerLink, WorkerLinks
 
@@ -204,6 +204,9 @@ def time_attempt(job: Job, execution: Execution, result: AttemptResult, now: flo
 def failure_kind(error: PentimentoError) -> FailureKind:
     """What a worker's error means for the request."""
     match error:
+        case Unavailable() if error.reason == INPUT_UNAVAILABLE:
+            # Another try would keep the place of one that can be painted.
+            return FailureKind.FATAL
         case Unavailable():
             return FailureKind.NO_CREDIT if error.reason in ON_ITS_WAY_OUT else FailureKind.WORKER_LOST
         case ResourceExhausted():

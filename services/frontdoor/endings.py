@@ -48,7 +48,7 @@ def end_error(
         return DeadlineExceeded(reason, message)
     if failure is not None and failure.reason == reason:
         return failure
-    if reason == "WORKER_LOST":
+    if reason in ("WORKER_LOST", "INPUT_UNAVAILABLE"):
         return Unavailable(reason, message)
     if reason in (EFFECT_FAILED, UNREADABLE_REQUEST):
         return Internal(reason, message)

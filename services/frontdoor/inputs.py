@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pentimento.domain.errors import Aborted, Cancelled, Internal, Unavailable
+from pentimento.domain.errors import Cancelled, Internal, Unavailable
 from pentimento.domain.generation import GenerationSpec, ObjectReference, SpecInput
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.domain.spec_inputs import put_inputs, take_inputs
@@ -17,9 +17,11 @@ from services.frontdoor.jobs import Job
 from services.frontdoor.object_keeper import ObjectKeeper
 
 PREFIX = "inputs"
-# Tries at reading an input before the attempt gives its worker back to others.
-_TRY_COUNT = 4
-_FIRST_RETRY_S = 0.1
+# About three seconds; the attempt holds a place at its worker meanwhile, which others wait for.
+_TRY_COUNT = 6
+_FIRST_RETRY_S = 0.05
+INPUT_UNAVAILABLE = "INPUT_UNAVAILABLE"
+INPUT_RETRY_MS = 5000
 
 
 @dataclass
@@ -64,8 +66,8 @@ class Inputs:
                 await asyncio.shield(held.storing)
 
     async def load(self, job: Job, resolved: ResolvedRequest) -> GenerationSpec:
-        """The spec with the bytes that it came with. Raises Internal where they are gone, Aborted where they cannot be
-        read now, Cancelled where the request has ended meanwhile."""
+        """The spec with the bytes that it came with. Raises Internal where they are gone, Unavailable where they cannot
+        be read for a while, Cancelled where the request has ended meanwhile."""
         parts = {part.field: await self._read(job, part.object) for part in resolved.inputs}
         if job.ended.is_set():
             raise Cancelled("ENDED", "the request ended before it was painted")
@@ -109,7 +111,8 @@ class Inputs:
                     break
             await asyncio.sleep(delay)
             delay *= 2
-        raise Aborted("INPUT_AWAY", "an image that the request came with cannot be read now")
+        message = "an image that the request came with cannot be read now"
+        raise Unavailable(INPUT_UNAVAILABLE, message, retry_after_ms=INPUT_RETRY_MS)
 
     async def _delete(self, held: _Held) -> None:
         """What cannot be deleted now is swept up later."""

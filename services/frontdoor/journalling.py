@@ -101,7 +101,8 @@ class Journalling:
         self._jobs.spawn(job, self._commit(job, attempt, execution), effect)
 
     def persist_end(self, effect: PersistEnd) -> None:
-        self._jobs.spawn(self._jobs.get(effect.request_id), self._end(effect), effect)
+        job = self._jobs.get(effect.request_id)
+        self._jobs.spawn(job, self._end(job, effect), effect)
 
     def drop(self, effect: Drop) -> None:
         self.persist_end(PersistEnd(effect.request_id, End.DROPPED, effect.reason, effect.message))
@@ -209,11 +210,11 @@ class Journalling:
             await asyncio.sleep(delay)
             delay = min(delay * 2, _MAX_RETRY_S)
 
-    async def _end(self, effect: PersistEnd) -> None:
+    async def _end(self, job: Job, effect: PersistEnd) -> None:
         end = (STATE_OF[effect.end], effect.reason, effect.message)
         won = await self._until_durable(lambda: self._journal.finish(effect.request_id, *end))
         if won:
-            self._retention.keep(self._jobs.get(effect.request_id).tenant, 0)
+            self._retention.keep(job.tenant, 0)
         self._submit(EndPersisted(effect.request_id, won))
 
     async def _until_durable(self, write: Callable[[], "Future[T]"], first: "Future[T] | None" = None) -> T:

@@ -97,7 +97,10 @@ class ObjectKeeper:
         """Changes state: it is nowhere any more; in a store that is away it is left to the sweep."""
         if self._spooled.pop(key, None) is not None:
             await asyncio.wrap_future(self._journal.unspool(key))
-        await self._on_store(lambda store: store.delete(key), _READ_PATIENCE_S)
+        try:
+            await self._on_store(lambda store: store.delete(key), _READ_PATIENCE_S)
+        except StoreUnavailable as error:
+            logger.info("an object is left to the sweep", extra={"reason": error.reason})
 
     async def keys(self, prefix: str) -> list[str]:
         """Every key of the store's that starts so; those that wait in the journal are not among them."""

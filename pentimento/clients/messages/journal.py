@@ -11,7 +11,7 @@ from pentimento.frontdoor.v1 import journal_pb2 as pb
 from pentimento.generation.v1 import generation_pb2
 from pentimento.image.v1 import image_service_pb2 as image_pb
 
-# Formats of a journalled body. 0, until 0.5: the public request with every field filled in.
+# Formats of a journalled body. 0, before there were formats: the public request with every field filled in.
 PUBLIC_REQUEST, JOURNALLED_REQUEST = 0, 1
 UNREADABLE_REQUEST = "UNREADABLE_REQUEST"
 

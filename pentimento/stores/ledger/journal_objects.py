@@ -22,7 +22,7 @@ _columns = _requests.c
 # A forgotten picture leaves its row with an empty key.
 _HAS_PICTURE = and_(_columns.image_key.is_not(None), _columns.image_key != "")
 _FORGOTTEN_AT_ONCE = 200
-_PAGES_AT_ONCE = 256
+_PAGES_AT_ONCE = 1024
 
 
 class JournalObjects:

@@ -115,7 +115,7 @@ def test_the_file_shrinks_once_large_objects_are_gone(tmp_path: Path) -> None:
     journal = open_journal(f"sqlite:///{tmp_path}/ledger.sqlite")
     journal.objects.spool("a", OBJECT, bytes(4 << 20)).result()
     journal.objects.unspool(OBJECT.key).result()
-    for _ in range(6):
+    for _ in range(2):
         journal.objects.give_back_pages().result()
     journal.close()
 

@@ -1,6 +1,9 @@
-"""Images that requests come with."""
+"""Images that requests come with, and the store that they lie in."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from PIL import Image
 
@@ -9,3 +12,16 @@ def png(colour: str = "red") -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8), colour).save(buffer, "png")
     return buffer.getvalue()
+
+
+@contextmanager
+def store_away(folder: Path) -> Iterator[None]:
+    """Its directory is no directory any more, as when a volume went; afterwards it is back with all it had."""
+    objects = folder / "objects"
+    objects.rename(folder / "unmounted")
+    objects.write_bytes(b"")
+    try:
+        yield
+    finally:
+        objects.unlink()
+        (folder / "unmounted").rename(objects)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.errors import FailedPrecondition, Internal
+from pentimento.domain.errors import FailedPrecondition, Internal, Unavailable
 from pentimento.domain.generation import InitImage, ObjectReference, SpecInput
 from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.store import digest_of
-from tests.integration.frontdoor.inputs import png
+from tests.integration.frontdoor.inputs import png, store_away
 from tests.integration.frontdoor.paced_worker import PacedWorker
 from tests.integration.frontdoor.suite import Suite, running_suite, until
 
@@ -118,6 +118,27 @@ async def test_what_a_crash_left_is_swept_and_what_is_in_use_is_not(folder: Path
         worker.hold.set()
         assert [event async for event in stream]
     assert not left.name.endswith("orphan") and orphan.key.endswith("orphan")
+
+
+async def test_a_request_whose_image_cannot_be_read_makes_room_for_others_and_may_be_sent_again(
+    suite: Suite, worker: PacedWorker
+) -> None:
+    worker.hold.clear()
+    running = suite.client.generate(ImageRequest("x", num_inference_steps=1))
+    await suite.accepted(running)
+    await worker.wait_until(lambda: worker.running)
+    stream = suite.client.generate(REQUEST)
+    await suite.accepted(stream)
+
+    with store_away(suite.folder):
+        worker.hold.set()
+        another = await suite.paint(ImageRequest("another", num_inference_steps=1))
+        with pytest.raises(Unavailable) as caught:
+            _ = [event async for event in stream]
+
+    assert another.image
+    assert (caught.value.reason, (caught.value.retry_after_ms or 0) > 0) == ("INPUT_UNAVAILABLE", True)
+    assert not [spec for spec in worker.executed if spec.init_image]
 
 
 async def test_an_image_that_is_gone_is_never_painted_without(suite: Suite, worker: PacedWorker) -> None:

@@ -1,8 +1,6 @@
 """An object store that is gone, slow or full costs nobody a picture, as long as what waits for it is bounded."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,22 +11,9 @@ from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreFull
 from pentimento.stores.objects.filesystem import FilesystemObjectStore
-from tests.integration.frontdoor.inputs import png
+from tests.integration.frontdoor.inputs import png, store_away
 from tests.integration.frontdoor.paced_worker import PacedWorker
 from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite, until
-
-
-@contextmanager
-def store_away(folder: Path) -> Iterator[None]:
-    """Its directory is no directory any more, as when a volume went; afterwards it is back with all it had."""
-    objects = folder / "objects"
-    objects.rename(folder / "unmounted")
-    objects.write_bytes(b"")
-    try:
-        yield
-    finally:
-        objects.unlink()
-        (folder / "unmounted").rename(objects)
 
 
 def stored_pictures(folder: Path) -> list[Path]:
