@@ -3,11 +3,13 @@
 #   PYTHON           the interpreter that makes the venv (3.11 or newer)
 #   DEVICE           cpu (default) or cuda: which build of torch is installed, and where the models run
 #   TORCH_INDEX_URL  an extra package index that has the build of torch you want; PyTorch's installation page names them
+#   TEST_PROCESSES   how many processes run the tests (2); 0 runs them in one, where a debugger works
 #   PYTEST_ARGS      what `make test` passes to pytest, such as `-k cache -x`
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null) python3)
 DEVICE ?= cpu
 TORCH_INDEX_URL ?=
+TEST_PROCESSES ?= 2
 PYTEST_ARGS ?=
 
 VENV := .venv
@@ -43,7 +45,7 @@ demo: $(DEMO_READY) ## bring the suite up with the tiny models, paint a few pict
 	$(BIN)/python scripts/demo.py
 
 test: $(DEV_READY) ## every test that needs no container engine
-	$(BIN)/python -m pytest -m "not compose" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not compose" -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts and the code generated from them
 	$(BIN)/ruff check .
