@@ -7,6 +7,7 @@ or, as model sites hand them out, together in one safetensors file beside model_
 
 import hashlib
 import json
+import stat
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 from pentimento.diffusion.safetensors_header import check_safetensors
 from pentimento.domain.errors import FailedPrecondition
 
-_MAX_JSON_BYTES = 64 * 1024 * 1024
+_MAX_TEXT_BYTES = 64 * 1024 * 1024
 _TEXT_SUFFIXES = (".json", ".txt", ".model")
 _MAX_SETTING = 4096
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpack", ".h5")
@@ -78,6 +79,7 @@ def open_checkpoint(directory: Path, rules: dict[str, ComponentRules]) -> Checkp
     Raises BadCheckpoint naming the class, the key or the file.
     """
     path = directory / "model_index.json"
+    check_inside(directory, [path])
     index = read_json_object(path)
     pipeline_class = index.get("_class_name")
     if not isinstance(pipeline_class, str) or pipeline_class not in rules:
@@ -92,16 +94,26 @@ def open_checkpoint(directory: Path, rules: dict[str, ComponentRules]) -> Checkp
 def read_json_object(path: Path) -> dict[str, Any]:
     """Raises BadCheckpoint when the file is absent, too large or no JSON object."""
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise BadCheckpoint(f"{path}: larger than {_MAX_JSON_BYTES} bytes")
+        check_text_size(path)
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadCheckpoint(f"{path}: cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise BadCheckpoint(f"{path}: nested too deeply") from None
     except ValueError:
         raise BadCheckpoint(f"{path}: not JSON") from None
     if not isinstance(document, dict):
         raise BadCheckpoint(f"{path}: must hold a JSON object")
     return document
+
+
+def check_text_size(path: Path) -> None:
+    """Raises BadCheckpoint for what is no file or too large, OSError when it is not there."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise BadCheckpoint(f"{path}: not a file")
+    if status.st_size > _MAX_TEXT_BYTES:
+        raise BadCheckpoint(f"{path}: larger than {_MAX_TEXT_BYTES} bytes")
 
 
 def _allowed_components(path: Path, index: dict[str, Any], rules: ComponentRules) -> dict[str, ComponentClass]:
@@ -147,20 +159,26 @@ def _files(directory: Path, components: dict[str, ComponentClass]) -> tuple[tupl
         folder = directory / name
         if not folder.is_dir():
             raise BadCheckpoint(f"{folder}: the directory of component {name!r} is missing")
-        files += sorted(path for path in folder.iterdir() if path.suffix in _TEXT_SUFFIXES and path.is_file())
+        texts = sorted(path for path in folder.iterdir() if path.suffix in _TEXT_SUFFIXES and path.is_file())
+        # Where files lead is settled before the first of them is opened.
+        check_inside(directory, [*texts, *_weight_paths(folder)])
+        for path in texts:
+            check_text_size(path)
+        files += texts
         weights = weight_files(folder)
+        read_shard_indexes(folder)
         has_weights = has_weights or bool(weights)
         files += weights
     single_file = None if has_weights else _single_file(directory, components)
     if single_file is not None:
         files.append(single_file)
-    _check_containment(directory, files)
     return tuple(files), single_file
 
 
 def _single_file(directory: Path, components: Iterable[str]) -> Path | None:
     """The one safetensors file beside model_index.json. The library that reads it would open any weights that it finds
     in the components' directories, pickles too: there must be none."""
+    check_inside(directory, _weight_paths(directory))
     files = weight_files(directory)
     if not files:
         return None
@@ -173,27 +191,60 @@ def _single_file(directory: Path, components: Iterable[str]) -> Path | None:
     return files[0]
 
 
-def _check_containment(directory: Path, files: Iterable[Path]) -> None:
+def check_inside(directory: Path, files: Iterable[Path]) -> None:
+    """Raises BadCheckpoint for a link that leads out of `directory`, but for those of the hub's cache."""
     root = directory.resolve()
+    blobs = _hub_blobs(root)
     for path in files:
-        if not path.resolve().is_relative_to(root) and not _is_hub_link(path):
+        target = path.resolve()
+        if not target.is_relative_to(root) and (blobs is None or target.parent != blobs):
             raise BadCheckpoint(f"{path}: leads out of the checkpoint")
 
 
-def _is_hub_link(path: Path) -> bool:
-    """The hub's cache keeps a snapshot as links into its sibling `blobs`."""
-    return path.resolve().parent.name == "blobs"
+def _hub_blobs(root: Path) -> Path | None:
+    """The hub's cache keeps `models--NAME/snapshots/REVISION` as links into `models--NAME/blobs`, and into no other."""
+    repository = root.parent.parent
+    is_snapshot = root.parent.name == "snapshots" and repository.name.startswith("models--")
+    return repository / "blobs" if is_snapshot else None
+
+
+def _weight_paths(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix == ".safetensors" and path.is_file())
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a component, checked; empty for components without weights (tokenizer, scheduler)."""
-    files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors" and path.is_file())
+    files = _weight_paths(folder)
     for path in files:
-        try:
-            check_safetensors(path)
-        except ValueError as error:
-            raise BadCheckpoint(f"{path}: not a safetensors file: {error}") from None
+        _tensor_names(path)
     return files
+
+
+def _tensor_names(path: Path) -> frozenset[str]:
+    try:
+        return check_safetensors(path)
+    except ValueError as error:
+        raise BadCheckpoint(f"{path}: not a safetensors file: {error}") from None
+
+
+def read_shard_indexes(folder: Path) -> dict[str, dict[str, str]]:
+    """By index file of `folder`, the shard of each tensor. Raises BadCheckpoint when one names anything but safetensors
+    files of the folder that hold just these tensors."""
+    paths = sorted(path for path in folder.glob("*.safetensors.index*.json") if path.is_file())
+    return {path.name: _shard_map(path) for path in paths}
+
+
+def _shard_map(path: Path) -> dict[str, str]:
+    shards = read_json_object(path).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise BadCheckpoint(f"{path}: must map tensors to files in weight_map")
+    there = {file.name: file for file in _weight_paths(path.parent)}
+    for name in sorted(set(shards.values())):
+        if name not in there:
+            raise BadCheckpoint(f"{path}: names {name[:80]!r}, which is no safetensors file beside it")
+        if {tensor for tensor, shard in shards.items() if shard == name} != _tensor_names(there[name]):
+            raise BadCheckpoint(f"{path}: names other tensors than {name} holds")
+    return shards
 
 
 def digest_checkpoint(checkpoint: Checkpoint) -> CheckpointDigests:

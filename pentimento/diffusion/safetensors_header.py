@@ -12,8 +12,9 @@ _ITEM_SIZES = {
 }  # fmt: skip
 
 
-def check_safetensors(path: Path) -> None:
-    """Raises ValueError saying what is wrong: length, JSON, bytes that do not match a shape, gaps or overlaps."""
+def check_safetensors(path: Path) -> frozenset[str]:
+    """The names of its tensors. Raises ValueError saying what is wrong: length, JSON, bytes that do not match a shape,
+    gaps or overlaps."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -22,12 +23,13 @@ def check_safetensors(path: Path) -> None:
             raise ValueError("its header length does not fit the file")
         header = _parse(file.read(length))
     _check_tensors(header, size - 8 - length)
+    return frozenset(header)
 
 
 def _parse(data: bytes) -> dict[str, Any]:
     try:
         header = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError("its header is not JSON") from None
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")

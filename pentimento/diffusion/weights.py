@@ -3,7 +3,7 @@ only, no code from the directory."""
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, weight_files
+from pentimento.diffusion.component_config import CLIP_TEXT_KEYS, T5_KEYS
+from pentimento.diffusion.staging import staged
 
 # Where each class of model_index.json lies: submodules load in a fraction of the time of the packages' namespaces.
 _CLASSES = {
@@ -33,6 +35,7 @@ _TOKENIZERS = {
 _OPTIONAL_IN_PIPELINES = frozenset(
     {"safety_checker", "feature_extractor", "image_encoder", "text_encoder_3", "tokenizer_3"}
 )
+_MAX_TOKENS = 4096
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -51,11 +54,24 @@ def load_components(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
     """All but the scheduler, in evaluation mode on `device`; stored half precision becomes `dtype`. Raises
     BadCheckpoint."""
     names = [name for name in checkpoint.components if name != "scheduler"]
-    if checkpoint.single_file is not None:
+    with staged(checkpoint, _keys_of) as root:
+        if checkpoint.single_file is None:
+            return {name: _load_component(checkpoint, root, name, device, dtype) for name in names}
         with _refusing(f"{checkpoint.single_file}: {checkpoint.pipeline_class}"):
-            pipeline = _load_single_file(checkpoint, checkpoint.single_file, dtype)
+            pipeline = _load_single_file(checkpoint, root, checkpoint.single_file, dtype)
             return {name: _placed(getattr(pipeline, name), device) for name in names}
-    return {name: _load_component(checkpoint, name, device, dtype) for name in names}
+
+
+def _keys_of(class_name: str) -> Collection[str]:
+    """What a network's class takes in its configuration: transformers takes anything, so a list of ours; diffusers'
+    constructors take what they name."""
+    if class_name.startswith("CLIPText"):
+        return CLIP_TEXT_KEYS
+    if class_name == "T5EncoderModel":
+        return T5_KEYS
+    if class_name not in _CLASSES:
+        return ()
+    return inspect.signature(_class(_CLASSES[class_name]).__init__).parameters.keys() - {"self"}
 
 
 @contextmanager
@@ -75,13 +91,25 @@ def _placed(component: Any, device: torch.device) -> Any:
     return component.to(device).eval().requires_grad_(False) if is_network else component
 
 
-def _load_component(checkpoint: Checkpoint, component: str, device: torch.device, dtype: torch.dtype) -> Any:
+def _load_component(
+    checkpoint: Checkpoint, root: Path, component: str, device: torch.device, dtype: torch.dtype
+) -> Any:
     name = checkpoint.components[component].name
     folder = checkpoint.component_directory(component)
     with _refusing(f"{folder}: {name}"):
         if name in _TOKENIZERS:
-            return _class(_TOKENIZERS[name]).from_pretrained(folder, local_files_only=True)
-        return _placed(_load_network(_class(_CLASSES[name]), folder, dtype), device)
+            return _load_tokenizer(name, folder, root / component)
+        options = {"local_files_only": True, "use_safetensors": True, "variant": _variant(folder)}
+        return _placed(_load_network(_class(_CLASSES[name]), root / component, dtype, options), device)
+
+
+def _load_tokenizer(name: str, folder: Path, staged_folder: Path) -> Any:
+    """CLIP's prompts are padded to the tokenizer's own length, which is bounded for that."""
+    tokenizer = _class(_TOKENIZERS[name]).from_pretrained(staged_folder, local_files_only=True)
+    if name.startswith("CLIP") and not 2 <= tokenizer.model_max_length <= _MAX_TOKENS:
+        given = tokenizer.model_max_length
+        raise BadCheckpoint(f"{folder}: model_max_length={given} is not between 2 and {_MAX_TOKENS}")
+    return tokenizer
 
 
 def _class(place: tuple[str, str]) -> Any:
@@ -89,8 +117,7 @@ def _class(place: tuple[str, str]) -> Any:
     return getattr(import_module(module), name)
 
 
-def _load_network(model_class: Any, folder: Path, dtype: torch.dtype) -> Any:
-    options = {"local_files_only": True, "use_safetensors": True, "variant": _variant(folder)}
+def _load_network(model_class: Any, folder: Path, dtype: torch.dtype, options: Mapping[str, Any]) -> Any:
     key = "torch_dtype" if model_class.__module__.startswith("diffusers") else "dtype"
     return model_class.from_pretrained(folder, **options, **{key: dtype})
 
@@ -104,15 +131,17 @@ def _variant(folder: Path) -> str | None:
     return None if plain else stems[0].split(".")[1]
 
 
-def _load_single_file(checkpoint: Checkpoint, path: Path, dtype: torch.dtype) -> Any:
+def _load_single_file(checkpoint: Checkpoint, root: Path, path: Path, dtype: torch.dtype) -> Any:
     """The pipeline of the checkpoint's own class: only it knows how the original layout maps to its components. The
     configurations beside the file stand for those that diffusers would fetch from a hub."""
     import diffusers
 
+    weights = root / path.name
+    weights.symlink_to(path.resolve())
     pipeline_class = getattr(diffusers, checkpoint.pipeline_class)
     absent = {name: None for name in _OPTIONAL_IN_PIPELINES - checkpoint.components.keys()}
     taken = inspect.signature(pipeline_class.__init__).parameters
-    options = {"config": str(checkpoint.directory), "local_files_only": True, "torch_dtype": dtype}
+    options = {"config": str(root), "local_files_only": True, "torch_dtype": dtype}
     return pipeline_class.from_single_file(
-        str(path), **options, **{name: value for name, value in absent.items() if name in taken}
+        str(weights), **options, **{name: value for name, value in absent.items() if name in taken}
     )

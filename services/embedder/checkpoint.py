@@ -8,7 +8,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor, float32
 
-from pentimento.diffusion.checkpoint import BadCheckpoint, digest_files, read_json_object, weight_files
+from pentimento.diffusion.checkpoint import BadCheckpoint, check_inside, digest_files, read_json_object, weight_files
 
 # What transformers' CLIPTextConfig and CLIPVisionConfig take where config.json is silent.
 TEXT_DEFAULTS = {
@@ -86,12 +86,13 @@ class EncoderCheckpoint:
 
 def open_encoder(directory: Path) -> EncoderCheckpoint:
     """Read and check a directory. Raises BadCheckpoint with one line that names the file and what is wrong."""
+    texts = [directory / name for name in DIGESTED_FILES if (directory / name).is_file()]
+    check_inside(directory, [*texts, *directory.glob("*.safetensors")])
     config = read_config(directory / "config.json")
     files = weight_files(directory) if directory.is_dir() else []
     if not files:
         raise BadCheckpoint(f"{directory}: holds no safetensors file")
     tensors = {name: tensor for path in files for name, tensor in load_file(path).items()}
-    texts = [directory / name for name in DIGESTED_FILES if (directory / name).is_file()]
     digest = digest_files(directory, texts + files)
     return EncoderCheckpoint(directory.name, directory, config, _checked(directory, config, tensors), digest)
 

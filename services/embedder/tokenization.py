@@ -1,10 +1,13 @@
 """Texts to CLIP's token ids, by the tokenizer file alone."""
 
+import tempfile
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.staging import stage_tokenizer
+from services.embedder.checkpoint import DIGESTED_FILES
 
 
 class TextTokenizer:
@@ -39,5 +42,7 @@ def _converted(directory: Path) -> Tokenizer:
     # Only directories of an older kind pay for this import.
     from transformers import CLIPTokenizer
 
-    tokenizer: Tokenizer = CLIPTokenizer.from_pretrained(str(directory), local_files_only=True).backend_tokenizer
+    with tempfile.TemporaryDirectory() as staged:
+        stage_tokenizer([directory / name for name in DIGESTED_FILES], Path(staged))
+        tokenizer: Tokenizer = CLIPTokenizer.from_pretrained(staged, local_files_only=True).backend_tokenizer
     return tokenizer

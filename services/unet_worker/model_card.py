@@ -7,7 +7,7 @@ from typing import Any
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.families import BatchKey, ModelInfo
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
 from pentimento.domain.profile import ModelProfile, read_profile, run_seconds
 from services.unet_worker.settings import UnetWorkerSettings
@@ -25,12 +25,21 @@ def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
         name = path.resolve().name
         if name in named:
             raise InvalidArgument.of("other_models", f"must have names of their own, got {name!r} twice")
-        named[name] = replace(settings, model=path, model_name=name, default_steps=0, default_guidance_scale=-1.0)
+        named[name] = replace(
+            settings,
+            model=path,
+            model_name=name,
+            default_steps=0,
+            default_guidance_scale=-1.0,
+            expected_model_digest="",
+        )
     return named
 
 
 def held_model(info: ModelInfo, settings: UnetWorkerSettings, generation: int) -> HeldModel:
+    """Raises FailedPrecondition when the model is not the one that settings or the registry beside it expect."""
     entry = _registry_entry(settings.model)
+    _check_digest(info, settings, settings.expected_model_digest or str(entry.get("digest", "")))
     steps, guidance = _usual(settings)
     return HeldModel(
         model=settings.model_name or settings.model.resolve().name,
@@ -50,6 +59,12 @@ def held_model(info: ModelInfo, settings: UnetWorkerSettings, generation: int) -
         schedulers=tuple(scheduler.value for scheduler in info.schedulers),
         licence=str(entry.get("licence", "")),
     )
+
+
+def _check_digest(info: ModelInfo, settings: UnetWorkerSettings, expected: str) -> None:
+    if expected not in ("", info.model_digest) and not settings.accept_other_digest:
+        message = f"{settings.model}: its digest is {info.model_digest}, expected {expected[:80]}"
+        raise FailedPrecondition("MODEL_DIGEST_MISMATCH", f"{message} (--accept-other-digest serves it all the same)")
 
 
 def _max_size_px(info: ModelInfo, settings: UnetWorkerSettings) -> int:

@@ -37,6 +37,10 @@ class UnetWorkerSettings:
     channels: RpcChannelSettings
     model: Path = setting(help="diffusers checkpoint directory (safetensors only)", must_exist=True)
     model_name: str = setting("", help="name that requests use; empty for the directory's name")
+    expected_model_digest: str = setting(
+        "", help="sha256:… that the model must have; empty: by registry.json beside it, else any"
+    )
+    accept_other_digest: bool = setting(False, help="serve models that are not the ones their registry.json expects")
     other_models: tuple[Path, ...] = setting(
         (), help="checkpoint directories that a plan may have it hold instead, by their names", must_exist=True
     )

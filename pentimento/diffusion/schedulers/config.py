@@ -94,6 +94,8 @@ _CLASS_DEFAULTS: Mapping[Scheduler, Mapping[str, Any]] = {
     Scheduler.EULER_ANCESTRAL: {"timestep_spacing": "linspace"},
     Scheduler.DPM_SOLVER_PP_2M: {"timestep_spacing": "linspace"},
 }
+# Each is computed and kept; checkpoints have a thousand.
+MAX_TRAIN_TIMESTEPS = 100_000
 _ENUMERATIONS: Mapping[str, type[Enum]] = {
     "prediction_type": PredictionType,
     "timestep_spacing": TimestepSpacing,
@@ -129,9 +131,12 @@ def scheduler_config(scheduler: Scheduler, stored: Mapping[str, Any]) -> Schedul
     Raises UnsupportedConfig naming the key for anything that would change the picture and is not implemented.
     """
     values = read_keys(scheduler, {key: value for key, value in stored.items() if not key.startswith("_")})
-    if scheduler is Scheduler.FLOW_MATCH_EULER:
-        return _checked_flow(FlowConfig(**values))
-    return _checked(DiffusionConfig(scheduler, **_typed({**_CLASS_DEFAULTS[scheduler], **values})))
+    try:
+        if scheduler is Scheduler.FLOW_MATCH_EULER:
+            return _checked_flow(FlowConfig(**values))
+        return _checked(DiffusionConfig(scheduler, **_typed({**_CLASS_DEFAULTS[scheduler], **values})))
+    except (TypeError, OverflowError) as error:
+        raise UnsupportedConfig(f"a value is of the wrong type: {error}") from None
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,20 +165,23 @@ def _checked(config: DiffusionConfig) -> DiffusionConfig:
     betas = config.trained_betas or (config.beta_start, config.beta_end)
     if not all(0.0 < beta < 1.0 for beta in betas):
         raise UnsupportedConfig("betas must lie between 0 and 1")
-    if config.num_train_timesteps < 1:
-        raise UnsupportedConfig(f"num_train_timesteps={config.num_train_timesteps} is below 1")
+    _check_step_count(config.num_train_timesteps)
     if config.trained_betas is not None and len(config.trained_betas) != config.num_train_timesteps:
         raise UnsupportedConfig("trained_betas must hold num_train_timesteps values")
-    if config.steps_offset < 0:
-        raise UnsupportedConfig(f"steps_offset={config.steps_offset} is below 0")
+    if not 0 <= config.steps_offset < config.num_train_timesteps:
+        raise UnsupportedConfig(f"steps_offset={config.steps_offset} is not between 0 and num_train_timesteps")
     if config.scheduler is Scheduler.EULER_ANCESTRAL and config.prediction_type is PredictionType.SAMPLE:
         raise UnsupportedConfig("prediction_type='sample' is not supported by the ancestral sampler")
     return config
 
 
+def _check_step_count(count: int) -> None:
+    if not isinstance(count, int) or not 1 <= count <= MAX_TRAIN_TIMESTEPS:
+        raise UnsupportedConfig(f"num_train_timesteps={count!r} is not between 1 and {MAX_TRAIN_TIMESTEPS}")
+
+
 def _checked_flow(config: FlowConfig) -> FlowConfig:
-    if config.num_train_timesteps < 1:
-        raise UnsupportedConfig(f"num_train_timesteps={config.num_train_timesteps} is below 1")
+    _check_step_count(config.num_train_timesteps)
     if not 0.0 < config.shift <= 100.0:
         raise UnsupportedConfig(f"shift={config.shift} is not between 0 and 100")
     return config

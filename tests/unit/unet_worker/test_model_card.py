@@ -9,7 +9,7 @@ import pytest
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.families import ModelInfo
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import ModelCost
 from pentimento.domain.generation import NoiseForm, Scheduler
 from pentimento.domain.profile import BatchProfile, Cost, ModelProfile, SizeProfile, profile_to_json
@@ -128,3 +128,40 @@ def test_what_is_said_of_the_first_model_is_not_said_of_the_others(directory: Pa
 def test_two_models_of_one_name_are_refused(directory: Path) -> None:
     with pytest.raises(InvalidArgument, match="other_models: must have names of their own, got 'sd' twice"):
         checkpoints(settings(directory, other_models=(directory,)))
+
+
+def test_a_model_that_is_not_the_registered_one_is_refused(directory: Path) -> None:
+    write_registry(directory, {"models": [{"path": "sd", "digest": "sha256:other"}]})
+
+    with pytest.raises(FailedPrecondition, match="its digest is sha256:model, expected sha256:other") as refused:
+        held_model(INFO, settings(directory), generation=9)
+    assert refused.value.reason == "MODEL_DIGEST_MISMATCH"
+
+
+def test_a_model_that_is_not_the_one_of_the_settings_is_refused(directory: Path) -> None:
+    write_registry(directory, {"models": [{"path": "sd", "digest": "sha256:model"}]})
+
+    with pytest.raises(FailedPrecondition, match="expected sha256:mine"):
+        held_model(INFO, settings(directory, expected_model_digest="sha256:mine"), generation=9)
+
+
+@pytest.mark.parametrize(
+    ("registered", "given"),
+    [
+        ("sha256:model", {}),
+        ("sha256:other", {"accept_other_digest": True}),
+        ("sha256:other", {"expected_model_digest": "sha256:model"}),
+    ],
+)
+def test_a_model_that_is_expected_or_allowed_is_held(directory: Path, registered: str, given: dict[str, Any]) -> None:
+    write_registry(directory, {"models": [{"path": "sd", "digest": registered}]})
+
+    assert held_model(INFO, settings(directory, **given), generation=9).model_digest == "sha256:model"
+
+
+def test_the_digest_of_the_settings_is_of_the_first_model_alone(directory: Path) -> None:
+    other = directory.parent / "other"
+
+    found = checkpoints(settings(directory, other_models=(other,), expected_model_digest="sha256:model"))
+
+    assert [one.expected_model_digest for one in found.values()] == ["sha256:model", ""]

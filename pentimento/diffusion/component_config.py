@@ -1,0 +1,70 @@
+"""Configurations of components as a library is to see them: keys that its class is known to take, with bounded values.
+
+Stored configurations hold more: notes of the library that wrote them (`_diffusers_version`, `transformers_version`,
+`architectures`, `torch_dtype`), and keys that would make a loader fetch or run something (`attn_implementation`,
+`auto_map`, `quantization_config`). None of those changes what is painted here, and none is passed on.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from pentimento.diffusion.checkpoint import BadCheckpoint
+
+CLIP_TEXT_KEYS = frozenset(
+    {"model_type", "vocab_size", "hidden_size", "intermediate_size", "projection_dim", "num_hidden_layers",
+     "num_attention_heads", "max_position_embeddings", "hidden_act", "layer_norm_eps", "attention_dropout", "dropout",
+     "initializer_factor", "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id", "use_attention_mask"}
+)  # fmt: skip
+T5_KEYS = frozenset(
+    {"model_type", "vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads",
+     "relative_attention_num_buckets", "relative_attention_max_distance", "dropout_rate", "layer_norm_epsilon",
+     "initializer_factor", "feed_forward_proj", "dense_act_fn", "is_gated_act", "is_encoder_decoder", "pad_token_id",
+     "eos_token_id", "decoder_start_token_id", "tie_word_embeddings"}
+)  # fmt: skip
+TOKENIZER_KEYS = frozenset(
+    {"model_max_length", "add_prefix_space", "add_bos_token", "add_eos_token", "bos_token", "eos_token", "unk_token",
+     "pad_token", "additional_special_tokens", "extra_special_tokens", "added_tokens_decoder", "do_lower_case",
+     "clean_up_tokenization_spaces", "errors", "extra_ids", "legacy", "truncation_side", "padding_side"}
+)  # fmt: skip
+# Larger than any width or vocabulary there is.
+_MAX_NUMBER = 1 << 20
+# Each stands for modules or tables that a library makes before it compares them with the weights.
+_MAX_COUNTS = {
+    "num_layers": 256,
+    "num_hidden_layers": 256,
+    "num_decoder_layers": 256,
+    "layers_per_block": 64,
+    "transformer_layers_per_block": 64,
+    "reverse_transformer_layers_per_block": 64,
+    "num_encoder_blocks": 64,
+    "num_decoder_blocks": 64,
+    "pos_embed_max_size": 512,
+}
+_MAX_TEXT = 256
+_MAX_ENTRIES = 1024
+_MAX_DEPTH = 3
+# A tokenizer without a limit of its own says 1e30.
+_UNBOUNDED = frozenset({"model_max_length"})
+
+
+def allowed_config(path: Path, stored: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """The `keys` of `stored`. Raises BadCheckpoint naming `path` and the key of a value out of bounds."""
+    taken = {key: value for key, value in stored.items() if key in keys}
+    for key, value in taken.items():
+        if key not in _UNBOUNDED and not _is_bounded(value, _MAX_COUNTS.get(key, _MAX_NUMBER), _MAX_DEPTH):
+            raise BadCheckpoint(f"{path}: {key}={repr(value)[:60]} is out of bounds")
+    return taken
+
+
+def _is_bounded(value: Any, most: int, depth: int) -> bool:
+    if isinstance(value, bool) or value is None:
+        return True
+    if isinstance(value, int | float):
+        return math.isfinite(value) and abs(value) <= most
+    if isinstance(value, str):
+        return len(value) <= _MAX_TEXT
+    if isinstance(value, dict):
+        return all(len(key) <= _MAX_TEXT for key in value) and _is_bounded(list(value.values()), most, depth)
+    return depth > 0 and len(value) <= _MAX_ENTRIES and all(_is_bounded(part, most, depth - 1) for part in value)

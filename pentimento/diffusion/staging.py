@@ -1,0 +1,70 @@
+"""A checkpoint as the libraries are to see it: a directory of links to the weights and tokenizer files that were judged
+and digested, with configurations and indexes written anew. What else lies in the checkpoint, no loader can find."""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pentimento.diffusion.checkpoint import Checkpoint, read_json_object, read_shard_indexes
+from pentimento.diffusion.component_config import TOKENIZER_KEYS, allowed_config
+
+_TOKENIZER_TEXTS = frozenset({"tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json", "spiece.model"})
+_TOKENIZER_CONFIGS = frozenset({"tokenizer_config.json", "special_tokens_map.json"})
+
+# The keys that a class takes in its configuration, by its name.
+KeysOf = Callable[[str], Collection[str]]
+
+
+@contextmanager
+def staged(checkpoint: Checkpoint, keys_of: KeysOf) -> Iterator[Path]:
+    """The directory, while the context is open. Raises BadCheckpoint for a configuration out of bounds."""
+    with TemporaryDirectory(prefix="pentimento-model-") as name:
+        root = Path(name)
+        components = {part: [kind.library, kind.name] for part, kind in checkpoint.components.items()}
+        _write(root / "model_index.json", {"_class_name": checkpoint.pipeline_class, **components})
+        for part, kind in checkpoint.components.items():
+            _stage_component(checkpoint, part, root / part, keys_of(kind.name))
+        yield root
+
+
+def _stage_component(checkpoint: Checkpoint, part: str, target: Path, keys: Collection[str]) -> None:
+    source = checkpoint.component_directory(part)
+    files = [path for path in checkpoint.files if path.parent == source]
+    target.mkdir()
+    if part == "scheduler":  # a pipeline makes one of its own, which nobody uses
+        _write(target / "scheduler_config.json", {"_class_name": checkpoint.components[part].name})
+    elif part.startswith("tokenizer"):
+        stage_tokenizer(files, target)
+    else:
+        _stage_network(source, files, target, keys)
+
+
+def stage_tokenizer(files: Iterable[Path], target: Path) -> None:
+    """Into `target`, of `files` those that are there and that a tokenizer reads. Raises BadCheckpoint."""
+    for path in files:
+        if path.name in _TOKENIZER_TEXTS and path.is_file():
+            (target / path.name).symlink_to(path.resolve())
+        elif path.name in _TOKENIZER_CONFIGS and path.is_file():
+            _write(target / path.name, allowed_config(path, read_json_object(path), TOKENIZER_KEYS))
+
+
+def _stage_network(source: Path, files: Iterable[Path], target: Path, keys: Collection[str]) -> None:
+    stored = read_json_object(source / "config.json")
+    if stored.get("model_type") == "clip" and isinstance(stored.get("text_config"), dict):
+        stored = {**stored["text_config"], "model_type": "clip_text_model"}  # of a whole CLIP, its text tower
+    _write(target / "config.json", allowed_config(source / "config.json", stored, keys))
+    sizes = {}
+    for path in files:
+        if path.suffix == ".safetensors":
+            (target / path.name).symlink_to(path.resolve())
+            sizes[path.name] = path.stat().st_size
+    for name, shards in read_shard_indexes(source).items():
+        total = sum(sizes[shard] for shard in set(shards.values()))
+        _write(target / name, {"metadata": {"total_size": total}, "weight_map": shards})
+
+
+def _write(path: Path, document: Any) -> None:
+    path.write_text(json.dumps(document), encoding="utf-8")
