@@ -41,12 +41,19 @@ SUITES = (
         (
             "tests/contract/stores/test_cache_ledger.py",
             "tests/contract/stores/test_journal.py",
+            "tests/contract/stores/test_journal_objects.py",
             "tests/contract/stores/test_migrations.py",
             "tests/unit/stores/test_group_commit.py",
         ),
         "not postgresql",
     ),
-    Suite("rpc", ("pentimento/rpc/*.py",), ("tests/unit/rpc", "tests/contract/rpc")),
+    Suite(
+        "rpc",
+        ("pentimento/rpc/*.py",),
+        ("tests/unit/rpc", "tests/contract/rpc"),
+        "not test_memory",
+        ("tests/contract/rpc/test_process.py", "tests/contract/rpc/test_probe.py"),
+    ),
     Suite("lookup", ("services/vectordb_gateway/lookup.py",), ("tests/unit/vectordb_gateway",)),
 )
 Equivalents = dict[tuple[str, str, str, str], str]

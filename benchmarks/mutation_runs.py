@@ -24,12 +24,14 @@ TIME_FACTOR, TIME_SLACK_S = 5.0, 20.0
 
 @dataclass(frozen=True)
 class Suite:
-    """A module under mutation: its files, and the tests that answer for it."""
+    """A module under mutation: its files, and the tests that answer for it; `chosen` of them, as pytest's -k has it.
+    `processes` are files of tests that run it in processes of their own, where nobody sees which lines."""
 
     name: str
     sources: tuple[str, ...]
     tests: tuple[str, ...]
-    deselected: str = ""
+    chosen: str = ""
+    processes: tuple[str, ...] = ()
 
     def paths(self) -> list[str]:
         found = {str(path.relative_to(ROOT)) for pattern in self.sources for path in ROOT.glob(pattern)}
@@ -38,11 +40,13 @@ class Suite:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the tests take without a mutant, in seconds, and who runs which line: file, line, tests."""
+    """What the tests take without a mutant, in seconds, and who runs which line: file, line, tests. `unseen`: those
+    that may run any."""
 
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
     failed: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
 
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Those that run its statement, the quickest first; of what runs as the file is loaded, all that use it."""
@@ -50,7 +54,8 @@ class Measured:
         runners = {name for line in mutant.lines for name in lines.get(line, ())}
         if runners == {""}:
             runners = {name for names in lines.values() for name in names}
-        return sorted(runners - {"", *self.failed}, key=lambda name: self.seconds.get(name, 0.0))
+        runners = runners - {"", *self.failed} or set(self.unseen)
+        return sorted(runners, key=lambda name: self.seconds.get(name, 0.0))
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def copies(count: int) -> Iterator[list[Path]]:
 def measure(suite: Suite, tree: Path) -> Measured:
     """One run of its tests, line by line."""
     record = tree / "measured.json"
-    chosen = ("-k", suite.deselected) if suite.deselected else ()
+    chosen = ("-k", suite.chosen) if suite.chosen else ()
     plugins = [word for name in ("no:cacheprovider", *PLUGINS) for word in ("-p", name)]
     command = (sys.executable, "-m", "pytest", "-q", *plugins)
     sources = ":".join(suite.paths())
@@ -92,7 +97,8 @@ def measure(suite: Suite, tree: Path) -> Measured:
         raise RuntimeError(f"the tests of {suite.name} do not run: {run.stdout[-2000:]}")
     found = json.loads(record.read_text())
     lines = {file: {int(line): names for line, names in by_line.items()} for file, by_line in found["lines"].items()}
-    return Measured(found["seconds"], lines, found["failed"])
+    unseen = [name for name in found["seconds"] if name.startswith(suite.processes)] if suite.processes else []
+    return Measured(found["seconds"], lines, found["failed"], unseen)
 
 
 def check_unchanged(suite: Suite, measured: Measured, tree: Path) -> None:

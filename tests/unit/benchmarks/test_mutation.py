@@ -104,6 +104,12 @@ def test_a_line_that_nobody_runs_has_no_tests() -> None:
     assert Measured({}, {"box.py": {1: [""]}}).tests_of(a_mutant(range(9, 10))) == []
 
 
+def test_a_line_that_nobody_is_seen_to_run_is_left_to_tests_with_processes_of_their_own() -> None:
+    measured = Measured({}, {"box.py": {1: [""]}}, unseen=["process"])
+
+    assert measured.tests_of(a_mutant(range(9, 10))) == ["process"]
+
+
 def test_the_same_seed_draws_the_same_mutants_and_every_file_has_its_share() -> None:
     paths = ["pentimento/policies/serving/pid.py", "pentimento/policies/serving/demand.py"]
     sizes = {path: len(Source(ROOT, path).changes) for path in paths}
