@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.rpc.settings import is_local
 from pentimento.settings import SettingsError, load_settings
+from pentimento.settings.declaration import declared
 
 
 @dataclass(frozen=True)
@@ -59,3 +61,51 @@ def test_both_sides_fit_into_one_service() -> None:
     loaded = load_settings(Settings, "embedder", ["--listen", "unix:/run/e.sock,[::1]:0"], {})
 
     assert loaded.rpc.listen == ("unix:/run/e.sock", "[::1]:0")
+
+
+MEBIBYTE = 1024 * 1024
+# Default, least and largest of every number.
+NUMBERS = {
+    "max_message_bytes": (32 * MEBIBYTE, 1024, 1024 * MEBIBYTE),
+    "max_receiving_bytes": (128 * MEBIBYTE, MEBIBYTE, None),
+    "receive_timeout_ms": (5000, 100, 600_000),
+    "max_connections": (1024, 1, None),
+    "max_concurrent_calls": (4096, 1, None),
+    "unary_deadline_ms": (60_000, 1, 3_600_000),
+    "drain_timeout_s": (30.0, 0, 3600),
+    "default_deadline_ms": (10_000, 1, 3_600_000),
+    "channel_max_message_bytes": (32 * MEBIBYTE, 1024, 1024 * MEBIBYTE),
+}
+FILES = {
+    "token_file",
+    "tls_cert_file",
+    "tls_key_file",
+    "tls_client_ca_file",
+    "service_token_file",
+    "tls_ca_file",
+    "tls_client_cert_file",
+    "tls_client_key_file",
+}
+
+
+def test_what_nobody_sets_and_between_what_it_may_be_set() -> None:
+    settings = list(declared(Settings))
+
+    numbers = {each.name: (each.default, each.minimum, each.maximum) for each in settings if each.minimum is not None}
+    files = {each.name for each in settings if each.must_exist and each.default is None}
+    rest = {each.name: each.default for each in settings if each.name not in {*NUMBERS, *FILES}}
+    assert (numbers, files) == (NUMBERS, FILES)
+    assert (rest["listen"], rest["instance_id"], rest["metrics_listen"]) == (("127.0.0.1:0",), "", "")
+
+
+@pytest.mark.parametrize("address", ["unix:/" + "x" * 106, "localhost:0", "h:65535", "[::1]:80"])
+def test_addresses_up_to_their_limits_are_taken(address: str) -> None:
+    assert load_settings(Settings, "embedder", ["--listen", address], {}).rpc.listen == (address,)
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [("unix:/s", True), ("127.0.0.1:1", True), ("localhost:1", True), ("[::1]:1", True), ("0.0.0.0:1", False)],
+)
+def test_who_can_reach_an_address(address: str, local: bool) -> None:
+    assert is_local(address) is local
