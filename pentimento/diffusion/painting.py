@@ -107,6 +107,11 @@ class Painting:
         return self.state.step_index >= self.schedule.step_count
 
     @property
+    def timestep(self) -> float:
+        """What the network is conditioned on in the next step."""
+        return float(self.schedule.timesteps[self.state.step_index])
+
+    @property
     def step_amplifies_rounding(self) -> bool:
         """Whether a difference in the last bit of the next prediction may be seen in the picture: taken from a latent
         of deviation sigma it is rounded to one of sigma's last bits, or not, and most of the noise is gone one step
@@ -136,7 +141,8 @@ def prepare(model: DiffusionModel, prompts: PromptMemo, request: PaintingRequest
     generator = torch.Generator("cpu").manual_seed(spec.seed)
     prompt = prompts.encode(spec.prompt)
     texts = [prompts.encode(spec.negative_prompt, negative=True), prompt] if is_guided(spec) else [prompt]
-    conditioning = Conditioning.concatenate([model.conditioning(text, spec.width_px, spec.height_px) for text in texts])
+    rows = [model.conditioning(text, spec.width_px, spec.height_px) for text in texts]
+    conditioning = model.project(Conditioning.concatenate(rows))
     state = _initial_state(model, schedule, request, generator)
     truncated = any(text.truncated for text in texts)
     return Painting(request, schedule, state, conditioning, generator, prompt_truncated=truncated)
@@ -164,7 +170,7 @@ def _noise(model: DiffusionModel, shape: tuple[int, ...], generator: torch.Gener
 def fill_model_input(painting: Painting, latents: Tensor, timesteps: Tensor) -> None:
     """Writes the next step's input into `latents` (rows, channels, height, width) and `timesteps` (rows,)."""
     painting.schedule.fill_model_input(painting.state, latents)
-    timesteps.fill_(painting.schedule.timesteps[painting.state.step_index])
+    timesteps.fill_(painting.timestep)
 
 
 def model_input(model: DiffusionModel, painting: Painting) -> DenoiserInput:
@@ -173,7 +179,8 @@ def model_input(model: DiffusionModel, painting: Painting) -> DenoiserInput:
     latents = latent.new_empty((painting.row_count, *latent.shape[1:]), dtype=model.dtype)
     timesteps = torch.empty(painting.row_count, dtype=torch.float32, device=model.device)
     fill_model_input(painting, latents, timesteps)
-    return DenoiserInput(latents, timesteps, painting.conditioning)
+    terms = model.time_terms(painting.timestep, painting.row_count)
+    return DenoiserInput(latents, timesteps, painting.conditioning, time_terms=terms)
 
 
 def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> None:

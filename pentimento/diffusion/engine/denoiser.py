@@ -88,15 +88,15 @@ class CompiledDenoiser:
         texts = inputs.conditioning
         if self._keeps_output:
             torch.compiler.cudagraph_mark_step_begin()
-        prediction: Tensor = self._forward(inputs.latents, inputs.timesteps, texts.states, texts.pooled, texts.sizes)
+        prediction: Tensor = self._forward(inputs.latents, inputs.timesteps, inputs.time_terms, *texts.parts)
         return prediction.clone() if self._keeps_output else prediction
 
 
 def _forward_of(model: DiffusionModel) -> Callable[..., Tensor]:
     def forward(
-        latents: Tensor, timesteps: Tensor, states: Tensor, pooled: Tensor | None, sizes: Tensor | None
+        latents: Tensor, timesteps: Tensor, time_terms: Tensor | None, states: Tensor, *texts: Tensor | None
     ) -> Tensor:
-        return model.predict(DenoiserInput(latents, timesteps, Conditioning(states, pooled, sizes)))
+        return model.predict(DenoiserInput(latents, timesteps, Conditioning(states, *texts), time_terms=time_terms))
 
     return forward
 

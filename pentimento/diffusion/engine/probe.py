@@ -17,9 +17,11 @@ def example_input(model: DiffusionModel, key: BatchKey, row_count: int) -> Denoi
     """Noise in the middle of a schedule, conditioned on the empty prompt. In inference mode only."""
     shape = (row_count, *model.latent_shape(key.width_px, key.height_px)[1:])
     latents = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(model.device, model.dtype)
-    timesteps = torch.full((row_count,), model.info.train_step_count // 2, dtype=torch.float32, device=model.device)
+    timestep = model.info.train_step_count // 2
+    timesteps = torch.full((row_count,), timestep, dtype=torch.float32, device=model.device)
     row = model.conditioning(model.encode_prompt(""), key.width_px, key.height_px)
-    return DenoiserInput(latents, timesteps, Conditioning.concatenate([row] * row_count))
+    texts = model.project(Conditioning.concatenate([row] * row_count))
+    return DenoiserInput(latents, timesteps, texts, time_terms=model.time_terms(timestep, row_count))
 
 
 class Interrupted(Exception):

@@ -26,15 +26,19 @@ class RowBuffers:
         self, model: DiffusionModel, example: Painting, capacity: int, padded: Callable[[int], int] = lambda n: n
     ) -> None:
         self.rows_each = example.row_count
+        self._model = model
         self._padded = padded
         rows = padded(capacity) * self.rows_each
         latent = example.state.latent
         self._latents = latent.new_zeros((rows, *latent.shape[1:]), dtype=model.dtype)
         self._timesteps = torch.zeros(rows, dtype=torch.float32, device=model.device)
         self._conditioning = _like(example.conditioning, rows)
+        terms = model.time_terms(example.timestep, self.rows_each)
+        self._terms = terms.new_zeros((rows, *terms.shape[1:])) if terms is not None else None
         self._latent_slots = self._latents.split(self.rows_each)
         self._timestep_slots = self._timesteps.split(self.rows_each)
         self._conditioning_slots = _slots(self._conditioning, self.rows_each)
+        self._term_slots = self._terms.split(self.rows_each) if self._terms is not None else ()
         self._inputs: dict[int, DenoiserInput] = {}
         self._seats: list[Job | None] = []
 
@@ -58,6 +62,9 @@ class RowBuffers:
         """The next step of all `jobs`, which sit in this order."""
         for job, latents, timesteps in zip(jobs, self._latent_slots, self._timestep_slots, strict=False):
             fill_model_input(job.begun, latents, timesteps)
+        for job, slot in zip(jobs, self._term_slots, strict=False):
+            if (terms := self._model.time_terms(job.begun.timestep, self.rows_each)) is not None:
+                slot.copy_(terms)
         rows = self._padded(len(jobs)) * self.rows_each
         plain = self._inputs.get(rows) or self._view(rows)
         residuals = stack_residuals([job.residuals for job in jobs], self.rows_each, rows)
@@ -73,30 +80,27 @@ class RowBuffers:
         return AsAlone(self.rows_each, pictures) if pictures and len(jobs) > 1 else None
 
     def _view(self, rows: int) -> DenoiserInput:
-        states, pooled, sizes = (part[:rows] if part is not None else None for part in _parts(self._conditioning))
-        assert states is not None
-        view = DenoiserInput(self._latents[:rows], self._timesteps[:rows], Conditioning(states, pooled, sizes))
+        texts = _map(self._conditioning, lambda part: part[:rows])
+        terms = self._terms[:rows] if self._terms is not None else None
+        view = DenoiserInput(self._latents[:rows], self._timesteps[:rows], texts, time_terms=terms)
         self._inputs[rows] = view
         return view
 
 
-def _parts(conditioning: Conditioning) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    return (conditioning.states, conditioning.pooled, conditioning.sizes)
+def _map(conditioning: Conditioning, change: Callable[[Tensor], Tensor]) -> Conditioning:
+    states, *others = conditioning.parts
+    return Conditioning(change(states), *(change(part) if part is not None else None for part in others))
 
 
 def _like(example: Conditioning, rows: int) -> Conditioning:
-    states, pooled, sizes = (
-        part.new_zeros((rows, *part.shape[1:])) if part is not None else None for part in _parts(example)
-    )
-    assert states is not None
-    return Conditioning(states, pooled, sizes)
+    return _map(example, lambda part: part.new_zeros((rows, *part.shape[1:])))
 
 
 def _slots(buffers: Conditioning, rows_each: int) -> list[tuple[Tensor, ...]]:
     """By slot the views of all parts that there are."""
-    return list(zip(*(part.split(rows_each) for part in _parts(buffers) if part is not None), strict=True))
+    return list(zip(*(part.split(rows_each) for part in buffers.parts if part is not None), strict=True))
 
 
 def _copy(conditioning: Conditioning, slot: tuple[Tensor, ...]) -> None:
-    for part, target in zip((part for part in _parts(conditioning) if part is not None), slot, strict=True):
+    for part, target in zip((part for part in conditioning.parts if part is not None), slot, strict=True):
         target.copy_(part)

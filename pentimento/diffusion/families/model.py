@@ -34,11 +34,18 @@ class ModelInfo:
 class Conditioning:
     """What the denoiser sees besides latents and timesteps, by rows: `states` (rows, tokens, width) of the text, and
     for families that take them `pooled` (rows, width) of the text and `sizes` (rows, 6), SDXL's micro-conditioning
-    (Podell et al. 2023, section 2.2)."""
+    (Podell et al. 2023, section 2.2). `projected` (rows, tokens, widths) holds what the network makes of `states` in
+    every step, computed once; None where it computes that itself."""
 
     states: Tensor
     pooled: Tensor | None = None
     sizes: Tensor | None = None
+    projected: Tensor | None = None
+
+    @property
+    def parts(self) -> "tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]":
+        """Its tensors in the order of the fields."""
+        return (self.states, self.pooled, self.sizes, self.projected)
 
     @staticmethod
     def concatenate(parts: "Sequence[Conditioning]") -> "Conditioning":
@@ -47,6 +54,7 @@ class Conditioning:
             torch.cat([part.states for part in parts]),
             _concatenate_optional([part.pooled for part in parts]),
             _concatenate_optional([part.sizes for part in parts]),
+            _concatenate_optional([part.projected for part in parts]),
         )
 
 
@@ -101,7 +109,8 @@ class AsAlone:
 @dataclass(frozen=True)
 class DenoiserInput:
     """One forward pass. Rows may belong to different pictures, each with its own timestep: latents
-    (rows, channels, height, width) scaled by their sampler, timesteps (rows,) or one for all."""
+    (rows, channels, height, width) scaled by their sampler, timesteps (rows,) or one for all. `time_terms`
+    (rows, widths) holds what the network makes of the timesteps; None where it computes that itself."""
 
     latents: Tensor
     timesteps: Tensor
@@ -109,6 +118,7 @@ class DenoiserInput:
     residuals: ControlResiduals | None = None
     adapters: PerSampleAdapters | None = None
     as_alone: AsAlone | None = None
+    time_terms: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -156,6 +166,14 @@ class DiffusionModel(Protocol):
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
         """One row, with all that the family conditions on."""
+        ...
+
+    def project(self, conditioning: Conditioning) -> Conditioning:
+        """The same with `projected`, where the family has such; the rows of one picture."""
+        ...
+
+    def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
+        """`DenoiserInput.time_terms` of a picture's rows; None where they depend on more than the timestep."""
         ...
 
     def predict(self, inputs: DenoiserInput) -> Tensor:

@@ -6,11 +6,9 @@ from torch import Tensor
 from pentimento.diffusion.checkpoint import Checkpoint
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
 from pentimento.diffusion.families.clip_text import ClipText
-from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.loading import DigestsLater, load_schedulers, refuse_keys
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, PromptStates
-from pentimento.diffusion.families.row_kernels import RowKernels
-from pentimento.diffusion.families.unet import FOREIGN_KEYS, describe_unet_model, predict_with_unet
+from pentimento.diffusion.families.unet import FOREIGN_KEYS, UNetDenoiser, describe_unet_model
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, SchedulerConfig
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.generation import Scheduler
@@ -35,8 +33,7 @@ class StableDiffusion:
         parts = load_components(checkpoint, device, dtype)
         self._text = ClipText(parts["tokenizer"], parts["text_encoder"], device)
         self.denoiser = parts["unet"]
-        skip_signature_checks(self.denoiser)
-        self._kernels = RowKernels(self.denoiser)
+        self._unet = UNetDenoiser(self.denoiser, dtype)
         vae = parts["vae"]
         self._autoencoder = Autoencoder(vae, LatentScale(vae.config.scaling_factor), device, dtype)
         self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
@@ -55,9 +52,14 @@ class StableDiffusion:
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
         return prompt.conditioning
 
+    def project(self, conditioning: Conditioning) -> Conditioning:
+        return self._unet.project(conditioning)
+
+    def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
+        return self._unet.time_terms(timestep, row_count)
+
     def predict(self, inputs: DenoiserInput) -> Tensor:
-        with self._kernels.held(inputs):
-            return predict_with_unet(self.denoiser, inputs)
+        return self._unet.predict(inputs)
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         return self._autoencoder.encode(pixels, generator)

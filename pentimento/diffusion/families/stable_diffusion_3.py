@@ -95,6 +95,14 @@ class StableDiffusion3:
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
         return prompt.conditioning
 
+    def project(self, conditioning: Conditioning) -> Conditioning:
+        """The same: a transformer's text states change from layer to layer."""
+        return conditioning
+
+    def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
+        """None: they depend on the pooled text, too."""
+        return None
+
     def predict(self, inputs: DenoiserInput) -> Tensor:
         residuals = inputs.residuals
         with self._kernels.held(inputs), adapted(self.denoiser, inputs.adapters):

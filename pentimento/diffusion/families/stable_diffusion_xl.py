@@ -10,11 +10,9 @@ from torch import Tensor
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale, channel_statistics
 from pentimento.diffusion.families.clip_text import ClipText
-from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.loading import DigestsLater, load_schedulers, refuse_keys
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, PromptStates
-from pentimento.diffusion.families.row_kernels import RowKernels
-from pentimento.diffusion.families.unet import FOREIGN_KEYS, describe_unet_model, predict_with_unet
+from pentimento.diffusion.families.unet import FOREIGN_KEYS, UNetDenoiser, describe_unet_model
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, SchedulerConfig
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.generation import Scheduler
@@ -52,8 +50,7 @@ class StableDiffusionXl:
             ClipText(parts["tokenizer_2"], parts["text_encoder_2"], device),
         )
         self.denoiser = parts["unet"]
-        skip_signature_checks(self.denoiser)
-        self._kernels = RowKernels(self.denoiser)
+        self._unet = UNetDenoiser(self.denoiser, dtype)
         self._autoencoder = _autoencoder(parts["vae"], device, dtype)
         self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
         _check_widths(checkpoint, parts)
@@ -81,11 +78,17 @@ class StableDiffusionXl:
         sizes = torch.tensor([[height_px, width_px, 0, 0, height_px, width_px]], dtype=self.dtype, device=self.device)
         return Conditioning(prompt.conditioning.states, prompt.conditioning.pooled, sizes)
 
+    def project(self, conditioning: Conditioning) -> Conditioning:
+        return self._unet.project(conditioning)
+
+    def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
+        """None: they depend on the pooled text and the sizes, too."""
+        return None
+
     def predict(self, inputs: DenoiserInput) -> Tensor:
         texts = inputs.conditioning
         assert texts.pooled is not None and texts.sizes is not None
-        with self._kernels.held(inputs):
-            return predict_with_unet(self.denoiser, inputs, {"text_embeds": texts.pooled, "time_ids": texts.sizes})
+        return self._unet.predict(inputs, {"text_embeds": texts.pooled, "time_ids": texts.sizes})
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         return self._autoencoder.encode(pixels, generator)

@@ -1,14 +1,20 @@
 """What the families around a UNet2DConditionModel have in common."""
 
 import math
+from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pentimento.diffusion.families.adapters import adapted
 from pentimento.diffusion.families.autoencoder import Autoencoder
+from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.loading import DigestsLater, default_size_px
-from pentimento.diffusion.families.model import DenoiserInput, ModelInfo
+from pentimento.diffusion.families.model import Conditioning, DenoiserInput, ModelInfo
+from pentimento.diffusion.families.row_kernels import RowKernels
+from pentimento.diffusion.families.unet_passes import UNetPasses, covers
 from pentimento.diffusion.schedulers import DiffusionConfig, SchedulerConfig
 from pentimento.domain.generation import NoiseForm, Scheduler
 
@@ -19,8 +25,61 @@ FOREIGN_KEYS = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type", 
 _PIPELINE_SIZE_MULTIPLE = 8
 
 
+# Timesteps whose terms are kept: those of some schedules at once.
+_KEPT_TIMESTEPS = 512
+
+
+class UNetDenoiser:
+    """A UNet behind `DiffusionModel.predict`: by the passes written out where they cover it and no adapter is there,
+    else by diffusers' own."""
+
+    def __init__(self, unet: Any, dtype: torch.dtype) -> None:
+        """Changes the network: its attention modules skip their signature checks."""
+        skip_signature_checks(unet)
+        self._unet = unet
+        self._dtype = dtype
+        self._device = unet.device
+        self._kernels = RowKernels(unet)
+        self._passes = UNetPasses(unet) if covers(unet) else None
+        self._terms: OrderedDict[tuple[float, int], Tensor] = OrderedDict()
+
+    def project(self, conditioning: Conditioning) -> Conditioning:
+        """Return the conditioning with keys and values of its text states."""
+        if self._passes is None:
+            return conditioning
+        return replace(conditioning, projected=self._passes.project_text(conditioning.states))
+
+    def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
+        """Return the terms of a timestep (rows, widths), from memory where it was asked for lately. For networks
+        without added conditions."""
+        if self._passes is None:
+            return None
+        terms = self._terms.pop((timestep, row_count), None)
+        if terms is None:
+            timesteps = torch.full((row_count,), timestep, dtype=torch.float32, device=self._device)
+            terms = self._passes.time_terms(timesteps, self._dtype)
+        self._terms[timestep, row_count] = terms
+        while len(self._terms) > _KEPT_TIMESTEPS:
+            self._terms.popitem(last=False)
+        return terms
+
+    def predict(self, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> Tensor:
+        """Return the prediction, shaped as the latents; `added` is what SDXL conditions on besides the text states."""
+        with self._kernels.held(inputs):
+            if self._passes is None or inputs.adapters is not None:
+                return predict_with_unet(self._unet, inputs, added)
+            texts, terms = inputs.conditioning.projected, inputs.time_terms
+            if texts is None:
+                texts = self._passes.project_text(inputs.conditioning.states)
+            if terms is None:
+                timesteps = inputs.timesteps.expand(inputs.latents.shape[0])
+                terms = self._passes.time_terms(timesteps, self._dtype, added)
+            encoded = self._passes.encode(inputs.latents, texts, terms)
+            return self._passes.decode(encoded, texts, terms, inputs.residuals)
+
+
 def predict_with_unet(unet: Any, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> Tensor:
-    """The prediction, shaped as the latents; `added` is what SDXL conditions on besides the text states."""
+    """The prediction by diffusers' own forward pass."""
     residuals = inputs.residuals
     with adapted(unet, inputs.adapters):
         prediction: Tensor = unet(

@@ -1,0 +1,231 @@
+"""A UNet2DConditionModel's forward pass, written out over diffusers' own layers, in their order of operations.
+
+It leaves out what does not change from step to step. Keys and values of the text depend on the prompt alone
+(`project_text`, once a request). What a timestep adds to the residual blocks depends on the timestep alone, in SDXL on
+the request too (`time_terms`). The results are the same bits as diffusers' own pass.
+
+The pass has two halves: `encode` runs the encoder and the mid block, `decode` takes ControlNets' residuals and runs the
+decoder (Katz, section 4.1).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pentimento.diffusion.families.model import ControlResiduals
+
+_BLOCKS = frozenset(
+    {"DownBlock2D", "CrossAttnDownBlock2D", "UNetMidBlock2DCrossAttn", "UpBlock2D", "CrossAttnUpBlock2D"}
+)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What the encoder hands to the decoder: the mid block's output, and the skip connections from shallow to deep."""
+
+    hidden: Tensor
+    skips: tuple[Tensor, ...]
+
+
+class UNetPasses:
+    """The passes of one network. Its layers stay diffusers' modules: a weight that is patched is seen."""
+
+    def __init__(self, unet: Any) -> None:
+        """`unet` must be one that `covers` accepts."""
+        self._unet = unet
+        encoder, decoder = [*unet.down_blocks, unet.mid_block], list(unet.up_blocks)
+        self._residual_blocks = [resnet for block in (*encoder, *decoder) for resnet in block.resnets]
+        self._text_layers = [layer.attn2 for block in (*encoder, *decoder) for layer in _transformer_layers(block)]
+        self._encoder_residual_count = sum(len(block.resnets) for block in encoder)
+        self._encoder_text_count = sum(len(_transformer_layers(block)) for block in encoder)
+        self._text_widths = [layer.to_k.out_features for layer in self._text_layers for _ in range(2)]
+        self._term_widths = [block.time_emb_proj.out_features for block in self._residual_blocks]
+
+    def project_text(self, states: Tensor) -> Tensor:
+        """Return keys and values of all cross-attention layers, (rows, tokens, widths) one behind the other."""
+        return torch.cat([part(states) for layer in self._text_layers for part in (layer.to_k, layer.to_v)], dim=-1)
+
+    def time_terms(self, timesteps: Tensor, dtype: torch.dtype, added: dict[str, Tensor] | None = None) -> Tensor:
+        """Return what each residual block adds at these timesteps (rows,): (rows, widths) one behind the other."""
+        unet = self._unet
+        embedding = unet.time_embedding(unet.time_proj(timesteps).to(dtype))
+        if added is not None:
+            embedding = embedding + unet.get_aug_embed(embedding, None, added)
+        embedding = functional.silu(embedding)
+        return torch.cat([block.time_emb_proj(embedding) for block in self._residual_blocks], dim=1)
+
+    def encode(self, latents: Tensor, texts: Tensor, terms: Tensor) -> Encoded:
+        """Run the encoder and the mid block on latents (rows, channels, height, width)."""
+        layers = iter(self._layers(texts)[: self._encoder_text_count])
+        added = iter(self._terms(terms)[: self._encoder_residual_count])
+        hidden = self._unet.conv_in(latents)
+        skips = [hidden]
+        for block in self._unet.down_blocks:
+            for resnet, attention in _stages(block):
+                hidden = _attend(attention, _residual(resnet, hidden, next(added)), layers)
+                skips.append(hidden)
+            for downsampler in block.downsamplers or ():
+                hidden = downsampler(hidden)
+                skips.append(hidden)
+        middle = self._unet.mid_block
+        hidden = _residual(middle.resnets[0], hidden, next(added))
+        for attention, resnet in zip(middle.attentions, middle.resnets[1:], strict=True):
+            hidden = _residual(resnet, _attend(attention, hidden, layers), next(added))
+        return Encoded(hidden, tuple(skips))
+
+    def decode(
+        self, encoded: Encoded, texts: Tensor, terms: Tensor, residuals: ControlResiduals | None = None
+    ) -> Tensor:
+        """Return the prediction, shaped as the latents. `residuals` are added to the skip connections and to the mid
+        block's output first."""
+        layers = iter(self._layers(texts)[self._encoder_text_count :])
+        added = iter(self._terms(terms)[self._encoder_residual_count :])
+        hidden, skips = _controlled(encoded, residuals)
+        for block in self._unet.up_blocks:
+            for resnet, attention in _stages(block):
+                hidden = torch.cat([hidden, skips.pop()], dim=1)
+                hidden = _attend(attention, _residual(resnet, hidden, next(added)), layers)
+            for upsampler in block.upsamplers or ():
+                hidden = upsampler(hidden, _upsampled_size(hidden, skips))
+        unet = self._unet
+        return cast("Tensor", unet.conv_out(unet.conv_act(unet.conv_norm_out(hidden))))
+
+    def _layers(self, texts: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Key and value by cross-attention layer, in the order of the pass."""
+        parts = texts.split(self._text_widths, dim=-1)
+        return list(zip(parts[::2], parts[1::2], strict=True))
+
+    def _terms(self, terms: Tensor) -> tuple[Tensor, ...]:
+        """What is added by residual block, in the order of the pass."""
+        return torch.split(terms[:, :, None, None], self._term_widths, dim=1)
+
+
+def covers(unet: Any) -> bool:
+    """Return whether every block and option of the network is one that the passes know."""
+    blocks = (*unet.down_blocks, unet.mid_block, *unet.up_blocks)
+    return (
+        all(type(block).__name__ in _BLOCKS for block in blocks)
+        and all(_is_plain_residual(resnet) for block in blocks for resnet in block.resnets)
+        and all(_is_plain_layer(layer) for block in blocks for layer in _transformer_layers(block))
+        and all(_is_plain_transformer(one) for block in blocks for one in getattr(block, "attentions", ()))
+        and unet.time_embed_act is None
+        and not unet.config.center_input_sample
+        and unet.config.class_embed_type is None
+        and unet.encoder_hid_proj is None
+    )
+
+
+def _is_plain_residual(resnet: Any) -> bool:
+    return (
+        resnet.time_embedding_norm == "default"
+        and resnet.time_emb_proj is not None
+        and not resnet.skip_time_act
+        and resnet.upsample is None
+        and resnet.downsample is None
+        and isinstance(resnet.nonlinearity, torch.nn.SiLU)
+    )
+
+
+def _is_plain_transformer(transformer: Any) -> bool:
+    return type(transformer).__name__ == "Transformer2DModel" and transformer.is_input_continuous
+
+
+def _is_plain_layer(layer: Any) -> bool:
+    attentions = (layer.attn1, layer.attn2)
+    return (
+        layer.norm_type == "layer_norm"
+        and layer.pos_embed is None
+        and not layer.only_cross_attention
+        and layer._chunk_size is None
+        and type(layer.ff.net[0]).__name__ == "GEGLU"
+        and all(attention is not None and _is_plain_attention(attention) for attention in attentions)
+    )
+
+
+def _is_plain_attention(attention: Any) -> bool:
+    parts = (attention.spatial_norm, attention.group_norm, attention.norm_cross, attention.norm_q, attention.norm_k)
+    return (
+        type(attention.processor).__name__ == "AttnProcessor2_0"
+        and all(part is None for part in parts)
+        and not attention.residual_connection
+        and attention.rescale_output_factor == 1.0
+    )
+
+
+def _transformer_layers(block: Any) -> list[Any]:
+    return [layer for one in getattr(block, "attentions", ()) for layer in one.transformer_blocks]
+
+
+def _stages(block: Any) -> Iterator[tuple[Any, Any]]:
+    """The block's residual blocks, each with the transformer behind it, None where the block has none."""
+    attentions: Sequence[Any] = getattr(block, "attentions", None) or [None] * len(block.resnets)
+    return zip(block.resnets, attentions, strict=True)
+
+
+def _controlled(encoded: Encoded, residuals: ControlResiduals | None) -> tuple[Tensor, list[Tensor]]:
+    hidden, skips = encoded.hidden, list(encoded.skips)
+    if residuals is None:
+        return hidden, skips
+    if residuals.down_block_residuals:
+        skips = [skip + residual for skip, residual in zip(skips, residuals.down_block_residuals, strict=True)]
+    if residuals.mid_block_residual is not None:
+        hidden = hidden + residuals.mid_block_residual
+    return hidden, skips
+
+
+def _upsampled_size(hidden: Tensor, skips: Sequence[Tensor]) -> torch.Size | None:
+    """The size of the next skip connection where doubling does not reach it: an odd side was rounded up."""
+    if not skips or [2 * side for side in hidden.shape[2:]] == list(skips[-1].shape[2:]):
+        return None
+    return skips[-1].shape[2:]
+
+
+def _residual(resnet: Any, inputs: Tensor, term: Tensor) -> Tensor:
+    """One residual block. What it allocates itself it changes in place."""
+    hidden: Tensor = resnet.conv1(functional.silu(resnet.norm1(inputs), inplace=True))
+    hidden = resnet.conv2(functional.silu(resnet.norm2(hidden.add_(term)), inplace=True))
+    shortcut = inputs if resnet.conv_shortcut is None else resnet.conv_shortcut(inputs)
+    hidden = hidden.add_(shortcut)
+    return hidden if resnet.output_scale_factor == 1.0 else hidden.div_(resnet.output_scale_factor)
+
+
+def _attend(transformer: Any, inputs: Tensor, texts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    """One spatial transformer; the inputs unchanged where there is none."""
+    if transformer is None:
+        return inputs
+    rows, _, height, width = inputs.shape
+    linear = transformer.use_linear_projection
+    hidden: Tensor = transformer.norm(inputs)
+    hidden = hidden if linear else transformer.proj_in(hidden)
+    hidden = hidden.permute(0, 2, 3, 1).reshape(rows, height * width, -1)
+    hidden = transformer.proj_in(hidden) if linear else hidden
+    for layer in transformer.transformer_blocks:
+        hidden = _transform(layer, hidden, *next(texts))
+    hidden = transformer.proj_out(hidden) if linear else hidden
+    hidden = hidden.reshape(rows, height, width, -1).permute(0, 3, 1, 2).contiguous()
+    hidden = hidden if linear else transformer.proj_out(hidden)
+    return hidden + inputs if linear else hidden.add_(inputs)
+
+
+def _transform(layer: Any, hidden: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """One transformer layer: self-attention, attention to the text, feed-forward (GEGLU)."""
+    own = layer.norm1(hidden)
+    hidden = _attention(layer.attn1, own, layer.attn1.to_k(own), layer.attn1.to_v(own)).add_(hidden)
+    hidden = _attention(layer.attn2, layer.norm2(hidden), key, value).add_(hidden)
+    values, gate = layer.ff.net[0].proj(layer.norm3(hidden)).chunk(2, dim=-1)
+    return cast("Tensor", layer.ff.net[2](values * functional.gelu(gate)).add_(hidden))
+
+
+def _attention(attention: Any, inputs: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    rows, heads = inputs.shape[0], attention.heads
+    query, key, value = (
+        part.view(rows, -1, heads, part.shape[-1] // heads).transpose(1, 2)
+        for part in (attention.to_q(inputs), key, value)
+    )
+    mixed = functional.scaled_dot_product_attention(query, key, value)
+    mixed = mixed.transpose(1, 2).reshape(rows, -1, attention.inner_dim)
+    return cast("Tensor", attention.to_out[0](mixed))
