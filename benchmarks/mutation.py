@@ -44,6 +44,7 @@ SUITES = (
             "tests/contract/stores/test_journal_objects.py",
             "tests/contract/stores/test_migrations.py",
             "tests/unit/stores/test_group_commit.py",
+            "tests/unit/stores/test_ledger_database.py",
         ),
         "not postgresql",
     ),

@@ -49,11 +49,12 @@ class Measured:
     unseen: list[str] = field(default_factory=list)
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Those that run its statement, the quickest first; of what runs as the file is loaded, all that use it."""
+        """Those that run its statement, the quickest first; of what runs as the file is loaded, all: who makes an
+        object of a class runs no line of it."""
         lines = self.lines.get(mutant.path, {})
         runners = {name for line in mutant.lines for name in lines.get(line, ())}
         if runners == {""}:
-            runners = {name for names in lines.values() for name in names}
+            runners = set(self.seconds)
         runners = runners - {"", *self.failed} or set(self.unseen)
         return sorted(runners, key=lambda name: self.seconds.get(name, 0.0))
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import text
 
 from pentimento.domain.cache import CacheHolding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -20,6 +21,7 @@ from pentimento.stores.ledger.cache_records import (
     GrantRecord,
 )
 from pentimento.stores.ledger.cache_writes import WhoGivesWay
+from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.objects.store import refer_to
 
 VECTOR = struct.pack("<2f", 1.0, 0.0)
@@ -327,3 +329,40 @@ def test_caches_keep_their_id_and_two_have_different_ones(
 
     other = f"sqlite:///{tmp_path_factory.mktemp('other')}/ledger.sqlite"
     assert cache_id(ledger_url) == cache_id(ledger_url) != cache_id(other)
+
+
+def test_rows_and_references_are_told_of_live_and_doomed_entries(ledger: CacheLedger) -> None:
+    kept, doomed = add(ledger, "g1", (5,)), add(ledger, "g2", (5,))
+    ledger.doom([doomed], 10.0).result()
+
+    assert ledger.entry_ids() == {kept, doomed}
+    assert ledger.held_references() == [reference("cache/g1/5")]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("UPDATE cache_state SET entry_count = 7", "totals say (7, 1, 10) entries, objects and bytes, rows (1, 1, 10)"),
+        (
+            "UPDATE cache_state SET object_count = 7",
+            "totals say (1, 7, 10) entries, objects and bytes, rows (1, 1, 10)",
+        ),
+        ("UPDATE cache_state SET size_bytes = 7", "totals say (1, 1, 7) entries, objects and bytes, rows (1, 1, 10)"),
+        (
+            "UPDATE cache_objects SET entry_id = NULL, grant_id = 'gone'",
+            "object cache/g1/5 belongs to no grant and no live entry, and is not doomed",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_told(ledger_url: str, damage: str, told: str) -> None:
+    damaged = open_cache_ledger(ledger_url)
+    add(damaged, "g1", (5,))
+    engine = open_engine(ledger_url)
+    with engine.begin() as connection:
+        connection.execute(text(damage))
+    engine.dispose()
+
+    found = damaged.check_integrity()
+
+    damaged.close()
+    assert found == [told]

@@ -94,10 +94,10 @@ def test_the_tests_that_run_a_mutant_s_line_are_asked_the_quickest_first() -> No
     assert measured.tests_of(a_mutant(range(3, 5))) == ["quick", "slow"]
 
 
-def test_what_runs_as_the_file_is_loaded_concerns_every_test_that_uses_it() -> None:
-    measured = Measured({"one": 1.0, "two": 2.0}, {"box.py": {1: [""], 3: ["one"], 4: ["two"]}})
+def test_what_runs_as_the_file_is_loaded_concerns_every_test() -> None:
+    measured = Measured({"one": 1.0, "two": 2.0, "elsewhere": 3.0}, {"box.py": {1: [""], 3: ["one"], 4: ["two"]}})
 
-    assert measured.tests_of(a_mutant(range(1, 2))) == ["one", "two"]
+    assert measured.tests_of(a_mutant(range(1, 2))) == ["one", "two", "elsewhere"]
 
 
 def test_a_line_that_nobody_runs_has_no_tests() -> None:

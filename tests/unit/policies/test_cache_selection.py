@@ -139,3 +139,8 @@ def test_a_nearer_entry_never_saves_less(ordered: list[float], step_count: int) 
 def test_thresholds_that_make_no_sense_are_refused(similarity: float, share: float) -> None:
     with pytest.raises(ValueError):
         Threshold(similarity, share)
+
+
+@pytest.mark.parametrize("similarity", [-1.0, 1.0])
+def test_thresholds_may_be_at_the_ends_of_what_a_cosine_can_be(similarity: float) -> None:
+    assert Threshold(similarity, 0.5).min_similarity == similarity

@@ -56,3 +56,36 @@ def test_lcbfu_agrees_with_a_search_through_all_items(operations: list[tuple[str
             assert rule.pop() == lowest
             del scores[lowest]
         assert len(rule) == len(scores)
+
+
+def test_fifo_forgets_what_is_gone_and_takes_what_came_again_for_new() -> None:
+    rule = Fifo()
+    for item in ("a", "b", "c", "a"):
+        rule.add(item, 5)
+    rule.remove("b")
+    rule.remove("nobody")
+
+    assert len(rule) == 2
+    assert [rule.pop(), rule.pop()] == ["c", "a"]
+
+
+def test_lcbfu_keeps_its_order_and_its_memory_through_many_uses() -> None:
+    rule = Lcbfu()
+    rule.add("idle", 5)
+    rule.add("busy", 5)
+    for _ in range(1000):
+        rule.use("busy")
+
+    assert len(rule._heap) <= 2 * 2 + 65
+    assert [rule.pop(), rule.pop()] == ["idle", "busy"]
+
+
+@pytest.mark.parametrize(("rule", "first"), [(Lcbfu(), "once"), (Lcbfu(first_frequency=3.0), "often")])
+def test_how_much_an_item_counts_before_its_first_use_may_be_set(rule: Lcbfu, first: str) -> None:
+    """10 against 4 + 12 where an item counts once at first, 30 against 12 + 12 where it counts three times."""
+    rule.add("once", 10)
+    rule.add("often", 4)
+    for _ in range(3):
+        rule.use("often")
+
+    assert rule.pop() == first

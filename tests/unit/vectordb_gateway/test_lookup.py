@@ -4,6 +4,7 @@ import asyncio
 import logging
 import struct
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -133,8 +134,10 @@ def counted(outcome: str) -> float:
     return REGISTRY.get_sample_value("pentimento_gateway_lookups_total", {"outcome": outcome}) or 0.0
 
 
-def searches_timed() -> float:
-    return REGISTRY.get_sample_value("pentimento_gateway_search_seconds_count") or 0.0
+def searches_timed() -> tuple[float, float]:
+    """How many, and how long they took together."""
+    name = "pentimento_gateway_search_seconds"
+    return REGISTRY.get_sample_value(f"{name}_count") or 0.0, REGISTRY.get_sample_value(f"{name}_sum") or 0.0
 
 
 async def test_the_nearest_entry_s_latent_is_where_it_starts(gateway: Gateway) -> None:
@@ -333,7 +336,8 @@ async def test_every_outcome_has_its_metric(gateway: Gateway) -> None:
     gateway.rules = SelectionRules(images=IMAGES)
     entry_id = gateway.store(image=True)
     outcomes = ("miss", "latent", "image", "skipped")
-    before, timed = [counted(outcome) for outcome in outcomes], searches_timed()
+    before, (timed, seconds) = [counted(outcome) for outcome in outcomes], searches_timed()
+    began = time.perf_counter()
 
     await gateway.lookup()
     gateway.say(entry_id)
@@ -345,7 +349,9 @@ async def test_every_outcome_has_its_metric(gateway: Gateway) -> None:
     await gateway.lookup()
 
     assert [counted(outcome) - was for outcome, was in zip(outcomes, before, strict=True)] == [1, 1, 1, 1]
-    assert searches_timed() - timed == 4
+    timed_now, seconds_now = searches_timed()
+    assert timed_now - timed == 4
+    assert 0.0 < seconds_now - seconds <= time.perf_counter() - began
 
 
 async def test_a_closed_lookup_searches_nothing_more(gateway: Gateway) -> None:

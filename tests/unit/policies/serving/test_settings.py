@@ -2,19 +2,32 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pentimento.domain.emulation import read_fleet
 from pentimento.domain.errors import InvalidArgument
 from pentimento.policies.serving import SERVING_POLICIES, ServingSettings
-from pentimento.policies.serving.needs import NEEDS, check_needs
+from pentimento.policies.serving.needs import NEEDS, check_needs, fleet_settings
 from pentimento.policies.serving.policy import CacheUse
 from pentimento.policies.serving.settings import DeferralCurve
 
 CURVE = DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.2, 1.0))
 FULL = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
+FLEET = """
+default_model = "big"
+cascade = ["small", "big"]
+models = [
+    { name = "small", steps = 1, latency_s = { 1 = 0.1 } },
+    { name = "big", steps = 40, latency_s = { 1 = 1.0 } },
+]
+devices = [{ name = "d", count = 1, models = ["big", "small"] }]
+discriminator = { score_s = 0.25 }
+deferral = { thresholds = [0.0, 0.5, 1.0], shares = [0.0, 0.2, 1.0] }
+"""
 CASCADE = {"heavy", "light", "slo_s"}
 WHAT_THEY_NEED = {
     "resident": set[str](),
@@ -170,3 +183,14 @@ def test_what_nobody_sets_is_as_in_the_papers() -> None:
     assert found.batch_sizes == (1, 2, 4, 8, 16, 32)
     assert (found.small_models, replace(found, light="l").small_models) == ((), ("l",))
     assert replace(found, light="l", small=("a", "b")).small_models == ("a", "b")
+
+
+def test_a_fleet_s_file_tells_models_steps_and_deferral(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(FLEET)
+
+    found = fleet_settings(read_fleet(file))
+
+    assert (found.heavy, found.light, found.step_count) == ("big", "small", 40)
+    assert (found.discriminator_s, found.deferral) == (0.25, DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.2, 1.0)))
+    assert fleet_settings(replace(read_fleet(file), discriminator=None)).discriminator_s == 0.0
