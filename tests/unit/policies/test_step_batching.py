@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.policies.step_batching import Turns, Urgency, choose_batch, due_at, yielding_steps
+from pentimento.policies.step_batching import Turns, Urgency, choose_batch, due_at, reserve_count, yielding_steps
 
 PATIENCE = 20.0
 
@@ -247,3 +247,8 @@ def test_a_long_step_does_not_get_ahead_of_short_urgent_work_before_it_has_saved
         order.append(batch[0].key)
 
     assert order == ["small"] * 10
+
+
+@pytest.mark.parametrize(("limit", "reserve"), [(1, 1), (2, 1), (4, 1), (5, 2), (8, 2)])
+def test_a_worker_takes_a_quarter_of_a_batch_beyond_it_rounded_up(limit: int, reserve: int) -> None:
+    assert reserve_count(limit) == reserve

@@ -14,8 +14,9 @@ from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeS
 from pentimento.policies.serving.cascades import StaticCascade
 from pentimento.policies.serving.costs import BatchCost, batch_costs
 from pentimento.policies.serving.demand import averaged_demand, smoothed
-from pentimento.policies.serving.entry import EVERY_START, request_pools, spare_pools, start_pools
+from pentimento.policies.serving.entry import EVERY_START, entry_pools, request_pools, spare_pools, start_pools
 from pentimento.policies.serving.mixture import HITS, SPARING, MixtureAllocator, MixtureLoad, MixtureMode, large_count
+from pentimento.policies.serving.needs import check_needs
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.proteus import Proteus
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
@@ -227,3 +228,21 @@ def test_who_cannot_hold_a_model_is_left_out_and_the_rest_is_cut_to_the_fleet() 
     fleet = AllocationContext(0.0, (able, unable), (), profiles(turbo=TURBO))
 
     assert place(fleet, {"turbo": 5, "sd15": 5}, {"turbo": 8}) == (WorkerAssignment("w000", "sim:0", "turbo", 1, 8),)
+
+
+def test_a_solution_tells_how_long_both_models_take_with_their_queues_and_the_score() -> None:
+    light, heavy = (BatchCost(1, 0.5),), (BatchCost(1, 2.0),)
+    curve = DeferralCurve()
+    problem = CascadeProblem(0.5, 4, 9.0, light, heavy, curve, (0.0, 0.5), lambda c: 0.25, lambda c: 1.0, 0.125)
+
+    assert solve(problem) == CascadeSolution(1, 3, 1, 1, 0.5, pytest.approx(0.5 + 0.25 + 0.125 + 2.0 + 1.0))
+
+
+def test_the_largest_draw_of_a_cascade_goes_its_whole_way() -> None:
+    first = replace(LIGHT, confidence_threshold=0.5)
+
+    assert [pool.pool for pool in entry_pools((LIGHT, first, HEAVY), "noise", 1.0)] == ["light", "heavy"]
+
+
+def test_an_slo_of_less_than_a_second_is_one() -> None:
+    check_needs("static-cascade", replace(SETTINGS, slo_s=0.5, peak_per_s=0.5))
