@@ -1,11 +1,16 @@
 """How tests are dealt to processes: by file, and those that share the one real suite together."""
 
+import os
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
 ONE_SUITE = "tests/e2e"
+
+# Set before torch is imported, here and in the processes that tests start: two test processes share the cores, and on
+# some processors the last bits of a picture depend on the number of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 class ByFile(LoadFileScheduling):
