@@ -110,7 +110,7 @@ class AttemptRunner:
             self._submit(AttemptFailed(attempt.request_id, attempt.fencing_token, kind))
             return
         execution.sent_at = self._clock.monotonic()
-        run = self._jobs.spawn(job, self._follow(job, execution, open_stream(link.client)), effect)
+        run = self._jobs.spawn(job, self._follow(job, execution, lambda: open_stream(link.client)), effect)
         link.runs.add(run)
         run.add_done_callback(link.runs.discard)
 
@@ -132,10 +132,11 @@ class AttemptRunner:
             journal_id=self._identity.journal_id,
         )
 
-    async def _follow(self, job: Job, execution: Execution, opening: Awaitable[Stream]) -> None:
+    async def _follow(self, job: Job, execution: Execution, open_stream: Callable[[], Awaitable[Stream]]) -> None:
+        """The stream is opened here: a task that is cancelled before it begins leaves none behind."""
         request_id, token = execution.attempt.request_id, execution.attempt.fencing_token
         try:
-            async for event in await opening:
+            async for event in await open_stream():
                 if isinstance(event, AttemptResult):
                     self._take_result(job, execution, event)
                     self._submit(AttemptFinished(request_id, token))

@@ -48,9 +48,11 @@ def test_a_single_file_paints_the_same_picture(family: str, tmp_path: Path, requ
 
     latent, expected = paint(single, asked), paint(whole, asked)
 
-    assert torch.equal(latent, expected)
+    # Weights lie at other addresses, and on some processors a kernel's last bits depend on their alignment.
+    torch.testing.assert_close(latent, expected, rtol=0, atol=1e-5)
     with torch.inference_mode():
-        assert torch.equal(single.decode_latent(latent), whole.decode_latent(expected))
+        pixels = (single.decode_latent(latent), whole.decode_latent(expected))
+    torch.testing.assert_close(*pixels, rtol=0, atol=1e-5)
 
 
 def test_its_digest_covers_the_file_and_counts_it_to_the_autoencoder(single: Path, tmp_path: Path) -> None:
