@@ -52,7 +52,7 @@ class Composition:
 
     def up(self) -> None:
         """Builds what is not built yet; returns once the frontdoor is healthy, and so all that it waits for."""
-        self.run("build", limit_s=480)
+        self.run("build", limit_s=800)
         self.start()
 
     def start(self) -> None:
