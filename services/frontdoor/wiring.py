@@ -228,18 +228,19 @@ class Frontdoor:
                 effects.Drained: lambda effect: self._drained.set(),
             }
         )
-        limits = request_limits(self.settings)
-        paths = Paths(self._catalogue, self._dataplane, self.settings.cascade)
+        return self._open_api(router)
+
+    def _open_api(self, router: Router) -> ImageApi:
         return ImageApi(
             self._interpreter,
-            jobs,
+            self._jobs,
             self._journal,
             self._results,
             router,
             self._catalogue,
-            paths,
-            limits,
-            clock,
+            Paths(self._catalogue, self._dataplane, self.settings.cascade),
+            request_limits(self.settings),
+            self._clock,
             self._inputs,
             self._quotas,
             Callers(self.settings.calls_per_key),
