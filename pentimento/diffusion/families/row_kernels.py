@@ -8,14 +8,17 @@ AVX-512, layer by layer; normalisation, attention and the rest go row by row):
 - convolutions for which torch changes from its own kernel to oneDNN's: 1x1 ones at 16 rows, others of less than some
   20,000 elements at two.
 
-Where it is asked for, these layers run picture by picture, all others as ever. Other devices, other precisions and
-compiled forward passes are left as they are. Not held are pictures with an odd number of values in a layer, no multiple
-of 32: element-wise functions round the last ones differently. Trained models have none.
+Where it is asked for, these layers run picture by picture, all others as ever. Other processors choose by other bounds:
+so the first pass of a shape also compares each layer's output with that of its pictures alone, and a layer that differs
+runs picture by picture from then on. Other devices, other precisions and compiled forward passes are left as they are.
+Not held are pictures with an odd number of values in a layer, no multiple of 32: element-wise functions round the last
+ones differently. Trained models have none.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,6 +41,23 @@ Layer = nn.Linear | nn.Conv2d
 Forward = Callable[[Tensor], Tensor]
 
 
+@dataclass(frozen=True)
+class _Grouping:
+    """How many rows a layer multiplies together; `in_one_call` where MKL is given all groups at once."""
+
+    rows: int
+    in_one_call: bool = False
+
+    def outputs(self, layer: Layer, plain: Forward, inputs: Tensor) -> Tensor:
+        if self.rows == inputs.shape[0]:
+            return plain(inputs)
+        if not self.in_one_call:
+            return torch.cat([plain(group) for group in inputs.split(self.rows)])
+        groups = inputs.reshape(inputs.shape[0] // self.rows, -1, inputs.shape[-1])
+        weights = layer.weight.t().expand(groups.shape[0], -1, -1)
+        return torch.baddbmm(layer.bias, groups, weights).reshape(*inputs.shape[:-1], -1)  # type: ignore[arg-type]
+
+
 class RowKernels:
     """Which layers of one network those are, found in the first pass of a shape."""
 
@@ -45,7 +65,7 @@ class RowKernels:
         self._layers = [module for module in network.modules() if isinstance(module, Layer)]
         kinds = {(layer.weight.device.type, layer.weight.dtype) for layer in self._layers}
         self._applies = kinds == {("cpu", torch.float32)}
-        self._found: dict[tuple[object, ...], dict[Layer, int]] = {}
+        self._found: dict[tuple[object, ...], dict[Layer, _Grouping]] = {}
 
     def held(self, inputs: DenoiserInput) -> AbstractContextManager[None]:
         """While it is open, the network keeps `inputs.as_alone`. Without any nothing is touched."""
@@ -55,18 +75,22 @@ class RowKernels:
         key = (shape, inputs.conditioning.states.shape[1], wanted.rows_each, torch.get_num_threads())
         if (found := self._found.get(key)) is None:
             return self._finding(key, wanted, shape[0])
-        return _replaced(found, lambda layer, plain, rows: _in_parts(wanted, found[layer], layer, plain, rows))
+        return _replaced(found, lambda layer, plain, rows: _outputs(wanted, found[layer], layer, plain, rows))
 
     @contextmanager
     def _finding(self, key: tuple[object, ...], wanted: AsAlone, row_count: int) -> Iterator[None]:
-        found: dict[Layer, int] = {}
+        found: dict[Layer, _Grouping] = {}
 
         def forward(layer: Layer, plain: Forward, inputs: Tensor) -> Tensor:
-            at_once = _rows_at_once(layer, inputs, wanted.rows_each)
-            if inputs.shape[0] != row_count or at_once == row_count:
+            if inputs.shape[0] != row_count:
                 return plain(inputs)
-            found[layer] = at_once
-            return _in_parts(wanted, at_once, layer, plain, inputs)
+            alone = _Grouping(wanted.rows_each).outputs(layer, plain, inputs)
+            possible = _possible(layer, inputs, wanted.rows_each)
+            kept = (grouping for grouping in possible if torch.equal(grouping.outputs(layer, plain, inputs), alone))
+            grouping = next(kept, _Grouping(wanted.rows_each))
+            if grouping.rows != row_count:
+                found[layer] = grouping
+            return alone
 
         with _replaced(self._layers, forward):
             yield
@@ -108,21 +132,24 @@ def _convolution(layer: nn.Conv2d, inputs: Tensor) -> Any:
     return torch._C._select_conv_backend(inputs, layer.weight, layer.bias, *geometry)
 
 
-def _in_parts(wanted: AsAlone, at_once: int, layer: Layer, plain: Forward, inputs: Tensor) -> Tensor:
+def _possible(layer: Layer, inputs: Tensor, rows_each: int) -> Iterator[_Grouping]:
+    """The groupings that should keep the bits of pictures alone, fastest first."""
+    rows = _rows_at_once(layer, inputs, rows_each)
+    if rows < inputs.shape[0] and type(layer) is nn.Linear and _takes_one_call(layer, inputs[:rows]):
+        yield _Grouping(rows, in_one_call=True)
+    yield _Grouping(rows)
+
+
+def _takes_one_call(layer: nn.Linear, group: Tensor) -> bool:
+    """Whether MKL multiplies many such groups one by one; torch takes other kernels for what this leaves out."""
+    return layer.bias is not None and layer.out_features > 1 and group.numel() * layer.out_features >= _LOOPED_PRODUCTS
+
+
+def _outputs(wanted: AsAlone, grouping: _Grouping, layer: Layer, plain: Forward, inputs: Tensor) -> Tensor:
     if len(wanted.pictures) * wanted.rows_each == inputs.shape[0]:
-        products = _products(layer, inputs, at_once) if type(layer) is nn.Linear else None
-        return torch.cat([plain(part) for part in inputs.split(at_once)]) if products is None else products
+        return grouping.outputs(layer, plain, inputs)
     outputs = plain(inputs)
     for picture in wanted.pictures:
         rows = slice(picture * wanted.rows_each, (picture + 1) * wanted.rows_each)
         outputs[rows] = plain(inputs[rows])
     return outputs
-
-
-def _products(layer: nn.Linear, inputs: Tensor, at_once: int) -> Tensor | None:
-    """All parts in one call, which MKL multiplies one by one; None where torch would take neither for it."""
-    parts = inputs.reshape(inputs.shape[0] // at_once, -1, inputs.shape[-1])
-    if layer.bias is None or layer.out_features == 1 or parts[0].numel() * layer.out_features < _LOOPED_PRODUCTS:
-        return None
-    weights = layer.weight.t().expand(parts.shape[0], -1, -1)
-    return torch.baddbmm(layer.bias, parts, weights).reshape(*inputs.shape[:-1], layer.out_features)

@@ -3,26 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.painting import Painting, PaintingRequest, denoise_step, prepare
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import GenerationSpec, Scheduler
-
-
-def _products_settle() -> bool:
-    """Whether a row of a product of many rows is the same whatever their number: with AVX-512 it is, while MKL's AVX2
-    kernels treat the last rows apart."""
-    rows, weight = torch.randn(64, 256), torch.randn(32, 256)
-    full = linear(rows, weight)
-    return all(torch.equal(linear(rows[:count], weight), full[:count]) for count in range(16, 40))
-
-
-needs_settled_products = pytest.mark.skipif(not _products_settle(), reason="rows of products depend on their number")
 
 SPEC = GenerationSpec("a red circle", "blurred", "tiny", 32, 32, 8, 3.0, Scheduler.DDIM, seed=7)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,14 +14,13 @@ from pentimento.diffusion.families import (
     DiffusionModel,
     LowRankUpdate,
     PerSampleAdapters,
+    load_model,
+    row_kernels,
 )
 from tests.checkpoints import SIDE_PX
-from tests.unit.diffusion.specs import needs_settled_products
 
 # From 16 rows on torch takes another convolution for 1x1 kernels.
 BATCHES = (3, 17)
-
-pytestmark = needs_settled_products
 
 
 @pytest.fixture
@@ -74,6 +74,13 @@ def test_single_rows_of_a_batch_can_have_the_bits_that_they_have_alone(
     family: str, request: pytest.FixtureRequest
 ) -> None:
     assert_held(request.getfixturevalue(family), rows_each=1)
+
+
+def test_a_processor_with_other_bounds_keeps_the_bits(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_kernels, "_FEW_MATRIX_ROWS", 0)
+    monkeypatch.setattr(row_kernels, "_convolution", lambda layer, inputs: "the same for every shape")
+
+    assert_held(load_model(checkpoint, torch.device("cpu"), torch.float32), rows_each=2)
 
 
 @pytest.mark.parametrize("rows_each", [1, 2])

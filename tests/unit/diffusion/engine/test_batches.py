@@ -16,7 +16,7 @@ from pentimento.domain.errors import Cancelled
 from pentimento.domain.generation import Scheduler
 from tests.checkpoints import write_checkpoint
 from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
-from tests.unit.diffusion.specs import needs_settled_products, paint, run_steps, spec_with
+from tests.unit.diffusion.specs import paint, run_steps, spec_with
 
 TOLERANCE = 1e-4
 STOP = Cancelled("CANCELLED", "no more")
@@ -186,7 +186,6 @@ def test_whatever_joins_and_leaves_around_it_a_picture_is_what_it_is_alone(
             assert_same_picture(model, one)
 
 
-@needs_settled_products
 @given(history=histories())
 @settings(max_examples=6, deadline=None)
 def test_whatever_joins_and_leaves_around_it_a_guided_picture_has_the_bits_that_it_has_alone(
@@ -198,7 +197,6 @@ def test_whatever_joins_and_leaves_around_it_a_guided_picture_has_the_bits_that_
             assert torch.equal(one.heard.latent, paint(model, asked))
 
 
-@needs_settled_products
 def test_an_unguided_picture_leaves_pure_noise_by_the_prediction_that_it_gets_alone(
     noisy_model: DiffusionModel,
 ) -> None:
