@@ -40,7 +40,7 @@ SETTINGS = (
     ("unet_worker", "python -m services.unet_worker", "services.unet_worker.settings:UnetWorkerSettings"),
     (
         "emulated_worker",
-        "python -m services.unet_worker.emulated",
+        "python -m services.unet_worker.emulation",
         "services.unet_worker.settings:EmulatedWorkerSettings",
     ),
     (

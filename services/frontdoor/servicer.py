@@ -22,9 +22,9 @@ from pentimento.image.v1 import image_service_pb2 as pb
 from pentimento.image.v1.image_service_pb2_grpc import ImageServiceServicer
 from pentimento.rpc import current_caller
 from services.frontdoor.identity import Identity
-from services.frontdoor.image_api import ImageApi
+from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.status import FrontdoorStatus
-from services.frontdoor.worker_links import WorkerLinks
+from services.frontdoor.workers.worker_links import WorkerLinks
 
 IMAGE_SERVICE = pb.DESCRIPTOR.services_by_name["ImageService"].full_name
 FRONTDOOR_SERVICE = frontdoor_pb.DESCRIPTOR.services_by_name["FrontdoorService"].full_name

@@ -1,5 +1,6 @@
 """What the dataplane looks like from outside: for operators, for the controller, for /metrics."""
 
+import asyncio
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
@@ -7,7 +8,10 @@ from pentimento.dataplane import Dataplane
 from pentimento.dataplane.state import Pool, Worker
 from pentimento.domain.fleet import PlanAcknowledgement, PoolDemand, ReplicaReport, StartShare
 from pentimento.domain.generation import PlanVersion
-from services.frontdoor.metrics import DEFERRED, QUEUE, REFUSED_PLANS, RERUNS, RUNNING
+from services.frontdoor.metrics import DEFERRED, QUEUE, REFUSED_PLANS, REFUSING_WORKERS, RERUNS, RUNNING
+from services.frontdoor.workers.worker_links import WorkerLinks
+
+_LEVELS_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -130,3 +134,11 @@ def publish_levels(dataplane: Dataplane) -> None:
         DEFERRED.labels(pool.name).set(pool.deferred_count)
     RERUNS.set(dataplane.state.counters.rerun)
     REFUSED_PLANS.set(dataplane.state.counters.refused_plans)
+
+
+async def publish_levels_forever(dataplane: Dataplane, links: WorkerLinks) -> None:
+    """Publish the gauges once a second, until it is cancelled."""
+    while True:
+        publish_levels(dataplane)
+        REFUSING_WORKERS.set(len(links.refusals()))
+        await asyncio.sleep(_LEVELS_INTERVAL_S)

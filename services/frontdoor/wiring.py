@@ -22,36 +22,35 @@ from pentimento.policies.cache_selection import SelectionRules
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.objects import open_objects
-from services.frontdoor.attempt_runner import AttemptRunner
-from services.frontdoor.cache_writes import CacheWrites
-from services.frontdoor.callers import Callers
-from services.frontdoor.catalogue import Catalogue
-from services.frontdoor.delivery import Delivery
-from services.frontdoor.housekeeping import publish_levels_forever
+from services.frontdoor.answers.delivery import Delivery
 from services.frontdoor.identity import Identity
-from services.frontdoor.image_api import ImageApi
-from services.frontdoor.inputs import Inputs
 from services.frontdoor.interpreter import Interpreter
-from services.frontdoor.jobs import Jobs
-from services.frontdoor.journalling import Journalling
-from services.frontdoor.lease import Lease
-from services.frontdoor.object_keeper import KeepingLimits, ObjectKeeper
-from services.frontdoor.paths import Paths
-from services.frontdoor.plan_watch import PlanWatch
-from services.frontdoor.quotas import QuotaLimits, Quotas
+from services.frontdoor.journal.journalling import Journalling
+from services.frontdoor.journal.lease import Lease
+from services.frontdoor.journal.recovery import recover
+from services.frontdoor.journal.retention import Retention, RetentionLimits
+from services.frontdoor.objects.inputs import Inputs
+from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper
+from services.frontdoor.objects.results import Results
 from services.frontdoor.recorder import EffectsRecorder
-from services.frontdoor.recovery import recover
-from services.frontdoor.resolution import RequestLimits
-from services.frontdoor.results import Results
-from services.frontdoor.retention import Retention, RetentionLimits
-from services.frontdoor.route_performer import RoutePerformer
-from services.frontdoor.routing import Patience, Router
-from services.frontdoor.scoring import Discriminators, ScorePerformer
+from services.frontdoor.requests.callers import Callers
+from services.frontdoor.requests.image_api import ImageApi
+from services.frontdoor.requests.jobs import Jobs
+from services.frontdoor.requests.quotas import QuotaLimits, Quotas
+from services.frontdoor.requests.resolution import RequestLimits
+from services.frontdoor.routing.cache_writes import CacheWrites
+from services.frontdoor.routing.paths import Paths
+from services.frontdoor.routing.route_performer import RoutePerformer
+from services.frontdoor.routing.router import Patience, Router
+from services.frontdoor.routing.scoring import Discriminators, ScorePerformer
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
-from services.frontdoor.speeds import read_profiles
-from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status
-from services.frontdoor.worker_links import WorkerLinks
+from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status, publish_levels_forever
+from services.frontdoor.workers.attempt_runner import AttemptRunner
+from services.frontdoor.workers.catalogue import Catalogue
+from services.frontdoor.workers.plan_watch import PlanWatch
+from services.frontdoor.workers.speeds import read_profiles
+from services.frontdoor.workers.worker_links import WorkerLinks
 
 
 def build_version() -> str:

@@ -14,7 +14,7 @@ async def main(argv: list[str]) -> None:
     settings = load_settings(ProfileSettings, "bench_profile", argv)
     check_checkpoint(settings.model)
     # Imported after that: a wrong flag or a bad checkpoint is answered before torch is loaded.
-    from services.unet_worker.model_profile import measure
+    from services.unet_worker.models.model_profile import measure
 
     profile = await asyncio.to_thread(measure, settings)
     await asyncio.to_thread(settings.out.write_text, profile_to_json(profile))

@@ -23,7 +23,7 @@ from pentimento.clients.messages.generation import (
 from pentimento.tensors.wire import tensor_to_proto
 from pentimento.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceServicer
-from services.unet_worker.order import ExecuteOrder, Outcome
+from services.unet_worker.attempts.order import ExecuteOrder, Outcome
 from services.unet_worker.worker import UnetWorker
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["UnetWorkerService"].full_name

@@ -92,7 +92,7 @@ class UnetWorkerSettings:
 
 @dataclass(frozen=True)
 class EmulatedWorkerSettings:
-    """Of `python -m services.unet_worker.emulated`: flags, PENTIMENTO_EMULATED_WORKER_… and the table
+    """Of `python -m services.unet_worker.emulation`: flags, PENTIMENTO_EMULATED_WORKER_… and the table
     [emulated_worker]. What is not here, the fleet's file says."""
 
     rpc: RpcServerSettings

@@ -28,29 +28,29 @@ from pentimento.rpc.grant_keys import open_grant_keys
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from services.unet_worker import metrics
-from services.unet_worker.busy import BusyMeter
-from services.unet_worker.device import (
+from services.unet_worker.attempts.execution import AttemptRunner, ExecutionLimits
+from services.unet_worker.attempts.finishing import Finisher
+from services.unet_worker.attempts.order import ExecuteOrder
+from services.unet_worker.attempts.starts import StartResolver
+from services.unet_worker.attempts.validation import Limits
+from services.unet_worker.cache.grants import GrantGuard
+from services.unet_worker.cache.uploads import Uploads
+from services.unet_worker.device.busy import BusyMeter
+from services.unet_worker.device.energy import EnergyMeter, open_counter
+from services.unet_worker.device.engine_metrics import EngineMetrics
+from services.unet_worker.device.torch_device import (
     choose_device,
     choose_dtype,
     memory_budget_bytes,
 )
-from services.unet_worker.energy import EnergyMeter, open_counter
-from services.unet_worker.engine_metrics import EngineMetrics
-from services.unet_worker.execution import AttemptRunner, ExecutionLimits
-from services.unet_worker.finishing import Finisher
-from services.unet_worker.grants import GrantGuard
-from services.unet_worker.loaded import LoadedModel
 from services.unet_worker.loop_lag import LoopLagProbe
-from services.unet_worker.model_card import checkpoints, default_batch_key, held_model, model_costs
-from services.unet_worker.model_switch import ModelSwitch
-from services.unet_worker.order import ExecuteOrder
-from services.unet_worker.plan_following import PlanFollower
+from services.unet_worker.models.loaded import LoadedModel
+from services.unet_worker.models.model_card import checkpoints, default_batch_key, held_model, model_costs
+from services.unet_worker.models.model_switch import ModelSwitch
+from services.unet_worker.models.plan_following import PlanFollower
+from services.unet_worker.models.warm_up import BatchMeasurement, warm_up
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
-from services.unet_worker.starts import StartResolver
-from services.unet_worker.uploads import Uploads
-from services.unet_worker.validation import Limits
-from services.unet_worker.warm_up import BatchMeasurement, warm_up
 from services.unet_worker.worker import UnetWorker
 
 logger = logging.getLogger(__name__)

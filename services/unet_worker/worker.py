@@ -8,12 +8,12 @@ from pentimento.domain.errors import Unavailable
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability
 from pentimento.policies.step_batching import reserve_count
-from services.unet_worker.attempts import AttemptBook, StreamEvent
+from services.unet_worker.attempts.attempt_book import AttemptBook, StreamEvent
+from services.unet_worker.attempts.order import ExecuteOrder
+from services.unet_worker.attempts.validation import Limits, check_order
+from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.capacity import CapacityFeed
-from services.unet_worker.grants import GrantGuard
-from services.unet_worker.order import ExecuteOrder
-from services.unet_worker.painter import DeviceMemory, Painter
-from services.unet_worker.validation import Limits, check_order
+from services.unet_worker.device.painter import DeviceMemory, Painter
 
 
 @dataclass(frozen=True)

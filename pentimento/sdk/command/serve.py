@@ -13,7 +13,7 @@ SERVICES = {
     "vectordb-gateway": "services.vectordb_gateway",
     "unet-worker": "services.unet_worker",
     "controller": "services.controller",
-    "emulated-worker": "services.unet_worker.emulated",
+    "emulated-worker": "services.unet_worker.emulation",
     "emulated-discriminator": "services.discriminator.emulated",
 }
 

@@ -192,7 +192,7 @@ def emulated_worker(
     arguments: tuple[str, ...] = ("--listen", address, "--fleet", str(fleet.path), "--devices", devices)
     arguments += ("--objects-url", objects_url(settings, state), *grant_arguments(settings))
     arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
-    return ProcessSpec(name, "services.unet_worker.emulated", arguments, address, WORKER_STAGE)
+    return ProcessSpec(name, "services.unet_worker.emulation", arguments, address, WORKER_STAGE)
 
 
 def emulated_discriminator(

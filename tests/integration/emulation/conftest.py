@@ -12,8 +12,8 @@ import pytest
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.fleet import HeldModel
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
-from services.unet_worker.emulated_painter import EmulatedPainter
-from services.unet_worker.emulated_wiring import EmulatedWorkerProcess, wire
+from services.unet_worker.emulation.painter import EmulatedPainter
+from services.unet_worker.emulation.wiring import EmulatedWorkerProcess, wire
 from services.unet_worker.settings import EmulatedWorkerSettings
 
 FLEET = """\

@@ -18,8 +18,8 @@ from services.controller.wiring import ControllerProcess
 from services.controller.wiring import wire as wire_controller
 from services.discriminator.settings import EmulatedDiscriminatorSettings
 from services.discriminator.wiring import wire as wire_discriminator
-from services.unet_worker.emulated_wiring import EmulatedWorkerProcess
-from services.unet_worker.emulated_wiring import wire as wire_worker
+from services.unet_worker.emulation.wiring import EmulatedWorkerProcess
+from services.unet_worker.emulation.wiring import wire as wire_worker
 from services.unet_worker.settings import EmulatedWorkerSettings
 from tests.integration.frontdoor.suite import Suite, running_suite
 

@@ -28,7 +28,7 @@ from pentimento.domain.generation import (
     Scheduler,
     Start,
 )
-from services.unet_worker.emulated_model import model_cost
+from services.unet_worker.emulation.model import model_cost
 from tests.integration.emulation.conftest import Emulated
 
 SPEC = GenerationSpec("a red circle", "", "heavy", 512, 512, 10, 3.0, Scheduler.DDIM, seed=7)

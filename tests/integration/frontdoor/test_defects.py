@@ -10,10 +10,10 @@ from pentimento.dataplane import effects
 from pentimento.dataplane.defects import REASON
 from pentimento.domain.errors import Cancelled, Internal
 from pentimento.domain.requests import RequestState
-from services.frontdoor.attempt_runner import AttemptRunner
-from services.frontdoor.journalling import Journalling
-from services.frontdoor.results import Results
-from services.frontdoor.routing import Router
+from services.frontdoor.journal.journalling import Journalling
+from services.frontdoor.objects.results import Results
+from services.frontdoor.routing.router import Router
+from services.frontdoor.workers.attempt_runner import AttemptRunner
 from tests.integration.frontdoor.paced_worker import PacedWorker
 from tests.integration.frontdoor.suite import REQUEST, Suite
 

@@ -14,8 +14,8 @@ from pentimento.clients.worker import WorkerClient
 from pentimento.domain.fleet import HeldModel
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.objects import ObjectStore, open_objects
-from services.unet_worker.loaded import LoadedModel
-from services.unet_worker.model_switch import ModelSwitch
+from services.unet_worker.models.loaded import LoadedModel
+from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.settings import UnetWorkerSettings
 from services.unet_worker.wiring import UnetWorkerProcess, wire
 from tests.checkpoints import write_checkpoint

@@ -223,7 +223,7 @@ async def test_prefetch_answers_with_what_is_resident(worker: Served) -> None:
 async def test_a_worker_without_time_to_warm_up_measures_larger_batches_while_nobody_paints(
     checkpoint: Path, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="services.unet_worker.warm_up")
+    caplog.set_level("INFO", logger="services.unet_worker.models.warm_up")
 
     async with serve(checkpoint, directory, warm_up_s=0.0, max_batch=4) as served:
         told_before = caplog.text

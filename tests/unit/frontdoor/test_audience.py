@@ -3,7 +3,7 @@ import pytest
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import FromNoise, Route
 from pentimento.domain.image_request import Accepted, GenerateEvent, Progress, Routed
-from services.frontdoor.audience import MAX_PENDING_PROGRESS, Audience, Listener
+from services.frontdoor.answers.audience import MAX_PENDING_PROGRESS, Audience, Listener
 
 ROUTE = Route("route", FromNoise(), "tiny", "sha256:model")
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.errors import NotFound, Unavailable
-from services.frontdoor.catalogue import Catalogue
+from services.frontdoor.workers.catalogue import Catalogue
 from tests.unit.frontdoor.models import HELD
 
 

@@ -10,7 +10,7 @@ from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.stores.ledger import Journal, open_journal
-from services.frontdoor.plan_watch import PlanWatch
+from services.frontdoor.workers.plan_watch import PlanWatch
 
 NOW_MS = int(time.time() * 1000)
 SOUND = Plan(PlanVersion(NOW_MS, 1))

@@ -13,10 +13,10 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.stores.objects import open_objects
-from services.frontdoor.inputs import Inputs
-from services.frontdoor.jobs import Jobs
-from services.frontdoor.object_keeper import KeepingLimits, ObjectKeeper
-from services.frontdoor.recovery import recover
+from services.frontdoor.journal.recovery import recover
+from services.frontdoor.objects.inputs import Inputs
+from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper
+from services.frontdoor.requests.jobs import Jobs
 
 ACCEPTED_AT, DEADLINE_S, NOW = 1_000.0, 60.0, 5.0
 SPEC = GenerationSpec("a red circle", "", "tiny", 32, 32, 10, 3.0, Scheduler.DDIM, 7)

@@ -11,7 +11,7 @@ from pentimento.clients.messages.journal import JOURNALLED_REQUEST, resolved_fro
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
 from pentimento.domain.generation import ControlNetSelection, InitImage, LoraSelection, Scheduler
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
-from services.frontdoor.resolution import RequestLimits, check_idempotency_key, resolve
+from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
 from tests.unit.frontdoor.models import HELD
 
 LIMITS = RequestLimits(max_request_cost=64 * 64 * 100)

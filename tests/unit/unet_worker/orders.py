@@ -17,7 +17,7 @@ from pentimento.domain.generation import (
     Scheduler,
     Start,
 )
-from services.unet_worker.order import ExecuteOrder
+from services.unet_worker.attempts.order import ExecuteOrder
 
 HELD = HeldModel(
     model="tiny",

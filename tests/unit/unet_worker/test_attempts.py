@@ -19,8 +19,8 @@ from pentimento.domain.errors import (
 )
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, Started, StepProgress
 from pentimento.domain.generation import CapturedEntries
-from services.unet_worker.attempts import KEPT_RESULTS, AttemptBook
-from services.unet_worker.order import ExecuteOrder, Outcome
+from services.unet_worker.attempts.attempt_book import KEPT_RESULTS, AttemptBook
+from services.unet_worker.attempts.order import ExecuteOrder, Outcome
 from tests.unit.unet_worker.orders import ORDER, order_with
 
 

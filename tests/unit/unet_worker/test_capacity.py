@@ -8,8 +8,8 @@ import pytest
 from pentimento.domain.errors import Aborted
 from pentimento.domain.execution import WorkerCredits
 from services.unet_worker import capacity
-from services.unet_worker.busy import BusyMeter
 from services.unet_worker.capacity import CapacityFeed
+from services.unet_worker.device.busy import BusyMeter
 from tests.unit.unet_worker.orders import HELD
 
 

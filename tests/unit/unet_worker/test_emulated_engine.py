@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pentimento.domain.device_speed import SpeedChanges
 from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.domain.profile import Cost
-from services.unet_worker.emulated_engine import (
+from services.unet_worker.emulation.engine import (
     DeviceCosts,
     EmulatedEngine,
     EmulatedEngineSettings,

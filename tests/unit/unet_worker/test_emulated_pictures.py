@@ -13,8 +13,8 @@ from pentimento.domain.emulation import EmulatedDevices, EmulatedFleet, Emulated
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.generation import GenerationSpec, Scheduler
 from pentimento.domain.profile import BatchProfile, Cost, ModelProfile, SizeProfile
-from services.unet_worker.emulated_model import check_profiled, device_costs, emulated_held_model, finish_cost
-from services.unet_worker.emulated_pictures import Pictures, stand_in_latent
+from services.unet_worker.emulation.model import check_profiled, device_costs, emulated_held_model, finish_cost
+from services.unet_worker.emulation.pictures import Pictures, stand_in_latent
 
 DEFERRAL = ((0.0, 0.0), (0.5, 0.2), (1.0, 1.0))
 ONCE = SizeProfile(64, 64, Cost(0.01, 0.0, 3), Cost(0.02, 0.0, 3), Cost(0.03, 0.0, 3))

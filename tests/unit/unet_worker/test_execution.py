@@ -19,10 +19,10 @@ from pentimento.domain.errors import DeadlineExceeded, Internal, Unavailable
 from pentimento.domain.execution import ExecuteEvent, Started
 from pentimento.domain.generation import CacheGrant, LatentSlot, ObjectReference
 from pentimento.stores.objects import ObjectStore, open_objects
-from services.unet_worker.execution import AttemptRunner, ExecutionLimits
-from services.unet_worker.finishing import Finisher
-from services.unet_worker.starts import StartResolver
-from services.unet_worker.uploads import Uploads
+from services.unet_worker.attempts.execution import AttemptRunner, ExecutionLimits
+from services.unet_worker.attempts.finishing import Finisher
+from services.unet_worker.attempts.starts import StartResolver
+from services.unet_worker.cache.uploads import Uploads
 from tests.checkpoints import write_checkpoint
 from tests.unit.unet_worker.orders import FROM_LATENT, HELD, ORDER, order_with
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pentimento.domain.errors import Internal, ResourceExhausted
-from services.unet_worker.finishing import Finisher
+from services.unet_worker.attempts.finishing import Finisher
 
 LATENT = torch.zeros(1, 4, 8, 8)
 

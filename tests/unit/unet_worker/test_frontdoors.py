@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from pentimento.domain.errors import Aborted, InvalidArgument
-from services.unet_worker.frontdoors import KnownFrontdoors
+from services.unet_worker.attempts.frontdoors import KnownFrontdoors
 
 NOW_S = 1_800_000_000.0
 NOW_MS = 1_800_000_000_000

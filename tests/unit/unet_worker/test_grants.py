@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.generation import CacheGrant, LatentSlot
-from services.unet_worker.grants import GrantGuard
+from services.unet_worker.cache.grants import GrantGuard
 from tests.unit.unet_worker.orders import order_with
 
 GRANT = CacheGrant("grant", (LatentSlot(2, "cache/a"),), "cache/b", 60_000)

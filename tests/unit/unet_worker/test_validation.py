@@ -13,8 +13,8 @@ from pentimento.domain.generation import (
     NoiseForm,
     Scheduler,
 )
-from services.unet_worker.order import ExecuteOrder
-from services.unet_worker.validation import Limits, check_order
+from services.unet_worker.attempts.order import ExecuteOrder
+from services.unet_worker.attempts.validation import Limits, check_order
 from tests.unit.unet_worker.orders import FROM_IMAGE, FROM_LATENT, HELD, ORDER, ROUTE, order_with
 
 

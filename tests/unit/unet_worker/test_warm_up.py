@@ -18,9 +18,9 @@ from pentimento.diffusion.engine import (
 )
 from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel, load_model
 from pentimento.domain.errors import InvalidArgument
-from services.unet_worker import device
-from services.unet_worker.device import memory_budget_bytes
-from services.unet_worker.warm_up import BatchMeasurement
+from services.unet_worker.device import torch_device
+from services.unet_worker.device.torch_device import memory_budget_bytes
+from services.unet_worker.models.warm_up import BatchMeasurement
 from tests.checkpoints import write_checkpoint
 
 KEY = BatchKey(32, 32, guided=True)
@@ -171,7 +171,7 @@ def test_an_interrupted_measurement_goes_on_later(model: DiffusionModel, limits:
 def test_what_goes_on_is_told_with_an_estimate(
     model: DiffusionModel, limits: BatchLimits, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="services.unet_worker.warm_up")
+    caplog.set_level("INFO", logger="services.unet_worker.models.warm_up")
 
     measurement_of(model, Watched(model, seconds=7.0), limits, limit_s=10.0).before_serving()
 
@@ -219,7 +219,7 @@ def test_a_process_on_the_cpu_keeps_to_what_its_control_group_grants(
 ) -> None:
     limit = tmp_path / "memory.max"
     limit.write_text(granted)
-    monkeypatch.setattr(device, "CONTROL_GROUP_LIMIT", limit)
-    whole = int(device.device_memory(CPU).total_bytes * 0.9)
+    monkeypatch.setattr(torch_device, "CONTROL_GROUP_LIMIT", limit)
+    whole = int(torch_device.device_memory(CPU).total_bytes * 0.9)
 
     assert memory_budget_bytes(CPU, 0) == (whole if bytes_ is None else bytes_)

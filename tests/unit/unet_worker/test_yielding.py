@@ -1,6 +1,6 @@
 """A picture yields its place once, as long before its end as the next one is on its way."""
 
-from services.unet_worker.yielding import PlaceWatch
+from services.unet_worker.attempts.yielding import PlaceWatch
 
 
 def yields_at(first_step: int, step_count: int, ended_at: list[float]) -> list[int]:

@@ -1,0 +1,1 @@
+"""What clients are told: progress, pictures, errors."""

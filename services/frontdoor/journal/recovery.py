@@ -1,0 +1,91 @@
+"""What the journal holds of an earlier frontdoor, as jobs and as the event that hands them to the dataplane."""
+
+import asyncio
+import logging
+
+from pentimento.clients.messages.generation import route_from_bytes
+from pentimento.clients.messages.journal import resolved_from_bytes, unreadable
+from pentimento.dataplane.events import Recovered, RecoveredRequest
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import Route
+from pentimento.domain.requests import RequestState
+from pentimento.stores.ledger import Journal
+from pentimento.stores.ledger.records import RequestRecord
+from services.frontdoor.answers.audience import Audience
+from services.frontdoor.objects.inputs import Inputs
+from services.frontdoor.requests.jobs import Job, Jobs
+from services.frontdoor.routing.paths import Stop
+from services.frontdoor.routing.router import work_left
+
+logger = logging.getLogger(__name__)
+
+
+async def recover(journal: Journal, jobs: Jobs, inputs: Inputs, clock: Clock, default_deadline_s: float) -> Recovered:
+    """Changes state: a job, without listeners, for every unfinished request that is understood; the others end."""
+    recovered = []
+    for record in await asyncio.wrap_future(journal.unfinished()):
+        try:
+            job = _job_of(record, clock, default_deadline_s)
+        except PentimentoError:
+            await _refuse(journal, record.request.request_id)
+            continue
+        jobs.add(job)
+        inputs.adopt(job.tenant, job.request_id, job.resolved)
+        recovered.append(_recovered(job, record))
+    return Recovered(tuple(recovered))
+
+
+async def _refuse(journal: Journal, request_id: str) -> None:
+    """Changes state: it ends rather than be painted otherwise than it was asked."""
+    error = unreadable()
+    logger.error("an accepted request is not understood", extra={"request": request_id})
+    await asyncio.wrap_future(journal.finish(request_id, RequestState.FAILED, error.reason, error.message))
+
+
+def _recovered(job: Job, record: RequestRecord) -> RecoveredRequest:
+    newest, stage = record.newest_attempt, record.cascade_stage
+    # The stage was routed but never tried: what its predecessor painted is gone, and nothing of it runs.
+    tried = newest is not None and newest.cascade_stage == stage
+    return RecoveredRequest(
+        request_id=job.request_id,
+        tenant=job.tenant,
+        pool=job.route.model if job.route else job.resolved.spec.model,
+        work=work_left(job.resolved, job.route.start) if job.route else job.resolved.cost,
+        deadline=job.deadline,
+        routed=job.route is not None,
+        model_digest=job.route.model_digest if job.route else "",
+        attempt_number=newest.attempt.attempt_number if newest else 0,
+        fencing_token=newest.attempt.fencing_token if newest else 0,
+        worker_id=newest.worker_id if newest and tried else "",
+        cascade=tuple(stop.pool for stop in job.way),
+        cascade_stage=stage,
+    )
+
+
+def _job_of(record: RequestRecord, clock: Clock, default_deadline_s: float) -> Job:
+    accepted = record.request
+    now, wall = clock.monotonic(), clock.wall()
+    deadline_at = accepted.deadline_at or accepted.accepted_at + default_deadline_s
+    route: Route | None = route_from_bytes(record.route) if record.route is not None else None
+    resolved = resolved_from_bytes(accepted.body, accepted.body_format)
+    models = [stage.model for stage in route.stages] if route else []
+    way = tuple(Stop(model, model) for model in models or [route.model if route else resolved.spec.model])
+    return Job(
+        request_id=accepted.request_id,
+        tenant=accepted.tenant,
+        resolved=resolved,
+        arrived_at=now - max(wall - accepted.accepted_at, 0.0),
+        accepted_at=accepted.accepted_at,
+        # The wall clock may have been set back meanwhile: that gives nobody more time than was theirs at first.
+        deadline=now + deadline_at - max(wall, accepted.accepted_at),
+        deadline_at=deadline_at,
+        audience=Audience(accepted.request_id, route),
+        way=way,
+        cascade_stage=record.cascade_stage,
+        idempotency_key=accepted.idempotency_key,
+        route=route,
+        route_journalled=route is not None,
+        queued_at=now,
+        notes=["recovered by a newer frontdoor"],
+    )

@@ -1,0 +1,119 @@
+"""Finished pictures: kept before the journal names them, and read back with their digest checked."""
+
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pentimento.clients.messages.generation import provenance_from_bytes, provenance_to_bytes
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import NotFound
+from pentimento.domain.execution import AttemptResult
+from pentimento.domain.generation import ObjectReference, Provenance
+from pentimento.domain.image_request import Completed, ImageFormat
+from pentimento.domain.spec_inputs import take_inputs
+from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
+from pentimento.stores.ledger.records import RequestRecord, ResultRecord
+from services.frontdoor.metrics import BAD_PICTURES
+from services.frontdoor.objects.object_keeper import ObjectKeeper
+from services.frontdoor.requests.jobs import Execution, Job
+
+PREFIX = "results"
+
+logger = logging.getLogger(__name__)
+
+
+class Results:
+    """Pictures by reference. `uncommitted`: keys of those that no journal row names yet."""
+
+    def __init__(self, keeper: ObjectKeeper, clock: Clock, build_version: str) -> None:
+        self._keeper = keeper
+        self.uncommitted: set[str] = set()
+        self._clock = clock
+        self._build_version = build_version
+
+    async def store(self, job: Job, execution: Execution) -> tuple[ResultRecord, Completed]:
+        """Changes state: the picture is kept under an unguessable key. Raises as `ObjectKeeper.put`."""
+        result = execution.result
+        assert result is not None
+        key = f"{PREFIX}/{secrets.token_hex(16)}"
+        self.uncommitted.add(key)
+        try:
+            image = await self._keeper.put(job.tenant, key, result.image)
+        except BaseException:
+            self.uncommitted.discard(key)
+            raise
+        provenance = self._provenance(job, execution, result)
+        record = ResultRecord(
+            image=image,
+            image_format=job.resolved.format.value,
+            width_px=result.width_px,
+            height_px=result.height_px,
+            provenance=provenance_to_bytes(provenance),
+            completed_at=self._clock.wall(),
+        )
+        size = (result.width_px, result.height_px)
+        return record, Completed(job.request_id, result.image, job.resolved.format, *size, provenance)
+
+    async def load(self, record: RequestRecord, *, with_image: bool = True) -> Completed:
+        """The picture of a completed request. Raises NotFound RESULT_GONE, ObjectCorrupt: never wrong bytes."""
+        result = record.result
+        assert result is not None
+        image = await self._read(result.image) if with_image else b""
+        return Completed(
+            record.request.request_id,
+            image,
+            ImageFormat(result.image_format),
+            result.width_px,
+            result.height_px,
+            provenance_from_bytes(result.provenance),
+        )
+
+    async def discard(self, image: ObjectReference) -> None:
+        """Changes state: no journal row names the picture, nor will."""
+        await self._keeper.delete(image.key)
+
+    async def _read(self, image: ObjectReference) -> bytes:
+        gone = NotFound("RESULT_GONE", "the picture of this request is not kept any more")
+        if not image.key:
+            raise gone
+        try:
+            return await self._keeper.get(image)
+        except ObjectMissing:
+            BAD_PICTURES.labels("missing").inc()
+            logger.warning("a picture is missing in the object store")
+            raise gone from None
+        except ObjectCorrupt:
+            await self._keeper.set_aside(image)
+            BAD_PICTURES.labels("corrupt").inc()
+            logger.error("a picture is corrupt in the object store, and was put into its quarantine")
+            raise
+
+    def _provenance(self, job: Job, execution: Execution, result: AttemptResult) -> Provenance:
+        assert execution.route is not None
+        paid = [other.result for other in job.executions.values() if other.result is not None]
+        return Provenance(
+            request_id=job.request_id,
+            # Bytes that it came with are named by their digests: whoever sent them has them.
+            spec=take_inputs(execution.resolved.spec)[0],
+            route=execution.route,
+            model_digest=result.model_digest,
+            worker_id=execution.worker_id,
+            worker_generation=result.worker_generation,
+            attempt_number=result.attempt.attempt_number,
+            steps_run=result.steps_run,
+            steps_saved=result.steps_saved,
+            build_version=self._build_version,
+            timings=tuple(job.timings),
+            discriminator_confidence=execution.confidence,
+            device_seconds=sum(other.device_seconds for other in paid),
+            energy_joules=energy_of(paid),
+            notes=(*job.notes, *result.notes),
+            inputs=tuple(replace(part, object=replace(part.object, key="")) for part in execution.resolved.inputs),
+        )
+
+
+def energy_of(results: Sequence[AttemptResult]) -> float | None:
+    """None unless every device could tell."""
+    known = [result.energy_joules for result in results if result.energy_joules is not None]
+    return sum(known) if results and len(known) == len(results) else None

@@ -1,0 +1,1 @@
+"""What clients ask for: judged, counted, accepted, and the jobs under way."""

@@ -1,0 +1,251 @@
+"""The public API without its transport: every edge (gRPC now, HTTP later) calls this."""
+
+import asyncio
+import hashlib
+import random
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from pentimento.clients.messages.image import request_to_bytes
+from pentimento.dataplane.events import CancelRequested, RequestArrived
+from pentimento.dataplane.state import Phase
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import NotFound, PentimentoError
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import PlanVersion
+from pentimento.domain.image_request import (
+    Accepted,
+    Explanation,
+    GenerateEvent,
+    ImageRequest,
+    ModelInfo,
+    RequestStatus,
+    ResolvedRequest,
+)
+from pentimento.domain.requests import RequestState
+from pentimento.stores.ledger import Journal
+from pentimento.stores.ledger.records import AcceptKind, RequestRecord
+from services.frontdoor.answers.audience import Audience, Listener
+from services.frontdoor.answers.delivery import recorded_events
+from services.frontdoor.answers.endings import key_reused
+from services.frontdoor.interpreter import Interpreter
+from services.frontdoor.metrics import REQUESTS
+from services.frontdoor.objects.inputs import Inputs
+from services.frontdoor.objects.results import Results
+from services.frontdoor.requests.callers import Callers
+from services.frontdoor.requests.jobs import Job, Jobs
+from services.frontdoor.requests.quotas import Quotas
+from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
+from services.frontdoor.routing.paths import Paths, Stop, as_painted_by, fits
+from services.frontdoor.routing.router import Router
+from services.frontdoor.workers.catalogue import Catalogue
+
+_SEED_BITS = 32
+_MAX_ID_LENGTH = 64
+# What a request that is under way is to its client, by its phase.
+_PUBLIC_STATE = {
+    Phase.ACCEPTING: RequestState.ACCEPTED,
+    Phase.ROUTING: RequestState.ACCEPTED,
+    Phase.QUEUED: RequestState.QUEUED,
+    Phase.STARTING: RequestState.QUEUED,
+}
+
+
+@dataclass(frozen=True)
+class KeyedCall:
+    """An idempotency key, the digest of what it came with, and the request that has it in the journal already."""
+
+    idempotency_key: str = ""
+    body_hash: str = ""
+    request_id: str = ""
+
+
+NO_KEY = KeyedCall()
+
+
+class ImageApi:
+    """Handlers in domain values; they raise domain errors. `tenant` is the caller's, whose requests alone are seen."""
+
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        jobs: Jobs,
+        journal: Journal,
+        results: Results,
+        router: Router,
+        catalogue: Catalogue,
+        paths: Paths,
+        limits: RequestLimits,
+        clock: Clock,
+        inputs: Inputs,
+        quotas: Quotas,
+        callers: Callers,
+    ) -> None:
+        self._interpreter = interpreter
+        self._jobs = jobs
+        self._journal = journal
+        self._results = results
+        self._router = router
+        self._catalogue = catalogue
+        self._paths = paths
+        self._limits = limits
+        self._clock = clock
+        self._inputs = inputs
+        self._quotas = quotas
+        self._callers = callers
+        # From when the process stops, streams break because of us, not because their clients went away.
+        self.stopping = False
+
+    async def generate(
+        self, tenant: str, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0
+    ) -> AsyncGenerator[GenerateEvent, None]:
+        """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen."""
+        check_idempotency_key(idempotency_key, self._limits)
+        with self._callers.calling(tenant, idempotency_key):
+            key = await self._look_up(tenant, request, idempotency_key)
+            if key.request_id and self._find_job(tenant, key.request_id) is None:
+                yield Accepted(key.request_id, replayed=True)
+                for event in await recorded_events(self._journal, self._results, key.request_id, tenant):
+                    yield event
+                return
+            listener = self._join(tenant, key.request_id) or self._arrive(tenant, request, key, preview_interval_steps)
+            # The stream may stay open for long; the images that the request came with are not kept by it.
+            del request
+            try:
+                async for event in listener.events():
+                    yield event
+            finally:
+                self._leave(listener)
+
+    async def _look_up(self, tenant: str, request: ImageRequest, idempotency_key: str) -> KeyedCall:
+        """Who holds the key already is answered whatever the queues are like. Two that come at once are told apart by
+        the journal when they are accepted."""
+        if not idempotency_key:
+            return NO_KEY
+        body_hash = hashlib.sha256(request_to_bytes(request)).hexdigest()
+        found = await asyncio.wrap_future(self._journal.find_key(tenant, idempotency_key, body_hash))
+        if found is not None and found.kind is AcceptKind.BODY_DIFFERS:
+            raise key_reused()
+        return KeyedCall(idempotency_key, body_hash, found.request_id if found is not None else "")
+
+    def _join(self, tenant: str, request_id: str) -> Listener | None:
+        """A later listener of a request that is under way here; None where there is none."""
+        job = self._find_job(tenant, request_id) if request_id else None
+        return job.audience.join_late() if job is not None else None
+
+    def _arrive(self, tenant: str, request: ImageRequest, key: KeyedCall, preview_interval_steps: int) -> Listener:
+        """Changes state: the request is judged, and the dataplane hears of it."""
+        draw = random.random()
+        held, way = self._paths.choose(request, draw)
+        seed = secrets.randbits(_SEED_BITS)
+        resolved = resolve(request, held, self._limits, seed, preview_interval_steps)
+        way = self._fitting(request, resolved, way)
+        first = self._catalogue.find(way[0].model)
+        job = self._new_job(tenant, resolved, way, key, draw)
+        listener = job.audience.join()
+        pools, work = tuple(stop.pool for stop in way), as_painted_by(resolved, first).cost
+        arrived = RequestArrived(job.request_id, tenant, pools[0], work, job.deadline, cascade=pools)
+        self._interpreter.submit(arrived)
+        return listener
+
+    async def cancel(self, tenant: str, request_id: str) -> RequestState:
+        """The state it ends in, which is another than CANCELLED when the cancel came too late."""
+        job = self._find_job(tenant, request_id)
+        if job is not None:
+            self._interpreter.submit(CancelRequested(request_id))
+            await job.ended.wait()
+        return (await self._record(tenant, request_id)).state
+
+    async def get_request(self, tenant: str, request_id: str, omit_image: bool = False) -> RequestStatus:
+        record = await self._record(tenant, request_id)
+        if record.state is RequestState.COMPLETED:
+            completed = await self._results.load(record, with_image=not omit_image)
+            return RequestStatus(request_id, record.state, completed)
+        state = record.state if record.state.terminal else self._live_state(record)
+        return RequestStatus(request_id, state, None, record.error_reason, record.error_message)
+
+    async def explain(self, tenant: str, request: ImageRequest) -> Explanation:
+        """The route that `generate` would take now; nothing is accepted or journalled."""
+        judged_by, way = self._paths.choose(request, random.random())
+        resolved = resolve(request, judged_by, self._limits, 0)
+        held = self._catalogue.find(way[0].model)
+        resolved = as_painted_by(resolved, held)
+        notes: list[str] = []
+        embedding = await self._router.embed(tenant, resolved, notes.append)
+        dataplane = self._interpreter.dataplane
+        version = dataplane.state.plan.version if dataplane.state.plan is not None else PlanVersion()
+        route = await self._router.decide(tenant, resolved, held, embedding, version, notes.append)
+        return Explanation(route, version, way[0].pool, dataplane.predicted_wait_s(way[0].pool) * 1000)
+
+    def list_models(self) -> tuple[ModelInfo, ...]:
+        return self._catalogue.infos(self._ready_worker_count)
+
+    def _fitting(self, request: ImageRequest, resolved: ResolvedRequest, way: tuple[Stop, ...]) -> tuple[Stop, ...]:
+        """The stops whose models can paint a picture of that size; without one the last says what is wrong."""
+        fitting = tuple(stop for stop in way if fits(resolved, self._catalogue.find(stop.model)))
+        if not fitting:
+            resolve(request, self._catalogue.find(way[-1].model), self._limits, 0)
+        return fitting or way
+
+    def _new_job(
+        self,
+        tenant: str,
+        resolved: ResolvedRequest,
+        way: tuple[Stop, ...],
+        key: KeyedCall,
+        draw: float,
+    ) -> Job:
+        """Changes state: counted, unless a quota of its tenant or a disk is exhausted."""
+        request_id = f"r-{secrets.token_hex(16)}"
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        deadline_s = resolved.deadline_ms / 1000
+        job = Job(
+            request_id=request_id,
+            tenant=tenant,
+            resolved=self._inputs.claim(tenant, request_id, resolved),
+            arrived_at=now,
+            accepted_at=wall,
+            deadline=now + deadline_s,
+            deadline_at=wall + deadline_s,
+            audience=Audience(request_id),
+            idempotency_key=key.idempotency_key,
+            body_hash=key.body_hash,
+            way=way,
+            draw=draw,
+        )
+        self._jobs.add(job)
+        try:
+            self._quotas.check(job)
+        except PentimentoError:
+            REQUESTS.labels("rejected").inc()
+            self._jobs.end(job)
+            raise
+        return job
+
+    def _leave(self, listener: Listener) -> None:
+        listener.leave()
+        if not listener.ended and not listener.audience.listeners and not self.stopping:
+            self._interpreter.submit(CancelRequested(listener.audience.request_id, client_left=True))
+
+    def _find_job(self, tenant: str, request_id: str) -> Job | None:
+        job = self._jobs.find(request_id)
+        return job if job is not None and job.tenant == tenant else None
+
+    async def _record(self, tenant: str, request_id: str) -> RequestRecord:
+        """NotFound for an unknown id, another tenant's, and whatever is no id at all."""
+        looks_right = 0 < len(request_id) <= _MAX_ID_LENGTH and request_id.isascii() and request_id.isprintable()
+        record = await asyncio.wrap_future(self._journal.get(request_id, tenant)) if looks_right else None
+        if record is None:
+            raise NotFound("UNKNOWN_REQUEST", "request_id: there is no such request")
+        return record
+
+    def _live_state(self, record: RequestRecord) -> RequestState:
+        request = self._interpreter.dataplane.state.requests.get(record.request.request_id)
+        if request is None:
+            return record.state
+        return _PUBLIC_STATE.get(request.phase, RequestState.RUNNING)
+
+    def _ready_worker_count(self, held: HeldModel) -> int:
+        workers = self._interpreter.dataplane.state.workers.values()
+        return sum(worker.holds(held.model_digest) and not worker.draining for worker in workers)

@@ -1,0 +1,183 @@
+"""Requests under way, as the interpreter of effects needs them: what the dataplane does not decide by."""
+
+import asyncio
+import contextvars
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pentimento.dataplane.defects import failure_of
+from pentimento.dataplane.effects import Effect
+from pentimento.dataplane.events import Event
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.execution import AttemptResult
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
+from pentimento.domain.image_request import Completed, ResolvedRequest
+from pentimento.rpc import spawn_detached
+from services.frontdoor.answers.audience import Audience
+from services.frontdoor.routing.paths import Lane, Stop
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Execution:
+    """One attempt as it runs; times are monotonic seconds: when it got its worker, when it was sent there."""
+
+    attempt: Attempt
+    worker_id: str
+    resolved: ResolvedRequest
+    held: HeldModel | None
+    route: Route | None
+    cascade_stage: int = 0
+    grant: CacheGrant | None = None
+    # Who computes the other half of its guidance: (worker id, address).
+    peer: tuple[str, str] | None = None
+    # What the discriminator said of its picture.
+    confidence: float | None = None
+    bound_at: float = 0.0
+    sent_at: float = 0.0
+    result: AttemptResult | None = None
+
+
+@dataclass
+class Job:
+    """`arrived_at` and `deadline` are monotonic, `accepted_at` and `deadline_at` wall-clock seconds.
+
+    `resolved` is what was accepted, `way` the pools of its cascade; `current`, `held` and `route` are those of its
+    stage now, `lanes` the pools that may paint that stage. `draw` is its own for the shares of plans, uniform in 0..1.
+    """
+
+    request_id: str
+    tenant: str
+    resolved: ResolvedRequest
+    arrived_at: float
+    accepted_at: float
+    deadline: float
+    deadline_at: float
+    audience: Audience
+    way: tuple[Stop, ...] = ()
+    draw: float = 0.0
+    idempotency_key: str = ""
+    body_hash: str = ""
+    cascade_stage: int = 0
+    current: ResolvedRequest | None = None
+    held: HeldModel | None = None
+    embedding: "asyncio.Task[Embedding | None] | None" = None
+    route: Route | None = None
+    route_journalled: bool = False
+    lanes: tuple[Lane, ...] = ()
+    queued_at: float = 0.0
+    executions: dict[int, Execution] = field(default_factory=dict)
+    timings: list[StageTiming] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    # What the attempt failed with, for the client's status; the journal keeps its reason and message.
+    failure: PentimentoError | None = None
+    # Another frontdoor goes on with it: what it came with stays.
+    elsewhere: bool = False
+    completed: Completed | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+
+    def take(self, lane: Lane) -> None:
+        """Be painted there."""
+        self.current, self.held, self.route = lane.resolved, lane.held, lane.route
+
+    def execution(self, attempt: Attempt, worker_id: str) -> Execution:
+        """An attempt at the stage it is in now; kept from here on."""
+        resolved = self.current or self.resolved
+        execution = Execution(attempt, worker_id, resolved, self.held, self.route, self.cascade_stage)
+        self.executions[attempt.fencing_token] = execution
+        return execution
+
+    def time_stage(self, stage: str, started_at: float, ended_at: float) -> None:
+        """Note a stage, in milliseconds since the request arrived."""
+        begin_ms = (started_at - self.arrived_at) * 1000
+        self.timings.append(StageTiming(stage, begin_ms, (ended_at - started_at) * 1000))
+
+    def note(self, sentence: str) -> None:
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+
+class Jobs:
+    """Every request that has not ended, and the tasks that work for them.
+
+    A task's cause is the effect that it performs, or the name of other work. Of an effect whose task raises, or is
+    cancelled, the dataplane hears EffectFailed; during a shutdown nobody listens any more.
+    """
+
+    def __init__(self, submit: Callable[[Event], None]) -> None:
+        self._submit = submit
+        self._jobs: dict[str, Job] = {}
+        self._counts: Counter[str] = Counter()
+        # Hears of every job that is over.
+        self.on_end: Callable[[Job], None] = lambda job: None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(tuple(self._jobs.values()))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def count_of(self, tenant: str) -> int:
+        """Its requests that have not ended."""
+        return self._counts[tenant]
+
+    def add(self, job: Job) -> None:
+        self._jobs[job.request_id] = job
+        self._counts[job.tenant] += 1
+
+    def find(self, request_id: str) -> Job | None:
+        return self._jobs.get(request_id)
+
+    def get(self, request_id: str) -> Job:
+        """KeyError for a request that has ended: the dataplane never asks for one."""
+        return self._jobs[request_id]
+
+    def end(self, job: Job) -> None:
+        if self._jobs.pop(job.request_id, None) is not None:
+            self._counts[job.tenant] -= 1
+            if not self._counts[job.tenant]:
+                del self._counts[job.tenant]
+            self.on_end(job)
+        job.ended.set()
+
+    def spawn(self, job: Job, work: Coroutine[Any, Any, Any], cause: Effect | str) -> "asyncio.Task[Any]":
+        """Work for a request, under its request id and no one's deadline, whoever's event set it off."""
+        return self._spawn(job.context.copy(), work, cause)
+
+    def spawn_background(self, work: Coroutine[Any, Any, Any], cause: Effect | str) -> "asyncio.Task[Any]":
+        return self._spawn(contextvars.Context(), work, cause)
+
+    async def finish_tasks(self) -> None:
+        """Wait for what is still being done, such as cache entries that are being committed."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self.finish_tasks()
+
+    def _spawn(
+        self, context: contextvars.Context, work: Coroutine[Any, Any, Any], cause: Effect | str
+    ) -> "asyncio.Task[Any]":
+        name = cause if isinstance(cause, str) else type(cause).__name__
+        task = context.run(spawn_detached, work, name)
+        self._tasks.add(task)
+        task.add_done_callback(lambda ended: self._forget(ended, cause))
+        return task
+
+    def _forget(self, task: "asyncio.Task[Any]", cause: Effect | str) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("work for a request broke down", exc_info=error, extra={"work": task.get_name()})
+        if not isinstance(cause, str) and (task.cancelled() or error is not None):
+            self._submit(failure_of(cause))

@@ -1,0 +1,70 @@
+"""Who may be accepted beyond what the queues decide: nobody fills the disks, or leaves others no room on them."""
+
+import asyncio
+from dataclasses import dataclass
+
+from pentimento.domain.errors import ResourceExhausted
+from pentimento.stores.ledger.journal_objects import JournalObjects
+from services.frontdoor.metrics import FREE_BYTES
+from services.frontdoor.objects.inputs import Inputs
+from services.frontdoor.objects.object_keeper import ObjectKeeper
+from services.frontdoor.requests.jobs import Job, Jobs
+
+QUOTA_RETRY_MS = 5000
+_LOOK_INTERVAL_S = 0.5
+
+
+@dataclass(frozen=True)
+class QuotaLimits:
+    """Of a tenant's unfinished requests, how many and the bytes they came with; bytes to be left free on each disk."""
+
+    tenant_unfinished_requests: int
+    tenant_unfinished_bytes: int
+    min_free_bytes: int
+
+
+class Quotas:
+    """Raises ResourceExhausted, with a time to come back, before anything is journalled or stored."""
+
+    def __init__(
+        self, limits: QuotaLimits, jobs: Jobs, inputs: Inputs, keeper: ObjectKeeper, journal: JournalObjects
+    ) -> None:
+        self._limits = limits
+        self._jobs = jobs
+        self._inputs = inputs
+        self._keeper = keeper
+        self._journal = journal
+        # Of the fullest disk; None where nobody says.
+        self._free_bytes: int | None = None
+
+    def check(self, job: Job) -> None:
+        """The job is counted already, and what it came with."""
+        tenant, limits = job.tenant, self._limits
+        count = self._jobs.count_of(tenant)
+        if count > limits.tenant_unfinished_requests:
+            limit = f"at most {limits.tenant_unfinished_requests} requests of a tenant may be unfinished"
+            raise _exhausted("tenant-unfinished-requests", limit)
+        if job.resolved.inputs and self._inputs.size_bytes(tenant) > limits.tenant_unfinished_bytes:
+            limit = f"unfinished requests of a tenant may come with {limits.tenant_unfinished_bytes} bytes of images"
+            raise _exhausted("tenant-unfinished-bytes", limit)
+        if self._free_bytes is not None and self._free_bytes < limits.min_free_bytes:
+            raise _exhausted("min-free-bytes", f"less than {limits.min_free_bytes} bytes are left on the disk")
+        self._keeper.check_room(tenant, len(self._jobs), count)
+
+    async def watch_disks_forever(self) -> None:
+        """Changes state: how much is left on the disks of the store and of the journal."""
+        while True:
+            await self.look_at_disks()
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    async def look_at_disks(self) -> None:
+        """Changes state: once."""
+        found = [await self._keeper.free_bytes(), await asyncio.to_thread(self._journal.free_bytes)]
+        known = [free for free in found if free is not None]
+        self._free_bytes = min(known) if known else None
+        FREE_BYTES.set(self._free_bytes or 0)
+
+
+def _exhausted(quota: str, limit: str) -> ResourceExhausted:
+    message = f"{quota}: {limit}"
+    return ResourceExhausted("QUOTA_EXCEEDED", message, retry_after_ms=QUOTA_RETRY_MS, metadata={"quota": quota})

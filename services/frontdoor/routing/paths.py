@@ -1,0 +1,122 @@
+"""Which models a request is painted by: one, or those of a cascade, light first.
+
+Where the client names no model the deployment decides, by its plan or else by its settings.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pentimento.dataplane import Dataplane
+from pentimento.domain.errors import Unavailable
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import CascadeStage, FromImage, Route, Scheduler, noise_form_of
+from pentimento.domain.image_request import ImageRequest, ResolvedRequest
+from pentimento.policies.serving.entry import request_pools
+from services.frontdoor.workers.catalogue import Catalogue
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A pool on a request's way, and its model."""
+
+    pool: str
+    model: str
+    confidence_threshold: float = 0.0
+
+
+RETRY_MS = 1000
+
+
+class Paths:
+    """Requests that name a model are painted by it alone."""
+
+    def __init__(self, catalogue: Catalogue, dataplane: Dataplane, cascade: Sequence[str]) -> None:
+        """`cascade`: models by their stages, for plans that say nothing of the way."""
+        self._catalogue = catalogue
+        self._dataplane = dataplane
+        self._cascade = tuple(Stop(model, model) for model in cascade)
+
+    def choose(self, request: ImageRequest, draw: float) -> tuple[HeldModel, tuple[Stop, ...]]:
+        """The model that the request is judged by, and the way. `draw` is uniform in 0..1, for plans with shares.
+
+        What a request says without naming a model (steps, guidance) it says of the deployment's default one; every
+        other model on its way paints as is usual there. NotFound for a model nobody knows, Unavailable while none of
+        the plan's was ever held."""
+        if request.model or request.init_image is not None:
+            held = self._catalogue.find(request.model)
+            return held, self._planned(held.model, draw) or (Stop(held.model, held.model),)
+        way = self._planned("", draw) or self._cascade
+        known = tuple(stop for stop in way if self._catalogue.known(stop.model) is not None)
+        if way and not known:
+            models = ", ".join(stop.model for stop in way)
+            raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {models} yet", retry_after_ms=RETRY_MS)
+        if known:
+            return self._catalogue.default() or self._catalogue.find(known[-1].model), known
+        held = self._catalogue.find("")
+        return held, self._planned(held.model, draw) or (Stop(held.model, held.model),)
+
+    def _planned(self, model: str, draw: float) -> tuple[Stop, ...]:
+        plan = self._dataplane.state.plan
+        pools = request_pools(plan.pools, model, draw) if plan is not None else ()
+        return tuple(Stop(pool.pool, pool.model, pool.confidence_threshold) for pool in pools)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Where a request may be painted: the pool, the request as that pool's model is asked, and its route there."""
+
+    pool: str
+    held: HeldModel
+    resolved: ResolvedRequest
+    route: Route
+
+
+def as_started_by(lane: Lane, pool: str, resolved: ResolvedRequest, held: HeldModel) -> Lane | None:
+    """The start from an image handed to another model, at the same share of its steps; None where that is its first."""
+    start = lane.route.start
+    assert isinstance(start, FromImage)
+    steps, own_steps = lane.resolved.spec.num_inference_steps, resolved.spec.num_inference_steps
+    first_step = round(start.start_step * own_steps / steps)
+    if not first_step:
+        return None
+    image = replace(start, start_step=min(first_step, own_steps - 1), noise_form=noise_form_of(held.prediction_type))
+    route = replace(lane.route, start=image, model=held.model, model_digest=held.model_digest)
+    return Lane(pool, held, resolved, route)
+
+
+def stages_of(way: Sequence[Stop]) -> tuple[CascadeStage, ...]:
+    """As a route records them; none for a way of one stop."""
+    if len(way) < 2:
+        return ()
+    discriminator = cascade_name([stop.model for stop in way])
+    *scored, last = way
+    return (
+        *(CascadeStage(stop.model, discriminator, stop.confidence_threshold) for stop in scored),
+        CascadeStage(last.model),
+    )
+
+
+def cascade_name(models: Sequence[str]) -> str:
+    """By which a discriminator knows the cascade."""
+    return ">".join(models)
+
+
+def as_painted_by(resolved: ResolvedRequest, held: HeldModel) -> ResolvedRequest:
+    """The same picture asked of another model: its own steps, guidance and scheduler, nothing else."""
+    if held.model == resolved.spec.model:
+        return resolved
+    spec = replace(
+        resolved.spec,
+        model=held.model,
+        num_inference_steps=held.default_steps,
+        guidance_scale=held.default_guidance_scale,
+        scheduler=Scheduler(held.schedulers[0]),
+        eta=0.0,
+    )
+    return replace(resolved, spec=spec)
+
+
+def fits(resolved: ResolvedRequest, held: HeldModel) -> bool:
+    """Whether the model can paint a picture of that size."""
+    sides = (resolved.spec.width_px, resolved.spec.height_px)
+    return all(side <= held.max_size_px and side % held.size_multiple_px == 0 for side in sides)

@@ -1,0 +1,107 @@
+"""The effects that decide where a request starts."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from pentimento.dataplane import Dataplane
+from pentimento.dataplane.effects import PrepareRoute, ResolveRoute
+from pentimento.dataplane.events import Event, RouteOption, RouteResolved
+from pentimento.domain.clock import Clock
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.fleet import HeldModel, PoolPlan
+from pentimento.domain.generation import FromImage, PlanVersion, Route
+from pentimento.domain.image_request import ResolvedRequest
+from pentimento.policies.serving.entry import IMAGE, start_pools
+from services.frontdoor.requests.jobs import Job, Jobs
+from services.frontdoor.routing.paths import Lane, as_painted_by, as_started_by, fits, stages_of
+from services.frontdoor.routing.router import Router, steps_saved, work_left
+from services.frontdoor.workers.catalogue import Catalogue
+
+logger = logging.getLogger(__name__)
+
+
+class RoutePerformer:
+    """Embeds beside the journal's commit; answers ResolveRoute with RouteResolved."""
+
+    def __init__(
+        self,
+        router: Router,
+        catalogue: Catalogue,
+        jobs: Jobs,
+        dataplane: Dataplane,
+        submit: Callable[[Event], None],
+        clock: Clock,
+        count_start: Callable[[str, int], None],
+    ) -> None:
+        """`count_start` hears of every start: pool and step."""
+        self._router = router
+        self._catalogue = catalogue
+        self._jobs = jobs
+        self._dataplane = dataplane
+        self._submit = submit
+        self._clock = clock
+        self._count_start = count_start
+
+    def prepare(self, effect: PrepareRoute) -> None:
+        job = self._jobs.get(effect.request_id)
+        job.embedding = self._jobs.spawn(job, self._embed(job), effect)
+
+    def resolve(self, effect: ResolveRoute) -> None:
+        job = self._jobs.get(effect.request_id)
+        self._jobs.spawn(job, self._resolve(job, effect.cascade_stage), effect)
+
+    async def _embed(self, job: Job) -> Embedding | None:
+        """Whatever is wrong here costs the cache alone."""
+        try:
+            return await self._router.embed(job.tenant, job.resolved, job.note)
+        except Exception:
+            logger.exception("a prompt was not embedded")
+            job.note("cache skipped: embedder defect")
+            return None
+
+    async def _resolve(self, job: Job, stage: int) -> None:
+        stop = job.way[stage]
+        held = await self._catalogue.wait_for(stop.model)
+        started_at = self._clock.monotonic()
+        resolved = as_painted_by(job.resolved, held)
+        route = await self._decide(job, resolved, held)
+        self._count_start(stop.pool, steps_saved(route.start))
+        job.cascade_stage, job.route_journalled = stage, False
+        job.lanes = self._lanes(job, Lane(stop.pool, held, resolved, route))
+        job.take(job.lanes[0])
+        job.queued_at = self._clock.monotonic()
+        job.time_stage("route", started_at, job.queued_at)
+        job.audience.routed(job.lanes[0].route)
+        first, *others = (_option(lane) for lane in job.lanes)
+        self._submit(
+            RouteResolved(job.request_id, first.pool, first.model_digest, first.work, stage, spare=tuple(others))
+        )
+
+    def _lanes(self, job: Job, own: Lane) -> tuple[Lane, ...]:
+        """The plan's, for a picture to start from; a latent is of use to its own model alone."""
+        plan = self._dataplane.state.plan
+        if plan is None or not isinstance(own.route.start, FromImage):
+            return (own,)
+        lanes = (self._lane(job, own, pool) for pool in start_pools(plan.pools, IMAGE, job.draw, own.pool))
+        return tuple(lane for lane in lanes if lane is not None) or (own,)
+
+    def _lane(self, job: Job, own: Lane, pool: PoolPlan) -> Lane | None:
+        """None where the pool's model was never held, or cannot paint it."""
+        if pool.model == own.held.model:
+            return replace(own, pool=pool.pool)
+        held = self._catalogue.known(pool.model)
+        if held is None or not fits(job.resolved, held):
+            return None
+        return as_started_by(own, pool.pool, as_painted_by(job.resolved, held), held)
+
+    async def _decide(self, job: Job, resolved: ResolvedRequest, held: HeldModel) -> Route:
+        embedding = await job.embedding if job.embedding is not None else None
+        plan = self._dataplane.state.plan
+        version = plan.version if plan is not None else PlanVersion()
+        route = await self._router.decide(job.tenant, resolved, held, embedding, version, job.note)
+        return replace(route, stages=stages_of(job.way))
+
+
+def _option(lane: Lane) -> RouteOption:
+    return RouteOption(lane.pool, lane.route.model_digest, work_left(lane.resolved, lane.route.start))

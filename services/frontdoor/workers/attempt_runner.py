@@ -1,0 +1,227 @@
+"""The effects that run attempts on workers: their streams read, their failures told apart."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from pentimento.clients.worker import WorkerClient
+from pentimento.dataplane.effects import Attach, Execute, Hedge, ReservePair, StopAttempt
+from pentimento.dataplane.events import (
+    AttemptFailed,
+    AttemptFinished,
+    AttemptStarted,
+    AttemptYielded,
+    Event,
+    FailureKind,
+)
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import (
+    DEVICE_OUT_OF_MEMORY,
+    Aborted,
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    NotFound,
+    PentimentoError,
+    ResourceExhausted,
+    Unavailable,
+)
+from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
+from pentimento.domain.generation import Attempt, Route, StageTiming
+from pentimento.domain.image_request import Progress
+from pentimento.stores.objects.store import digest_of
+from services.frontdoor.identity import Identity
+from services.frontdoor.objects.inputs import INPUT_UNAVAILABLE, Inputs
+from services.frontdoor.requests.jobs import Execution, Job, Jobs
+from services.frontdoor.workers.worker_links import WorkerLink, WorkerLinks
+
+logger = logging.getLogger(__name__)
+
+Stream = AsyncIterator[ExecuteEvent]
+
+STOP_TIMEOUT_S = 2.0
+# Reasons of the worker's that say more than the class of their error.
+ATTEMPT_GONE = "ATTEMPT_GONE"
+ON_ITS_WAY_OUT = frozenset({"DRAINING", "WORKER_STOPPED"})
+
+
+class AttemptRunner:
+    """Answers Execute and Attach with AttemptFinished or AttemptFailed, unless the worker is lost first."""
+
+    def __init__(
+        self,
+        links: WorkerLinks,
+        jobs: Jobs,
+        report_bad_donor: Callable[[Route, str], None],
+        submit: Callable[[Event], None],
+        clock: Clock,
+        identity: Identity,
+        inputs: Inputs,
+    ) -> None:
+        self._links = links
+        self._jobs = jobs
+        self._report_bad_donor = report_bad_donor
+        self._submit = submit
+        self._clock = clock
+        self._identity = identity
+        self._inputs = inputs
+
+    def execute(self, effect: Execute) -> None:
+        job = self._jobs.get(effect.request_id)
+        execution = job.executions[effect.fencing_token]
+        self._run(effect, job, execution, lambda client: self._execute(client, job, execution, effect))
+
+    def attach(self, effect: Attach) -> None:
+        job = self._jobs.get(effect.request_id)
+        number, token = effect.attempt_number, effect.fencing_token
+        frontdoor = (self._identity.frontdoor_id, self._identity.epoch)
+        journal_id = self._identity.journal_id
+        execution = job.execution(Attempt(job.request_id, number, token, *frontdoor, job.tenant), effect.worker_id)
+
+        async def open_stream(client: WorkerClient) -> Stream:
+            return client.attach(job.request_id, token, *frontdoor, journal_id)
+
+        self._run(effect, job, execution, open_stream)
+
+    def reserve_pair(self, effect: ReservePair) -> None:
+        execution = self._jobs.get(effect.request_id).executions[effect.fencing_token]
+        execution.peer = (effect.peer_id, self._links.address_of(effect.peer_id))
+
+    def hedge(self, effect: Hedge) -> None:
+        self._jobs.get(effect.request_id).note("run a second time beside a slow attempt")
+
+    def stop(self, effect: StopAttempt) -> None:
+        link = self._links.of_worker(effect.worker_id)
+        if link is not None:
+            self._jobs.spawn_background(self._stop(link, effect), effect)
+
+    def _run(
+        self,
+        effect: Execute | Attach,
+        job: Job,
+        execution: Execution,
+        open_stream: Callable[[WorkerClient], Awaitable[Stream]],
+    ) -> None:
+        link = self._links.of_worker(execution.worker_id)
+        attempt = execution.attempt
+        if link is None:
+            kind = FailureKind.WORKER_LOST
+            self._submit(AttemptFailed(attempt.request_id, attempt.fencing_token, kind))
+            return
+        execution.sent_at = self._clock.monotonic()
+        run = self._jobs.spawn(job, self._follow(job, execution, lambda: open_stream(link.client)), effect)
+        link.runs.add(run)
+        run.add_done_callback(link.runs.discard)
+
+    async def _execute(self, client: WorkerClient, job: Job, execution: Execution, effect: Execute) -> Stream:
+        """What the request came with is read now and passed on: it is here for running attempts alone."""
+        assert execution.route is not None
+        spec = await self._inputs.load(job, execution.resolved)
+        remaining_ms = max(int((effect.deadline - self._clock.monotonic()) * 1000), 1)
+        return client.execute(
+            execution.attempt,
+            spec,
+            execution.route,
+            effect.worker_generation,
+            deadline_remaining_ms=remaining_ms,
+            preview_interval_steps=execution.resolved.preview_interval_steps,
+            cache_grant=execution.grant,
+            image_format=execution.resolved.format.value,
+            peer=execution.peer,
+            journal_id=self._identity.journal_id,
+        )
+
+    async def _follow(self, job: Job, execution: Execution, open_stream: Callable[[], Awaitable[Stream]]) -> None:
+        """The stream is opened here: a task that is cancelled before it begins leaves none behind."""
+        request_id, token = execution.attempt.request_id, execution.attempt.fencing_token
+        try:
+            async for event in await open_stream():
+                if isinstance(event, AttemptResult):
+                    self._take_result(job, execution, event)
+                    self._submit(AttemptFinished(request_id, token))
+                else:
+                    self._pass_on(job, execution, event)
+            if execution.result is None:
+                raise Unavailable("STREAM_ENDED", "the worker ended the stream without a picture")
+        except PentimentoError as error:
+            if execution.result is not None:
+                # How the stream ended after the picture was here concerns nobody.
+                return
+            job.failure = error
+            # Should it be queued again.
+            job.queued_at = self._clock.monotonic()
+            self._submit(AttemptFailed(request_id, token, failure_kind(error), error.reason, error.message))
+        except asyncio.CancelledError:
+            # The link to the worker was lost; where that is news to the dataplane, the request runs elsewhere.
+            self._submit(AttemptFailed(request_id, token, FailureKind.WORKER_LOST))
+            raise
+
+    def _pass_on(self, job: Job, execution: Execution, event: Started | StepProgress | PlaceYielded) -> None:
+        attempt = execution.attempt
+        match event:
+            case Started():
+                self._submit(AttemptStarted(attempt.request_id, attempt.fencing_token))
+            case PlaceYielded():
+                self._submit(AttemptYielded(attempt.request_id, attempt.fencing_token))
+            case StepProgress():
+                job.audience.tell(Progress(event.step, event.step_count, event.preview, attempt.attempt_number))
+
+    def _take_result(self, job: Job, execution: Execution, result: AttemptResult) -> None:
+        """Raises Internal for a picture that is not what the worker sent, or not of this attempt."""
+        theirs, ours = result.attempt, execution.attempt
+        if (theirs.request_id, theirs.fencing_token) != (ours.request_id, ours.fencing_token):
+            raise Internal("RESULT_MISMATCH", "the worker answered with the result of another attempt")
+        if digest_of(result.image) != result.image_digest:
+            raise Internal("RESULT_CORRUPT", "the picture does not match its digest")
+        execution.result = result
+        if result.bad_donor_reason and execution.route is not None:
+            self._report_bad_donor(execution.route, result.bad_donor_reason)
+        time_attempt(job, execution, result, self._clock.monotonic())
+
+    async def _stop(self, link: WorkerLink, effect: StopAttempt) -> None:
+        try:
+            await link.client.cancel(effect.request_id, effect.fencing_token, STOP_TIMEOUT_S)
+        except PentimentoError as error:
+            logger.debug("could not stop an attempt", extra={"worker": effect.worker_id, "reason": error.reason})
+
+
+def time_attempt(job: Job, execution: Execution, result: AttemptResult, now: float) -> None:
+    """Note its stages. The worker's clock starts when the attempt reaches it, which is nowhere known: what it does not
+    account for is taken to be the ways there and back, alike."""
+    worker_s = max((timing.start_ms + timing.duration_ms for timing in result.timings), default=0.0) / 1000
+    way_s = max(now - execution.sent_at - worker_s, 0.0) / 2
+    reached_at = execution.sent_at + way_s
+    begin_ms = (reached_at - job.arrived_at) * 1000
+    job.time_stage("execute", execution.sent_at, now)
+    job.time_stage("send", execution.sent_at, reached_at)
+    job.timings += [
+        StageTiming(f"worker.{timing.stage}", begin_ms + timing.start_ms, timing.duration_ms)
+        for timing in result.timings
+    ]
+    job.time_stage("receive", now - way_s, now)
+
+
+def failure_kind(error: PentimentoError) -> FailureKind:
+    """What a worker's error means for the request."""
+    match error:
+        case Unavailable() if error.reason == INPUT_UNAVAILABLE:
+            # Another try would keep the place of one that can be painted.
+            return FailureKind.FATAL
+        case Unavailable():
+            return FailureKind.NO_CREDIT if error.reason in ON_ITS_WAY_OUT else FailureKind.WORKER_LOST
+        case ResourceExhausted():
+            return FailureKind.WORKER_LOST if error.reason == DEVICE_OUT_OF_MEMORY else FailureKind.NO_CREDIT
+        case FailedPrecondition():
+            return FailureKind.NOT_HELD
+        case Aborted():
+            # A newer attempt, or a newer frontdoor, is known there: the journal says who is right.
+            return FailureKind.NO_CREDIT
+        case NotFound() if error.reason == ATTEMPT_GONE:
+            return FailureKind.GONE
+        case DeadlineExceeded():
+            return FailureKind.DEADLINE
+        case Cancelled():
+            return FailureKind.STOPPED
+        case _:
+            return FailureKind.FATAL

@@ -1,0 +1,1 @@
+"""Attempts: judged, held, executed from their start to their encoded picture."""

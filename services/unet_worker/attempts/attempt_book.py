@@ -1,0 +1,291 @@
+"""The attempts that this worker holds: running ones, orphans, and finished ones that somebody may still ask for.
+
+Only a cancel or the deadline stops an attempt. A stream that breaks leaves an orphan, which runs on for a while so that
+a frontdoor (of a newer epoch, if the first one died) can attach to it; so do results that nobody has fetched.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+from pentimento.domain.clock import Clock, SystemClock
+from pentimento.domain.errors import (
+    Aborted,
+    Cancelled,
+    FailedPrecondition,
+    Internal,
+    NotFound,
+    PentimentoError,
+    ResourceExhausted,
+    Unavailable,
+)
+from pentimento.domain.execution import ExecuteEvent, PlaceYielded, RunningAttempt, Started, StepProgress
+from pentimento.domain.generation import Attempt
+from pentimento.rpc import spawn_detached
+from services.unet_worker import metrics
+from services.unet_worker.attempts.bounded_memory import remember
+from services.unet_worker.attempts.frontdoors import KnownFrontdoors
+from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+
+logger = logging.getLogger(__name__)
+
+Runner = Callable[[ExecuteOrder, Callable[[ExecuteEvent], None]], Awaitable[Outcome]]
+AttemptKey = tuple[str, int]
+StreamEvent = Started | StepProgress | PlaceYielded | Outcome
+
+# Finished attempts that are kept for who may still ask; the oldest go first.
+KEPT_RESULTS = 64
+
+
+class HeldAttempt:
+    """One attempt and what its reader still has to hear: progress is overwritten, start and end are not."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self.reader_epoch = attempt.frontdoor_epoch
+        self.task: asyncio.Task[None] | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+        self.outcome: Outcome | PentimentoError | None = None
+        self.step, self.step_count = 0, 0
+        self.yielded = False
+        self._started: Started | None = None
+        self._progress: StepProgress | None = None
+        self._news = asyncio.Event()
+        self._reader_count = 0
+        self._reader: int | None = None
+
+    @property
+    def key(self) -> AttemptKey:
+        return (self.attempt.request_id, self.attempt.fencing_token)
+
+    @property
+    def orphaned(self) -> bool:
+        return self._reader is None
+
+    def describe(self) -> RunningAttempt:
+        return RunningAttempt(*self.key, self.step, self.step_count, self.orphaned)
+
+    def hear(self, event: ExecuteEvent) -> None:
+        """News of the runner: start and yielding once, progress as it comes. A preview survives until it is read."""
+        match event:
+            case Started():
+                self._started, self.step, self.step_count = event, event.first_step, event.step_count
+            case StepProgress():
+                unread = self._progress.preview if self._progress else b""
+                self.step = max(event.step, self.step)
+                self._progress = StepProgress(self.step, event.step_count, event.preview or unread)
+            case PlaceYielded():
+                self.yielded = True
+        self._news.set()
+
+    def settle(self, outcome: Outcome | PentimentoError) -> None:
+        """The end; only the first one counts."""
+        if self.outcome is None:
+            self.outcome = outcome
+            self._news.set()
+
+    async def read(self) -> AsyncGenerator[StreamEvent, None]:
+        """Events from here on, then the outcome, or its error raised. A later reader ends this one with Aborted."""
+        self._reader_count += 1
+        self._reader = me = self._reader_count
+        self._news.set()
+        started_told = yielding_told = False
+        try:
+            while True:
+                if self._reader != me:
+                    raise Aborted("SUPERSEDED", "another stream of this attempt was opened")
+                if self._started is not None and not started_told:
+                    started_told = True
+                    yield self._started
+                elif self.yielded and not yielding_told:
+                    yielding_told = True
+                    yield PlaceYielded()
+                elif self._progress is not None:
+                    progress, self._progress = self._progress, None
+                    yield progress
+                elif isinstance(self.outcome, PentimentoError):
+                    raise self.outcome
+                elif self.outcome is not None:
+                    yield self.outcome
+                    return
+                else:
+                    self._news.clear()
+                    await self._news.wait()
+        finally:
+            if self._reader == me:
+                self._reader = None
+
+
+class AttemptBook:
+    """Admits, holds and forgets attempts; on the event loop only. `capacity` is asked for each one; `changed` is called
+    when one comes, goes or ends."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        capacity: Callable[[], int],
+        orphan_s: float,
+        changed: Callable[[], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self._runner = runner
+        self._capacity = capacity
+        self._orphan_s = orphan_s
+        self._changed = changed
+        self._held: OrderedDict[AttemptKey, HeldAttempt] = OrderedDict()
+        self._cancelled_early: OrderedDict[AttemptKey, None] = OrderedDict()
+        self._newest_tokens: OrderedDict[str, int] = OrderedDict()
+        self._frontdoors = KnownFrontdoors(clock or SystemClock())
+        self._turn = asyncio.Event()
+        self.draining = False
+        self.completed_count = 0
+        self.failed_count = 0
+
+    def running(self) -> list[HeldAttempt]:
+        return [held for held in self._held.values() if held.outcome is None]
+
+    def meet_frontdoor(self, frontdoor_id: str, epoch: int, journal_id: str = "") -> None:
+        """Raises Aborted when a newer epoch of that frontdoor has been here: credits and attempts are its own now;
+        InvalidArgument for one that nobody can have."""
+        if self._frontdoors.meet(frontdoor_id, epoch, journal_id):
+            self._note_change()
+
+    def execute(self, order: ExecuteOrder) -> AsyncGenerator[StreamEvent, None]:
+        """Starts the attempt; the stream ends with what it ends with. Raises Aborted, Cancelled, FailedPrecondition,
+        ResourceExhausted or Unavailable when it is not taken. The caller closes the stream."""
+        return self._follow(self._admit(order))
+
+    def attach(
+        self, request_id: str, fencing_token: int, frontdoor_id: str, frontdoor_epoch: int, journal_id: str = ""
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Goes on reading. Raises NotFound when the attempt is gone, Aborted for a frontdoor of an older epoch."""
+        self.meet_frontdoor(frontdoor_id, frontdoor_epoch, journal_id)
+        held = self._held.get((request_id, fencing_token))
+        if held is None:
+            raise NotFound("ATTEMPT_GONE", "this worker does not hold that attempt (any more)")
+        if frontdoor_epoch < held.reader_epoch:
+            raise Aborted("STALE_EPOCH", f"epoch {held.reader_epoch} reads this attempt, got {frontdoor_epoch}")
+        held.reader_epoch = frontdoor_epoch
+        return self._follow(held)
+
+    def cancel(self, request_id: str, fencing_token: int) -> bool:
+        """True when the attempt was queued or running. Unknown ones are remembered: Execute may come later."""
+        key = (request_id, fencing_token)
+        held = self._held.get(key)
+        if held is None:
+            remember(self._cancelled_early, key, None)
+            return False
+        return self._stop(held, Cancelled("CANCELLED", "the attempt was cancelled"))
+
+    async def drain(self) -> None:
+        """Takes nothing more, and returns when every running attempt has ended and its stream has told so."""
+        self.draining = True
+        self._note_change()
+        while any(held.outcome is None or not held.orphaned for held in self._held.values()):
+            self._turn.clear()
+            await self._turn.wait()
+
+    def close(self) -> None:
+        """Stops whatever runs."""
+        for held in list(self._held.values()):
+            self._stop(held, Unavailable("WORKER_STOPPED", "the worker stopped before the picture was done"))
+            self._forget(held)
+
+    def _note_change(self) -> None:
+        self._turn.set()
+        self._changed()
+
+    def _admit(self, order: ExecuteOrder) -> HeldAttempt:
+        attempt = order.attempt
+        self.meet_frontdoor(attempt.frontdoor_id, attempt.frontdoor_epoch, order.journal_id)
+        held = HeldAttempt(attempt)
+        if held.key in self._cancelled_early:
+            raise Cancelled("CANCELLED", "the attempt was cancelled before it arrived")
+        self._fence(attempt)
+        if self.draining:
+            raise Unavailable("DRAINING", "this worker is stopping")
+        if held.key in self._held:
+            raise FailedPrecondition("ATTEMPT_EXISTS", "this attempt is here already: attach to it")
+        if sum(not other.yielded for other in self.running()) >= (capacity := self._capacity()):
+            raise ResourceExhausted("NO_CREDIT", f"this worker holds at most {capacity} attempts at once")
+        self._held[held.key] = held
+        held.task = spawn_detached(self._run(held, order), "attempt")
+        self._expire_later(held)
+        self._note_change()
+        return held
+
+    def _fence(self, attempt: Attempt) -> None:
+        """The newest fencing token of a request wins; attempts under older ones are stopped or refused."""
+        newest = self._newest_tokens.get(attempt.request_id, -1)
+        if attempt.fencing_token < newest:
+            raise Aborted("FENCED_OFF", "a newer attempt at this request has been here")
+        remember(self._newest_tokens, attempt.request_id, attempt.fencing_token)
+        for held in self.running():
+            if held.attempt.request_id == attempt.request_id and held.attempt.fencing_token < attempt.fencing_token:
+                self._stop(held, Aborted("FENCED_OFF", "a newer attempt at this request has taken over"))
+
+    async def _run(self, held: HeldAttempt, order: ExecuteOrder) -> None:
+        try:
+            held.settle(await self._runner(order, held.hear))
+        except PentimentoError as error:
+            held.settle(error)
+        except asyncio.CancelledError:
+            held.settle(Cancelled("CANCELLED", "the attempt was stopped"))
+        except Exception as error:
+            logger.exception("an attempt failed")
+            held.settle(Internal("ATTEMPT_FAILED", f"the attempt failed: {type(error).__name__}"))
+        finally:
+            self._count(held)
+            if held.orphaned:
+                self._expire_later(held)
+            self._note_change()
+
+    def _count(self, held: HeldAttempt) -> None:
+        if isinstance(held.outcome, Outcome):
+            self.completed_count += 1
+            metrics.IMAGES.labels("completed").inc()
+        else:
+            stopped = isinstance(held.outcome, Cancelled | Aborted)
+            self.failed_count += not stopped
+            metrics.IMAGES.labels("stopped" if stopped else "failed").inc()
+
+    async def _follow(self, held: HeldAttempt) -> AsyncGenerator[StreamEvent, None]:
+        if held.expiry is not None:
+            held.expiry.cancel()
+        self._note_change()
+        try:
+            async with aclosing(held.read()) as events:
+                async for event in events:
+                    yield event
+        finally:
+            if held.orphaned:
+                self._expire_later(held)
+            self._note_change()
+
+    def _expire_later(self, held: HeldAttempt) -> None:
+        """Orphans and finished attempts go after `orphan_s`; of the latter only the newest few are kept that long."""
+        if held.expiry is not None:
+            held.expiry.cancel()
+        held.expiry = asyncio.get_running_loop().call_later(self._orphan_s, self._expire, held)
+        finished = [other for other in self._held.values() if other.outcome is not None and other.orphaned]
+        for other in finished[:-KEPT_RESULTS]:
+            self._forget(other)
+
+    def _expire(self, held: HeldAttempt) -> None:
+        if held.orphaned:
+            self._stop(held, Cancelled("ORPHANED", "the stream broke and nobody attached in time"))
+            self._forget(held)
+
+    def _stop(self, held: HeldAttempt, error: PentimentoError) -> bool:
+        if held.outcome is not None or held.task is None:
+            return False
+        held.settle(error)
+        held.task.cancel()
+        return True
+
+    def _forget(self, held: HeldAttempt) -> None:
+        if held.expiry is not None:
+            held.expiry.cancel()
+        self._held.pop(held.key, None)

@@ -1,0 +1,246 @@
+"""One attempt from order to outcome: resolve the start, denoise, finish, store."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.engine import FinishedPainting, StepEngine
+from pentimento.diffusion.latents import latent_to_bytes
+from pentimento.diffusion.painting import PaintingRequest
+from pentimento.domain.errors import Cancelled, DeadlineExceeded, PentimentoError
+from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import CapturedEntries, StageTiming
+from pentimento.tensors.device import tensor_to_wire
+from pentimento.tensors.wire import Binding, WireTensor
+from services.unet_worker.attempts.accounts import count_result, stage_timings
+from services.unet_worker.attempts.finishing import Finisher, Picture
+from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+from services.unet_worker.attempts.starts import ResolvedStart, StartResolver
+from services.unet_worker.attempts.yielding import PlaceWatch
+from services.unet_worker.cache.uploads import Uploads
+
+TRUNCATED_NOTE = "prompt longer than the text encoder takes: its end was ignored"
+
+
+@dataclass(frozen=True)
+class ExecutionLimits:
+    progress_interval_s: float
+    upload_timeout_s: float
+
+
+class PaintingBridge:
+    """The engine's news, carried to the event loop. Progress is thinned out: every wake-up of the loop takes the
+    interpreter away from the denoising loop, and nobody reads more than a few messages a second."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        emit: Callable[[ExecuteEvent], None],
+        finisher: Finisher,
+        uploads: Uploads | None,
+        progress_interval_s: float,
+    ) -> None:
+        self._worker_id = worker_id
+        self._emit = emit
+        self._finisher = finisher
+        self._uploads = uploads
+        self._interval_s = progress_interval_s
+        self._loop = asyncio.get_running_loop()
+        self._next_at = 0.0
+        self._step_count = 0
+        self._place = PlaceWatch(0, 0, 0.0)
+        self._preview_busy = False
+        self.done: asyncio.Future[FinishedPainting] = self._loop.create_future()
+
+    def started(self, first_step: int, step_count: int) -> None:
+        self._step_count = step_count
+        self._place = PlaceWatch(first_step, step_count, time.monotonic())
+        self._loop.call_soon_threadsafe(self._emit, Started(self._worker_id, first_step, step_count))
+
+    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
+        if predicted_clean is not None and not self._preview_busy:
+            self._start_preview(step, predicted_clean)
+        now = time.monotonic()
+        if self._place.yields(step, now):
+            self._loop.call_soon_threadsafe(self._emit, PlaceYielded())
+        if now >= self._next_at and step < self._step_count:
+            self._next_at = now + self._interval_s
+            self._loop.call_soon_threadsafe(self._emit, StepProgress(step, self._step_count))
+
+    def _start_preview(self, step: int, predicted_clean: Tensor) -> None:
+        """Previews never pile up: one that falls due while the last is still being made is left out."""
+        self._preview_busy = True
+
+        def made(png: bytes | None) -> None:
+            self._preview_busy = False
+            if png:
+                self._emit(StepProgress(step, self._step_count, png))
+
+        future = self._finisher.preview(predicted_clean)
+        future.add_done_callback(
+            lambda done: self._loop.call_soon_threadsafe(
+                made, None if done.cancelled() or done.exception() else done.result()
+            )
+        )
+
+    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
+        assert self._uploads is not None
+        self._uploads.add_latent(step, sigma, lambda: _finite_latent_bytes(latent))
+
+    def finished(self, painting: FinishedPainting) -> None:
+        self._loop.call_soon_threadsafe(self._settle, painting)
+
+    def failed(self, error: PentimentoError) -> None:
+        self._loop.call_soon_threadsafe(self._settle, error)
+
+    def _settle(self, outcome: FinishedPainting | PentimentoError) -> None:
+        if self.done.done():
+            return
+        if isinstance(outcome, FinishedPainting):
+            self.done.set_result(outcome)
+        else:
+            self.done.set_exception(outcome)
+
+
+class AttemptRunner:
+    """Runs attempts of one loaded model; `make_uploads` gives an order with a grant the place to store under it,
+    `watts` the device's mean power between two times, where it is known."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        held: HeldModel,
+        engine: StepEngine,
+        finisher: Finisher,
+        starts: StartResolver,
+        make_uploads: Callable[[ExecuteOrder], Uploads | None],
+        limits: ExecutionLimits,
+        watts: Callable[[float, float], float | None] = lambda since, until: None,
+    ) -> None:
+        self._worker_id = worker_id
+        self._held = held
+        self._engine = engine
+        self._finisher = finisher
+        self._starts = starts
+        self._make_uploads = make_uploads
+        self._limits = limits
+        self._watts = watts
+        self.running_count = 0
+
+    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+        """Emits Started and StepProgress, returns the rest. Raises domain errors; cancelling stops the engine's work at
+        its next step."""
+        self.running_count += 1
+        try:
+            return await self._run_in_time(order, emit)
+        finally:
+            self.running_count -= 1
+            self._engine.wake()  # what it does while nobody is here may go on
+
+    async def _run_in_time(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+        accepted_at = time.monotonic()
+        deadline = accepted_at + order.deadline_remaining_ms / 1000 if order.deadline_remaining_ms else None
+        try:
+            async with asyncio.timeout(deadline - time.monotonic() if deadline else None):
+                return await self._run(order, emit, accepted_at, deadline)
+        except TimeoutError:
+            raise DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done") from None
+
+    async def _run(
+        self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None], accepted_at: float, deadline: float | None
+    ) -> Outcome:
+        start = await self._starts.resolve(order.spec, order.route)
+        uploads = self._make_uploads(order)
+        painting = await self._paint(order, start, uploads, emit, deadline)
+        picture = await asyncio.wrap_future(
+            self._finisher.finish(painting.latent, order.image_format, keep_png=uploads is not None)
+        )
+        captured, upload_notes = await self._store(uploads, picture)
+        notes = [note for note in (start.note, TRUNCATED_NOTE if painting.prompt_truncated else "") if note]
+        timings = _timings(accepted_at, painting, picture, time.monotonic())
+        device_seconds = painting.device_s + picture.decoded_at - picture.started_at
+        result = AttemptResult(
+            attempt=order.attempt,
+            image=picture.image,
+            width_px=order.spec.width_px,
+            height_px=order.spec.height_px,
+            image_digest=picture.digest,
+            captured=captured,
+            steps_run=painting.step_count - painting.first_step,
+            steps_saved=start.saved_steps,
+            model_digest=self._held.model_digest,
+            worker_generation=self._held.worker_generation,
+            timings=timings,
+            device_seconds=device_seconds,
+            energy_joules=self._joules(painting, picture, device_seconds),
+            notes=(*order.notes, *notes, *upload_notes),
+            bad_donor_reason=start.bad_donor_reason,
+        )
+        count_result(result)
+        return Outcome(result, _final_latents(order, painting) if order.return_latents else None)
+
+    def _joules(self, painting: FinishedPainting, picture: Picture, device_seconds: float) -> float | None:
+        """The device's power while the picture was made, for the picture's share of its time."""
+        watts = self._watts(painting.started_at, picture.decoded_at)
+        return watts * device_seconds if watts is not None else None
+
+    async def _paint(
+        self,
+        order: ExecuteOrder,
+        start: ResolvedStart,
+        uploads: Uploads | None,
+        emit: Callable[[ExecuteEvent], None],
+        deadline: float | None,
+    ) -> FinishedPainting:
+        request = PaintingRequest(
+            order.spec,
+            start.start,
+            uploads.steps if uploads else frozenset(),
+            order.preview_interval_steps,
+            deadline,
+        )
+        bridge = PaintingBridge(self._worker_id, emit, self._finisher, uploads, self._limits.progress_interval_s)
+        ticket = self._engine.submit(request, bridge)
+        try:
+            return await bridge.done
+        finally:
+            ticket.stop(Cancelled("CANCELLED", "the attempt was stopped"))
+
+    async def _store(self, uploads: Uploads | None, picture: Picture) -> tuple[CapturedEntries, tuple[str, ...]]:
+        if uploads is None:
+            return CapturedEntries(""), ()
+        uploads.add_image(picture.png)
+        return await uploads.collect(self._limits.upload_timeout_s)
+
+
+def _finite_latent_bytes(latent: Tensor) -> bytes | None:
+    """None for what must not enter a cache."""
+    return latent_to_bytes(latent) if torch.isfinite(latent).all() else None
+
+
+def _timings(accepted_at: float, painting: FinishedPainting, picture: Picture, now: float) -> tuple[StageTiming, ...]:
+    return stage_timings(
+        accepted_at,
+        (
+            ("start", accepted_at, painting.queued_at),
+            ("queue", painting.queued_at, painting.started_at),
+            ("prepare", painting.started_at, painting.prepared_at),
+            ("denoise", painting.prepared_at, painting.finished_at),
+            ("decode", picture.started_at, picture.decoded_at),
+            ("encode", picture.decoded_at, picture.encoded_at),
+            ("store", picture.encoded_at, now),
+        ),
+    )
+
+
+def _final_latents(order: ExecuteOrder, painting: FinishedPainting) -> WireTensor:
+    attempt = order.attempt
+    binding = Binding(
+        attempt.request_id, attempt.fencing_token, painting.step_count, "latent", order.route.model_digest
+    )
+    return tensor_to_wire(painting.latent, binding)

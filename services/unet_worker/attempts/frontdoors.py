@@ -1,0 +1,54 @@
+"""Which start of each frontdoor is served: the one of the newest epoch, whatever journal it was claimed in."""
+
+import logging
+from collections import OrderedDict
+
+from pentimento.domain.clock import Clock
+from pentimento.domain.epochs import latest_believable
+from pentimento.domain.errors import Aborted, InvalidArgument
+from services.unet_worker import metrics
+from services.unet_worker.attempts.bounded_memory import remember
+
+logger = logging.getLogger(__name__)
+
+
+class KnownFrontdoors:
+    """Remembers the newest epoch of each frontdoor id, and its journal."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._newest: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        # The last start that was turned away, of each.
+        self._refused: OrderedDict[str, tuple[int, str]] = OrderedDict()
+
+    def meet(self, frontdoor_id: str, epoch: int, journal_id: str) -> bool:
+        """Whether its epoch is news; changes state. `journal_id` "" is of a frontdoor that knows none.
+
+        Raises InvalidArgument for an epoch that nobody can have yet, Aborted for one that is not the newest.
+        """
+        latest = latest_believable(self._clock.wall())
+        if epoch > latest:
+            limit = f"must be at most {latest}, a year ahead of this worker's clock in milliseconds, got {epoch}"
+            raise InvalidArgument.of("frontdoor_epoch", limit)
+        newest, newest_journal = self._newest.get(frontdoor_id, (-1, ""))
+        other_journal = bool(journal_id and newest_journal and journal_id != newest_journal)
+        if epoch < newest or (epoch == newest and other_journal):
+            self._tell(frontdoor_id, epoch, journal_id, newest)
+            raise _stale(epoch, newest, other_journal)
+        remember(self._newest, frontdoor_id, (epoch, journal_id or (newest_journal if epoch == newest else "")))
+        return epoch > newest
+
+    def _tell(self, frontdoor_id: str, epoch: int, journal_id: str, newest: int) -> None:
+        """Count each refusal; log a frontdoor once, not each of its tries."""
+        metrics.STALE_EPOCHS.inc()
+        if self._refused.get(frontdoor_id) != (epoch, journal_id):
+            remember(self._refused, frontdoor_id, (epoch, journal_id))
+            told = {"frontdoor": frontdoor_id, "epoch": epoch, "newest_epoch": newest}
+            logger.warning("a frontdoor of an older epoch is refused", extra=told)
+
+
+def _stale(epoch: int, newest: int, other_journal: bool) -> Aborted:
+    whose = "with another journal " if other_journal else ""
+    message = f"epoch {newest} of this frontdoor {whose}has taken over, got {epoch}"
+    metadata = {"newest_epoch": str(newest), "other_journal": str(other_journal).lower()}
+    return Aborted("STALE_EPOCH", message, metadata=metadata)

@@ -1,0 +1,108 @@
+"""Where a painting starts: the seed's noise, an image of the request, or a donor from the object store.
+
+A donor that cannot be used costs the saving, never the picture: the attempt falls back to noise and says why in a note
+`cache skipped: REASON: …`. An object that is missing, corrupt or no such latent is reported, and its entry healed.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.images import decode_pixels
+from pentimento.diffusion.latents import latent_from_bytes
+from pentimento.diffusion.painting import (
+    ImageStart,
+    LatentStart,
+    NoiseStart,
+    PaintingStart,
+    first_img2img_step,
+    schedule_for,
+)
+from pentimento.diffusion.schedulers import nearest_step
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import (
+    FromImage,
+    FromLatent,
+    GenerationSpec,
+    InitImage,
+    Route,
+)
+from pentimento.stores.objects import ObjectStore
+from services.unet_worker.cache.donors import DonorReader, UnusableDonor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ResolvedStart:
+    """`saved_steps` counts only steps that the cache saved; `bad_donor_reason` is set where the object is to blame."""
+
+    start: PaintingStart
+    saved_steps: int = 0
+    note: str = ""
+    bad_donor_reason: str = ""
+
+
+class StartResolver:
+    """Reads and decodes on the threads of `executor`, with a time limit on the store."""
+
+    def __init__(self, model: DiffusionModel, objects: ObjectStore, executor: Executor, timeout_s: float) -> None:
+        self._model = model
+        self._executor = executor
+        self._donors = DonorReader(objects, executor, timeout_s)
+
+    async def resolve(self, spec: GenerationSpec, route: Route) -> ResolvedStart:
+        """Raises InvalidArgument for a schedule or an image of the request that cannot be used."""
+        schedule_for(self._model, spec)
+        if spec.init_image is not None:
+            return await self._own_image(spec, spec.init_image)
+        try:
+            match route.start:
+                case FromLatent():
+                    return await self._donor_latent(spec, route.start)
+                case FromImage():
+                    return await self._donor_image(spec, route.start)
+        except UnusableDonor as unusable:
+            return ResolvedStart(NoiseStart(), note=str(unusable), bad_donor_reason=unusable.bad_donor_reason)
+        return ResolvedStart(NoiseStart())
+
+    async def _own_image(self, spec: GenerationSpec, init_image: InitImage) -> ResolvedStart:
+        noise_form = self._model.info.noise_form
+        first_step = first_img2img_step(spec.num_inference_steps, init_image.strength, noise_form)
+        pixels = await self._in_thread(lambda: _pixels(init_image.image, "spec.init_image.image", spec))
+        return ResolvedStart(ImageStart(pixels, first_step))
+
+    async def _donor_latent(self, spec: GenerationSpec, start: FromLatent) -> ResolvedStart:
+        """NIRVANA: the remaining N - K steps under the new prompt; K is where this schedule has the donor's level."""
+        first_step = nearest_step(schedule_for(self._model, spec), start.sigma)
+        if first_step is None:
+            wanted = f"no step of {spec.num_inference_steps} has noise level {start.sigma:g}"
+            raise UnusableDonor("NO_SUCH_LEVEL", wanted)
+        data = await self._donors.read(start.latent)
+        shape = self._model.latent_shape(spec.width_px, spec.height_px)
+        latent = await self._judge(lambda: latent_from_bytes(data, shape))
+        return ResolvedStart(LatentStart(latent, first_step), first_step)
+
+    async def _donor_image(self, spec: GenerationSpec, start: FromImage) -> ResolvedStart:
+        """MoDM: the image re-noised to step k, then the remaining T - k steps."""
+        data = await self._donors.read(start.image)
+        pixels = await self._judge(lambda: _pixels(data, "donor", spec))
+        return ResolvedStart(ImageStart(pixels, start.start_step), start.start_step)
+
+    async def _judge(self, read: Callable[[], T]) -> T:
+        try:
+            return await self._in_thread(read)
+        except (ValueError, InvalidArgument) as error:
+            raise UnusableDonor("BAD_DONOR", str(error), object_is_bad=True) from None
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _pixels(image: bytes, field: str, spec: GenerationSpec) -> Tensor:
+    return decode_pixels(image, field, spec.width_px, spec.height_px)

@@ -1,0 +1,124 @@
+"""Whatever an ExecuteRequest may get wrong, judged before anything is allocated for it; errors name field and limit."""
+
+import math
+from dataclasses import dataclass
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import FromImage, FromLatent, FromNoise, GenerationSpec, NoiseForm, Scheduler, Start
+from pentimento.domain.image_request import ImageFormat
+from services.unet_worker.attempts.order import ExecuteOrder
+
+IMAGE_FORMATS = tuple(image_format.value for image_format in ImageFormat)
+MAX_GUIDANCE_SCALE = 100.0
+MAX_INIT_IMAGE_BYTES = 16 * 1024 * 1024
+MAX_DONOR_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of this worker, beside those of its model."""
+
+    max_prompt_chars: int
+
+
+def check_order(order: ExecuteOrder, held: HeldModel, noise_form: NoiseForm, limits: Limits) -> None:
+    """Raises FailedPrecondition when the dispatcher believes in another model or start of this worker, NotFound for
+    adapters that are not here, InvalidArgument for anything outside its limits."""
+    _check_fencing(order, held)
+    _check_prompts(order.spec, limits)
+    _check_picture(order.spec, held)
+    _check_sampling(order.spec, held)
+    _check_adapters(order)
+    _check_start(order.spec, order.route.start, noise_form)
+    if order.image_format not in IMAGE_FORMATS:
+        raise InvalidArgument.of("image_format", f"must be one of {', '.join(IMAGE_FORMATS)}")
+    if order.deadline_remaining_ms < 0:
+        raise InvalidArgument.of("deadline_remaining_ms", f"must be at least 0, got {order.deadline_remaining_ms}")
+
+
+def _check_fencing(order: ExecuteOrder, held: HeldModel) -> None:
+    if order.worker_generation != held.worker_generation:
+        message = f"this worker is generation {held.worker_generation}, not {order.worker_generation}"
+        raise FailedPrecondition("WORKER_GENERATION_MISMATCH", message)
+    for model in (order.spec.model, order.route.model):
+        if model != held.model:
+            raise FailedPrecondition("MODEL_MISMATCH", f"this worker holds {held.model!r}, not {model[:100]!r}")
+    if order.route.model_digest != held.model_digest:
+        message = f"this worker holds {held.model_digest}, not {order.route.model_digest[:100]!r}"
+        raise FailedPrecondition("MODEL_DIGEST_MISMATCH", message)
+
+
+def _check_prompts(spec: GenerationSpec, limits: Limits) -> None:
+    for name, prompt in (("prompt", spec.prompt), ("negative_prompt", spec.negative_prompt)):
+        if len(prompt) > limits.max_prompt_chars:
+            raise InvalidArgument.of(
+                f"spec.{name}", f"must have at most {limits.max_prompt_chars} characters, got {len(prompt)}"
+            )
+        if "\0" in prompt:
+            raise InvalidArgument.of(f"spec.{name}", "must not hold NUL characters")
+
+
+def _check_picture(spec: GenerationSpec, held: HeldModel) -> None:
+    multiple, longest = held.size_multiple_px, held.max_size_px
+    for name, size in (("width_px", spec.width_px), ("height_px", spec.height_px)):
+        if not multiple <= size <= longest or size % multiple:
+            wanted = f"a multiple of {multiple} between {multiple} and {longest}"
+            raise InvalidArgument.of(f"spec.{name}", f"must be {wanted}, got {size}")
+
+
+def _check_sampling(spec: GenerationSpec, held: HeldModel) -> None:
+    _check_range("spec.num_inference_steps", spec.num_inference_steps, 1, held.max_steps)
+    _check_range("spec.guidance_scale", spec.guidance_scale, 0.0, MAX_GUIDANCE_SCALE)
+    _check_range("spec.eta", spec.eta, 0.0, 1.0)
+    _check_range("spec.seed", spec.seed, 0, 2**64 - 1)
+    if spec.scheduler.value not in held.schedulers:
+        known = ", ".join(held.schedulers)
+        raise InvalidArgument.of("spec.scheduler", f"must be one of {known}, got {spec.scheduler.value}")
+    if spec.eta != 0.0 and spec.scheduler is not Scheduler.DDIM:
+        raise InvalidArgument.of("spec.eta", f"must be 0 with scheduler {spec.scheduler.value}, got {spec.eta}")
+
+
+def _check_range(name: str, value: float, least: float, most: float) -> None:
+    # NaN fails every comparison, hence this one.
+    if not least <= value <= most:
+        raise InvalidArgument.of(name, f"must be between {least:g} and {most:g}, got {value}")
+
+
+def _check_adapters(order: ExecuteOrder) -> None:
+    for lora in order.spec.loras:
+        raise NotFound("UNKNOWN_LORA", f"spec.loras: this worker has no LoRA {lora.name[:100]!r}")
+    for controlnet in order.spec.controlnets:
+        raise NotFound("UNKNOWN_CONTROLNET", f"spec.controlnets: no ControlNet {controlnet.name[:100]!r} is served")
+    if order.latent_parallel:
+        raise InvalidArgument.of("latent_parallel_peer", "must be absent: this worker runs both halves itself")
+
+
+def _check_start(spec: GenerationSpec, start: Start, noise_form: NoiseForm) -> None:
+    if spec.init_image is not None:
+        _check_init_image(spec, start)
+    match start:
+        case FromLatent():
+            _check_range("route.start.latent.resume_step", start.resume_step, 1, start.donor_steps)
+            _check_range("route.start.latent.latent.size_bytes", start.latent.size_bytes, 1, MAX_DONOR_BYTES)
+            if not (math.isfinite(start.sigma) and start.sigma > 0.0):
+                raise InvalidArgument.of("route.start.latent.sigma", f"must be above 0 and finite, got {start.sigma}")
+        case FromImage():
+            _check_range("route.start.image.start_step", start.start_step, 0, spec.num_inference_steps - 1)
+            _check_range("route.start.image.image.size_bytes", start.image.size_bytes, 1, MAX_DONOR_BYTES)
+            if start.noise_form is not noise_form:
+                wanted = f"must be {noise_form.value} for this model, got {start.noise_form.value}"
+                raise InvalidArgument.of("route.start.image.noise_form", wanted)
+        case FromNoise():
+            pass
+
+
+def _check_init_image(spec: GenerationSpec, start: Start) -> None:
+    assert spec.init_image is not None
+    _check_range("spec.init_image.image", len(spec.init_image.image), 1, MAX_INIT_IMAGE_BYTES)
+    _check_range("spec.init_image.strength", spec.init_image.strength, 0.0, 1.0)
+    if int(spec.num_inference_steps * spec.init_image.strength) < 1:
+        least = f"must leave at least one of {spec.num_inference_steps} steps, got {spec.init_image.strength}"
+        raise InvalidArgument.of("spec.init_image.strength", least)
+    if not isinstance(start, FromNoise):
+        raise InvalidArgument.of("route.start", "must be noise when the request brings an image of its own")

@@ -1,0 +1,1 @@
+"""What attempts read from the cache, and what they may write to it."""

@@ -1,0 +1,1 @@
+"""The device: which one, its precision, memory, energy and busy share."""

@@ -1,0 +1,60 @@
+"""What a worker is about: a model on its device, or the emulation of one. Knows no torch, so that an emulated worker
+starts without it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pentimento.domain.execution import ExecuteEvent
+from pentimento.domain.fleet import Capability, HeldModel
+from pentimento.domain.generation import GenerationSpec, NoiseForm
+from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    used_bytes: int
+    total_bytes: int
+
+
+class Painter(Protocol):
+    """On the event loop only, but for `close`."""
+
+    @property
+    def held(self) -> HeldModel: ...
+
+    @property
+    def noise_form(self) -> NoiseForm: ...
+
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
+
+    @property
+    def device(self) -> str:
+        """Its name, for people."""
+        ...
+
+    @property
+    def batch_limit(self) -> int:
+        """Requests of the model's own size that share a step, as things are now; 0 while it takes none."""
+        ...
+
+    @property
+    def running_count(self) -> int:
+        """Attempts that are being denoised."""
+        ...
+
+    def memory(self) -> DeviceMemory: ...
+
+    def check(self, spec: GenerationSpec) -> None:
+        """Raises InvalidArgument for a picture that this device can never paint."""
+        ...
+
+    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+        """Emits Started and StepProgress, returns the rest. Raises domain errors; cancelling stops the work at the next
+        step."""
+        ...
+
+    def close(self) -> None:
+        """Stops what is left; takes at most a step."""
+        ...

@@ -1,0 +1,62 @@
+"""Which device and precision the model runs in, and how much memory is used and there, in bytes."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from pentimento.domain.errors import FailedPrecondition
+from services.unet_worker.device.painter import DeviceMemory
+from services.unet_worker.settings import DeviceChoice, DtypeChoice
+
+BUDGET_SHARE = 0.9
+CONTROL_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def choose_device(choice: DeviceChoice) -> torch.device:
+    """Raises FailedPrecondition when CUDA is asked for and not there."""
+    available = torch.cuda.is_available()
+    if choice is DeviceChoice.CUDA and not available:
+        raise FailedPrecondition("NO_DEVICE", "--device cuda: no CUDA device can be used")
+    return torch.device("cuda" if available and choice is not DeviceChoice.CPU else "cpu")
+
+
+def choose_dtype(choice: DtypeChoice, device: torch.device) -> torch.dtype:
+    if choice is DtypeChoice.AUTO:
+        return torch.float32 if device.type == "cpu" else torch.float16
+    return {
+        DtypeChoice.FLOAT32: torch.float32,
+        DtypeChoice.FLOAT16: torch.float16,
+        DtypeChoice.BFLOAT16: torch.bfloat16,
+    }[choice]
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def memory_budget_bytes(device: torch.device, budget_mib: int) -> int:
+    """What weights and batches may take: as set, else nine tenths of the device's memory, or of what the control group
+    grants a process on the CPU."""
+    if budget_mib:
+        return budget_mib * 2**20
+    total = device_memory(device).total_bytes
+    return int(min(total, _group_limit_bytes(total) if device.type == "cpu" else total) * BUDGET_SHARE)
+
+
+def _group_limit_bytes(default: int) -> int:
+    try:
+        limit = CONTROL_GROUP_LIMIT.read_text().strip()
+    except OSError:
+        return default
+    return int(limit) if limit.isdigit() else default
+
+
+def device_memory(device: torch.device) -> DeviceMemory:
+    """Of a CPU: this process's resident memory, and the machine's."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return DeviceMemory(total - free, total)
+    page = os.sysconf("SC_PAGE_SIZE")
+    resident = int(Path("/proc/self/statm").read_text().split()[1])
+    return DeviceMemory(resident * page, os.sysconf("SC_PHYS_PAGES") * page)

@@ -1,0 +1,1 @@
+"""Models: described, loaded, warmed up, measured, switched as the plan says."""

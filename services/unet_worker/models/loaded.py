@@ -1,0 +1,80 @@
+"""A real model on a real device, as the worker's painter."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import torch
+
+from pentimento.diffusion.engine import StepEngine
+from pentimento.diffusion.families import ModelInfo, batch_key
+from pentimento.domain.execution import ExecuteEvent
+from pentimento.domain.fleet import Capability, HeldModel
+from pentimento.domain.generation import GenerationSpec, NoiseForm
+from services.unet_worker.attempts.execution import AttemptRunner
+from services.unet_worker.attempts.finishing import Finisher
+from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+from services.unet_worker.device.energy import EnergyMeter
+from services.unet_worker.device.painter import DeviceMemory
+from services.unet_worker.device.torch_device import device_memory, device_name
+from services.unet_worker.models.model_card import default_batch_key
+
+CAPABILITIES = frozenset(
+    {Capability.LATENT_START, Capability.IMAGE_START, Capability.PREVIEW, Capability.STEP_BATCHING}
+)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Everything there is once the model is loaded; see `painter.Painter`."""
+
+    held: HeldModel
+    info: ModelInfo
+    torch_device: torch.device
+    engine: StepEngine
+    finisher: Finisher
+    runner: AttemptRunner
+    store_threads: Executor
+    max_batch: int
+    energy: EnergyMeter | None = None
+
+    @property
+    def noise_form(self) -> NoiseForm:
+        return self.info.noise_form
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return CAPABILITIES
+
+    @property
+    def device(self) -> str:
+        return device_name(self.torch_device)
+
+    @property
+    def batch_limit(self) -> int:
+        return self.engine.limits.limit(default_batch_key(self.held))
+
+    @property
+    def running_count(self) -> int:
+        return self.engine.running_count
+
+    def limit_batches(self, most: int) -> None:
+        """At most so many requests share a step from now on, and never more than were settled at the start."""
+        # A whole number that the engine reads before each step.
+        self.engine.limits.max_batch = max(1, min(most, self.max_batch))
+
+    def memory(self) -> DeviceMemory:
+        return device_memory(self.torch_device)
+
+    def check(self, spec: GenerationSpec) -> None:
+        self.engine.limits.check(batch_key(spec))
+
+    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+        return await self.runner.run(order, emit)
+
+    def close(self) -> None:
+        self.engine.close()
+        self.finisher.close()
+        if self.energy is not None:
+            self.energy.close()
+        self.store_threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,107 @@
+"""A model's profile: loads it as the worker would, and measures every batch that the settings name."""
+
+import importlib.metadata
+import itertools
+import logging
+import re
+import time
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, Denoiser, EagerDenoiser
+from pentimento.diffusion.families import DiffusionModel, batch_key, load_model
+from pentimento.diffusion.peak_memory import used_bytes
+from pentimento.diffusion.profiling import Workload, profile_batches, profile_size
+from pentimento.diffusion.weights import quiet_loaders
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import GenerationSpec
+from pentimento.domain.profile import BatchProfile, ModelProfile
+from services.unet_worker.device.torch_device import choose_device, choose_dtype, device_memory, device_name
+from services.unet_worker.settings import CompileChoice, ProfileSettings
+
+logger = logging.getLogger(__name__)
+
+SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
+
+
+def measure(settings: ProfileSettings) -> ModelProfile:
+    """Takes from seconds to minutes; a line to the log for each batch. InvalidArgument for a bad size, or for none."""
+    if not settings.batch_sizes:
+        raise InvalidArgument.of("batch_sizes", "names no batch size to measure")
+    torch.set_num_threads(settings.threads)
+    quiet_loaders()
+    device = choose_device(settings.device)
+    model = load_model(settings.model, device, choose_dtype(settings.dtype, device))
+    idle_memory_bytes = used_bytes(device)
+    denoiser = EagerDenoiser(model) if settings.compile is CompileChoice.OFF else _compiled(model, settings)
+    specs = list(_specs(model, settings))
+    loads = [Workload(spec, size, settings.repeats) for spec in specs for size in settings.batch_sizes]
+    return ModelProfile(
+        model=settings.model.resolve().name,
+        model_digest=model.info.model_digest,
+        device=device_name(device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        threads=settings.threads,
+        execution=settings.compile.value,
+        step_count=settings.steps,
+        sizes=tuple(profile_size(model, denoiser, spec, settings.repeats) for spec in _one_a_size(specs)),
+        batches=tuple(_logged(profile_batches(model, denoiser, loads))),
+        device_memory_bytes=device_memory(device).total_bytes,
+        idle_memory_bytes=idle_memory_bytes,
+        build_version=importlib.metadata.version("pentimento"),
+        measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+
+
+def _compiled(model: DiffusionModel, settings: ProfileSettings) -> Denoiser:
+    denoiser = CompiledDenoiser(model, CompileMode(settings.compile.value))
+    with torch.inference_mode():
+        for key in dict.fromkeys(batch_key(spec) for spec in _specs(model, settings)):
+            denoiser.warm(key, settings.batch_sizes)
+    return denoiser
+
+
+def _specs(model: DiffusionModel, settings: ProfileSettings) -> Iterator[GenerationSpec]:
+    info = model.info
+    for (width_px, height_px), guidance in itertools.product(_sizes(model, settings), settings.guidance_scales):
+        yield GenerationSpec(
+            prompt="",
+            negative_prompt="",
+            model=settings.model.name,
+            width_px=width_px,
+            height_px=height_px,
+            num_inference_steps=settings.steps,
+            guidance_scale=guidance,
+            scheduler=info.schedulers[0],
+            seed=0,
+        )
+
+
+def _sizes(model: DiffusionModel, settings: ProfileSettings) -> list[tuple[int, int]]:
+    info = model.info
+    sizes = [parse_size(text) for text in settings.sizes] or [(info.default_width_px, info.default_height_px)]
+    for size in sizes:
+        if any(side % info.size_multiple_px for side in size):
+            raise InvalidArgument.of("sizes", f"must be multiples of {info.size_multiple_px} pixels, got {size}")
+    return sizes
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Raises InvalidArgument for anything but WIDTHxHEIGHT."""
+    found = SIZE.fullmatch(text)
+    if found is None:
+        raise InvalidArgument.of("sizes", f"must be WIDTHxHEIGHT in pixels, got {text[:50]!r}")
+    return int(found[1]), int(found[2])
+
+
+def _one_a_size(specs: Iterable[GenerationSpec]) -> Iterable[GenerationSpec]:
+    """Guided where any is: preparing such a picture takes longer."""
+    ordered = sorted(specs, key=lambda spec: spec.guidance_scale)
+    return {(spec.width_px, spec.height_px): spec for spec in ordered}.values()
+
+
+def _logged(batches: Iterable[BatchProfile]) -> Iterator[BatchProfile]:
+    for batch in batches:
+        logger.info("%dx%d, batch of %d", batch.width_px, batch.height_px, batch.batch_size)
+        yield batch

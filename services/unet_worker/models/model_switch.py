@@ -1,0 +1,190 @@
+"""One model of several at a time on a real device, as the plan says: drains, lets go of what is here, loads, serves."""
+
+import asyncio
+import gc
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import torch
+
+from pentimento.domain.errors import ResourceExhausted, Unavailable
+from pentimento.domain.execution import ExecuteEvent
+from pentimento.domain.fleet import Capability, HeldModel
+from pentimento.domain.generation import GenerationSpec, NoiseForm
+from services.unet_worker import metrics
+from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+from services.unet_worker.device.painter import DeviceMemory, Painter
+from services.unet_worker.device.torch_device import device_memory, device_name
+from services.unet_worker.models.loaded import LoadedModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Between:
+    """The painter while no model is there: it goes on saying what it held, and takes nothing."""
+
+    held: HeldModel
+    noise_form: NoiseForm
+    capabilities: frozenset[Capability]
+    torch_device: torch.device
+    batch_limit: int = 0
+    running_count: int = 0
+
+    @property
+    def device(self) -> str:
+        return device_name(self.torch_device)
+
+    def memory(self) -> DeviceMemory:
+        return device_memory(self.torch_device)
+
+    def check(self, spec: GenerationSpec) -> None:
+        """It is for want of credits that nothing is taken."""
+
+    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+        raise ResourceExhausted("NO_CREDIT", "another model is being loaded", retry_after_ms=500)
+
+    def close(self) -> None:
+        pass
+
+
+class ModelSwitch:
+    """See `painter.Painter`. `load` gives a model by its name, ready to serve; `changed` is called when what is held or
+    taken changes."""
+
+    def __init__(
+        self, first: LoadedModel, load: Callable[[str], Awaitable[LoadedModel]], changed: Callable[[], None]
+    ) -> None:
+        self._painter: Painter = first
+        self._load = load
+        self._changed = changed
+        self._target = first.held.model
+        self._unloadable: set[str] = set()
+        self._max_batch = 0
+        self._attempt_count = 0
+        self._idle = asyncio.Event()
+        self._switch: asyncio.Task[None] | None = None
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """What is here. Raises Unavailable between two models."""
+        if not isinstance(self._painter, LoadedModel):
+            raise Unavailable("LOADING", "another model is being loaded", retry_after_ms=500)
+        return self._painter
+
+    @property
+    def target_model(self) -> str:
+        """The model that it holds, or is about to hold."""
+        return self._target
+
+    @property
+    def held(self) -> HeldModel:
+        return self._painter.held
+
+    @property
+    def noise_form(self) -> NoiseForm:
+        return self._painter.noise_form
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return self._painter.capabilities
+
+    @property
+    def device(self) -> str:
+        return self._painter.device
+
+    @property
+    def batch_limit(self) -> int:
+        return self._painter.batch_limit if self._switch is None else 0
+
+    @property
+    def running_count(self) -> int:
+        return self._painter.running_count
+
+    def memory(self) -> DeviceMemory:
+        return self._painter.memory()
+
+    def check(self, spec: GenerationSpec) -> None:
+        self._painter.check(spec)
+
+    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+        self._attempt_count += 1
+        try:
+            return await self._painter.run(order, emit)
+        finally:
+            self._attempt_count -= 1
+            if not self._attempt_count:
+                self._idle.set()
+
+    def assign(self, name: str, max_batch: int) -> None:
+        """Hold this model, in batches of at most that many. What is here is painted first; a switch that has not got
+        beyond that is called off by its own model. One that could not be loaded is not tried again."""
+        if name in self._unloadable:
+            return
+        self._target, self._max_batch = name, max_batch
+        if isinstance(self._painter, LoadedModel) and self._painter.held.model == name:
+            self._stay(self._painter)
+        elif self._switch is None:
+            self._switch = asyncio.get_running_loop().create_task(self._run_switch(), name="switch")
+            self._changed()
+
+    def close(self) -> None:
+        """From any thread."""
+        if self._switch is not None:
+            self._switch.get_loop().call_soon_threadsafe(self._switch.cancel)
+        self._painter.close()
+
+    def _stay(self, loaded: LoadedModel) -> None:
+        if self._switch is not None:
+            self._switch.cancel()
+            self._switch = None
+        loaded.limit_batches(self._max_batch)
+        self._changed()
+
+    async def _run_switch(self) -> None:
+        try:
+            await self._drain()
+            before = await self._let_go()
+            loaded = self._painter = await self._next(before)
+        except Exception:
+            logger.exception("neither another model nor the one before can be loaded; this worker goes")
+            signal.raise_signal(signal.SIGTERM)
+            return
+        self._switch = None
+        if self._target == loaded.held.model:
+            self._stay(loaded)
+        else:
+            self.assign(self._target, self._max_batch)
+
+    async def _drain(self) -> None:
+        while self._attempt_count:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def _let_go(self) -> str:
+        """Nothing may refer to the model any more: the next one needs its memory. Its name."""
+        painter = self.loaded
+        self._painter = Between(painter.held, painter.noise_form, painter.capabilities, painter.torch_device)
+        for gauge in (metrics.QUEUE, metrics.RUNNING):
+            gauge.set_function(lambda: 0.0)
+        await asyncio.to_thread(painter.close)
+        on_cuda = painter.torch_device.type == "cuda"
+        del painter
+        gc.collect()
+        if on_cuda:
+            torch.cuda.empty_cache()
+        return self._painter.held.model
+
+    async def _next(self, before: str) -> LoadedModel:
+        """The model that is wanted, or the one before where that cannot be loaded."""
+        wanted = self._target
+        try:
+            return await self._load(wanted)
+        except Exception:
+            logger.exception("a model could not be loaded; the one before comes back", extra={"model": wanted})
+        self._unloadable.add(wanted)
+        if self._target == wanted:
+            self._target = before
+        return await self._load(before)

@@ -1,0 +1,152 @@
+"""Before anybody asks: a batch of one is measured, what is to be compiled is compiled, and a first picture is painted.
+Health says SERVING only when the whole path has run once. Larger batches are measured before that as far as the time
+goes, and otherwise while nobody paints."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from pentimento.diffusion.engine import (
+    BatchLimits,
+    CompiledDenoiser,
+    Denoiser,
+    Interrupted,
+    MemoryBudget,
+    MemoryProbe,
+    batch_sizes_up_to,
+)
+from pentimento.diffusion.families import BatchKey, DiffusionModel
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, Route, Scheduler
+from services.unet_worker.attempts.execution import AttemptRunner
+from services.unet_worker.attempts.order import ExecuteOrder
+
+logger = logging.getLogger(__name__)
+_MIB = 2**20
+# What follows the first forward pass until a worker serves, in passes: another one, two steps, about two to decode.
+PASSES_TO_COME = 5
+
+
+class BatchMeasurement:
+    """Finds how many requests of `key` fit the budget, and tells `limits`. On the engine's thread.
+
+    Until a second batch size was measured the limit is a bound from the first: it may be too low, never too high.
+    """
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        denoiser: Denoiser,
+        limits: BatchLimits,
+        key: BatchKey,
+        budget_bytes: int,
+        limit_s: float = math.inf,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._denoiser = denoiser
+        self._limits = limits
+        self._key = key
+        self._budget_bytes = budget_bytes
+        self._limit_s = limit_s
+        self._monotonic = monotonic
+        self._probe = self._new_probe()
+        self._seconds_each = 0.0
+
+    def before_serving(self) -> None:
+        """Raises InvalidArgument, naming the budget, when not even one of the model's own size fits. What is compiled
+        is compiled for every batch that fits, however long that takes."""
+        if not isinstance(self._denoiser, CompiledDenoiser):
+            return self._measure_within(self._limit_s)
+        self._measure_within(math.inf)
+        sizes = batch_sizes_up_to(self._limits.limit(self._key))
+        logger.info("compiling for batches of %s", _listed(sizes))
+        self._denoiser.warm(self._key, sizes)
+        self._probe = self._new_probe()  # graphs keep memory of their own
+        self._measure_within(math.inf)
+
+    def when_idle(self, wanted: Callable[[], bool]) -> bool:
+        """Measures what is left until `wanted`; whether anything is left."""
+        while self._probe.pending:
+            try:
+                if wanted():
+                    return True
+                self._measure_next(wanted)
+            except Interrupted:
+                return True
+        return False
+
+    def _new_probe(self) -> MemoryProbe:
+        sizes = batch_sizes_up_to(self._limits.max_batch)
+        return MemoryProbe(self._model, self._denoiser.predict, self._key, sizes)
+
+    def _measure_within(self, limit_s: float) -> None:
+        began_at = self._monotonic()
+        logger.info("measuring a step of one picture of %dx%d", self._key.width_px, self._key.height_px)
+        self._probe.measure_decoder()
+        forward_began_at = self._monotonic()
+        self._measure_next(half_done=lambda: self._tell_first(self._monotonic() - forward_began_at))
+        self._limits.check(self._key)
+        while self._probe.pending and self._monotonic() - began_at + self._next_s() <= limit_s:
+            self._measure_next()
+        if self._probe.pending:
+            left = self._seconds_each * sum(self._probe.pending)
+            sizes = _listed(self._probe.pending)
+            logger.info("batches of %s are measured while nobody paints, in about %.0f s", sizes, left)
+
+    def _tell_first(self, seconds: float) -> None:
+        """With an estimate, because people wait."""
+        logger.info("a step of one picture takes %.1f s; serving in about %.0f s", seconds, PASSES_TO_COME * seconds)
+
+    def _next_s(self) -> float:
+        return self._seconds_each * self._probe.pending[0]
+
+    def _measure_next(
+        self, wanted: Callable[[], bool] | None = None, half_done: Callable[[], None] = lambda: None
+    ) -> None:
+        size, began_at = self._probe.pending[0], self._monotonic()
+        self._probe.measure_next(wanted, half_done)
+        seconds = self._monotonic() - began_at
+        self._seconds_each = seconds / size
+        self._settle(size, seconds)
+
+    def _settle(self, size: int, seconds: float) -> None:
+        memory = self._probe.memory()
+        if memory is None:
+            logger.warning("memory cannot be measured here: batches are bounded by --max-batch alone")
+            return
+        self._limits.set_budget(MemoryBudget(self._budget_bytes, memory))
+        if size > 1 and self._probe.pending and self._limits.limit(self._key) < self._probe.pending[0]:
+            self._probe.pending = ()  # it would not fit
+        logger.info(
+            "a batch of %d was measured in %.1f s; %sbatches of %d fit",
+            size,
+            seconds,
+            "at least " if self._probe.pending else "",
+            self._limits.limit(self._key),
+            extra={"budget_mib": self._budget_bytes // _MIB, "weights_mib": int(memory.fixed_bytes) // _MIB},
+        )
+
+
+def _listed(sizes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+async def warm_up(runner: AttemptRunner, held: HeldModel) -> None:
+    """Two guided steps at the model's own size, decoded and encoded. Raises what a request would get."""
+    spec = GenerationSpec(
+        prompt="",
+        negative_prompt="",
+        model=held.model,
+        width_px=held.default_width_px,
+        height_px=held.default_height_px,
+        num_inference_steps=min(2, held.max_steps),
+        guidance_scale=2.0,
+        scheduler=Scheduler(held.schedulers[0]),
+        seed=0,
+    )
+    logger.info("painting a first picture")
+    route = Route("warm-up", FromNoise(), held.model, held.model_digest)
+    attempt = Attempt("warm-up", 0, 0, "", 0, "")
+    await runner.run(ExecuteOrder(attempt, spec, route, held.worker_generation), lambda event: None)
