@@ -13,7 +13,7 @@ import importlib.resources
 import sys
 import tempfile
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, get_args, get_origin
 from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 from prometheus_client import REGISTRY
+from prometheus_client.metrics import MetricWrapperBase
 
 from pentimento.rpc.access import access_of
 from pentimento.settings.declaration import Setting, by_name
@@ -263,25 +264,31 @@ def metrics_page() -> str:
         "a user or a tenant. [What to alert on](../operations.md#what-to-alert-on) says which matter first.",
         "",
     ]
-    known: set[str] = set(own_metrics())
+    known: set[str] = set()
     for module in METRICS:
         importlib.import_module(module)
         metrics = {name: metric for name, metric in own_metrics().items() if name not in known}
         known |= set(metrics)
         owner = "All processes" if module.startswith("pentimento") else module.split(".")[1]
         lines += [f"## {owner}", "", "| metric | kind | labels | |", "| --- | --- | --- | --- |"]
-        for name, metric in sorted(metrics.items()):
-            suffix = "_total" if metric._type == "counter" else ""
-            labels = ", ".join(f"`{label}`" for label in metric._labelnames)
-            lines.append(f"| `{name}{suffix}` | {metric._type} | {labels} | {cell(metric._documentation)} |")
+        for name, (kind, labels, text) in sorted(metrics.items()):
+            suffix = "_total" if kind == "counter" else ""
+            shown = ", ".join(f"`{label}`" for label in labels)
+            lines.append(f"| `{name}{suffix}` | {kind} | {shown} | {cell(text)} |")
         lines.append("")
     return "\n".join(lines) + "\n"
 
 
-def own_metrics() -> dict[str, Any]:
-    """Return the metrics of ours that are registered by now, by name."""
-    metrics = {getattr(one, "_name", ""): one for one in REGISTRY._collector_to_names}
-    return {name: metric for name, metric in metrics.items() if name.startswith("pentimento_")}
+def own_metrics() -> dict[str, tuple[str, tuple[str, ...], str]]:
+    """Return the metrics of ours that are registered by now, by name: kind, labels and text."""
+    found = {}
+    for collector in REGISTRY._collector_to_names:
+        if isinstance(collector, MetricWrapperBase):
+            found[collector._name] = (collector._type, tuple(collector._labelnames), collector._documentation)
+        else:  # it makes its metrics anew at each scrape
+            families: Iterable[Any] = collector.collect()
+            found |= {one.name: (one.type, getattr(one, "_labelnames", ()), one.documentation) for one in families}
+    return {name: metric for name, metric in found.items() if name.startswith("pentimento_")}
 
 
 def cell(text: str) -> str:

@@ -53,11 +53,13 @@ class CallCollector(Collector):
         return self._meters.setdefault(method, MethodMeter(method))
 
     def collect(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily("pentimento_rpc_requests", "calls answered", labels=("method", "code"))
-        latency = HistogramMetricFamily(
-            "pentimento_rpc_latency_seconds", "from arrival to last answer", labels=("method",)
+        requests = CounterMetricFamily(
+            "pentimento_rpc_requests", "Calls answered, by method and status code.", labels=("method", "code")
         )
-        in_flight = GaugeMetricFamily("pentimento_rpc_in_flight_count", "calls being served", labels=("method",))
+        latency = HistogramMetricFamily(
+            "pentimento_rpc_latency_seconds", "From the arrival of a call to its last answer.", labels=("method",)
+        )
+        in_flight = GaugeMetricFamily("pentimento_rpc_in_flight_count", "Calls being served.", labels=("method",))
         for meter in tuple(self._meters.values()):
             for code, count in tuple(meter.by_code.items()):
                 requests.add_metric((meter.method, code), count)

@@ -34,10 +34,3 @@ def test_targets_of_the_readme_exist():
 
     assert named
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)
-
-
-def test_files_that_the_readme_points_to_exist():
-    links = re.findall(r"\]\(([^)#:]+)\)", README.read_text())
-
-    assert links
-    assert [link for link in links if not (README.parent / link).exists()] == []

@@ -1,0 +1,126 @@
+"""What the pages name exists: files, headings, modules, metrics, and reasons of errors."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+GUIDES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "zoo/README.md", "scenarios/README.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("services/*/README.md")),
+    *sorted(ROOT.glob("examples/*/README.md")),
+)
+# Decision records keep the names of their day; only their links are held.
+PAGES = (*GUIDES, *sorted(ROOT.glob("docs/adr/*.md")), *sorted(ROOT.glob("docs/reference/*.md")))
+# Written by a user's command, not in the tree.
+MADE_BY_COMMANDS = ("deploy/secrets",)
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"`([^`\n]+)`")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
+PATH = re.compile(r"[\w.\-*]+(/[\w.\-*]+)+/?|[\w\-*]+\.(py|toml|yml|proto)")
+MODULE = re.compile(r"(?<![\w/.])(?:pentimento|services|benchmarks|zoo)(?:\.\w+)+")
+METRIC = re.compile(r"\bpentimento_(?:frontdoor|embedder|gateway|worker|controller|rpc)_[a-z_]+\b")
+WORD = re.compile(r"[A-Z]+(?:_[A-Z]+)+")
+
+
+def of_pages(pages: tuple[Path, ...]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def in_backticks(page: Path) -> list[str]:
+    return CODE.findall(FENCE.sub("", page.read_text()))
+
+
+def anchors(page: Path) -> set[str]:
+    """The names under which a page's headings can be linked to."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text()))
+    return {NOT_IN_ANCHORS.sub("", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    return target.exists() and (not anchor or target.suffix != ".md" or anchor in anchors(target))
+
+
+def paths(page: Path) -> Iterator[str]:
+    """What a page names as files and directories of this repository, alone or in a command."""
+    bare = (text for text in in_backticks(page) if "/" not in text)
+    words = (word for block in (*FENCE.findall(page.read_text()), *in_backticks(page)) for word in block.split())
+    for path in (*bare, *(word for word in words if "/" in word)):
+        if PATH.fullmatch(path) and not path.startswith(MADE_BY_COMMANDS):
+            first = path.split("/")[0]
+            if first == path or (ROOT / first).exists() or (page.parent / first).exists():
+                yield path
+
+
+def is_there(page: Path, path: str) -> bool:
+    """Whether a path leads to something from the root or the page; a bare name may lie anywhere below either."""
+    bare = "/" not in path
+    places = (page.parent,) if page.parent.parent.name == "services" else (ROOT, page.parent)
+    if not bare:
+        return any(next(place.glob(path.rstrip("/")), None) for place in {ROOT, *places})
+    folders = ("pentimento", "services", "benchmarks", "scripts", "tests", "zoo", "deploy", "protos")
+    below = [place / folder for place in places for folder in (folders if place == ROOT else (".",))]
+    return any(next(place.glob(path), None) for place in places) or any(next(b.rglob(path), None) for b in below)
+
+
+def is_importable(name: str) -> bool:
+    """Whether a dotted name is a module, a name that stands in one, or a name of a contract."""
+    parts = name.split(".")
+    for count in range(len(parts), 1, -1):
+        place, rest = ROOT.joinpath(*parts[:count]), parts[count:]
+        files = [place.with_suffix(".py")] if place.with_suffix(".py").exists() else sorted(place.glob("*.py"))
+        contracts = sorted(ROOT.joinpath("protos", *parts[:count]).glob("*.proto"))
+        if files or contracts:
+            return not rest or any(re.search(rf"\b{rest[0]}\b", file.read_text()) for file in (*files, *contracts))
+    return False
+
+
+@pytest.fixture(scope="module")
+def sources() -> str:
+    trees = ("pentimento", "services", "protos", "deploy", "examples")
+    files = [
+        file for tree in trees for file in (ROOT / tree).rglob("*") if file.suffix in (".py", ".proto", ".yml", ".mjs")
+    ]
+    others = (ROOT / "Makefile", ROOT / "docs/reference/settings.md", *ROOT.glob("docker-compose*.yml"))
+    return "\n".join(file.read_text() for file in (*files, *others))
+
+
+@of_pages(PAGES)
+def test_links_of_a_page_lead_to_files_and_headings(page: Path):
+    links = [link for link in LINK.findall(FENCE.sub("", page.read_text())) if "://" not in link]
+
+    assert [link for link in links if not leads_somewhere(page, link)] == []
+
+
+@of_pages(GUIDES)
+def test_files_that_a_page_names_exist(page: Path):
+    assert [path for path in paths(page) if not is_there(page, path)] == []
+
+
+@of_pages(GUIDES)
+def test_modules_that_a_page_names_exist(page: Path):
+    names = {name for name in MODULE.findall(page.read_text()) if name != "benchmarks.NAME"}
+
+    assert sorted(name for name in names if not is_importable(name)) == []
+
+
+@of_pages(GUIDES)
+def test_metrics_that_a_page_names_are_in_the_reference(page: Path):
+    listed = set(METRIC.findall((ROOT / "docs/reference/metrics.md").read_text()))
+
+    assert sorted(set(METRIC.findall(page.read_text())) - listed) == []
+
+
+@of_pages(GUIDES)
+def test_reasons_and_variables_that_a_page_names_are_in_the_sources(page: Path, sources: str):
+    words = {text for text in in_backticks(page) if WORD.fullmatch(text)}
+
+    assert sorted(word for word in words if word not in sources) == []
