@@ -4,13 +4,16 @@ Each load is played open-loop on the live suite, and the very same arrivals on t
 file (the real worker's profile), the dataplane's settings, and what a request spends outside queues and devices: that
 is measured in a run of its own, with another seed, and never in the one compared.
 
-A real worker is slower beside its suite than on the idle machine on which it was profiled: how much, and how its speed
-changes by itself, is what runs of their own tell, one before each turn of `REAL_TURN_S` of a load (`seen_speed`). What
-the host of a virtual machine takes from it, up to a third for seconds or minutes, is no property of the suite, and no
-more to be foretold than the arrivals: the simulated worker is given the course of what was left, as the kernel tells it
-(`stolen_time`), over the very run that is compared.
+A real worker is slower beside its suite than on the idle machine on which it was profiled. How much, and how its speed
+changes, is measured in runs of their own, one before each turn of `REAL_TURN_S` of a load (`seen_speed`). It is
+simulated twice:
 
-Violations count late, dropped and rejected requests. A simulated figure is the mean over `SIMULATIONS` seeds.
+- The prediction knows nothing of the runs that it is compared with. It is the headline.
+- The diagnosis is given the share of the processors that the machine's host took during those very runs, as the kernel
+  counts it (`stolen_time`). It tells how much of the prediction's error is the host's doing. It is held to no target.
+
+Violations count late, dropped and rejected requests. A simulated figure is the mean over `SIMULATIONS` seeds. Intervals
+are over a real worker's rounds; an emulated fleet plays each load once, and has none.
 
 Targets are DiffServe's own averages between its simulator and its testbed (section 4.3), for the mean over a side's
 loads, with the worst beside it, and 5 % for latencies under each of them.
@@ -34,15 +37,17 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.emulated_runs import FLEETS, capacity_per_s, clients_of, emulated_suite, played, steady_load
-from benchmarks.report import Figure, Options, Target, at_most, informative, parse_options, publish
+from benchmarks.report import Figure, Interval, Options, Target, at_most, informative, parse_options, publish
 from benchmarks.seen_delays import with_delays
 from benchmarks.seen_speed import Run, changes_seen, speed_seen, with_course, with_speed
+from benchmarks.statistics import CONFIDENCE, bootstrap_interval
 from benchmarks.stolen_time import StolenTime, WhatIsLeft
 from pentimento.domain.emulation import read_fleet
 from pentimento.domain.profile import profile_from_json
-from pentimento.reports import Report, RequestRecord, make_report
+from pentimento.reports import Outcome, Report, RequestRecord, make_report
 from pentimento.sdk.local import LocalSuite, local_suite
 from pentimento.sdk.supervisor.models import find_model
 from pentimento.simulator import Scenario, Simulation
@@ -52,6 +57,7 @@ from pentimento.workloads import Workload
 VIOLATIONS = at_most(1.1, "points")
 LATENCY = at_most(5.0, "%")
 QUALITY = at_most(0.56, "%")
+PREDICTED, DIAGNOSED = "predicted", "given the run's stolen time (diagnosis)"
 
 # Of what the fleet can paint: chosen by simulation, so that about 5 to 40 % of the requests break their SLOs.
 LOADS = (1.2, 1.3, 1.45, 1.6)
@@ -83,13 +89,36 @@ class Side:
 
 @dataclass(frozen=True)
 class Turn:
-    """A load that was played live once, and what the simulator knows of the suite then."""
+    """A load that was played live once, and what the simulator knows of the suite then.
+
+    `diagnosis` is what it is told besides of that very run; None where there is nothing to tell.
+    """
 
     share: float
     rate: float
     workload: Workload
     scenario: Scenario
     live: list[RequestRecord]
+    diagnosis: Scenario | None = None
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What the requests of one turn came to, live or in one simulation."""
+
+    violations: int
+    judged: int
+    latencies_s: NDArray[np.float64]
+
+    @staticmethod
+    def of(records: Sequence[RequestRecord]) -> "Tally":
+        answered = [record.latency_s for record in records if record.outcome.answered]
+        judged = [record for record in records if record.outcome is not Outcome.CANCELLED]
+        return Tally(sum(record.outcome.violation for record in judged), len(judged), np.array(answered))
+
+
+Tallies = Sequence[tuple[Tally, ...]]
+"""Turns of one load: the live run, then each simulation of it."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +129,7 @@ class Pair:
     rate: float
     live: Report
     simulated: tuple[Report, ...]
+    turns: Tallies
 
     @property
     def violations_points(self) -> float:
@@ -153,6 +183,24 @@ def p95_of(report: Report) -> float:
 
 def quality_of(report: Report) -> float:
     return report.quality
+
+
+def violations_apart(turns: Tallies) -> float:
+    """Return the points between the live share of violations and the mean of the simulated ones."""
+    live, *simulated = (
+        sum(tally.violations for tally in tallies) / sum(tally.judged for tally in tallies)
+        for tallies in zip(*turns, strict=True)
+    )
+    return 100.0 * abs(statistics.fmean(simulated) - live)
+
+
+def latencies_apart(percentile: float, turns: Tallies) -> float:
+    """Return the percent between the live percentile of the latencies and the mean of the simulated ones."""
+    live, *simulated = (
+        float(np.percentile(np.concatenate([tally.latencies_s for tally in tallies]), percentile))
+        for tallies in zip(*turns, strict=True)
+    )
+    return 100.0 * abs(statistics.fmean(simulated) / live - 1.0)
 
 
 def stage_of(name: str, report: Report) -> float:
@@ -219,7 +267,10 @@ def compare(options: Options, side: Side, folder: Path) -> list[Pair]:
     turns_of = real_turns if side.real else emulated_turns
     with started(side) as suite:
         turns = turns_of(options, suite, side, folder, loads)
-    pairs = [pair(side, [turn for turn in turns if turn.share == share]) for share in loads]
+    by_load = [[turn for turn in turns if turn.share == share] for share in loads]
+    pairs = [pair(f"{side.name}, {PREDICTED}" if side.real else side.name, of_load) for of_load in by_load]
+    if side.real:
+        pairs += [pair(f"{side.name}, {DIAGNOSED}", diagnosed(of_load)) for of_load in by_load]
     for one in pairs:
         print(one.row(), flush=True)
     return pairs
@@ -246,8 +297,9 @@ class Timed:
     records: list[RequestRecord]
     left: WhatIsLeft
 
-    def known_as(self, scenario: Scenario) -> Run:
-        return Run(with_course(scenario, self.left), self.workload, self.records)
+    def known_as(self, scenario: Scenario, *, told: bool) -> Run:
+        """The run beside what is known of the suite; `told` adds what the host left of the machine meanwhile."""
+        return Run(with_course(scenario, self.left) if told else scenario, self.workload, self.records)
 
 
 def real_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, loads: Sequence[float]) -> list[Turn]:
@@ -277,21 +329,31 @@ def real_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, lo
             speed = calibrate()
             played.append((share, share * rate * speed, play(share, REAL_TURN_S, detailed=False)))
         print(f"stolen {stolen.share():.3f}", flush=True)
-    scenario = known_speed(known, calibrations)
+    prediction = known_speed(known, calibrations, told=False)
+    diagnosis = known_speed(known, calibrations, told=True)
     return [
-        Turn(share, asked, one.workload, one.known_as(scenario).scenario, one.records) for share, asked, one in played
+        Turn(share, asked, one.workload, prediction, one.records, one.known_as(diagnosis, told=True).scenario)
+        for share, asked, one in played
     ]
 
 
-def known_speed(known: Scenario, calibrations: Sequence[Timed]) -> Scenario:
-    """With what they tell together: delays, speed, and the changes of speed that the host does not account for."""
+def known_speed(known: Scenario, calibrations: Sequence[Timed], *, told: bool) -> Scenario:
+    """With what the calibrations tell together: delays, speed, and the changes of speed.
+
+    Without being told what the host took, its doing is among the changes; else they are those it does not account for.
+    """
     scenario = with_delays(known, [record for one in calibrations for record in one.records])
-    runs = [one.known_as(scenario) for one in calibrations]
+    runs = [one.known_as(scenario, told=told) for one in calibrations]
     changes = changes_seen([replace(run, scenario=with_speed(run.scenario, speed_seen(run))) for run in runs])
     scenario = with_course(scenario, changes)
-    speeds = [speed_seen(one.known_as(scenario)) for one in calibrations]
-    print(f"speeds {[round(speed, 3) for speed in speeds]}, {changes}", flush=True)
+    speeds = [speed_seen(one.known_as(scenario, told=told)) for one in calibrations]
+    print(f"told {told}: speeds {[round(speed, 3) for speed in speeds]}, {changes}", flush=True)
     return with_speed(scenario, statistics.geometric_mean(speeds))
+
+
+def diagnosed(turns: Sequence[Turn]) -> list[Turn]:
+    """Return the turns as the diagnosis knows them."""
+    return [replace(turn, scenario=turn.diagnosis) for turn in turns if turn.diagnosis is not None]
 
 
 @contextmanager
@@ -334,19 +396,19 @@ def run_live(suite: LocalSuite, workload: Workload, *, detailed: bool = False) -
     return asyncio.run(run())
 
 
-def pair(side: Side, turns: Sequence[Turn]) -> Pair:
+def pair(side: str, turns: Sequence[Turn]) -> Pair:
     rate = statistics.fmean(turn.rate for turn in turns)
-    told = {"side": side.name, "rate_per_s": rate}
-    live = [record for turn in turns for record in turn.live]
+    told = {"side": side, "rate_per_s": rate}
+    live = [turn.live for turn in turns]
     runs = [
-        [record for turn in turns for record in Simulation(turn.scenario, turn.workload, Random(seed)).run()]
-        for seed in range(SIMULATIONS)
+        [Simulation(turn.scenario, turn.workload, Random(seed)).run() for turn in turns] for seed in range(SIMULATIONS)
     ]
     return Pair(
-        side.name,
+        side,
         rate,
-        make_report("live", live, {"kind": "live", **told}),
-        tuple(make_report("simulated", records, {"kind": "simulated", **told}) for records in runs),
+        make_report("live", list(itertools.chain(*live)), {"kind": "live", **told}),
+        tuple(make_report("simulated", list(itertools.chain(*run)), {"kind": "simulated", **told}) for run in runs),
+        [tuple(Tally.of(records) for records in of_turn) for of_turn in zip(live, *runs, strict=True)],
     )
 
 
@@ -370,20 +432,48 @@ def figures(pairs: Sequence[Pair]) -> list[Figure]:
         mine = [pair for pair in pairs if pair.side == side]
         rows = [pair.row() for pair in mine]
         violations = [pair.violations_points for pair in mine]
+        p50, p95 = (partial(latencies_apart, percentile) for percentile in (50, 95))
         found += [
-            figure(f"{side}: SLO violations, mean", statistics.fmean(violations), VIOLATIONS, rows),
-            figure(f"{side}: SLO violations, worst", max(violations), informative("points"), rows),
-            figure(f"{side}: p50 latency, worst", max(pair.percent(p50_of) for pair in mine), LATENCY, rows),
-            figure(f"{side}: p95 latency, worst", max(pair.percent(p95_of) for pair in mine), LATENCY, rows),
+            figure(mine, "SLO violations, mean", statistics.fmean(violations), VIOLATIONS, rows, violations_apart),
+            figure(mine, "SLO violations, worst", max(violations), informative("points"), rows),
+            figure(mine, "p50 latency, worst", max(pair.percent(p50_of) for pair in mine), LATENCY, rows, p50),
+            figure(mine, "p95 latency, worst", max(pair.percent(p95_of) for pair in mine), LATENCY, rows, p95),
         ]
         qualities = [pair.quality_percent for pair in mine if pair.quality_percent is not None]
         if qualities:
-            found.append(figure(f"{side}: quality, mean", statistics.fmean(qualities), QUALITY, rows))
+            found.append(figure(mine, "quality, mean", statistics.fmean(qualities), QUALITY, rows))
     return found
 
 
-def figure(name: str, value: float, target: Target, rows: Sequence[Any]) -> Figure:
-    return Figure(f"{name}, simulated against live", value if math.isfinite(value) else None, target, rows, None)
+def figure(
+    pairs: Sequence[Pair],
+    name: str,
+    value: float,
+    target: Target,
+    rows: Sequence[Any],
+    apart: Callable[[Tallies], float] | None = None,
+) -> Figure:
+    """`apart` is the difference of one load, of which the figure is the mean or the worst; it gives the interval."""
+    side = pairs[0].side
+    combine = max if name.endswith("worst") else statistics.fmean
+    return Figure(
+        f"{side}: {name}, simulated against live",
+        value if math.isfinite(value) else None,
+        informative(target.unit) if side.endswith(DIAGNOSED) else target,
+        rows,
+        None
+        if apart is None
+        else interval([pair.turns for pair in pairs], lambda loads: combine([apart(load) for load in loads])),
+    )
+
+
+def interval(loads: Sequence[Tallies], statistic: Callable[[Sequence[Tallies]], float]) -> Interval | None:
+    """Return the statistic's interval: rounds are redrawn, each with all its loads. None where there was one round."""
+    rounds = list(zip(*loads, strict=True))
+    if len(rounds) < 2:
+        return None
+    low, high = bootstrap_interval(rounds, lambda drawn: statistic(list(zip(*drawn, strict=True))))
+    return Interval(low, high, CONFIDENCE, "bootstrap percentile over rounds")
 
 
 def notes(options: Options) -> dict[str, Any]:
@@ -394,7 +484,7 @@ def notes(options: Options) -> dict[str, Any]:
         "real_worker": {"rounds": REAL_ROUNDS, "turn_s": REAL_TURN_S, "calibration_s": REAL_CALIBRATION_S},
         "simulations": SIMULATIONS,
         "calibration": "delays outside queues and devices, and a real worker's speed, from runs of their own",
-        "host": "what the host took from a real worker during a load is taken from the simulated one",
+        "host": "the prediction does not know what the host took from a real worker during a load; the diagnosis does",
         "emulated": "sixteen devices: profiled times, no pictures are painted",
     }
 

@@ -1,9 +1,10 @@
-"""Scene logs against DiffusionDB: how near a prompt's nearest previous one is, and how old.
+"""Check that made-up scene logs have the shares and ages that they are written to: DiffusionDB's.
 
     python -m benchmarks.scene_log [--encoder DIR] [--count 3500]
 
-The log is written under the encoder and then measured as any log would be. Beside it stands the control: scenes drawn
-independently, which is what the zoo's models were trained on and what no user does.
+An acceptance test of `zoo.scene_log`, not a reproduction: the log is written to DiffusionDB's figures, under the
+encoder, and is then measured as any log would be. Beside it stands the control: scenes drawn independently, which is
+what the zoo's models were trained on and what no user does.
 """
 
 import argparse
@@ -71,9 +72,16 @@ def nearness(embeddings: Vectors) -> list[Figure]:
     for threshold, share in zip(THRESHOLDS, DIFFUSIONDB_SHARES, strict=True):
         target = between(100 * share - TOLERANCE, 100 * share + TOLERANCE, "%")
         blocks = counts(similarity > threshold, everyone)
-        figures.append(measured(f"nearest previous above {threshold:.2f}", blocks, percent, target))
+        figures.append(
+            measured(
+                f"acceptance: nearest previous above {threshold:.2f} (DiffusionDB {100 * share:.0f})",
+                blocks,
+                percent,
+                target,
+            )
+        )
     repeated = counts(similarity > SAME, everyone)
-    return [*figures, measured("repeated (DiffusionDB 13)", repeated, percent, informative("%"))]
+    return [*figures, measured("acceptance: repeated (DiffusionDB 13)", repeated, percent, informative("%"))]
 
 
 def ages(embeddings: Vectors, count: int) -> list[Figure]:
@@ -84,7 +92,7 @@ def ages(embeddings: Vectors, count: int) -> list[Figure]:
     for oldest, share in DIFFUSIONDB_AGES.items():
         low, high = 100 * share - AGE_TOLERANCE, 100 * share + AGE_TOLERANCE
         target = between(low, high, "%") if 3 * oldest <= count and count > QUICK_COUNT else informative("%")
-        name = f"reused within {oldest} requests (DiffusionDB {100 * share:.0f})"
+        name = f"acceptance: reused within {oldest} requests (DiffusionDB {100 * share:.0f})"
         figures.append(measured(name, counts(reused & (age <= oldest), reused), percent, target))
     return figures
 
@@ -96,7 +104,7 @@ def control(embed: Embed, count: int, rng: np.random.Generator) -> list[Figure]:
     everyone = np.ones(len(similarity), bool)
     return [
         measured(
-            f"independent scenes above {threshold:.2f}",
+            f"control, independent scenes above {threshold:.2f}",
             counts(similarity > threshold, everyone),
             percent,
             informative("%"),

@@ -3,20 +3,28 @@
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from benchmarks.emulated_runs import FLEETS, capacity_per_s, steady_load
 from benchmarks.parity import (
+    DIAGNOSED,
+    PREDICTED,
     SIMULATIONS,
     Side,
+    Tally,
     Turn,
     figures,
+    interval,
+    latencies_apart,
     p50_of,
     pair,
     rate_and_slo,
     scenario_of,
     share_deferred,
+    violations_apart,
 )
+from benchmarks.report import at_most
 from benchmarks.seen_delays import delays_of
 from pentimento.domain.emulation import read_fleet
 from pentimento.reports import Outcome, RequestRecord, Stage
@@ -88,7 +96,7 @@ def test_a_simulated_run_matches_another_of_itself(tmp_path: Path) -> None:
     workload = steady_load(1.3 * rate, 20.0, slo_s, seed=5)
     stand_in = Simulation(scenario, workload, Random(99)).run()
 
-    found = pair(side, [Turn(1.3, 1.3 * rate, workload, scenario, stand_in)])
+    found = pair(side.name, [Turn(1.3, 1.3 * rate, workload, scenario, stand_in)])
 
     assert len(found.simulated) == SIMULATIONS
     assert found.live.overall.violations > 0
@@ -96,6 +104,42 @@ def test_a_simulated_run_matches_another_of_itself(tmp_path: Path) -> None:
     assert found.percent(p50_of) < 5.0
     assert found.quality_percent is not None
     assert all(figure.value is not None for figure in figures([found]))
+
+
+def tally(violations: int, *latencies_s: float) -> Tally:
+    return Tally(violations, 10, np.array(latencies_s))
+
+
+# A load played in two rounds: each live, and simulated once.
+ROUNDS = [(tally(1, 1.0), tally(2, 1.25)), (tally(3, 3.0), tally(3, 3.75))]
+
+
+def test_rounds_of_a_load_are_compared_together() -> None:
+    assert violations_apart(ROUNDS) == pytest.approx(100 * (5 - 4) / 20)
+    assert latencies_apart(50, ROUNDS) == pytest.approx(25.0)
+
+
+def test_an_interval_is_over_rounds() -> None:
+    found = interval([ROUNDS], lambda loads: violations_apart(loads[0]))
+
+    # The first round alone is 10 points apart, the second 0.
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((0.0, 10.0))
+
+
+def test_loads_played_once_have_no_interval() -> None:
+    assert interval([ROUNDS[:1]], lambda loads: violations_apart(loads[0])) is None
+
+
+def test_a_diagnosis_is_held_to_no_target(tmp_path: Path) -> None:
+    scenario = scenario_of(heavy_side(), tmp_path)
+    workload = steady_load(20.0, 2.0, 7.0, seed=5)
+    turns = [Turn(1.3, 20.0, workload, scenario, Simulation(scenario, workload, Random(99)).run())]
+
+    predicted, told = (figures([pair(f"real, {kind}", turns)]) for kind in (PREDICTED, DIAGNOSED))
+
+    assert predicted[0].target == at_most(1.1, "points")
+    assert {one.target.limit for one in told} == {None}
 
 
 def test_the_discriminators_time_is_a_delay_of_its_own() -> None:
