@@ -97,11 +97,11 @@ def play(model: DiffusionModel, history: Sequence[Joining]) -> list[Painted]:
     """Tick by tick, so that nothing depends on the clock."""
     limits, settings = BatchLimits(MAX_BATCH, None, lambda: 0.0), EngineSettings(max_batch=MAX_BATCH)
     loop = StepLoop(model, EagerDenoiser(model), limits, settings, SilentObserver(), lambda: 0.0)
-    heard = [Painted() for _ in history]
+    listeners = [Painted() for _ in history]
     tickets: list[PaintingTicket] = []
     tick = 0
     while len(tickets) < len(history) or not loop.idle:
-        for one, listener in zip(history[len(tickets) :], heard[len(tickets) :], strict=True):
+        for one, listener in zip(history[len(tickets) :], listeners[len(tickets) :], strict=True):
             if one.comes_at <= tick:
                 tickets.append(PaintingTicket(one.request, listener, 0.0))
                 loop.submit(tickets[-1])
@@ -110,7 +110,7 @@ def play(model: DiffusionModel, history: Sequence[Joining]) -> list[Painted]:
                 ticket.stop(STOP)
         loop.tick()
         tick += 1
-    return heard
+    return listeners
 
 
 @torch.inference_mode()

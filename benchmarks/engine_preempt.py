@@ -36,7 +36,7 @@ from pentimento.sdk.supervisor.models import find_model
 SHORT_FIRST_STEP = 40
 # Far beyond every wait, and far before what has no deadline is due.
 DEADLINE_MS = 1_800_000
-PATIENCE_S = 7_200
+AGING_LIMIT_S = 7_200
 SIDES = {"with": "--preempt", "without": "--no-preempt"}
 
 
@@ -104,7 +104,15 @@ async def run_rounds(options: Options) -> tuple[float, list[dict[str, Outcome]]]
 
 
 async def enter_worker(stack: AsyncExitStack, options: Options, model: Path, flag: str) -> WorkerUnderLoad:
-    flags = [flag, "--max-batch", str(options.rest["max_batch"]), "--credits", "256", "--patience-s", str(PATIENCE_S)]
+    flags = [
+        flag,
+        "--max-batch",
+        str(options.rest["max_batch"]),
+        "--credits",
+        "256",
+        "--aging-limit-s",
+        str(AGING_LIMIT_S),
+    ]
     address = stack.enter_context(worker_process(model, *flags))
     return await stack.enter_async_context(worker_under_load(address, (SHORT_FIRST_STEP,)))
 

@@ -73,7 +73,7 @@ class Played:
     """One attack: what it was told, and what the suite and the other tenant felt. Sizes in MiB, by process."""
 
     attack: str
-    told: dict[str, int] = field(default_factory=dict)
+    answers: dict[str, int] = field(default_factory=dict)
     lasted_s: float = 0.0
     growth_mib: dict[str, float] = field(default_factory=dict)
     kept_mib: dict[str, float] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Played:
 
     @property
     def crossed(self) -> list[str]:
-        return [answer for answer in self.told if answer.startswith(CROSSED)]
+        return [answer for answer in self.answers if answer.startswith(CROSSED)]
 
     def row(self) -> dict[str, object]:
         """For people: percentiles in place of samples."""
@@ -139,7 +139,7 @@ class Trial:
         state = state_bytes(self._suite)
         began = time.monotonic()
         async with loaded(bystander, AFTER_S):
-            played.told = await attacked(name, self._target)
+            played.answers = await attacked(name, self._target)
             played.lasted_s = round(time.monotonic() - began, 2)
         played.attacked_s, failures = bystander.take()
         played.failures = dict(failures)

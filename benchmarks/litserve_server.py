@@ -65,13 +65,13 @@ class WholeBatches:
 
     @torch.inference_mode()
     def paint(self, orders: Sequence[PictureOrder]) -> list[bytes]:
-        heard = [Painted() for _ in orders]
-        for group in self._groups(list(zip(orders, heard, strict=True))):
+        listeners = [Painted() for _ in orders]
+        for group in self._groups(list(zip(orders, listeners, strict=True))):
             for order, one in group:
                 self._loop.submit(PaintingTicket(self._request(order), one, time.monotonic()))
             while self._loop.tick():
                 pass
-        return [self._png(one) for one in heard]
+        return [self._png(one) for one in listeners]
 
     def _groups(self, batch: list[tuple[PictureOrder, Painted]]) -> list[list[tuple[PictureOrder, Painted]]]:
         if self._together == "mixed":

@@ -42,7 +42,7 @@ from pentimento.domain.image_request import GenerateEvent, ImageRequest
 from pentimento.reports import Outcome, Report, RequestRecord, make_report
 from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
-from pentimento.sdk.load.telling import GENERATOR
+from pentimento.sdk.load.answers import GENERATOR
 from pentimento.sdk.local import LocalSuite
 from pentimento.workloads import Workload
 

@@ -74,15 +74,15 @@ class RawPeer:
         self._flush()
         return stream_id
 
-    def push(self, stream_id: int, data: bytes, *, end: bool = False, patience_s: float = 1.0) -> int:
-        """Sends as much of `data` as the server's windows allow, waiting up to `patience_s` for each more; the bytes
+    def push(self, stream_id: int, data: bytes, *, end: bool = False, timeout_s: float = 1.0) -> int:
+        """Sends as much of `data` as the server's windows allow, waiting up to `timeout_s` for each more; the bytes
         sent. `end` says that nothing follows, once all was sent."""
         sent = 0
         while sent < len(data) and stream_id not in self.ended and not self.closed:
             window = self._connection.local_flow_control_window(stream_id)
             size = min(window, len(data) - sent, self._connection.max_outbound_frame_size)
             if size <= 0:
-                if not self.pump(patience_s):
+                if not self.pump(timeout_s):
                     return sent
                 continue
             self._connection.send_data(stream_id, data[sent : sent + size])

@@ -212,8 +212,8 @@ def reuse(embeddings: Vectors) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.
 def scene_workload(log: SceneLog, rate: float, rng: np.random.Generator, encoder: str) -> Workload:
     """The whole log once, at Poisson times of `rate` requests a second."""
     drawn = poisson(rate, 1.2 * len(log.prompts) / rate + 60.0, rng, log.content()).first(len(log.prompts))
-    told = {"builder": "scene_log", "composite": True, "rate": rate, "encoder": encoder, "sources": list(SOURCES)}
-    return Workload("scene-log", drawn.arrivals, told, log.embeddings)
+    made_by = {"builder": "scene_log", "composite": True, "rate": rate, "encoder": encoder, "sources": list(SOURCES)}
+    return Workload("scene-log", drawn.arrivals, made_by, log.embeddings)
 
 
 def clip_embedder(folder: Path) -> Embed:

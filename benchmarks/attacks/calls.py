@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf.descriptor import MethodDescriptor
 
-from benchmarks.attacks.target import PUBLIC, Target, Told, call_with_bytes, path_of, told
+from benchmarks.attacks.target import PUBLIC, Answers, Target, call_with_bytes, counted, path_of
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
@@ -29,7 +29,7 @@ SMALL = ImageRequest("a red circle", num_inference_steps=2, seed=1, cache=CacheM
 LARGEST_EPOCH = 2**64 - 1
 
 
-async def every_rpc_by_every_role(target: Target) -> Told:
+async def every_rpc_by_every_role(target: Target) -> Answers:
     """An empty message to every RPC by nobody, a stranger, and each role; told as CROSSED where the contract forbids it
     and it was not refused."""
     roles = {**target.tokens, "nobody": "", "stranger": "0" * 43}
@@ -43,7 +43,7 @@ async def every_rpc_by_every_role(target: Target) -> Told:
         crossed = forbidden and status not in REFUSED
         return f"{CROSSED} {path_of(method)} as {role}: {status}" if crossed else status
 
-    return await all_told(
+    return await all_answers(
         [
             one(process, method, role)
             for process in target.addresses
@@ -53,11 +53,11 @@ async def every_rpc_by_every_role(target: Target) -> Told:
     )
 
 
-async def to_every_rpc(target: Target, messages: Sequence[bytes]) -> Told:
+async def to_every_rpc(target: Target, messages: Sequence[bytes]) -> Answers:
     """Each of the messages to every RPC, by every role; one connection a process and role."""
 
-    async def one(process: str, role: str) -> Told:
-        found: Told = Counter()
+    async def one(process: str, role: str) -> Answers:
+        found: Answers = Counter()
         async with target.channel(target.addresses[process], role) as channel:
             for method in target.methods(process):
                 for data in messages:
@@ -69,7 +69,7 @@ async def to_every_rpc(target: Target, messages: Sequence[bytes]) -> Told:
     return sum(parts, Counter())
 
 
-async def pickles(target: Target) -> Told:
+async def pickles(target: Target) -> Answers:
     """Pickles that would run a command; told as CROSSED when one did."""
     canary = Path(target.folder) / "unpickled"
     command = f"touch {canary}".encode()
@@ -80,14 +80,14 @@ async def pickles(target: Target) -> Told:
     return found
 
 
-async def malformed_messages(target: Target) -> Told:
+async def malformed_messages(target: Target) -> Answers:
     """Random bytes, truncated fields, lengths that promise gigabytes."""
     source = random.Random(1)
     noise = [source.randbytes(size) for size in (1, 17, 1000, 60_000)]
     return await to_every_rpc(target, [*noise, b"\x0a\xff\xff\xff\xff\x07", b"\xff" * 10])
 
 
-async def deep_nesting(target: Target) -> Told:
+async def deep_nesting(target: Target) -> Answers:
     """Messages within messages, 5,000 deep, as field 1 and as field 5."""
     return await to_every_rpc(target, [nested(b"\x0a", 5000), nested(b"\x2a", 5000)])
 
@@ -107,7 +107,7 @@ def varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-async def senseless_fields(target: Target) -> Told:
+async def senseless_fields(target: Target) -> Answers:
     """NaN, infinities, negative and huge numbers, endless lists and prompts in each field of a request."""
     numbers = [0, -1, 2**31, 2**63 - 1, -(2**63)]
     reals = [math.nan, math.inf, -math.inf, -1.0, 1e308]
@@ -124,16 +124,16 @@ async def senseless_fields(target: Target) -> Told:
     generate = target.methods(PUBLIC)[0]
     async with target.channel(target.public, "user") as channel:
         calls = [call_with_bytes(channel, generate, message.SerializeToString(), CALL_S) for message in messages]
-        return await all_told(calls)
+        return await all_answers(calls)
 
 
-async def largest_epoch(target: Target) -> Told:
+async def largest_epoch(target: Target) -> Answers:
     """Attach and WatchCredits in the frontdoor's name with the largest epoch there is, by a service, to all workers."""
     attach = worker_pb.AttachRequest(
         request_id="r", fencing_token=1, frontdoor_id="frontdoor", frontdoor_epoch=LARGEST_EPOCH
     )
     watch = worker_pb.WatchCreditsRequest(frontdoor_id="frontdoor", frontdoor_epoch=LARGEST_EPOCH)
-    found: Told = Counter()
+    found: Answers = Counter()
     for address in target.workers:
         process = next(name for name, other in target.addresses.items() if other == address)
         methods = {method.name: method for method in target.methods(process)}
@@ -143,22 +143,22 @@ async def largest_epoch(target: Target) -> Told:
     return found
 
 
-async def burst_of_1500(target: Target) -> Told:
+async def burst_of_1500(target: Target) -> Answers:
     """1,500 requests at once on one connection."""
     return await burst(target, 1500, 1)
 
 
-async def burst_of_10000(target: Target) -> Told:
+async def burst_of_10000(target: Target) -> Answers:
     """10,000 requests at once on ten connections."""
     return await burst(target, 10_000, 10)
 
 
-async def one_key(target: Target) -> Told:
+async def one_key(target: Target) -> Answers:
     """2,000 calls at once that all name one idempotency key."""
     return await burst(target, 2000, 4, "the same for all", replace(SMALL, num_inference_steps=50))
 
 
-async def burst(target: Target, calls: int, connections: int, key: str = "", request: ImageRequest = SMALL) -> Told:
+async def burst(target: Target, calls: int, connections: int, key: str = "", request: ImageRequest = SMALL) -> Answers:
     """Left after `BURST_S`; told apart: refusals as they ought to be, and those without RetryInfo or another status."""
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(target.channel(target.public, "user")) for _ in range(connections)]
@@ -185,7 +185,7 @@ async def generated(client: ImageClient, request: ImageRequest, key: str = "") -
         return f"{type(error).__name__} {error.reason}"
 
 
-async def all_told(calls: Sequence[Awaitable[str]], at_once: int = 64) -> Told:
+async def all_answers(calls: Sequence[Awaitable[str]], at_once: int = 64) -> Answers:
     """Answers of all, so many under way at a time."""
     gate = asyncio.Semaphore(at_once)
 
@@ -193,4 +193,4 @@ async def all_told(calls: Sequence[Awaitable[str]], at_once: int = 64) -> Told:
         async with gate:
             return await call
 
-    return told(await asyncio.gather(*(one(call) for call in calls)))
+    return counted(await asyncio.gather(*(one(call) for call in calls)))

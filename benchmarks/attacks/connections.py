@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from hyperframe.frame import ContinuationFrame, HeadersFrame
 
 from benchmarks.attacks.raw_http2 import COMPRESSED, RawConnection, message_prefix, open_streams, raw_connection
-from benchmarks.attacks.target import PUBLIC, Target, Told, path_of
+from benchmarks.attacks.target import PUBLIC, Answers, Target, path_of
 
 MIB = 1 << 20
 LARGE = 31 * MIB
@@ -19,26 +19,26 @@ WORK_LIMIT_S = 20.0
 ANSWER_S = 8.0
 
 
-async def on_all(target: Target, work: Callable[[RawConnection, str], Awaitable[None]], copies: int = 1) -> Told:
+async def on_all(target: Target, work: Callable[[RawConnection, str], Awaitable[None]], copies: int = 1) -> Answers:
     """The same work on `copies` connections to every process, the public port included, at once; an RPC of its path."""
 
-    async def one(process: str, address: str) -> Told:
+    async def one(process: str, address: str) -> Answers:
         try:
             async with raw_connection(target, address) as connection:
                 try:
                     async with asyncio.timeout(WORK_LIMIT_S):
                         await work(connection, path_of(target.methods(process)[0]))
                 except TimeoutError:
-                    connection.told["NOT DONE IN TIME"] += 1
+                    connection.answers["NOT DONE IN TIME"] += 1
         except (OSError, TimeoutError):
             return Counter(["NOT CONNECTED"])
-        return connection.told
+        return connection.answers
 
     found = await asyncio.gather(*(one(*item) for item in target.addresses.items() for _ in range(copies)))
     return sum(found, Counter())
 
 
-async def gzip_bombs(target: Target) -> Told:
+async def gzip_bombs(target: Target) -> Answers:
     """16 messages of 32 KB that grow to 31 MiB, at every port."""
     bomb = gzip.compress(bytes(LARGE))
     body = message_prefix(len(bomb), COMPRESSED) + bomb
@@ -52,7 +52,7 @@ async def gzip_bombs(target: Target) -> Told:
     return await on_all(target, throw, copies=2)
 
 
-async def gzip_bombs_with_a_token(target: Target) -> Told:
+async def gzip_bombs_with_a_token(target: Target) -> Answers:
     """The same by a user of the public API, who could do more than be refused."""
     bomb = gzip.compress(bytes(LARGE))
     body = message_prefix(len(bomb), COMPRESSED) + bomb
@@ -62,10 +62,10 @@ async def gzip_bombs_with_a_token(target: Target) -> Told:
             stream = await connection.headers(path, target.tokens["user"], (("grpc-encoding", "gzip"),))
             await connection.data(stream, body, end=True)
         await connection.all_answered(ANSWER_S)
-    return connection.told
+    return connection.answers
 
 
-async def unfinished_messages(target: Target) -> Told:
+async def unfinished_messages(target: Target) -> Answers:
     """24 streams at every port that announce 31 MiB and stop one byte before; as much as gets there in time."""
     body = memoryview(message_prefix(LARGE) + bytes(LARGE - 1))
 
@@ -81,7 +81,7 @@ async def unfinished_messages(target: Target) -> Told:
     return await on_all(target, hold, copies=4)
 
 
-async def header_only_streams(target: Target) -> Told:
+async def header_only_streams(target: Target) -> Answers:
     """Streams that have headers and no message, as many as a connection takes, four connections a port."""
 
     async def hold(connection: RawConnection, path: str) -> None:
@@ -92,7 +92,7 @@ async def header_only_streams(target: Target) -> Told:
     return await on_all(target, hold, copies=4)
 
 
-async def rapid_resets(target: Target) -> Told:
+async def rapid_resets(target: Target) -> Answers:
     """Streams that are opened and reset at once, for six seconds (CVE-2023-44487)."""
 
     async def reset(connection: RawConnection, path: str) -> None:
@@ -101,12 +101,12 @@ async def rapid_resets(target: Target) -> Told:
             await connection.reset(await connection.headers(path))
             sent += 1
             await asyncio.sleep(0)
-        connection.told["RESETS SENT"] += sent
+        connection.answers["RESETS SENT"] += sent
 
     return await on_all(target, reset)
 
 
-async def huge_metadata(target: Target) -> Told:
+async def huge_metadata(target: Target) -> Answers:
     """Calls with a quarter of a megabyte of metadata."""
     extra = tuple((f"x-{number}", "a" * 4096) for number in range(64))
 
@@ -118,7 +118,7 @@ async def huge_metadata(target: Target) -> Told:
     return await on_all(target, send)
 
 
-async def endless_headers(target: Target) -> Told:
+async def endless_headers(target: Target) -> Answers:
     """Headers that are continued and never end, 32 MB of them (CVE-2024-27316)."""
     field = b"\x40\x01a\x7f\xfb\x7e" + b"b" * 16_378  # A literal header that fills a frame.
 
@@ -131,7 +131,7 @@ async def endless_headers(target: Target) -> Told:
     return await on_all(target, flood)
 
 
-async def ping_flood(target: Target) -> Told:
+async def ping_flood(target: Target) -> Answers:
     """10,000 pings a connection."""
 
     async def ping(connection: RawConnection, path: str) -> None:
@@ -141,20 +141,20 @@ async def ping_flood(target: Target) -> Told:
     return await on_all(target, ping)
 
 
-async def silent_connections(target: Target) -> Told:
+async def silent_connections(target: Target) -> Answers:
     """200 connections to the public port that say nothing, and as many that say half of a greeting."""
-    told: Told = Counter()
+    answers: Answers = Counter()
     plain = Target(target.addresses, target.tokens, "", target.folder)
     async with AsyncExitStack() as stack:
         for number in range(400):
             try:
                 _, writer = await open_streams(plain, target.public)
             except OSError as error:
-                told[type(error).__name__] += 1
+                answers[type(error).__name__] += 1
                 continue
             stack.callback(writer.close)
             if number % 2:
                 writer.write(b"PRI * HTTP/2.0\r\n")
-            told["CONNECTED"] += 1
+            answers["CONNECTED"] += 1
         await asyncio.sleep(HOLD_S)
-    return told
+    return answers

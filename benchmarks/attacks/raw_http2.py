@@ -12,7 +12,7 @@ from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, Event, ResponseReceived, StreamReset, TrailersReceived
 from h2.exceptions import ProtocolError
 
-from benchmarks.attacks.target import Target, Told
+from benchmarks.attacks.target import Answers, Target
 
 READ_BYTES = 1 << 16
 CONNECT_LIMIT_S = 5.0
@@ -37,7 +37,7 @@ class RawConnection:
         self._news = asyncio.Event()
         self._open: set[int] = set()
         self.closed = False
-        self.told: Told = Counter()
+        self.answers: Answers = Counter()
 
     async def begin(self) -> None:
         self._http2.initiate_connection()
@@ -102,7 +102,7 @@ class RawConnection:
                 while self._open and not self.closed:
                     self._news.clear()
                     await self._news.wait()
-        self.told["UNANSWERED"] += len(self._open)
+        self.answers["UNANSWERED"] += len(self._open)
 
     async def read_for_ever(self) -> None:
         """Answers what HTTP/2 wants answered, and counts what is told."""
@@ -113,7 +113,7 @@ class RawConnection:
                 self._news.set()
                 await self.flush()
         except (OSError, ProtocolError) as error:
-            self.told[type(error).__name__] += 1
+            self.answers[type(error).__name__] += 1
         finally:
             self.closed = True
             self._news.set()
@@ -122,13 +122,13 @@ class RawConnection:
         if isinstance(event, ResponseReceived | TrailersReceived):
             status = dict(event.headers or ()).get(b"grpc-status")
             if status is not None:
-                self.told[f"grpc-status {status.decode()}"] += 1
+                self.answers[f"grpc-status {status.decode()}"] += 1
                 self._open.discard(event.stream_id)
         elif isinstance(event, StreamReset):
-            self.told[f"RST_STREAM {event.error_code!s}"] += 1
+            self.answers[f"RST_STREAM {event.error_code!s}"] += 1
             self._open.discard(event.stream_id)
         elif isinstance(event, ConnectionTerminated):
-            self.told[f"GOAWAY {event.error_code!s}"] += 1
+            self.answers[f"GOAWAY {event.error_code!s}"] += 1
 
 
 @asynccontextmanager
@@ -142,7 +142,7 @@ async def raw_connection(target: Target, address: str) -> AsyncIterator[RawConne
         await connection.begin()
         yield connection
     except (OSError, ProtocolError) as error:
-        connection.told[type(error).__name__] += 1
+        connection.answers[type(error).__name__] += 1
     finally:
         reading.cancel()
         writer.close()

@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable
 
 from benchmarks.attacks import calls, connections, pictures
-from benchmarks.attacks.target import Target, Told
+from benchmarks.attacks.target import Answers, Target
 
-Attack = Callable[[Target], Awaitable[Told]]
+Attack = Callable[[Target], Awaitable[Answers]]
 
 _IN_ORDER: tuple[Attack, ...] = (
     connections.gzip_bombs,

@@ -22,7 +22,7 @@ from pentimento.vectordb.v1 import vectordb_gateway_service_pb2
 from pentimento.worker.v1 import unet_worker_service_pb2
 
 # How often each answer came.
-Told = Counter[str]
+Answers = Counter[str]
 
 FRONTDOOR, CONTROLLER, GATEWAY, EMBEDDER = "frontdoor", "controller", "gateway", "embedder"
 PUBLIC = "public"
@@ -123,5 +123,5 @@ async def call_with_bytes(channel: grpc.aio.Channel, method: MethodDescriptor, d
         call.cancel()
 
 
-def told(answers: Sequence[str]) -> Told:
+def counted(answers: Sequence[str]) -> Answers:
     return Counter(answers)

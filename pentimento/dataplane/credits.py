@@ -118,5 +118,5 @@ def _cost(pool: Pool, worker: Worker) -> float:
     load = worker.used_credits
     if pool.speed.profile is None:
         return load
-    pace = worker.pace if worker.pace is not None else 1.0
-    return float(f"{pace * pool.speed.crowded_s(load + 1):.2g}")
+    slowdown = worker.slowdown if worker.slowdown is not None else 1.0
+    return float(f"{slowdown * pool.speed.crowded_s(load + 1):.2g}")

@@ -28,7 +28,7 @@ def _dispatch_urgent(state: State, now: float, lane: Lane) -> Effect | None:
     """No credit is free: who is due before the least urgent of those that run may take its place in the batch."""
     request = state.requests[lane.fresh.first()]
     worker = state.workers[lane.reserve.first()]
-    if request.deadline >= latest_deadline(state, worker) or _is_hopeless(state, now, lane, request, worker):
+    if request.deadline >= latest_deadline(state, worker) or _would_miss_deadline(state, now, lane, request, worker):
         return None
     lane.fresh.serve(request.request_id)
     return start_attempt(state, now, request, worker)
@@ -39,7 +39,7 @@ def _dispatch_next(state: State, now: float, key: LaneKey, lane: Lane) -> list[E
     queue = lane.fresh or lane.spare
     request = state.requests[queue.first()]
     worker = state.workers[lane.ready.first()]
-    if _is_hopeless(state, now, lane, request, worker):
+    if _would_miss_deadline(state, now, lane, request, worker):
         service_s = predicted_service_s(state, state.pools[key[0]], worker, request.work)
         return drop_late(state, now, request, service_s or 0.0)
     queue.serve(request.request_id)
@@ -51,8 +51,9 @@ def _dispatch_next(state: State, now: float, key: LaneKey, lane: Lane) -> list[E
     return [attempt]
 
 
-def _is_hopeless(state: State, now: float, lane: Lane, request: Request, worker: Worker) -> bool:
-    """It would miss its deadline, and others wait or an earlier stage's picture is there: else it may be tried."""
+def _would_miss_deadline(state: State, now: float, lane: Lane, request: Request, worker: Worker) -> bool:
+    """Whether it is predicted to miss its deadline while others wait, or an earlier stage's picture is there. Otherwise
+    it may be tried."""
     if not state.drops_late or (len(lane.fresh) < 2 and not request.fallback_token):
         return False
     service_s = predicted_service_s(state, state.pools[request.pool], worker, request.work)
@@ -101,11 +102,11 @@ def _worker_for_rerun(state: State, now: float, lane: Lane, request: Request) ->
     if len(holders) < 2 and now < request.suspect_until:
         return None
     ready = [state.workers[worker_id] for worker_id in lane.ready]
-    unspoilt = next((worker for worker in ready if not _spoilt(request, worker)), None)
-    if unspoilt is not None or not all(_spoilt(request, worker) for worker in holders):
-        return unspoilt
+    preferred = next((worker for worker in ready if not _is_excluded(request, worker)), None)
+    if preferred is not None or not all(_is_excluded(request, worker) for worker in holders):
+        return preferred
     return next(iter(ready), None)
 
 
-def _spoilt(request: Request, worker: Worker) -> bool:
+def _is_excluded(request: Request, worker: Worker) -> bool:
     return (worker.worker_id, worker.worker_generation) in request.excluded

@@ -35,7 +35,7 @@ class FailureKind(Enum):
 class RequestArrived:
     """A valid request asks to be admitted to `pool`.
 
-    `slo_class` decides how long others with earlier deadlines may overtake it (`DataplaneSettings.patience_s`).
+    `slo_class` decides how long others with earlier deadlines may overtake it (`DataplaneSettings.aging_limit_s`).
     `cascade`: pools in order, beginning with `pool` (DiffServe, section 3.1); none or one is no cascade.
     """
 

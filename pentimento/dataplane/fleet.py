@@ -87,7 +87,7 @@ def _set_speeds(state: State) -> None:
         if profile is not None and profile != pool.speed.profile:
             pool.speed = Speed(profile)
             for worker in pool.workers.values():
-                worker.pace = None
+                worker.slowdown = None
                 count(state, worker)
                 refresh(state, worker)
 
@@ -145,7 +145,7 @@ def _place(state: State, worker: Worker, model: str, model_digest: str) -> None:
     if (pools, model_digest) != (worker.pools, worker.model_digest):
         _withdraw(state, worker)
         if model_digest != worker.model_digest:
-            worker.pace = None
+            worker.slowdown = None
         worker.model, worker.model_digest, worker.pools = model, model_digest, pools
         worker.lane_keys = tuple((pool, model_digest) for pool in pools)
     if worker.connected:

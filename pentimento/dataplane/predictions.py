@@ -17,9 +17,9 @@ def predicted_wait_s(state: State, pool_name: str) -> float:
         return DEFAULT_WAIT_S
     if pool.running_count < pool.credit_count and pool.waiting_count == 0:
         return 0.0
-    if pool.throughput <= 0.0 or pool.speed.pace is None:
+    if pool.throughput <= 0.0 or pool.speed.slowdown is None:
         return DEFAULT_WAIT_S
-    return pool.waiting_work * pool.speed.pace / pool.throughput
+    return pool.waiting_work * pool.speed.slowdown / pool.throughput
 
 
 def predicted_end_s(state: State, now: float, pool: Pool, request: Request | RequestArrived) -> float | None:
@@ -44,12 +44,12 @@ def predicted_end_s(state: State, now: float, pool: Pool, request: Request | Req
 def expected_service_s(pool: Pool, worker: Worker, work: float) -> float:
     """Seconds that the request takes on a worker whose batch is full, as it is when somebody waits; 0 where no speed is
     known yet."""
-    return pool.speed.seconds(work, max(worker.credit_count, worker.used_credits + 1), worker.pace) or 0.0
+    return pool.speed.seconds(work, max(worker.credit_count, worker.used_credits + 1), worker.slowdown) or 0.0
 
 
 def predicted_service_s(state: State, pool: Pool, worker: Worker, work: float) -> float | None:
     """Seconds that the request takes once it joins the worker's batch; None where no speed is known yet."""
-    return pool.speed.seconds(work, worker.used_credits + 1, worker.pace, state.settings.prediction_margin)
+    return pool.speed.seconds(work, worker.used_credits + 1, worker.slowdown, state.settings.prediction_margin)
 
 
 def retry_after_ms(state: State, pool_name: str) -> int:
@@ -65,7 +65,7 @@ def learn_speed(state: State, request: Request, worker: Worker, seconds: float) 
     ratio = _ratio(speed, request, worker, seconds)
     if ratio is not None:
         speed.learn(ratio)
-        worker.pace = averaged(worker.pace, ratio)
+        worker.slowdown = averaged(worker.slowdown, ratio)
 
 
 def learn_slowness(state: State, request: Request, seconds: float) -> None:
@@ -78,10 +78,10 @@ def learn_slowness(state: State, request: Request, seconds: float) -> None:
     ratio = _ratio(speed, request, worker, seconds)
     if ratio is None:
         return
-    if speed.pace is None or ratio > speed.pace:
+    if speed.slowdown is None or ratio > speed.slowdown:
         speed.learn(ratio)
-    if worker.pace is None or ratio > worker.pace:
-        worker.pace = averaged(worker.pace, ratio)
+    if worker.slowdown is None or ratio > worker.slowdown:
+        worker.slowdown = averaged(worker.slowdown, ratio)
 
 
 def _ratio(speed: Speed, request: Request, worker: Worker, seconds: float) -> float | None:

@@ -10,15 +10,15 @@ _LARGEST_BATCH = 1024
 
 
 class Speed:
-    """`pace`: seconds taken for each second profiled or, without a profile, for each unit of work; None while neither
-    is known. `spread`: how far single attempts were from it, on average."""
+    """`slowdown`: seconds taken for each second profiled or, without a profile, for each unit of work; None while
+    neither is known. `spread`: how far single attempts were from it, on average."""
 
     def __init__(self, profile: SpeedProfile | None = None) -> None:
         """`profile`: one that `is_sane`."""
         self.profile = profile
         self._table = _by_batch(profile.seconds_per_work) if profile is not None else [1.0]
         self._fixed_s = profile.fixed_s if profile is not None else 0.0
-        self.pace: float | None = 1.0 if profile is not None else None
+        self.slowdown: float | None = 1.0 if profile is not None else None
         self.spread = 0.0
 
     def seconds_per_work(self, batch: int) -> float:
@@ -33,24 +33,24 @@ class Speed:
         return beyond * self.seconds_per_work(load)
 
     def nominal_s(self, work: float, batch: int) -> float:
-        """Before `pace`."""
+        """Before `slowdown`."""
         return self._fixed_s + work * self.seconds_per_work(batch)
 
-    def seconds(self, work: float, batch: int, pace: float | None = None, margin: float = 0.0) -> float | None:
-        """What a request of that work takes in a batch of that size, and `margin` spreads more; at a worker's own pace
-        where it has one."""
-        pace = self.pace if pace is None else pace
-        return None if pace is None else (pace + margin * self.spread) * self.nominal_s(work, batch)
+    def seconds(self, work: float, batch: int, slowdown: float | None = None, margin: float = 0.0) -> float | None:
+        """What a request of that work takes in a batch of that size, and `margin` spreads more; by a worker's own
+        slowdown where it has one."""
+        slowdown = self.slowdown if slowdown is None else slowdown
+        return None if slowdown is None else (slowdown + margin * self.spread) * self.nominal_s(work, batch)
 
     def throughput(self, batch: int) -> float:
-        """Work a second of one worker whose batch is full, before `pace`."""
+        """Work a second of one worker whose batch is full, before `slowdown`."""
         seconds = self.seconds_per_work(batch)
         return batch / seconds if seconds > 0.0 else 0.0
 
     def learn(self, ratio: float) -> None:
-        if self.pace is not None:
-            self.spread = averaged(self.spread, abs(ratio - self.pace))
-        self.pace = averaged(self.pace, ratio)
+        if self.slowdown is not None:
+            self.spread = averaged(self.spread, abs(ratio - self.slowdown))
+        self.slowdown = averaged(self.slowdown, ratio)
 
 
 def averaged(before: float | None, newest: float) -> float:

@@ -116,7 +116,7 @@ class Worker:
 
     Of those in flight, `begun` are the ones that it has started on, and `yielded` those that hold no credit any more,
     about to end. `lost_begun`: one of them was lost with this process, so those that only waited behind it are not to
-    blame. `pace` as in `Speed`; None before its first picture.
+    blame. `slowdown` as in `Speed`; None before its first picture.
     """
 
     worker_id: str
@@ -138,7 +138,7 @@ class Worker:
     abandoned: frozenset[AttemptKey] = frozenset()
     pools: tuple[str, ...] = ()
     lane_keys: tuple[LaneKey, ...] = ()
-    pace: float | None = None
+    slowdown: float | None = None
     # Of one that is lost.
     forget_at: float = 0.0
     # What it adds to its pools' credits and throughput: (pool, credits, work a second).
@@ -180,9 +180,9 @@ class Backlog:
 
 @dataclass(slots=True)
 class Pool:
-    """Load of a pool, its counts since the start. `throughput`: work a second of its full workers, before `speed.pace`.
-    `ends`: when those that run are expected to give their credits back, ascending.
-    `confidence_threshold` is the plan's, None where the plan says nothing of the way of requests.
+    """Load of a pool, its counts since the start. `throughput`: work a second of its full workers, before
+    `speed.slowdown`. `ends`: when those that run are expected to give their credits back, ascending.
+    `confidence_threshold` is the plan's, None where the plan says nothing of the stages of requests.
 
     `arrived_count` has what cascades sent on to it, too.
     """
@@ -358,16 +358,16 @@ class State:
         if rerun:
             lane.reruns[request.request_id] = None
             return
-        due = min(request.deadline, request.arrived_at + self._patience_s(request.slo_class))
+        due = min(request.deadline, request.arrived_at + self._aging_limit_s(request.slo_class))
         lane.fresh.push(request.request_id, request.tenant, due, request.work)
         for option in request.spare:
             key = (option.pool, option.model_digest)
             self.lane(key).spare.push(request.request_id, request.tenant, due, option.work)
             self.dirty[key] = None
 
-    def _patience_s(self, slo_class: str) -> float:
-        patience = self.settings.patience_s
-        seconds = patience.get(slo_class, patience.get("")) if patience else None
+    def _aging_limit_s(self, slo_class: str) -> float:
+        limits = self.settings.aging_limit_s
+        seconds = limits.get(slo_class, limits.get("")) if limits else None
         return math.inf if seconds is None else seconds
 
     def _leave_lanes(self, request: Request) -> None:

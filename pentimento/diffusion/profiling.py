@@ -126,32 +126,32 @@ class _Run:
 
     def __init__(self, model: DiffusionModel, denoiser: Denoiser, load: Workload) -> None:
         self._load = load
-        self._heard = _Painted()
+        self._listener = _Painted()
         self._prompt_number = 0
         self.prepare_seconds: list[float] = []
         self.latents: list[Tensor] = []
         limits = BatchLimits(load.batch_size, None, time.perf_counter)
         settings = EngineSettings(max_batch=load.batch_size)
-        self._loop = StepLoop(model, denoiser, limits, settings, self._heard, time.perf_counter)
+        self._loop = StepLoop(model, denoiser, limits, settings, self._listener, time.perf_counter)
 
     @property
     def ran_out(self) -> bool:
-        return self._heard.ran_out
+        return self._listener.ran_out
 
     @torch.inference_mode()
     def paint(self) -> list[float]:
         """Seconds of each step. Raises what the paintings fail with, unless it is that the device has no memory."""
-        heard = self._heard
-        heard.step_seconds, heard.finished_ones = [], []
+        listener = self._listener
+        listener.step_seconds, listener.finished_ones = [], []
         for _ in range(self._load.batch_size):
-            self._loop.submit(PaintingTicket(self._next_request(), heard, time.perf_counter()))
+            self._loop.submit(PaintingTicket(self._next_request(), listener, time.perf_counter()))
         while self._loop.tick():
             pass
-        if heard.errors and not heard.ran_out:
-            raise heard.errors[0]
-        self.prepare_seconds += [one.prepared_at - one.started_at for one in heard.finished_ones]
-        self.latents = [one.latent for one in heard.finished_ones]
-        return heard.step_seconds
+        if listener.errors and not listener.ran_out:
+            raise listener.errors[0]
+        self.prepare_seconds += [one.prepared_at - one.started_at for one in listener.finished_ones]
+        self.latents = [one.latent for one in listener.finished_ones]
+        return listener.step_seconds
 
     def _next_request(self) -> PaintingRequest:
         self._prompt_number += 1

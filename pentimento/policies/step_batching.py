@@ -1,7 +1,7 @@
 """Whose step is next: a pure function of who is there. The step engine asks it, and so do emulated devices.
 
 Earliest deadline first (Liu and Layland 1973) over deadlines that age: whoever names none, or a far one, is due
-`patience_s` after it arrived. A due time never moves, so what arrives later than it never overtakes: the wait of any
+`aging_limit_s` after it arrived. A due time never moves, so what arrives later than it never overtakes: the wait of any
 request is bounded by the work that was due before it.
 
 Batches are compatible groups: the most urgent request chooses the group, the next urgent ones of that group ride along.
@@ -47,9 +47,9 @@ class Candidate(Protocol):
 C = TypeVar("C", bound=Candidate)
 
 
-def due_at(arrived_at: float, deadline: float | None, patience_s: float) -> float:
+def due_at(arrived_at: float, deadline: float | None, aging_limit_s: float) -> float:
     """Seconds on the clock of `arrived_at`."""
-    ages_at = arrived_at + patience_s
+    ages_at = arrived_at + aging_limit_s
     return ages_at if deadline is None else min(deadline, ages_at)
 
 

@@ -6,7 +6,7 @@ records: what became of each request  →  make_report  →  as_text | as_json |
 from pentimento.reports.document import as_json
 from pentimento.reports.page import as_html
 from pentimento.reports.png import check_png, save_png
-from pentimento.reports.record import Outcome, RequestRecord, Stage, StartKind
+from pentimento.reports.record import Outcome, RequestRecord, StageSpan, StartKind
 from pentimento.reports.records import Run, load_run, save_run
 from pentimento.reports.report import Report, make_report
 from pentimento.reports.text import as_text
@@ -16,7 +16,7 @@ __all__ = [
     "Report",
     "RequestRecord",
     "Run",
-    "Stage",
+    "StageSpan",
     "StartKind",
     "as_html",
     "as_json",

@@ -25,7 +25,7 @@ def as_html(reports: Sequence[Report], title: str = "Pentimento: a run in figure
     drawn = [panel_svg(panel) for panel in panels(reports)]
     if waterfalls := bars(reports):
         drawn.append(bars_svg(waterfalls))
-    told = {report.name: dict(report.provenance) for report in reports}
+    provenance = {report.name: dict(report.provenance) for report in reports}
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -33,7 +33,7 @@ def as_html(reports: Sequence[Report], title: str = "Pentimento: a run in figure
             f"<h1>{escape(title)}</h1>",
             *tables,
             *drawn,
-            f"<h2>Provenance</h2><pre>{escape(json.dumps(told, indent=1, ensure_ascii=False))}</pre>",
+            f"<h2>Provenance</h2><pre>{escape(json.dumps(provenance, indent=1, ensure_ascii=False))}</pre>",
             "</body></html>\n",
         ]
     )

@@ -34,7 +34,7 @@ class StartKind(StrEnum):
     RETRIEVAL = "retrieval"
 
 
-class Stage(NamedTuple):
+class StageSpan(NamedTuple):
     """A part of a request's time (queue, embed, lookup, denoise, decode, score …); seconds on the run's clock."""
 
     name: str
@@ -67,7 +67,7 @@ class RequestRecord:
     deferred: bool = False
     confidence: float | None = None
     quality: float | None = None
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[StageSpan, ...] = ()
     device_s: float = 0.0
 
     @property

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.lines import Line, numbered_lines
-from pentimento.reports.record import Outcome, RequestRecord, Stage, StartKind
+from pentimento.reports.record import Outcome, RequestRecord, StageSpan, StartKind
 
 FORMAT = 1
 _DEFAULTS = {field.name: field.default for field in fields(RequestRecord) if field.default is not MISSING}
@@ -100,7 +100,7 @@ def _word(line: Line, name: str, words: type[Word]) -> Word:
         raise line.wrong(name, f"must be one of {', '.join(words)}, got {line.text(name)!r}") from None
 
 
-def _stages(line: Line) -> tuple[Stage, ...]:
+def _stages(line: Line) -> tuple[StageSpan, ...]:
     stages = line.raw("stages")
     limit = "must be a list of [name, began_s, ended_s], ended_s not before began_s"
     if not isinstance(stages, list):
@@ -109,7 +109,7 @@ def _stages(line: Line) -> tuple[Stage, ...]:
     for stage in stages:
         match stage:
             case [str(name), float() | int() as began_s, float() | int() as ended_s] if began_s <= ended_s:
-                found.append(Stage(name, float(began_s), float(ended_s)))
+                found.append(StageSpan(name, float(began_s), float(ended_s)))
             case _:
                 raise line.wrong("stages", limit)
     return tuple(found)

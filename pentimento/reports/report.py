@@ -18,7 +18,7 @@ from pentimento.reports.figures import (
     waterfall,
     windows,
 )
-from pentimento.reports.record import Outcome, RequestRecord, Stage, StartKind
+from pentimento.reports.record import Outcome, RequestRecord, StageSpan, StartKind
 
 WINDOWS = 40
 
@@ -104,5 +104,5 @@ def _by(records: Sequence[RequestRecord], name: str) -> dict[str, Attainment]:
 def _moved(record: RequestRecord, by_s: float) -> RequestRecord:
     if by_s == 0:
         return record
-    stages = tuple(Stage(name, began_s + by_s, ended_s + by_s) for name, began_s, ended_s in record.stages)
+    stages = tuple(StageSpan(name, began_s + by_s, ended_s + by_s) for name, began_s, ended_s in record.stages)
     return replace(record, arrived_s=record.arrived_s + by_s, ended_s=record.ended_s + by_s, stages=stages)

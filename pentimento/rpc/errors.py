@@ -160,8 +160,8 @@ def foreign(code: grpc.StatusCode, details: str) -> PentimentoError:
 def message_too_large(size: str, limit: str) -> errors.ResourceExhausted:
     """`size` and `limit` in bytes, as digits; anything else is not passed on."""
     known = {"size_bytes": size, "limit_bytes": limit} if size.isdecimal() and limit.isdecimal() else {}
-    told = f": {size} bytes are more than the limit of {limit} bytes" if known else ""
-    return errors.ResourceExhausted("MESSAGE_TOO_LARGE", f"the message is too large{told}", metadata=known)
+    detail = f": {size} bytes are more than the limit of {limit} bytes" if known else ""
+    return errors.ResourceExhausted("MESSAGE_TOO_LARGE", f"the message is too large{detail}", metadata=known)
 
 
 def unexpected() -> errors.Internal:

@@ -29,8 +29,8 @@ def explain(error: Exception, path: str) -> PentimentoError:
         error = first_of(error)
     known = error if isinstance(error, PentimentoError) and not is_refusal_of_ourselves(error) else unexpected()
     if isinstance(known, Internal):
-        told = {"method": path, "reason": known.reason, "error_id": known.metadata.get("error_id", "")}
-        logger.error("call failed", exc_info=error, extra=told)
+        fields = {"method": path, "reason": known.reason, "error_id": known.metadata.get("error_id", "")}
+        logger.error("call failed", exc_info=error, extra=fields)
     elif logger.isEnabledFor(logging.DEBUG):
         logger.debug("call refused", extra={"method": path, "code": code_of(known).name, "reason": known.reason})
     return known

@@ -51,12 +51,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         """The state now and every later one; a watcher that is slow misses states between, never the last."""
         changed = asyncio.Event()
         self._watchers.add(changed)
-        told = None
+        reported = None
         try:
             while True:
                 changed.clear()
-                if (status := self._status(request.service)) != told:
-                    told = status
+                if (status := self._status(request.service)) != reported:
+                    reported = status
                     yield Status(status=status)
                 await changed.wait()
         finally:

@@ -77,12 +77,12 @@ class AsyncClient:
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Accepted, routed, progress, completed; a retry goes on in the same stream. Close it (`aclose`) to cancel."""
         key = idempotency_key or uuid.uuid4().hex
-        told = Told()
+        reported = ReportedEvents()
         for attempt in range(1, self._retries.tries + 1):
             try:
                 async with aclosing(self._images.generate(request, key, preview_interval_steps)) as events:
                     async for event in events:
-                        if told.is_new(event):
+                        if reported.is_new(event):
                             yield event
                 return
             except (Unavailable, Cancelled) as error:
@@ -109,8 +109,8 @@ class AsyncClient:
         return await self._images.list_models()
 
 
-class Told:
-    """What a stream has said already, so that a retry does not say *accepted* and *routed* again."""
+class ReportedEvents:
+    """The kinds of events that a stream has given, so that a retry does not give *accepted* and *routed* again."""
 
     def __init__(self) -> None:
         self._kinds: set[type[GenerateEvent]] = set()

@@ -20,7 +20,7 @@ from pentimento.simulator.device import Device
 
 
 @dataclass(frozen=True)
-class _Told:
+class _PoolCounts:
     """Counts of a pool at the last look."""
 
     arrived: int = 0
@@ -46,7 +46,7 @@ class SimulatedController:
         self._available = available
         self._profiles = profiles
         self._decision = AllocationDecision()
-        self._told: dict[str, _Told] = {}
+        self._reported: dict[str, _PoolCounts] = {}
         self._starts: dict[str, Counter[int]] = {}
         self._late: Counter[str] = Counter()
         self._queues: Counter[str] = Counter()
@@ -92,10 +92,10 @@ class SimulatedController:
         return Plan(version, decision.assignments, decision.pools, decision.admission_rate, allocator=self._name)
 
     def _demand(self, pool: Pool, window_s: float, at_workers: int) -> ModelDemand:
-        before = self._told.get(pool.name, _Told())
+        before = self._reported.get(pool.name, _PoolCounts())
         violated = pool.dropped_count + self._late[pool.name]
-        now = _Told(pool.arrived_count, violated, pool.scored_count, pool.deferred_count)
-        self._told[pool.name] = now
+        now = _PoolCounts(pool.arrived_count, violated, pool.scored_count, pool.deferred_count)
+        self._reported[pool.name] = now
         starts = self._starts.pop(pool.name, Counter())
         scored = now.scored - before.scored
         return ModelDemand(

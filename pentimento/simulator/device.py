@@ -62,14 +62,14 @@ class DeviceListener(Protocol):
 class DeviceSettings:
     """`steps`: join and leave at any step; otherwise whole requests are batched. A device holds `credit_batches`
     batches of attempts; where that is None as a worker does, a batch, and for each picture that is about to end another
-    one. `patience_s` as in the engine.
+    one. `aging_limit_s` as in the engine.
     `drop_after`: what the batch that is about to begin would end later than so many SLOs after it came is given up
     (DiffServe's workers, whose queues are their own); None for never."""
 
     steps: bool = True
     preempt: bool = True
     credit_batches: int | None = None
-    patience_s: float = 30.0
+    aging_limit_s: float = 30.0
     drop_after: float | None = None
 
 
@@ -150,7 +150,7 @@ class Device:
         `drop_at_s`."""
         now = self._agenda.now
         self._number += 1
-        urgency = (due_at(now, deadline, self._settings.patience_s), self._number)
+        urgency = (due_at(now, deadline, self._settings.aging_limit_s), self._number)
         job = self._jobs[attempt] = SimulatedJob(attempt, steps, urgency, now, drop_at_s)
         if not self._batch:
             self._form_later()
@@ -337,8 +337,8 @@ class Device:
         self._finisher_free_s = max(self._finisher_free_s, self._agenda.now) + seconds
         self._agenda.at(self._finisher_free_s, self._finished, (job, self._incarnation))
 
-    def _finished(self, told: tuple[SimulatedJob, int]) -> None:
-        job, incarnation = told
+    def _finished(self, finished: tuple[SimulatedJob, int]) -> None:
+        job, incarnation = finished
         if incarnation == self._incarnation:
             self._finishing_count -= 1
             self._listener.job_finished(self, job)

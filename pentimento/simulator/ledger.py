@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from pentimento.domain.recording import quantile_of
-from pentimento.reports import Outcome, RequestRecord, Stage, StartKind
+from pentimento.reports import Outcome, RequestRecord, StageSpan, StartKind
 from pentimento.simulator.cache import MISS, CacheAnswer
 from pentimento.workloads import Arrival
 
@@ -40,12 +40,12 @@ class SimulatedRequest:
     device_s: float = 0.0
     queued_s: float = 0.0
     painted: dict[int, Painted] = field(default_factory=dict)
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[StageSpan] = field(default_factory=list)
 
 
 def draws_of(arrival: Arrival, rng: Random) -> tuple[float, float]:
-    """How easy it is, and its way. Drawn beforehand and by themselves, so that compared policies see the same requests;
-    a prompt and its seed are as easy here as on an emulated device."""
+    """How easy it is, and its draw for the shares of plans. Drawn beforehand and by themselves, so that compared
+    policies see the same requests; a prompt and its seed are as easy here as on an emulated device."""
     draws = (rng.random(), rng.random())
     return (quantile_of(arrival.prompt, arrival.seed), draws[1]) if arrival.prompt else draws
 

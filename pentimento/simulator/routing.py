@@ -17,8 +17,8 @@ _ROUTE_OF = {
 
 
 def arrival_pools(plan: Plan | None, model: str, draw: float, cascade: Sequence[str], default: str) -> tuple[str, ...]:
-    """Pools that a request goes through in order. Where the plan says nothing of the way: `cascade`, or the pool of the
-    model asked for, of the `default` one where it names none."""
+    """Pools that a request goes through in order. Where the plan says nothing of the stages: `cascade`, or the pool of
+    the model asked for, of the `default` one where it names none."""
     pools = plan.pools if plan is not None else ()
     planned = tuple(pool.pool for pool in request_pools(pools, model, draw))
     if planned or model:

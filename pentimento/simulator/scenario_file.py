@@ -66,8 +66,8 @@ def read_scenario(path: Path, policies: Sequence[str] = (), seed: int | None = N
     of_file = table.texts("policies", ())
     named = tuple(policies) or of_file
     if strangers := [name for name in named if name not in SERVING_POLICIES]:
-        told = f"must be some of {', '.join(SERVING_POLICIES)}, got {', '.join(map(repr, strangers))}"
-        raise InvalidArgument.of("--policy", told) if policies else table.error("policies", told)
+        message = f"must be some of {', '.join(SERVING_POLICIES)}, got {', '.join(map(repr, strangers))}"
+        raise InvalidArgument.of("--policy", message) if policies else table.error("policies", message)
     scenarios = tuple(replace(base, name=name, policy=_policy(table, name, settings)) for name in named)
     if not scenarios:
         raise table.error("policies", f"must be at least one of {', '.join(SERVING_POLICIES)}")
@@ -109,7 +109,7 @@ def _base(table: TomlTable, fleet: EmulatedFleet) -> Scenario:
             steps=fleet.step_batching,
             preempt=fleet.preempt,
             credit_batches=devices.whole("credit_batches", 0 if fleet.step_batching else 1, maximum=16) or None,
-            patience_s=devices.number("patience_s", 30.0),
+            aging_limit_s=devices.number("aging_limit_s", 30.0),
         ),
         dataplane=_dataplane(table.table("dataplane"), fleet),
         delays=_delays(table.table("delays"), fleet),

@@ -17,7 +17,7 @@ from typing import Any
 from pentimento.dataplane import Dataplane, effects, events
 from pentimento.domain.profile import Cost
 from pentimento.policies.serving import CacheUse
-from pentimento.reports import Outcome, RequestRecord, Stage, StartKind
+from pentimento.reports import Outcome, RequestRecord, StageSpan, StartKind
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.cache import MISS
 from pentimento.simulator.controller import SimulatedController
@@ -152,7 +152,7 @@ class Simulation:
         seconds, now = cost.draw(self._random), self._agenda.now
         self._agenda.at(now + seconds, self.submit, event)
         if request is not None:
-            request.stages.append(Stage(stage, now, now + seconds))
+            request.stages.append(StageSpan(stage, now, now + seconds))
         return seconds
 
     # What comes from outside.
@@ -231,8 +231,8 @@ class Simulation:
             request.device_s += job.device_s
             # A request that went on while this attempt ran (a hedge, a cascade) has another start by now.
             request.painted[job.attempt[1]] = Painted(request.pool, device.costs.model, request.start, request.steps)
-            request.stages.append(Stage("wait_worker", job.arrived_s, job.began_s))
-            request.stages.append(Stage("paint", job.began_s, self._agenda.now))
+            request.stages.append(StageSpan("wait_worker", job.arrived_s, job.began_s))
+            request.stages.append(StageSpan("paint", job.began_s, self._agenda.now))
         self._later(self._scenario.delays.result, events.AttemptFinished(*job.attempt), request, "receive")
 
     def job_stopped(self, device: Device, job: SimulatedJob) -> None:
@@ -283,7 +283,7 @@ class Simulation:
         request = self._requests[effect.request_id]
         request.pool, request.model = request.options[effect.option]
         request.steps = self._fleet.steps_of(request.model, request.arrival)
-        request.stages.append(Stage("queue", request.queued_s, self._agenda.now))
+        request.stages.append(StageSpan("queue", request.queued_s, self._agenda.now))
         persisted = events.AttemptPersisted(effect.request_id, effect.fencing_token)
         self._later(self._scenario.delays.attempt, persisted, request, "attempt")
 
@@ -293,7 +293,7 @@ class Simulation:
             self._start(effect)
         else:
             seconds, now = cost.draw(self._random), self._agenda.now
-            self._requests[effect.request_id].stages.append(Stage("send", now, now + seconds))
+            self._requests[effect.request_id].stages.append(StageSpan("send", now, now + seconds))
             self._agenda.at(now + seconds, self._start, effect)
 
     def _start(self, effect: effects.Execute) -> None:

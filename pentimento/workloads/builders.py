@@ -19,8 +19,8 @@ MODM_FLUCTUATION = tuple(Segment(1200.0, rate / 60.0) for rate in (6, 14, 22, 26
 
 def poisson(rate: float, duration_s: float, rng: np.random.Generator, content: Content | None = None) -> Workload:
     """`rate` requests a second on average for `duration_s` seconds."""
-    told = {"builder": "poisson", "rate": rate, "duration_s": duration_s}
-    return (content or Content()).fill("poisson", poisson_times(rate, duration_s, rng), rng, told)
+    made_by = {"builder": "poisson", "rate": rate, "duration_s": duration_s}
+    return (content or Content()).fill("poisson", poisson_times(rate, duration_s, rng), rng, made_by)
 
 
 def fluctuating(
@@ -29,8 +29,8 @@ def fluctuating(
     segments: Sequence[Segment] = MODM_FLUCTUATION,
 ) -> Workload:
     """Poisson arrivals at a rate that rises and falls (MoDM, A.3); `times.fitted_segments` scales a trace's curve."""
-    told = {"builder": "fluctuating", "segments": [asdict(segment) for segment in segments]}
-    return (content or Content()).fill("fluctuating", segment_times(segments, rng), rng, told)
+    made_by = {"builder": "fluctuating", "segments": [asdict(segment) for segment in segments]}
+    return (content or Content()).fill("fluctuating", segment_times(segments, rng), rng, made_by)
 
 
 def from_trace(
@@ -46,5 +46,5 @@ def from_trace(
     at every moment. `source` names it; texts from another log than the times make the workload a composite one."""
     times = scaled(compressed(times_s, compress), scale, rng)
     asked = content or Content()
-    told = {"builder": "from_trace", "times": source, "scale": scale, "compress": compress}
-    return asked.fill("trace", times, rng, {**told, "composite": bool(source and set(asked.sources) - {source})})
+    made_by = {"builder": "from_trace", "times": source, "scale": scale, "compress": compress}
+    return asked.fill("trace", times, rng, {**made_by, "composite": bool(source and set(asked.sources) - {source})})

@@ -76,8 +76,8 @@ class Content:
             self._arrival(index, float(times_s[index]), tenants[tenant[index]], slo[index], int(seeds[index]))
             for index in range(count)
         )
-        told = {**provenance, "sources": list(self.sources)}
-        return Workload(name, arrivals, told, self.embeddings)
+        made_by = {**provenance, "sources": list(self.sources)}
+        return Workload(name, arrivals, made_by, self.embeddings)
 
     def _arrival(self, index: int, at_s: float, tenant: str, slo: int, seed: int) -> Arrival:
         row = (self.first_prompt + index) % len(self.prompts)

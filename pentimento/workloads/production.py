@@ -126,8 +126,8 @@ def production_mix(
 
     A composite: adapters from one log, texts from another, users and their habits from a third.
     """
-    told: Mapping[str, Any] = {"builder": "production_mix", "mix": asdict(mix), "composite": True}
-    plain = (content or Content()).fill("production", times_s, rng, told)
+    made_by: Mapping[str, Any] = {"builder": "production_mix", "mix": asdict(mix), "composite": True}
+    plain = (content or Content()).fill("production", times_s, rng, made_by)
     choices = choose(mix, len(times_s), rng)
     arrivals = tuple(
         replace(
@@ -153,8 +153,8 @@ def from_production_log(
     """A recorded log of production played `compress` times as fast: its times, users (as tenants), checkpoints, LoRAs
     and steps; the texts are the content's. A composite."""
     times = compressed([request.at_s for request in requests], compress)
-    told = {"builder": "from_production_log", "times": source, "compress": compress, "composite": True}
-    plain = (content or Content()).fill("production-log", times, rng, told)
+    made_by = {"builder": "from_production_log", "times": source, "compress": compress, "composite": True}
+    plain = (content or Content()).fill("production-log", times, rng, made_by)
     arrivals = tuple(
         replace(
             arrival,

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Pace:
+class ControllerTimes:
     """Seconds. A replica may be silent for `lease_s`; `settle_s` after the start the fleet counts as known. Demand is
     taken over `plan_interval_s` before the policy decides anew."""
 
@@ -44,13 +44,19 @@ class Controller:
     """Belongs to one event loop. `run` plans; the other methods answer RPCs and raise domain errors."""
 
     def __init__(
-        self, registry: Registry, planner: Planner, feed: PlanFeed, epoch: LeaderEpoch, pace: Pace, clock: Clock
+        self,
+        registry: Registry,
+        planner: Planner,
+        feed: PlanFeed,
+        epoch: LeaderEpoch,
+        times: ControllerTimes,
+        clock: Clock,
     ) -> None:
         self._registry = registry
         self._planner = planner
         self._feed = feed
         self._epoch = epoch
-        self._pace = pace
+        self._times = times
         self._clock = clock
         self._started_s = self._joined_s = self._look_s = clock.monotonic()
         self._window = DemandWindow()
@@ -65,7 +71,7 @@ class Controller:
         self._joined_s = self._clock.monotonic()
         logger.info("registered", extra={"replica": replica.instance_id, "generation": replica.generation})
         self._changed.set()
-        lease_ms, interval_ms = round(self._pace.lease_s * 1000), round(self._pace.report_interval_s * 1000)
+        lease_ms, interval_ms = round(self._times.lease_s * 1000), round(self._times.report_interval_s * 1000)
         return Lease(lease_ms, interval_ms, self._epoch.value)
 
     def report(self, report: ReplicaReport) -> int:
@@ -73,9 +79,9 @@ class Controller:
         with _counting_refusals():
             check_report(report)
             self._check_acknowledged(report)
-            heard = self._registry.report(report, self._clock.monotonic())
-        self._window.add(report, heard.covered_s)
-        if heard.changed:
+            received = self._registry.report(report, self._clock.monotonic())
+        self._window.add(report, received.covered_s)
+        if received.changed:
             self._changed.set()
         self._overtake(report.plan.version if report.plan else None)
         return self._epoch.value
@@ -108,7 +114,7 @@ class Controller:
                 self.step(now_s)
             except Exception:  # without this loop no replica would ever come or go again
                 logger.exception("a round of planning failed; the plan in force stands")
-            await asyncio.sleep(self._pace.min_plan_gap_s)
+            await asyncio.sleep(self._times.min_plan_gap_s)
             due_s = self._next_step_s(now_s)
             # Not asyncio.wait_for: up to Python 3.11 it swallows a cancel that comes together with the event.
             with suppress(TimeoutError):
@@ -122,7 +128,7 @@ class Controller:
         if plan := self._replan(replicas, now_s):
             self._feed.publish(plan)
             logger.info("new plan", extra={"sequence": plan.version.sequence, "workers": len(plan.assignments)})
-        if now_s >= self._started_s + self._pace.settle_s:
+        if now_s >= self._started_s + self._times.settle_s:
             self._feed.settle()
         kinds = Counter(view.replica.kind for view in replicas)
         for kind in ReplicaKind:
@@ -145,13 +151,13 @@ class Controller:
     def _look_due_s(self) -> float:
         """The first one when the whole fleet is there, as far as can be told."""
         if self._planner.begun:
-            return self._look_s + self._pace.plan_interval_s
-        return max(self._started_s + self._pace.settle_s, self._joined_s + self._pace.calm_s)
+            return self._look_s + self._times.plan_interval_s
+        return max(self._started_s + self._times.settle_s, self._joined_s + self._times.calm_s)
 
     def _next_step_s(self, now_s: float) -> float:
-        settled_s = self._started_s + self._pace.settle_s
+        settled_s = self._started_s + self._times.settle_s
         ends = [
-            now_s + self._pace.pause_s,
+            now_s + self._times.pause_s,
             self._look_due_s(),
             self._registry.next_expiry_s(now_s),
             settled_s if now_s < settled_s else None,
@@ -159,8 +165,8 @@ class Controller:
         return min(end for end in ends if end is not None)
 
     def _forgive_pause(self, now_s: float, due_s: float) -> None:
-        """Nobody could be heard while this process was stopped: their leases are longer by that much."""
-        if now_s - due_s > self._pace.pause_s:
+        """No report could be received while this process was stopped: their leases are longer by that much."""
+        if now_s - due_s > self._times.pause_s:
             PAUSES.inc()
             logger.warning("the controller stood still", extra={"seconds": round(now_s - due_s, 1)})
             self._registry.forgive(now_s - due_s, now_s)

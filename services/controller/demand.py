@@ -45,8 +45,8 @@ class _Asked:
 
 
 @dataclass
-class _Told:
-    """By one replica in `covered_s` seconds: a front door of every pool, a worker of its own queue."""
+class _Reported:
+    """What one replica reported of `covered_s` seconds: a frontdoor of every pool, a worker of its own queue."""
 
     covered_s: float = 0.0
     asked: defaultdict[str, _Asked] = field(default_factory=lambda: defaultdict(_Asked))
@@ -57,31 +57,31 @@ class DemandWindow:
     """Demand by model, over all replicas that are live."""
 
     def __init__(self) -> None:
-        self._told: defaultdict[str, _Told] = defaultdict(_Told)
+        self._reported: defaultdict[str, _Reported] = defaultdict(_Reported)
 
     def add(self, report: ReplicaReport, covered_s: float) -> None:
         """Changes state: what a report tells of the `covered_s` seconds before it."""
-        told = self._told[report.instance_id]
-        told.covered_s += covered_s
+        reported = self._reported[report.instance_id]
+        reported.covered_s += covered_s
         for pool in report.demand:
-            told.asked[pool.model].add(pool)
-            told.queues[pool.model].add(pool.queue_length)
+            reported.asked[pool.model].add(pool)
+            reported.queues[pool.model].add(pool.queue_length)
         if report.resident_models:
-            told.queues[report.resident_models[0]].add(report.queue_length)
+            reported.queues[report.resident_models[0]].add(report.queue_length)
 
     def take(self, live: Iterable[ReplicaView]) -> tuple[ModelDemand, ...]:
         """Changes state: the demand since the last call. What waits at workers counts with the model that they hold."""
         names = {view.replica.instance_id for view in live}
-        told = [one for name, one in self._told.items() if name in names]
-        self._told.clear()
-        asked = {model for one in told for model in one.asked}
-        waiting = {model for one in told for model, queue in one.queues.items() if queue.total}
-        return tuple(_demand(model, told) for model in sorted(asked | waiting))
+        reported = [one for name, one in self._reported.items() if name in names]
+        self._reported.clear()
+        asked = {model for one in reported for model in one.asked}
+        waiting = {model for one in reported for model, queue in one.queues.items() if queue.total}
+        return tuple(_demand(model, reported) for model in sorted(asked | waiting))
 
 
-def _demand(model: str, told: Iterable[_Told]) -> ModelDemand:
-    asked = [(one.asked[model], max(one.covered_s, MIN_WINDOW_S)) for one in told if model in one.asked]
-    queues = [one.queues[model] for one in told if model in one.queues]
+def _demand(model: str, reported: Iterable[_Reported]) -> ModelDemand:
+    asked = [(one.asked[model], max(one.covered_s, MIN_WINDOW_S)) for one in reported if model in one.asked]
+    queues = [one.queues[model] for one in reported if model in one.queues]
     scored = sum(one.scored for one, _ in asked)
     starts = sum((one.starts for one, _ in asked), Counter[int]())
     return ModelDemand(

@@ -13,13 +13,13 @@ from pentimento.policies.allocation import ReplicaView
 @dataclass(frozen=True)
 class _Entry:
     replica: Replica
-    heard_s: float
+    received_s: float
     report: ReplicaReport | None = None
 
 
 @dataclass(frozen=True)
-class Heard:
-    """`changed`: what the plan depends on did; `covered_s`: since the replica was heard before."""
+class ReceivedReport:
+    """`changed`: what the plan depends on did; `covered_s`: since the replica's report before it."""
 
     changed: bool
     covered_s: float
@@ -43,13 +43,13 @@ class Registry:
             self._make_room(now_s)
         self._entries[replica.instance_id] = _Entry(replica, now_s)
 
-    def report(self, report: ReplicaReport, now_s: float) -> Heard:
+    def report(self, report: ReplicaReport, now_s: float) -> ReceivedReport:
         """Changes state. NotFound asks the replica to register."""
         known = self._require(report.instance_id, report.generation)
         replica = replace(known.replica, resident_models=report.resident_models)
         changed = replica != known.replica or _is_draining(known) != report.draining or not self._is_live(known, now_s)
         self._entries[report.instance_id] = _Entry(replica, now_s, report)
-        return Heard(changed, now_s - known.heard_s)
+        return ReceivedReport(changed, now_s - known.received_s)
 
     def deregister(self, instance_id: str, generation: int) -> None:
         """Changes state. A start that is not the registered one cannot take it away."""
@@ -58,14 +58,14 @@ class Registry:
 
     def forget_silent(self, now_s: float) -> None:
         """Changes state: drops what has been silent for longer than the retention."""
-        silent = [name for name, entry in self._entries.items() if now_s - entry.heard_s > self._retention_s]
+        silent = [name for name, entry in self._entries.items() if now_s - entry.received_s > self._retention_s]
         for name in silent:
             del self._entries[name]
 
     def forgive(self, seconds: float, now_s: float) -> None:
         """Changes state: the controller itself was deaf for that long, which is not the replicas' silence."""
         for name, entry in self._entries.items():
-            self._entries[name] = replace(entry, heard_s=min(entry.heard_s + seconds, now_s))
+            self._entries[name] = replace(entry, received_s=min(entry.received_s + seconds, now_s))
 
     def live(self, now_s: float) -> tuple[ReplicaView, ...]:
         """Replicas that may be planned with: live and not draining, ordered by instance id."""
@@ -75,7 +75,7 @@ class Registry:
 
     def next_expiry_s(self, now_s: float) -> float | None:
         """When the next live replica falls silent unless it reports, None if none is live."""
-        ends = [entry.heard_s + self._lease_s for entry in self._entries.values() if self._is_live(entry, now_s)]
+        ends = [entry.received_s + self._lease_s for entry in self._entries.values() if self._is_live(entry, now_s)]
         return min(ends, default=None)
 
     def statuses(self, now_s: float) -> tuple[ReplicaStatus, ...]:
@@ -83,7 +83,7 @@ class Registry:
         return tuple(_status(entry, self._is_live(entry, now_s), now_s) for _, entry in entries)
 
     def _is_live(self, entry: _Entry, now_s: float) -> bool:
-        return now_s - entry.heard_s < self._lease_s
+        return now_s - entry.received_s < self._lease_s
 
     def _require(self, instance_id: str, generation: int) -> _Entry:
         known = self._entries.get(instance_id)
@@ -97,7 +97,7 @@ class Registry:
     def _make_room(self, now_s: float) -> None:
         if len(self._entries) < self._capacity:
             return
-        oldest = min(self._entries.values(), key=lambda entry: entry.heard_s)
+        oldest = min(self._entries.values(), key=lambda entry: entry.received_s)
         if self._is_live(oldest, now_s):
             message = f"the fleet holds {self._capacity} live replicas, which is its limit"
             raise ResourceExhausted("FLEET_FULL", message, retry_after_ms=int(self._lease_s * 1000))
@@ -117,7 +117,7 @@ def _status(entry: _Entry, live: bool, now_s: float) -> ReplicaStatus:
     report = entry.report or ReplicaReport(entry.replica.instance_id, entry.replica.generation)
     return ReplicaStatus(
         replica=entry.replica,
-        last_report_age_ms=max(0, round((now_s - entry.heard_s) * 1000)),
+        last_report_age_ms=max(0, round((now_s - entry.received_s) * 1000)),
         live=live,
         draining=report.draining,
         queue_length=report.queue_length,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pentimento.controller.v1.controller_service_pb2_grpc import add_ControllerServiceServicer_to_server
 from pentimento.domain.clock import SystemClock
 from pentimento.rpc import RpcServer
-from services.controller.controller import Controller, Pace
+from services.controller.controller import Controller, ControllerTimes
 from services.controller.epoch import LeaderEpoch
 from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
@@ -46,7 +46,7 @@ def wire(settings: ControllerSettings) -> ControllerProcess:
     """Call it inside the event loop that the process runs on."""
     clock = SystemClock()
     epoch = LeaderEpoch(settings.state_dir, int(clock.wall() * 1000))
-    pace = Pace(
+    times = ControllerTimes(
         lease_s=settings.lease_s,
         report_interval_s=settings.lease_s / REPORTS_A_LEASE,
         plan_interval_s=max(settings.plan_interval_s, REPORTS_A_LOOK * settings.lease_s / REPORTS_A_LEASE),
@@ -55,7 +55,7 @@ def wire(settings: ControllerSettings) -> ControllerProcess:
     )
     registry = Registry(settings.lease_s, settings.retention_s, settings.max_replicas)
     planner = Planner(settings.policy(), epoch.value)
-    controller = Controller(registry, planner, PlanFeed(settings.max_watchers), epoch, pace, clock)
+    controller = Controller(registry, planner, PlanFeed(settings.max_watchers), epoch, times, clock)
     server = RpcServer(settings.rpc, "controller")
     server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)
     return ControllerProcess(server, controller)

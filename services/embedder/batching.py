@@ -23,12 +23,12 @@ Compute = Callable[[Sequence[Any]], Sequence[bytes]]
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """`patience_s`: how long an item of a later lane may be overtaken by an earlier one."""
+    """`aging_limit_s`: how long an item of a later lane may be overtaken by an earlier one."""
 
     max_batch_size: int = 16
     max_wait_s: float = 0.002
     queue_limit: int = 1024
-    patience_s: float = 0.1
+    aging_limit_s: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -95,20 +95,20 @@ class ModelThread:
                 self._arrival.wait()
             kind = self._choose_lane()
             if not was_idle:
-                self._wait_for_company(kind)
+                self._wait_for_fuller_batch(kind)
             queue = self._queues[kind]
             size = min(len(queue), self._limits.max_batch_size)
             self._last_size[kind] = size
             return kind, [queue.popleft() for _ in range(size)]
 
     def _choose_lane(self) -> str:
-        """The first lane with work, unless a later one has waited beyond its patience."""
+        """The first lane with work, unless a later one has waited beyond its aging limit."""
         waiting = [kind for kind, queue in self._queues.items() if queue]
-        late_s = time.monotonic() - self._limits.patience_s
+        late_s = time.monotonic() - self._limits.aging_limit_s
         late = [kind for kind in waiting if self._queues[kind][0].arrived_s < late_s]
         return min(late, key=lambda kind: self._queues[kind][0].arrived_s) if late else waiting[0]
 
-    def _wait_for_company(self, kind: str) -> None:
+    def _wait_for_fuller_batch(self, kind: str) -> None:
         queue = self._queues[kind]
         wanted = min(self._last_size[kind], self._limits.max_batch_size)
         end_s = queue[0].arrived_s + self._limits.max_wait_s

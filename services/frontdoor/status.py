@@ -50,7 +50,7 @@ class DemandReport:
         self._starts = starts
         self._instance_id = instance_id
         self._generation = generation
-        self._told: dict[str, Totals] = {}
+        self._reported: dict[str, Totals] = {}
 
     def take(self) -> ReplicaReport:
         """Changes state."""
@@ -69,10 +69,10 @@ class DemandReport:
         )
 
     def _demand(self, pool: Pool) -> PoolDemand:
-        before = self._told.get(pool.name, Totals())
+        before = self._reported.get(pool.name, Totals())
         counts = (pool.arrived_count, pool.completed_count, pool.dropped_count, pool.late_count)
         now = Totals(*counts, pool.scored_count, pool.deferred_count)
-        self._told[pool.name] = now
+        self._reported[pool.name] = now
         scored = now.scored - before.scored
         return PoolDemand(
             model=pool.name,

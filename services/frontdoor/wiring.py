@@ -39,10 +39,10 @@ from services.frontdoor.requests.jobs import Jobs
 from services.frontdoor.requests.quotas import QuotaLimits, Quotas
 from services.frontdoor.requests.resolution import RequestLimits
 from services.frontdoor.routing.cache_writes import CacheWrites
-from services.frontdoor.routing.paths import Paths
 from services.frontdoor.routing.route_performer import RoutePerformer
-from services.frontdoor.routing.router import Patience, Router
+from services.frontdoor.routing.router import CacheTimeouts, Router
 from services.frontdoor.routing.scoring import Discriminators, ScorePerformer
+from services.frontdoor.routing.stages import StageChoice
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status, publish_levels_forever
@@ -181,11 +181,11 @@ class Frontdoor:
     def _connect_parts(self) -> ImageApi:
         """Who performs which effect, and the API over all of them."""
         submit, jobs, clock = self._interpreter.submit, self._jobs, self._clock
-        patience = patience_of(self.settings)
+        timeouts = cache_timeouts_of(self.settings)
         gateway = self._open_gateway()
-        router = Router(self._open_embedder(), gateway, patience)
+        router = Router(self._open_embedder(), gateway, timeouts)
         delivery = Delivery(self._journal, self._results, jobs, clock)
-        cache = CacheWrites(gateway, jobs, patience, SelectionRules())
+        cache = CacheWrites(gateway, jobs, timeouts, SelectionRules())
         journalling = Journalling(
             self._journal,
             self._results,
@@ -237,7 +237,7 @@ class Frontdoor:
             self._results,
             router,
             self._catalogue,
-            Paths(self._catalogue, self._dataplane, self.settings.cascade),
+            StageChoice(self._catalogue, self._dataplane, self.settings.cascade),
             request_limits(self.settings),
             self._clock,
             self._inputs,
@@ -327,8 +327,8 @@ def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
     )
 
 
-def patience_of(settings: FrontdoorSettings) -> Patience:
-    return Patience(
+def cache_timeouts_of(settings: FrontdoorSettings) -> CacheTimeouts:
+    return CacheTimeouts(
         embed_s=settings.embed_timeout_ms / 1000,
         lookup_s=settings.lookup_timeout_ms / 1000,
         reserve_s=settings.reserve_timeout_ms / 1000,
@@ -347,7 +347,7 @@ def request_limits(settings: FrontdoorSettings) -> RequestLimits:
 
 def keeping_limits(settings: FrontdoorSettings) -> KeepingLimits:
     return KeepingLimits(
-        patience_s=settings.store_timeout_ms / 1000,
+        put_timeout_s=settings.store_timeout_ms / 1000,
         spool_bytes=settings.spool_bytes,
         tenant_spool_bytes=settings.tenant_spool_bytes,
     )

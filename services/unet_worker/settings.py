@@ -69,7 +69,7 @@ class UnetWorkerSettings:
         minimum=0,
     )
     preempt: bool = setting(True, help="let a request with a shorter deadline take the place of one that runs")
-    patience_s: float = setting(
+    aging_limit_s: float = setting(
         30.0, help="when a request without a deadline, or with a later one, is due after it came", minimum=0
     )
     compile: CompileChoice = setting(CompileChoice.OFF, help="how the model's forward pass is run")
@@ -104,7 +104,7 @@ class EmulatedWorkerSettings:
         None, help="keys shared with the gateway, one a line, by which its grants are known", must_exist=True
     )
     max_prompt_chars: int = setting(10_000, help="characters of a prompt", minimum=1)
-    patience_s: float = setting(
+    aging_limit_s: float = setting(
         30.0, help="when a request without a deadline, or with a later one, is due after it came", minimum=0
     )
     credits: int = setting(

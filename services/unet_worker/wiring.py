@@ -91,11 +91,11 @@ class UnetWorkerProcess:
         """Load, measure and compile off the event loop, so that health is answered meanwhile."""
         costs = model_costs(self.models)
         loaded = await self._load(next(iter(self.models)))
-        painter = ModelSwitch(loaded, self._load, self.worker.capacity.changed)
+        backend = ModelSwitch(loaded, self._load, self.worker.capacity.changed)
         self.lag.start()
-        self.worker.serve(painter)
+        self.worker.serve(backend)
         if self.settings.controller_address:
-            self._join(painter, costs)
+            self._join(backend, costs)
 
     async def drain(self) -> None:
         if self.following is not None:
@@ -148,7 +148,7 @@ class UnetWorkerProcess:
             EngineSettings(
                 threads=settings.threads,
                 max_batch=settings.max_batch,
-                patience_s=settings.patience_s,
+                aging_limit_s=settings.aging_limit_s,
                 preempt=settings.preempt,
                 prompt_memo_entries=settings.prompt_memo_entries,
             ),
@@ -170,50 +170,50 @@ class UnetWorkerProcess:
         engine.call(measurement.before_serving).result()
         return measurement
 
-    def _join(self, painter: ModelSwitch, costs: tuple[ModelCost, ...]) -> None:
+    def _join(self, backend: ModelSwitch, costs: tuple[ModelCost, ...]) -> None:
         """The fleet, and its plan."""
         controller = ControllerClient(open_channel(self.settings.controller_address, self.settings.channels))
-        follower = PlanFollower(controller, self.server.instance_id, lambda wanted: self._assign(painter, wanted))
+        follower = PlanFollower(controller, self.server.instance_id, lambda wanted: self._assign(backend, wanted))
         self.registration = Registration(
-            controller, lambda: self._replica(painter, costs), lambda: self._report(painter, follower)
+            controller, lambda: self._replica(backend, costs), lambda: self._report(backend, follower)
         )
         self.registration.start()
         self.following = asyncio.get_running_loop().create_task(follower.run(), name="plan")
 
-    def _assign(self, painter: ModelSwitch, wanted: WorkerAssignment) -> None:
-        before = painter.target_model
+    def _assign(self, backend: ModelSwitch, wanted: WorkerAssignment) -> None:
+        before = backend.target_model
         if wanted.model in self.models:
-            painter.assign(wanted.model, wanted.max_batch_size)
-        if painter.target_model != before and self.registration is not None:
+            backend.assign(wanted.model, wanted.max_batch_size)
+        if backend.target_model != before and self.registration is not None:
             # The next plan is to know who is changing already.
             self.registration.report_soon()
 
-    def _replica(self, painter: ModelSwitch, costs: tuple[ModelCost, ...]) -> Replica:
+    def _replica(self, backend: ModelSwitch, costs: tuple[ModelCost, ...]) -> Replica:
         return Replica(
             instance_id=self.server.instance_id,
             kind=ReplicaKind.UNET_WORKER,
             address=self.settings.advertise_address or self.server.bound_addresses[0],
             generation=self.generation,
-            device=painter.device,
-            device_memory_bytes=painter.memory().total_bytes,
+            device=backend.device,
+            device_memory_bytes=backend.memory().total_bytes,
             available_models=tuple(self.models),
-            resident_models=(painter.target_model,),
-            capabilities=painter.capabilities,
+            resident_models=(backend.target_model,),
+            capabilities=backend.capabilities,
             costs=costs,
         )
 
-    def _report(self, painter: ModelSwitch, follower: PlanFollower) -> ReplicaReport:
+    def _report(self, backend: ModelSwitch, follower: PlanFollower) -> ReplicaReport:
         credits = self.worker.credits()
         return ReplicaReport(
             instance_id=self.server.instance_id,
             generation=self.generation,
-            resident_models=(painter.target_model,),
+            resident_models=(backend.target_model,),
             queue_length=credits.queued_count,
             running_count=credits.running_count,
             busy_share=self.busy.share(),
             completed_count=self.worker.attempts.completed_count,
             failed_count=self.worker.attempts.failed_count,
-            plan=follower.acknowledgement(painter.held.model_digest),
+            plan=follower.acknowledgement(backend.held.model_digest),
             draining=credits.draining,
         )
 

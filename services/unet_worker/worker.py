@@ -13,7 +13,7 @@ from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.validation import Limits, check_order
 from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.capacity import CapacityFeed
-from services.unet_worker.device.painter import DeviceMemory, Painter
+from services.unet_worker.device.device_backend import DeviceBackend, DeviceMemory
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class WorkerStatus:
 
 
 class UnetWorker:
-    """On the event loop only. `credit_count` 0 is what the painter can take."""
+    """On the event loop only. `credit_count` 0 is what the backend can take."""
 
     def __init__(self, worker_id: str, credit_count: int, orphan_s: float, limits: Limits, grants: GrantGuard) -> None:
         self._worker_id = worker_id
         self._fixed_credits = credit_count
         self._limits = limits
         self._grants = grants
-        self._loaded: Painter | None = None
+        self._loaded: DeviceBackend | None = None
         self.capacity = CapacityFeed(self.credits)
         self.attempts = AttemptBook(
             lambda order, emit: self.loaded.run(order, emit),
@@ -42,13 +42,13 @@ class UnetWorker:
             self.capacity.changed,
         )
 
-    def serve(self, loaded: Painter) -> None:
+    def serve(self, loaded: DeviceBackend) -> None:
         """From now on attempts are taken."""
         self._loaded = loaded
         self.capacity.changed()
 
     @property
-    def loaded(self) -> Painter:
+    def loaded(self) -> DeviceBackend:
         """Raises Unavailable while the model is still being loaded."""
         if self._loaded is None:
             raise Unavailable("WARMING_UP", "the model is still being loaded", retry_after_ms=500)

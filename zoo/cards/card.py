@@ -189,14 +189,14 @@ def training_lines(part: str, work: Path) -> str:
     """How a part was trained, as its checkpoint tells it; without one, as it would be."""
     _, plan = part_and_plan(part)
     batch = import_module(PARTS[part][0]).BATCH
-    steps, seed, pace = plan.steps, plan.seed, ""
+    steps, seed, took = plan.steps, plan.seed, ""
     if (work / part / CHECKPOINT).exists():
         state = read_state(work / part)
         steps, seed = int(str(state["step"])), int(str(state["seed"]))
         log = read_log(work / part)
-        pace = f", {log[-1]['seconds_per_step']:.2g} s a step" if log else ""
+        took = f", {log[-1]['seconds_per_step']:.2g} s a step" if log else ""
     return (
-        f"- `pentimento zoo train {part}`: {steps:,} steps of {batch} pictures with seed {seed}{pace}; AdamW, learning "
+        f"- `pentimento zoo train {part}`: {steps:,} steps of {batch} pictures with seed {seed}{took}; AdamW, learning "
         f"rate {plan.peak_rate:g} falling over the last {plan.cooldown:.0%}, weight decay {plan.weight_decay:g}; the "
         f"weights are a moving average of {plan.ema_decay:g}."
     )

@@ -118,7 +118,7 @@ class StepLoop:
     def _take_in(self) -> None:
         while self._inbox:
             ticket, number = self._inbox.popleft(), next(self._numbers)
-            due = due_at(ticket.queued_at, ticket.request.deadline, self._settings.patience_s)
+            due = due_at(ticket.queued_at, ticket.request.deadline, self._settings.aging_limit_s)
             self._jobs[number] = Job(number, ticket, due)
 
     def _drop_stopped(self) -> None:

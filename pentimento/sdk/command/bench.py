@@ -61,9 +61,9 @@ def report_options(command: Any) -> Any:
 @click.option("--first", type=int, metavar="N", help="only the first N arrivals")
 @click.option("--save", type=FILE, help="write the records of the run (.jsonl or .jsonl.gz)")
 @click.option("--name", default="", help="of the run")
-@click.option("--untold-deadlines", is_flag=True, help="keep the deadlines from the suite: it drops nothing by them")
+@click.option("--hide-deadlines", is_flag=True, help="keep the deadlines from the suite: it drops nothing by them")
 @click.option("--no-cache", is_flag=True, help="neither start from the cache nor write to it")
-@click.option("--patience", type=float, default=30.0, show_default=True, metavar="SECONDS", help="past each deadline")
+@click.option("--grace", type=float, default=30.0, show_default=True, metavar="SECONDS", help="past each deadline")
 @click.option("--detailed-stages", is_flag=True, help="keep the stages inside workers apart")
 @click.option("--tenant-token", multiple=True, metavar="TENANT=TOKEN", help="tokens of tenants; @FILE as for --token")
 @report_options

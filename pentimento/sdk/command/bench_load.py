@@ -19,7 +19,7 @@ from pentimento.reports.figures import Spread
 from pentimento.sdk.client import AsyncClient
 from pentimento.sdk.command.bench_report import check_folder, check_forms, report_of, show
 from pentimento.sdk.load import LoadSettings, play
-from pentimento.sdk.load.telling import GENERATOR, Heard
+from pentimento.sdk.load.answers import GENERATOR, ReceivedAnswer
 from pentimento.sdk.retries import RetryPolicy
 from pentimento.workloads import Content, SloClass, Workload, load_workload, poisson
 from pentimento.workloads.readers import read_prompts
@@ -37,8 +37,8 @@ def run_load(path: Path | None, address: str, tokens: Mapping[str, str], options
     if options["first"] is not None:
         workload = workload.first(options["first"])
     settings = LoadSettings(
-        tell_deadline=not options["untold_deadlines"],
-        patience_s=options["patience"],
+        send_deadline=not options["hide_deadlines"],
+        grace_s=options["grace"],
         cache=CacheMode.OFF if options["no_cache"] else None,
         detailed_stages=options["detailed_stages"],
     )
@@ -83,7 +83,7 @@ async def run_of(
         # A suite that is not there is told of once, and not once a request.
         await next(iter(clients.values())).list_models()
         began_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        records = await play(workload, clients, settings, judge=seen.judge, told=seen.count)
+        records = await play(workload, clients, settings, judge=seen.judge, on_answer=seen.count)
     kind = "emulated" if seen.emulated else "live"
     provenance = {
         "kind": kind,
@@ -115,10 +115,10 @@ class _Seen:
         self.builds: set[str] = set()
         self.reasons: Counter[str] = Counter()
 
-    def count(self, record: RequestRecord, heard: Heard) -> None:
+    def count(self, record: RequestRecord, received: ReceivedAnswer) -> None:
         """Why a request got no picture, by the error's reason."""
         if not record.outcome.answered:
-            self.reasons[heard.error.reason if heard.error is not None else "NO_ANSWER"] += 1
+            self.reasons[received.error.reason if received.error is not None else "NO_ANSWER"] += 1
 
     def judge(self, completed: Completed) -> float | None:
         """The quality that a recording knows; nobody judges a live picture here."""

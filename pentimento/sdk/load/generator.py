@@ -14,30 +14,30 @@ from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.image_request import Accepted, CacheMode, Completed
 from pentimento.reports import RequestRecord
 from pentimento.sdk.client import AsyncClient
+from pentimento.sdk.load.answers import ReceivedAnswer, record_of
 from pentimento.sdk.load.asking import check_askable, request_of
-from pentimento.sdk.load.telling import Heard, record_of
 from pentimento.workloads import Arrival, Workload
 
 ANY_TENANT = ""
 Judge = Callable[[Completed], float | None]
-Told = Callable[[RequestRecord, Heard], None]
+OnAnswer = Callable[[RequestRecord, ReceivedAnswer], None]
 
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """`tell_deadline`: the server hears what is left of each deadline, and may drop by it. An answer that has not come
-    `patience_s` after the deadline is waited for no longer: the request counts as failed. `lead_s` before the first
+    """`send_deadline`: the server is told what is left of each deadline, and may drop by it. An answer that has not
+    come `grace_s` after the deadline is waited for no longer: the request counts as failed. `lead_s` before the first
     arrival the connections may settle. `detailed_stages` keeps the workers' own stages apart."""
 
-    tell_deadline: bool = True
-    patience_s: float = 30.0
+    send_deadline: bool = True
+    grace_s: float = 30.0
     lead_s: float = 0.5
     cache: CacheMode | None = None
     conditioning_image: bytes = b""
     detailed_stages: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("patience_s", "lead_s"):
+        for name in ("grace_s", "lead_s"):
             if not getattr(self, name) >= 0:
                 raise InvalidArgument.of(name, f"must be at least 0 s, got {getattr(self, name)}")
 
@@ -48,15 +48,15 @@ async def play(
     settings: LoadSettings | None = None,
     *,
     judge: Judge | None = None,
-    told: Told | None = None,
+    on_answer: OnAnswer | None = None,
 ) -> list[RequestRecord]:
     """One record an arrival, in the order of the workload.
 
     `clients` are by tenant, ANY_TENANT for all that have none of their own. `judge` tells a picture's quality; it runs
-    on a thread, after the request's end was noted; `told` hears of every end. Cancelling the task cancels what is under
-    way.
+    on a thread, after the request's end was noted; `on_answer` is called at every end. Cancelling the task cancels what
+    is under way.
     """
-    player = _Player(clients, settings or LoadSettings(), judge, told)
+    player = _Player(clients, settings or LoadSettings(), judge, on_answer)
     check_askable(workload, player.settings.conditioning_image)
     for tenant in {arrival.tenant for arrival in workload.arrivals}:
         player.client_of(tenant)
@@ -65,12 +65,16 @@ async def play(
 
 class _Player:
     def __init__(
-        self, clients: Mapping[str, AsyncClient], settings: LoadSettings, judge: Judge | None, told: Told | None
+        self,
+        clients: Mapping[str, AsyncClient],
+        settings: LoadSettings,
+        judge: Judge | None,
+        on_answer: OnAnswer | None,
     ) -> None:
         self._clients = clients
         self.settings = settings
         self._judge = judge
-        self._told = told
+        self._on_answer = on_answer
         self._began_at = 0.0
 
     def client_of(self, tenant: str) -> AsyncClient:
@@ -93,23 +97,23 @@ class _Player:
         return asyncio.get_running_loop().time() - self._began_at
 
     async def _ask(self, number: int, arrival: Arrival) -> RequestRecord:
-        heard = await self._hear(arrival)
-        record = record_of(number, arrival, heard, self.settings.detailed_stages)
-        if self._told is not None:
-            self._told(record, heard)
+        received = await self._receive(arrival)
+        record = record_of(number, arrival, received, self.settings.detailed_stages)
+        if self._on_answer is not None:
+            self._on_answer(record, received)
         return record
 
-    async def _hear(self, arrival: Arrival) -> Heard:
+    async def _receive(self, arrival: Arrival) -> ReceivedAnswer:
         sent_s = self._now()
         left_s = arrival.at_s + arrival.deadline_s - sent_s
         request_id, completed, error = "", None, None
         settings = self.settings
         request = request_of(
-            arrival, left_s if settings.tell_deadline else None, settings.cache, settings.conditioning_image
+            arrival, left_s if settings.send_deadline else None, settings.cache, settings.conditioning_image
         )
         try:
             async with (
-                asyncio.timeout(max(0.0, left_s) + settings.patience_s),
+                asyncio.timeout(max(0.0, left_s) + settings.grace_s),
                 aclosing(self.client_of(arrival.tenant).stream(request)) as events,
             ):
                 async for event in events:
@@ -123,8 +127,8 @@ class _Player:
             error = raised
         ended_s = self._now()
         if completed is None:
-            return Heard(sent_s, ended_s, request_id, error=error)
-        return Heard(sent_s, ended_s, request_id, completed.provenance, quality=await self._judged(completed))
+            return ReceivedAnswer(sent_s, ended_s, request_id, error=error)
+        return ReceivedAnswer(sent_s, ended_s, request_id, completed.provenance, quality=await self._judged(completed))
 
     async def _judged(self, completed: Completed) -> float | None:
         return None if self._judge is None else await asyncio.to_thread(self._judge, completed)

@@ -67,8 +67,8 @@ class Suite:
 def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:
     """Every service once and a worker for each copy of each model: unix sockets, stores in the state directory."""
     cache = (embedder(settings, state), gateway(settings, state)) if settings.cached else ()
-    painters = emulated_devices(settings, state) if settings.fleet is not None else workers(settings, state)
-    return Suite((*cache, controller(settings, state), *painters, frontdoor(settings, state)))
+    unet_workers = emulated_devices(settings, state) if settings.fleet is not None else workers(settings, state)
+    return Suite((*cache, controller(settings, state), *unet_workers, frontdoor(settings, state)))
 
 
 def workers(settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:

@@ -33,7 +33,7 @@ from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.results import Results
 from services.frontdoor.requests.jobs import Execution, Job, Jobs
 from services.frontdoor.routing.cache_writes import CacheWrites
-from services.frontdoor.routing.paths import as_painted_by
+from services.frontdoor.routing.stages import as_painted_by
 from services.frontdoor.workers.catalogue import Catalogue
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from pentimento.stores.ledger.records import RequestRecord
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.requests.jobs import Job, Jobs
-from services.frontdoor.routing.paths import Stop
 from services.frontdoor.routing.router import work_left
+from services.frontdoor.routing.stages import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def _recovered(job: Job, record: RequestRecord) -> RecoveredRequest:
         attempt_number=newest.attempt.attempt_number if newest else 0,
         fencing_token=newest.attempt.fencing_token if newest else 0,
         worker_id=newest.worker_id if newest and tried else "",
-        cascade=tuple(stop.pool for stop in job.way),
+        cascade=tuple(stage.pool for stage in job.stages),
         cascade_stage=stage,
     )
 
@@ -70,7 +70,7 @@ def _job_of(record: RequestRecord, clock: Clock, default_deadline_s: float) -> J
     route: Route | None = route_from_bytes(record.route) if record.route is not None else None
     resolved = resolved_from_bytes(accepted.body, accepted.body_format)
     models = [stage.model for stage in route.stages] if route else []
-    way = tuple(Stop(model, model) for model in models or [route.model if route else resolved.spec.model])
+    stages = tuple(Stage(model, model) for model in models or [route.model if route else resolved.spec.model])
     return Job(
         request_id=accepted.request_id,
         tenant=accepted.tenant,
@@ -81,7 +81,7 @@ def _job_of(record: RequestRecord, clock: Clock, default_deadline_s: float) -> J
         deadline=now + deadline_at - max(wall, accepted.accepted_at),
         deadline_at=deadline_at,
         audience=Audience(accepted.request_id, route),
-        way=way,
+        stages=stages,
         cascade_stage=record.cascade_stage,
         idempotency_key=accepted.idempotency_key,
         route=route,

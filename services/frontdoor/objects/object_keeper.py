@@ -24,8 +24,8 @@ T = TypeVar("T")
 # A hung store holds up these threads and nobody else's.
 _THREAD_COUNT = 8
 # Nobody waits for a picture that is moved; somebody does for one that is read.
-_MOVE_PATIENCE_S = 60.0
-_READ_PATIENCE_S = 10.0
+_MOVE_TIMEOUT_S = 60.0
+_READ_TIMEOUT_S = 10.0
 _FIRST_RETRY_S = 0.2
 _MAX_RETRY_S = 15.0
 SPOOL_RETRY_MS = 5000
@@ -35,7 +35,7 @@ SPOOL_RETRY_MS = 5000
 class KeepingLimits:
     """How long the store may take for a new object, and how many bytes may wait for it, in all and of one tenant."""
 
-    patience_s: float = 2.0
+    put_timeout_s: float = 2.0
     spool_bytes: int = 256 << 20
     tenant_spool_bytes: int = 128 << 20
 
@@ -71,7 +71,7 @@ class ObjectKeeper:
         self._largest_bytes = max(self._largest_bytes, len(data))
         if not self._away.is_set():
             try:
-                await self._on_store(lambda store: store.put(key, data), self._limits.patience_s)
+                await self._on_store(lambda store: store.put(key, data), self._limits.put_timeout_s)
                 return reference
             except (StoreFull, StoreUnavailable) as error:
                 logger.error(
@@ -87,29 +87,29 @@ class ObjectKeeper:
             data = await asyncio.wrap_future(self._journal.read_spooled(reference.key))
             if data is not None:
                 return data
-        return await self._on_store(lambda store: store.get(reference), _READ_PATIENCE_S)
+        return await self._on_store(lambda store: store.get(reference), _READ_TIMEOUT_S)
 
     async def set_aside(self, reference: ObjectReference) -> bool:
         """Changes state: as the store's."""
-        return await self._on_store(lambda store: store.set_aside(reference), _READ_PATIENCE_S)
+        return await self._on_store(lambda store: store.set_aside(reference), _READ_TIMEOUT_S)
 
     async def delete(self, key: str) -> None:
         """Changes state: it is nowhere any more; in a store that is away it is left to the sweep."""
         if self._spooled.pop(key, None) is not None:
             await asyncio.wrap_future(self._journal.unspool(key))
         try:
-            await self._on_store(lambda store: store.delete(key), _READ_PATIENCE_S)
+            await self._on_store(lambda store: store.delete(key), _READ_TIMEOUT_S)
         except StoreUnavailable as error:
             logger.info("an object is left to the sweep", extra={"reason": error.reason})
 
     async def keys(self, prefix: str) -> list[str]:
         """Every key of the store's that starts so; those that wait in the journal are not among them."""
-        return await self._on_store(lambda store: list(store.keys(prefix)), _MOVE_PATIENCE_S)
+        return await self._on_store(lambda store: list(store.keys(prefix)), _MOVE_TIMEOUT_S)
 
     async def free_bytes(self) -> int | None:
         """Room left in the store; None where nobody knows."""
         try:
-            return await self._on_store(lambda store: store.free_bytes(), self._limits.patience_s)
+            return await self._on_store(lambda store: store.free_bytes(), self._limits.put_timeout_s)
         except StoreUnavailable:
             return None
 
@@ -150,7 +150,7 @@ class ObjectKeeper:
             self._publish()
 
     async def _move(self, reference: ObjectReference, data: bytes) -> None:
-        await self._on_store(lambda store: store.put(reference.key, data), _MOVE_PATIENCE_S)
+        await self._on_store(lambda store: store.put(reference.key, data), _MOVE_TIMEOUT_S)
         await asyncio.wrap_future(self._journal.unspool(reference.key))
 
     async def _spool(self, waiting: SpooledObject, data: bytes) -> None:
@@ -179,10 +179,10 @@ class ObjectKeeper:
         SPOOLED_OBJECTS.set(len(self._spooled))
         SPOOLED_BYTES.set(self._waiting_bytes())
 
-    async def _on_store(self, work: Callable[[ObjectStore], T], patience_s: float) -> T:
+    async def _on_store(self, work: Callable[[ObjectStore], T], timeout_s: float) -> T:
         """The answer of the store; StoreUnavailable once it takes longer than that."""
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(self._opened()))
         except TimeoutError:
             raise StoreUnavailable("object store", "it does not answer in time") from None

@@ -37,8 +37,8 @@ from services.frontdoor.requests.callers import Callers
 from services.frontdoor.requests.jobs import Job, Jobs
 from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
-from services.frontdoor.routing.paths import Paths, Stop, as_painted_by, fits
 from services.frontdoor.routing.router import Router
+from services.frontdoor.routing.stages import Stage, StageChoice, as_painted_by, fits
 from services.frontdoor.workers.catalogue import Catalogue
 
 _SEED_BITS = 32
@@ -75,7 +75,7 @@ class ImageApi:
         results: Results,
         router: Router,
         catalogue: Catalogue,
-        paths: Paths,
+        stage_choice: StageChoice,
         limits: RequestLimits,
         clock: Clock,
         inputs: Inputs,
@@ -88,7 +88,7 @@ class ImageApi:
         self._results = results
         self._router = router
         self._catalogue = catalogue
-        self._paths = paths
+        self._stage_choice = stage_choice
         self._limits = limits
         self._clock = clock
         self._inputs = inputs
@@ -137,14 +137,14 @@ class ImageApi:
     def _arrive(self, tenant: str, request: ImageRequest, key: KeyedCall, preview_interval_steps: int) -> Listener:
         """Changes state: the request is judged, and the dataplane hears of it."""
         draw = random.random()
-        held, way = self._paths.choose(request, draw)
+        held, stages = self._stage_choice.choose(request, draw)
         seed = secrets.randbits(_SEED_BITS)
         resolved = resolve(request, held, self._limits, seed, preview_interval_steps)
-        way = self._fitting(request, resolved, way)
-        first = self._catalogue.find(way[0].model)
-        job = self._new_job(tenant, resolved, way, key, draw)
+        stages = self._fitting(request, resolved, stages)
+        first = self._catalogue.find(stages[0].model)
+        job = self._new_job(tenant, resolved, stages, key, draw)
         listener = job.audience.join()
-        pools, work = tuple(stop.pool for stop in way), as_painted_by(resolved, first).cost
+        pools, work = tuple(stage.pool for stage in stages), as_painted_by(resolved, first).cost
         arrived = RequestArrived(job.request_id, tenant, pools[0], work, job.deadline, cascade=pools)
         self._interpreter.submit(arrived)
         return listener
@@ -167,32 +167,34 @@ class ImageApi:
 
     async def explain(self, tenant: str, request: ImageRequest) -> Explanation:
         """The route that `generate` would take now; nothing is accepted or journalled."""
-        judged_by, way = self._paths.choose(request, random.random())
+        judged_by, stages = self._stage_choice.choose(request, random.random())
         resolved = resolve(request, judged_by, self._limits, 0)
-        held = self._catalogue.find(way[0].model)
+        held = self._catalogue.find(stages[0].model)
         resolved = as_painted_by(resolved, held)
         notes: list[str] = []
         embedding = await self._router.embed(tenant, resolved, notes.append)
         dataplane = self._interpreter.dataplane
         version = dataplane.state.plan.version if dataplane.state.plan is not None else PlanVersion()
         route = await self._router.decide(tenant, resolved, held, embedding, version, notes.append)
-        return Explanation(route, version, way[0].pool, dataplane.predicted_wait_s(way[0].pool) * 1000)
+        return Explanation(route, version, stages[0].pool, dataplane.predicted_wait_s(stages[0].pool) * 1000)
 
     def list_models(self) -> tuple[ModelInfo, ...]:
         return self._catalogue.infos(self._ready_worker_count)
 
-    def _fitting(self, request: ImageRequest, resolved: ResolvedRequest, way: tuple[Stop, ...]) -> tuple[Stop, ...]:
-        """The stops whose models can paint a picture of that size; without one the last says what is wrong."""
-        fitting = tuple(stop for stop in way if fits(resolved, self._catalogue.find(stop.model)))
+    def _fitting(
+        self, request: ImageRequest, resolved: ResolvedRequest, stages: tuple[Stage, ...]
+    ) -> tuple[Stage, ...]:
+        """The stages whose models can paint a picture of that size; without one the last says what is wrong."""
+        fitting = tuple(stage for stage in stages if fits(resolved, self._catalogue.find(stage.model)))
         if not fitting:
-            resolve(request, self._catalogue.find(way[-1].model), self._limits, 0)
-        return fitting or way
+            resolve(request, self._catalogue.find(stages[-1].model), self._limits, 0)
+        return fitting or stages
 
     def _new_job(
         self,
         tenant: str,
         resolved: ResolvedRequest,
-        way: tuple[Stop, ...],
+        stages: tuple[Stage, ...],
         key: KeyedCall,
         draw: float,
     ) -> Job:
@@ -211,7 +213,7 @@ class ImageApi:
             audience=Audience(request_id),
             idempotency_key=key.idempotency_key,
             body_hash=key.body_hash,
-            way=way,
+            stages=stages,
             draw=draw,
         )
         self._jobs.add(job)

@@ -19,7 +19,7 @@ from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
 from pentimento.domain.image_request import Completed, ResolvedRequest
 from pentimento.rpc import spawn_detached
 from services.frontdoor.answers.audience import Audience
-from services.frontdoor.routing.paths import Lane, Stop
+from services.frontdoor.routing.stages import Lane, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ class Execution:
 class Job:
     """`arrived_at` and `deadline` are monotonic, `accepted_at` and `deadline_at` wall-clock seconds.
 
-    `resolved` is what was accepted, `way` the pools of its cascade; `current`, `held` and `route` are those of its
-    stage now, `lanes` the pools that may paint that stage. `draw` is its own for the shares of plans, uniform in 0..1.
+    `resolved` is what was accepted, `stages` its cascade; `current`, `held` and `route` are those of the stage it is
+    in, `lanes` the pools that may paint that stage. `draw` is its own for the shares of plans, uniform in 0..1.
     """
 
     request_id: str
@@ -60,7 +60,7 @@ class Job:
     deadline: float
     deadline_at: float
     audience: Audience
-    way: tuple[Stop, ...] = ()
+    stages: tuple[Stage, ...] = ()
     draw: float = 0.0
     idempotency_key: str = ""
     body_hash: str = ""

@@ -13,7 +13,7 @@ from pentimento.domain.generation import CacheGrant, FromImage, FromLatent, Rout
 from pentimento.domain.image_request import CacheMode
 from pentimento.policies.cache_selection import SelectionRules, capture_steps
 from services.frontdoor.requests.jobs import Execution, Job, Jobs
-from services.frontdoor.routing.router import Patience, ancestor_depth, bounded, scope_of, steps_saved
+from services.frontdoor.routing.router import CacheTimeouts, ancestor_depth, bounded, scope_of, steps_saved
 
 # Committing is off the critical path; this only bounds how long a drain may wait for it.
 COMMIT_TIMEOUT_S = 5.0
@@ -31,12 +31,14 @@ class PendingEntries:
 
 
 class CacheWrites:
-    """Grants of the attempts under way. Nothing here fails or delays a picture beyond `Patience.reserve_s`."""
+    """Grants of the attempts under way. Nothing here fails or delays a picture beyond `CacheTimeouts.reserve_s`."""
 
-    def __init__(self, gateway: GatewayClient | None, jobs: Jobs, patience: Patience, rules: SelectionRules) -> None:
+    def __init__(
+        self, gateway: GatewayClient | None, jobs: Jobs, timeouts: CacheTimeouts, rules: SelectionRules
+    ) -> None:
         self._gateway = gateway
         self._jobs = jobs
-        self._patience = patience
+        self._timeouts = timeouts
         self._rules = rules
         self._pending: dict[AttemptKey, PendingEntries] = {}
 
@@ -50,7 +52,7 @@ class CacheWrites:
             return None
         scope, attempt = scope_of(job.tenant, resolved, held), execution.attempt
         steps = capturable_steps(resolved.spec.num_inference_steps, route, self._rules)
-        timeout_s = self._patience.reserve_s
+        timeout_s = self._timeouts.reserve_s
         call = self._gateway.reserve(scope, attempt, steps, True, timeout_s)
         grant = await bounded("reserve", timeout_s, call, lambda sentence: None)
         if grant is not None:

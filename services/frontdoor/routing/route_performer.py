@@ -14,8 +14,8 @@ from pentimento.domain.generation import FromImage, PlanVersion, Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.serving.entry import IMAGE, start_pools
 from services.frontdoor.requests.jobs import Job, Jobs
-from services.frontdoor.routing.paths import Lane, as_painted_by, as_started_by, fits, stages_of
 from services.frontdoor.routing.router import Router, steps_saved, work_left
+from services.frontdoor.routing.stages import Lane, as_painted_by, as_started_by, cascade_stages, fits
 from services.frontdoor.workers.catalogue import Catalogue
 
 logger = logging.getLogger(__name__)
@@ -60,22 +60,22 @@ class RoutePerformer:
             job.note("cache skipped: embedder defect")
             return None
 
-    async def _resolve(self, job: Job, stage: int) -> None:
-        stop = job.way[stage]
-        held = await self._catalogue.wait_for(stop.model)
+    async def _resolve(self, job: Job, number: int) -> None:
+        stage = job.stages[number]
+        held = await self._catalogue.wait_for(stage.model)
         started_at = self._clock.monotonic()
         resolved = as_painted_by(job.resolved, held)
         route = await self._decide(job, resolved, held)
-        self._count_start(stop.pool, steps_saved(route.start))
-        job.cascade_stage, job.route_journalled = stage, False
-        job.lanes = self._lanes(job, Lane(stop.pool, held, resolved, route))
+        self._count_start(stage.pool, steps_saved(route.start))
+        job.cascade_stage, job.route_journalled = number, False
+        job.lanes = self._lanes(job, Lane(stage.pool, held, resolved, route))
         job.take(job.lanes[0])
         job.queued_at = self._clock.monotonic()
         job.time_stage("route", started_at, job.queued_at)
         job.audience.routed(job.lanes[0].route)
         first, *others = (_option(lane) for lane in job.lanes)
         self._submit(
-            RouteResolved(job.request_id, first.pool, first.model_digest, first.work, stage, spare=tuple(others))
+            RouteResolved(job.request_id, first.pool, first.model_digest, first.work, number, spare=tuple(others))
         )
 
     def _lanes(self, job: Job, own: Lane) -> tuple[Lane, ...]:
@@ -100,7 +100,7 @@ class RoutePerformer:
         plan = self._dataplane.state.plan
         version = plan.version if plan is not None else PlanVersion()
         route = await self._router.decide(job.tenant, resolved, held, embedding, version, job.note)
-        return replace(route, stages=stages_of(job.way))
+        return replace(route, stages=cascade_stages(job.stages))
 
 
 def _option(lane: Lane) -> RouteOption:

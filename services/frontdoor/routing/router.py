@@ -26,7 +26,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Patience:
+class CacheTimeouts:
     """Seconds that a request waits for parts it can do without."""
 
     embed_s: float = 0.25
@@ -37,16 +37,16 @@ class Patience:
 class Router:
     """Decides routes; keeps nothing. Without an embedder or a gateway every request starts from noise."""
 
-    def __init__(self, embedder: EmbedderClient | None, gateway: GatewayClient | None, patience: Patience) -> None:
+    def __init__(self, embedder: EmbedderClient | None, gateway: GatewayClient | None, timeouts: CacheTimeouts) -> None:
         self._embedder = embedder
         self._gateway = gateway
-        self._patience = patience
+        self._timeouts = timeouts
 
     async def embed(self, tenant: str, resolved: ResolvedRequest, note: Note) -> Embedding | None:
         """The prompt's retrieval embedding, or None with a note where the cache has to do without this request."""
         if self._embedder is None or self._gateway is None or not resolved.cacheable:
             return None
-        prompts, timeout_s = [resolved.spec.prompt], self._patience.embed_s
+        prompts, timeout_s = [resolved.spec.prompt], self._timeouts.embed_s
         embedding = self._embedder.embed_text(prompts, timeout_s, memo_partition=tenant)
         answer = await bounded("embedder", timeout_s, embedding, note)
         return answer[0] if answer else None
@@ -78,7 +78,7 @@ class Router:
             return LookupAnswer(FromNoise(), "the cache was not asked")
         if self._gateway is None or embedding is None:
             return LookupAnswer(FromNoise(), "the cache could not be asked")
-        timeout_s = self._patience.lookup_s
+        timeout_s = self._timeouts.lookup_s
         lookup = self._gateway.lookup(scope, embedding, resolved.quality, timeout_s)
         answer = await bounded("gateway", timeout_s, lookup, note)
         return answer or LookupAnswer(FromNoise(), "the cache did not answer")

@@ -11,7 +11,7 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
 from services.frontdoor.metrics import UNSCORED
 from services.frontdoor.requests.jobs import Job, Jobs
-from services.frontdoor.routing.paths import cascade_name
+from services.frontdoor.routing.stages import cascade_name
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class ScorePerformer:
         result = job.executions[token].result
         assert result is not None
         began_at = self._clock.monotonic()
-        cascade = cascade_name([stop.model for stop in job.way])
+        cascade = cascade_name([stage.model for stage in job.stages])
         confidence = await self._scorer.score(cascade, job.request_id, token, result.image, self._timeout_s)
         job.time_stage("score", began_at, self._clock.monotonic())
         job.executions[token].confidence = confidence

@@ -77,29 +77,29 @@ class WorkerLink:
             await self._channel.close()
 
     async def _listen(self) -> bool:
-        """Whether the worker was heard before its stream broke or fell silent."""
-        heard = False
+        """Whether the worker answered before its stream broke or fell silent."""
+        answered = False
         try:
             async with asyncio.timeout(self._silence_s) as silence:
                 identity = self._identity
                 stream = self.client.watch_credits(identity.frontdoor_id, identity.epoch, identity.journal_id)
                 async for credits in stream:
                     silence.reschedule(asyncio.get_running_loop().time() + self._silence_s)
-                    heard, self.refusal = True, None
+                    answered, self.refusal = True, None
                     self._on_credits(self, credits)
         except (PentimentoError, TimeoutError) as error:
-            logger.log(logging.WARNING if heard else logging.DEBUG, "worker lost", extra=self._describe(error))
+            logger.log(logging.WARNING if answered else logging.DEBUG, "worker lost", extra=self._describe(error))
             self._note_refusal(error)
         self._lose()
-        return heard
+        return answered
 
     def _note_refusal(self, error: Exception) -> None:
         """Said aloud once: this link goes on trying, and nothing is painted here until somebody does something."""
         if not is_refusal(error):
             return
         if self.refusal is None:
-            told = {**self._describe(error), **error.metadata, "answer": error.message}
-            logger.error(REFUSED, extra=told)
+            fields = {**self._describe(error), **error.metadata, "answer": error.message}
+            logger.error(REFUSED, extra=fields)
         self.refusal = error
 
     def _lose(self) -> None:

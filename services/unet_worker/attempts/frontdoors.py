@@ -43,8 +43,8 @@ class KnownFrontdoors:
         metrics.STALE_EPOCHS.inc()
         if self._refused.get(frontdoor_id) != (epoch, journal_id):
             remember(self._refused, frontdoor_id, (epoch, journal_id))
-            told = {"frontdoor": frontdoor_id, "epoch": epoch, "newest_epoch": newest}
-            logger.warning("a frontdoor of an older epoch is refused", extra=told)
+            fields = {"frontdoor": frontdoor_id, "epoch": epoch, "newest_epoch": newest}
+            logger.warning("a frontdoor of an older epoch is refused", extra=fields)
 
 
 def _stale(epoch: int, newest: int, other_journal: bool) -> Aborted:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from pentimento.domain.errors import FailedPrecondition
-from services.unet_worker.device.painter import DeviceMemory
+from services.unet_worker.device.device_backend import DeviceMemory
 from services.unet_worker.settings import DeviceChoice, DtypeChoice
 
 BUDGET_SHARE = 0.9

@@ -44,7 +44,7 @@ class EmulatedEngineSettings:
     """As the real engine's. `step_batching` off: a batch runs from its first step to its last, and nobody joins it.
     `speed_changes` of the device."""
 
-    patience_s: float = 30.0
+    aging_limit_s: float = 30.0
     preempt: bool = True
     step_batching: bool = True
     speed_changes: SpeedCourse = STEADY
@@ -128,7 +128,7 @@ class EmulatedEngine:
     ) -> EmulatedJob:
         """Queues a picture of `step_count` steps that enters at `first_step`; `key` must have costs."""
         now, number = self._timer.time(), next(self._numbers)
-        urgency = (due_at(now, deadline, self._settings.patience_s), number)
+        urgency = (due_at(now, deadline, self._settings.aging_limit_s), number)
         job = EmulatedJob(number, key, urgency, first_step, step_count, listener, now, step=first_step)
         self._jobs[number] = job
         if self._step is None:

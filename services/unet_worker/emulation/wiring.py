@@ -1,4 +1,4 @@
-"""Puts an emulated worker together: the real worker, but for its painter."""
+"""Puts an emulated worker together: the real worker, but for its backend."""
 
 import asyncio
 import random
@@ -19,9 +19,9 @@ from services.unet_worker import metrics
 from services.unet_worker.attempts.validation import Limits
 from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.device.busy import BusyMeter
+from services.unet_worker.emulation.backend import EmulatedBackend, EmulatedLimits
 from services.unet_worker.emulation.engine import EmulatedEngineSettings
 from services.unet_worker.emulation.model import model_cost
-from services.unet_worker.emulation.painter import EmulatedLimits, EmulatedPainter
 from services.unet_worker.models.plan_following import PlanFollower
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
 from services.unet_worker.settings import EmulatedWorkerSettings
@@ -52,12 +52,12 @@ class EmulatedWorkerProcess:
 
     async def warm(self) -> None:
         """There is nothing to load but a recording."""
-        painter = self._painter()
-        metrics.QUEUE.set_function(lambda: painter.engine.waiting_count)
-        metrics.RUNNING.set_function(lambda: painter.engine.running_count)
-        self.worker.serve(painter)
+        backend = self._backend()
+        metrics.QUEUE.set_function(lambda: backend.engine.waiting_count)
+        metrics.RUNNING.set_function(lambda: backend.engine.running_count)
+        self.worker.serve(backend)
         if self.settings.controller_address:
-            self._join(painter)
+            self._join(backend)
 
     async def drain(self) -> None:
         if self.following is not None:
@@ -72,9 +72,9 @@ class EmulatedWorkerProcess:
             self.following.cancel()
         await self.worker.close()
 
-    def _painter(self) -> EmulatedPainter:
+    def _backend(self) -> EmulatedBackend:
         settings = self.settings
-        return EmulatedPainter(
+        return EmulatedBackend(
             (self.server.instance_id, self.generation),
             self.fleet,
             self.devices,
@@ -82,56 +82,56 @@ class EmulatedWorkerProcess:
             ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="objects"),
             EmulatedLimits(settings.progress_interval_ms / 1000, settings.donor_timeout_s, settings.upload_timeout_s),
             EmulatedEngineSettings(
-                settings.patience_s, self.fleet.preempt, self.fleet.step_batching, self.devices.speed_changes
+                settings.aging_limit_s, self.fleet.preempt, self.fleet.step_batching, self.devices.speed_changes
             ),
             self.busy,
             self.worker.capacity.changed,
             random.Random(f"{self.fleet.seed} {self.server.instance_id}"),
         )
 
-    def _join(self, painter: EmulatedPainter) -> None:
+    def _join(self, backend: EmulatedBackend) -> None:
         """The fleet, and its plan."""
         controller = ControllerClient(open_channel(self.settings.controller_address, self.settings.channels))
-        follower = PlanFollower(controller, self.server.instance_id, lambda wanted: self._assign(painter, wanted))
+        follower = PlanFollower(controller, self.server.instance_id, lambda wanted: self._assign(backend, wanted))
         self.registration = Registration(
-            controller, lambda: self._replica(painter), lambda: self._report(painter, follower)
+            controller, lambda: self._replica(backend), lambda: self._report(backend, follower)
         )
         self.registration.start()
         self.following = asyncio.get_running_loop().create_task(follower.run(), name="plan")
 
-    def _assign(self, painter: EmulatedPainter, wanted: WorkerAssignment) -> None:
-        before = painter.target_model
-        painter.assign(wanted.model, wanted.max_batch_size)
-        if painter.target_model != before and self.registration is not None:
+    def _assign(self, backend: EmulatedBackend, wanted: WorkerAssignment) -> None:
+        before = backend.target_model
+        backend.assign(wanted.model, wanted.max_batch_size)
+        if backend.target_model != before and self.registration is not None:
             # The next plan is to know who is changing already.
             self.registration.report_soon()
 
-    def _replica(self, painter: EmulatedPainter) -> Replica:
+    def _replica(self, backend: EmulatedBackend) -> Replica:
         return Replica(
             instance_id=self.server.instance_id,
             kind=ReplicaKind.UNET_WORKER,
             address=self.settings.advertise_address or self.server.bound_addresses[0],
             generation=self.generation,
-            device=painter.device,
-            device_memory_bytes=painter.memory().total_bytes,
+            device=backend.device,
+            device_memory_bytes=backend.memory().total_bytes,
             available_models=self.devices.models,
-            resident_models=(painter.target_model,),
-            capabilities=painter.capabilities,
+            resident_models=(backend.target_model,),
+            capabilities=backend.capabilities,
             costs=tuple(model_cost(self.fleet.model(name), self.devices) for name in self.devices.models),
         )
 
-    def _report(self, painter: EmulatedPainter, follower: PlanFollower) -> ReplicaReport:
+    def _report(self, backend: EmulatedBackend, follower: PlanFollower) -> ReplicaReport:
         credits = self.worker.credits()
         return ReplicaReport(
             instance_id=self.server.instance_id,
             generation=self.generation,
-            resident_models=(painter.target_model,),
+            resident_models=(backend.target_model,),
             queue_length=credits.queued_count,
             running_count=credits.running_count,
             busy_share=self.busy.share(),
             completed_count=self.worker.attempts.completed_count,
             failed_count=self.worker.attempts.failed_count,
-            plan=follower.acknowledgement(painter.held.model_digest),
+            plan=follower.acknowledgement(backend.held.model_digest),
             draining=credits.draining,
         )
 

@@ -1,4 +1,4 @@
-"""A real model on a real device, as the worker's painter."""
+"""A real model on a real device, as the worker's backend."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -14,8 +14,8 @@ from pentimento.domain.generation import GenerationSpec, NoiseForm
 from services.unet_worker.attempts.execution import AttemptRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+from services.unet_worker.device.device_backend import DeviceMemory
 from services.unet_worker.device.energy import EnergyMeter
-from services.unet_worker.device.painter import DeviceMemory
 from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.model_card import default_batch_key
 
@@ -26,7 +26,7 @@ CAPABILITIES = frozenset(
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Everything there is once the model is loaded; see `painter.Painter`."""
+    """Everything there is once the model is loaded; see `device_backend.DeviceBackend`."""
 
     held: HeldModel
     info: ModelInfo

@@ -15,7 +15,7 @@ from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import ExecuteOrder, Outcome
-from services.unet_worker.device.painter import DeviceMemory, Painter
+from services.unet_worker.device.device_backend import DeviceBackend, DeviceMemory
 from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.loaded import LoadedModel
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Between:
-    """The painter while no model is there: it goes on saying what it held, and takes nothing."""
+    """The backend while no model is there: it goes on saying what it held, and takes nothing."""
 
     held: HeldModel
     noise_form: NoiseForm
@@ -51,13 +51,13 @@ class Between:
 
 
 class ModelSwitch:
-    """See `painter.Painter`. `load` gives a model by its name, ready to serve; `changed` is called when what is held or
-    taken changes."""
+    """See `device_backend.DeviceBackend`. `load` gives a model by its name, ready to serve; `changed` is called when
+    what is held or taken changes."""
 
     def __init__(
         self, first: LoadedModel, load: Callable[[str], Awaitable[LoadedModel]], changed: Callable[[], None]
     ) -> None:
-        self._painter: Painter = first
+        self._backend: DeviceBackend = first
         self._load = load
         self._changed = changed
         self._target = first.held.model
@@ -70,9 +70,9 @@ class ModelSwitch:
     @property
     def loaded(self) -> LoadedModel:
         """What is here. Raises Unavailable between two models."""
-        if not isinstance(self._painter, LoadedModel):
+        if not isinstance(self._backend, LoadedModel):
             raise Unavailable("LOADING", "another model is being loaded", retry_after_ms=500)
-        return self._painter
+        return self._backend
 
     @property
     def target_model(self) -> str:
@@ -81,38 +81,38 @@ class ModelSwitch:
 
     @property
     def held(self) -> HeldModel:
-        return self._painter.held
+        return self._backend.held
 
     @property
     def noise_form(self) -> NoiseForm:
-        return self._painter.noise_form
+        return self._backend.noise_form
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return self._painter.capabilities
+        return self._backend.capabilities
 
     @property
     def device(self) -> str:
-        return self._painter.device
+        return self._backend.device
 
     @property
     def batch_limit(self) -> int:
-        return self._painter.batch_limit if self._switch is None else 0
+        return self._backend.batch_limit if self._switch is None else 0
 
     @property
     def running_count(self) -> int:
-        return self._painter.running_count
+        return self._backend.running_count
 
     def memory(self) -> DeviceMemory:
-        return self._painter.memory()
+        return self._backend.memory()
 
     def check(self, spec: GenerationSpec) -> None:
-        self._painter.check(spec)
+        self._backend.check(spec)
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
         self._attempt_count += 1
         try:
-            return await self._painter.run(order, emit)
+            return await self._backend.run(order, emit)
         finally:
             self._attempt_count -= 1
             if not self._attempt_count:
@@ -124,8 +124,8 @@ class ModelSwitch:
         if name in self._unloadable:
             return
         self._target, self._max_batch = name, max_batch
-        if isinstance(self._painter, LoadedModel) and self._painter.held.model == name:
-            self._stay(self._painter)
+        if isinstance(self._backend, LoadedModel) and self._backend.held.model == name:
+            self._stay(self._backend)
         elif self._switch is None:
             self._switch = asyncio.get_running_loop().create_task(self._run_switch(), name="switch")
             self._changed()
@@ -134,7 +134,7 @@ class ModelSwitch:
         """From any thread."""
         if self._switch is not None:
             self._switch.get_loop().call_soon_threadsafe(self._switch.cancel)
-        self._painter.close()
+        self._backend.close()
 
     def _stay(self, loaded: LoadedModel) -> None:
         if self._switch is not None:
@@ -147,7 +147,7 @@ class ModelSwitch:
         try:
             await self._drain()
             before = await self._let_go()
-            loaded = self._painter = await self._next(before)
+            loaded = self._backend = await self._next(before)
         except Exception:
             logger.exception("neither another model nor the one before can be loaded; this worker goes")
             signal.raise_signal(signal.SIGTERM)
@@ -165,17 +165,17 @@ class ModelSwitch:
 
     async def _let_go(self) -> str:
         """Nothing may refer to the model any more: the next one needs its memory. Its name."""
-        painter = self.loaded
-        self._painter = Between(painter.held, painter.noise_form, painter.capabilities, painter.torch_device)
+        backend = self.loaded
+        self._backend = Between(backend.held, backend.noise_form, backend.capabilities, backend.torch_device)
         for gauge in (metrics.QUEUE, metrics.RUNNING):
             gauge.set_function(lambda: 0.0)
-        await asyncio.to_thread(painter.close)
-        on_cuda = painter.torch_device.type == "cuda"
-        del painter
+        await asyncio.to_thread(backend.close)
+        on_cuda = backend.torch_device.type == "cuda"
+        del backend
         gc.collect()
         if on_cuda:
             torch.cuda.empty_cache()
-        return self._painter.held.model
+        return self._backend.held.model
 
     async def _next(self, before: str) -> LoadedModel:
         """The model that is wanted, or the one before where that cannot be loaded."""

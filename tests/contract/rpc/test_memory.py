@@ -21,7 +21,7 @@ LARGE_BYTES = 15 * MEBIBYTE
 BOMB = bomb(LARGE_BYTES)
 PEAK_MIB, AFTER_MIB = 256, 64
 CONNECTIONS, STREAMS = 2, 24
-PATIENCE_S = 0.05
+TIMEOUT_S = 0.05
 HEALTH_CHECKS = 50
 
 
@@ -54,7 +54,7 @@ def memory_once_answered(process: "subprocess.Popen[str]", address: str) -> int:
 def send_bombs(peer: RawPeer, token: str | None) -> None:
     for _ in range(STREAMS):
         stream_id = peer.open(request_headers(EXECUTE, token, [("grpc-encoding", "gzip")]))
-        peer.push(stream_id, BOMB, end=True, patience_s=PATIENCE_S)
+        peer.push(stream_id, BOMB, end=True, timeout_s=TIMEOUT_S)
 
 
 def send_halves(peer: RawPeer, token: str | None) -> None:
@@ -65,7 +65,7 @@ def send_halves(peer: RawPeer, token: str | None) -> None:
     }
     while left:
         for stream_id in list(left):
-            sent = peer.push(stream_id, left[stream_id][:MEBIBYTE], patience_s=PATIENCE_S)
+            sent = peer.push(stream_id, left[stream_id][:MEBIBYTE], timeout_s=TIMEOUT_S)
             left[stream_id] = left[stream_id][sent:]
             if not sent:
                 del left[stream_id]

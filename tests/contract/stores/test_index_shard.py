@@ -21,7 +21,7 @@ from pentimento.stores.vectors.shard_process import ShardTiming
 
 ONE = struct.pack("<2f", 1, 0)
 QUERY = VectorQuery(Space.TEXT, ONE, ("t",), "k", 5)
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 TIMING = ShardTiming(first_restart_s=0.05, max_restart_s=0.2, hang_s=0.5, send_s=0.2)
 
 
@@ -44,7 +44,7 @@ def child_of(index: EdgeVectorIndex) -> psutil.Process:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.01)
@@ -56,7 +56,7 @@ def test_a_killed_child_is_replaced_and_nothing_acknowledged_is_lost(index: Edge
 
     child = child_of(index)
     child.kill()
-    child.wait(PATIENCE_S)
+    child.wait(TIMEOUT_S)
     wait_until(lambda: index.process is not None and index.process.start_count == 2)
     index.prepare(2)
 
@@ -66,12 +66,12 @@ def test_a_killed_child_is_replaced_and_nothing_acknowledged_is_lost(index: Edge
 def test_searches_fail_at_once_while_the_child_is_away(index: EdgeVectorIndex) -> None:
     with ThreadPoolExecutor(1) as threads:
         child_of(index).suspend()
-        waiting = threads.submit(index.search, QUERY, PATIENCE_S)
+        waiting = threads.submit(index.search, QUERY, TIMEOUT_S)
         wait_until(lambda: not waiting.done())
         child_of(index).kill()
 
         with pytest.raises(StoreUnavailable):
-            waiting.result(PATIENCE_S)
+            waiting.result(TIMEOUT_S)
 
 
 def test_a_search_is_abandoned_when_its_time_is_over(index: EdgeVectorIndex) -> None:
@@ -82,7 +82,7 @@ def test_a_search_is_abandoned_when_its_time_is_over(index: EdgeVectorIndex) -> 
         index.search(QUERY, 0.02)
 
     child.resume()
-    assert index.search(QUERY, PATIENCE_S) == []
+    assert index.search(QUERY, TIMEOUT_S) == []
 
 
 def test_a_stuck_child_is_not_flooded(index: EdgeVectorIndex) -> None:
@@ -106,7 +106,7 @@ def test_a_child_that_hangs_is_killed_and_replaced(index: EdgeVectorIndex) -> No
 
     with pytest.raises(StoreUnavailable):
         index.search(QUERY, 0.02)
-    child.wait(PATIENCE_S)
+    child.wait(TIMEOUT_S)
     wait_until(lambda: index.process is not None and index.process.start_count == 2)
     index.prepare(2)
 

@@ -21,7 +21,7 @@ from pentimento.stores.vectors import Space, VectorIndex, VectorPoint, VectorQue
 QDRANT_URL = os.environ.get("QDRANT_URL", "")
 DIMENSION_COUNT = 8
 # A search of these tests is abandoned only by a hang.
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 def make_index(backend: str, directory: Path) -> VectorIndex:
@@ -68,7 +68,7 @@ def query(vector: bytes, *tenants: str, space: Space = Space.TEXT, key: str = "k
 
 
 def test_nothing_is_found_before_there_is_an_index(unprepared: VectorIndex) -> None:
-    assert unprepared.search(query(unit(1)), PATIENCE_S) == []
+    assert unprepared.search(query(unit(1)), TIMEOUT_S) == []
     assert list(unprepared.entry_ids()) == []
 
 
@@ -76,7 +76,7 @@ def test_the_nearest_comes_first_with_its_cosine(index: VectorIndex) -> None:
     near, far = point(unit(1, 0.1)), point(unit(0, 1))
     index.upsert([far, near])
 
-    first, second = index.search(query(unit(1), limit=5), PATIENCE_S)
+    first, second = index.search(query(unit(1), limit=5), TIMEOUT_S)
 
     assert (first.entry_id, second.entry_id) == (near.entry_id, far.entry_id)
     assert first.similarity == pytest.approx(1 / math.sqrt(1.01), abs=1e-5)
@@ -86,21 +86,21 @@ def test_the_nearest_comes_first_with_its_cosine(index: VectorIndex) -> None:
 def test_tenants_never_see_each_other(index: VectorIndex) -> None:
     index.upsert([point(unit(1), tenant="other")])
 
-    assert index.search(query(unit(1), "t"), PATIENCE_S) == []
-    assert index.search(query(unit(1), "t", "other"), PATIENCE_S) != []
+    assert index.search(query(unit(1), "t"), TIMEOUT_S) == []
+    assert index.search(query(unit(1), "t", "other"), TIMEOUT_S) != []
 
 
 def test_incompatible_entries_are_not_found(index: VectorIndex) -> None:
     index.upsert([point(unit(1), key="other")])
 
-    assert index.search(query(unit(1)), PATIENCE_S) == []
+    assert index.search(query(unit(1)), TIMEOUT_S) == []
 
 
 def test_spaces_are_apart(index: VectorIndex) -> None:
     with_image = point(unit(1), image=unit(0, 1))
     index.upsert([with_image, point(unit(0, 1))])
 
-    (found,) = index.search(query(unit(0, 1), space=Space.IMAGE, limit=5), PATIENCE_S)
+    (found,) = index.search(query(unit(0, 1), space=Space.IMAGE, limit=5), TIMEOUT_S)
 
     assert found.entry_id == with_image.entry_id
     assert found.similarity == pytest.approx(1, abs=1e-5)
@@ -111,7 +111,7 @@ def test_upsert_replaces(index: VectorIndex) -> None:
     index.upsert([first])
     index.upsert([VectorPoint(first.entry_id, "t", "k", 1000.0, unit(0, 1))])
 
-    (found,) = index.search(query(unit(1), limit=5), PATIENCE_S)
+    (found,) = index.search(query(unit(1), limit=5), TIMEOUT_S)
 
     assert found.similarity == pytest.approx(0, abs=1e-5)
     assert list(index.entry_ids()) == [first.entry_id]
@@ -141,7 +141,7 @@ def test_another_dimension_is_refused(index: VectorIndex) -> None:
     with pytest.raises(InvalidArgument):
         index.upsert([point(struct.pack("<2f", 1, 0))])
     with pytest.raises(InvalidArgument):
-        index.search(query(struct.pack("<2f", 1, 0)), PATIENCE_S)
+        index.search(query(struct.pack("<2f", 1, 0)), TIMEOUT_S)
     with pytest.raises(SchemaMismatch):
         index.prepare(DIMENSION_COUNT + 1)
 
@@ -155,7 +155,7 @@ def test_vectors_without_a_direction_are_neither_stored_nor_searched(index: Vect
     with pytest.raises(InvalidArgument):
         index.upsert([point(unit(1), image=bad)])
     with pytest.raises(InvalidArgument):
-        index.search(query(bad), PATIENCE_S)
+        index.search(query(bad), TIMEOUT_S)
     assert list(index.entry_ids()) == []
 
 
@@ -168,7 +168,7 @@ def test_searches_agree_with_brute_force(index: VectorIndex, seed: int, limit: i
     index.upsert(points)
     wanted = unit(*directions(chance))
 
-    found = index.search(query(wanted, "a", key=key, limit=limit), PATIENCE_S)
+    found = index.search(query(wanted, "a", key=key, limit=limit), TIMEOUT_S)
 
     mine = sorted((cosine(each.text, wanted) for each in points if each.tenant == "a"), reverse=True)
     assert [match.similarity for match in found] == pytest.approx(mine[:limit], abs=1e-5)

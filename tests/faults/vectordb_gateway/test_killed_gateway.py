@@ -23,7 +23,7 @@ pytestmark = pytest.mark.faults
 
 KILL_COUNT = 12
 WRITER_COUNT = 3
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -87,7 +87,7 @@ async def run_and_kill(directory: Path, record: Record, after_entry_count: int, 
         writers = [
             asyncio.create_task(write_entries(GatewayClient(channel), objects, record)) for _ in range(WRITER_COUNT)
         ]
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             for _ in range(after_entry_count):
                 await record.answers.get()
         await asyncio.sleep(delay_s)
@@ -97,7 +97,7 @@ async def run_and_kill(directory: Path, record: Record, after_entry_count: int, 
 
 
 async def wait_until_answering(channel: grpc.aio.Channel) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while True:
             try:
                 await GatewayClient(channel).statistics()

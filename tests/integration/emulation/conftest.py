@@ -12,7 +12,7 @@ import pytest
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.fleet import HeldModel
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
-from services.unet_worker.emulation.painter import EmulatedPainter
+from services.unet_worker.emulation.backend import EmulatedBackend
 from services.unet_worker.emulation.wiring import EmulatedWorkerProcess, wire
 from services.unet_worker.settings import EmulatedWorkerSettings
 
@@ -65,10 +65,10 @@ class Emulated:
         return self.process.worker.loaded.held
 
     @property
-    def painter(self) -> EmulatedPainter:
-        painter = self.process.worker.loaded
-        assert isinstance(painter, EmulatedPainter)
-        return painter
+    def backend(self) -> EmulatedBackend:
+        backend = self.process.worker.loaded
+        assert isinstance(backend, EmulatedBackend)
+        return backend
 
 
 @asynccontextmanager

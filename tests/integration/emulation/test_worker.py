@@ -147,7 +147,7 @@ async def test_a_cancelled_attempt_stops_and_frees_its_place(worker: Emulated) -
 
     # Ten steps later its own is long over.
     await result_of(execute(worker, "next"))
-    assert (worker.painter.engine.running_count, worker.painter.engine.waiting_count) == (0, 0)
+    assert (worker.backend.engine.running_count, worker.backend.engine.waiting_count) == (0, 0)
 
 
 async def test_a_switch_drains_loads_and_serves_the_other_model(worker: Emulated) -> None:
@@ -158,7 +158,7 @@ async def test_a_switch_drains_loads_and_serves_the_other_model(worker: Emulated
         while (await anext(feed)).running_count == 0:
             pass
 
-        worker.painter.assign("light", 8)
+        worker.backend.assign("light", 8)
         while (credits := await anext(feed)).credit_count:
             pass
         assert credits.held == before
@@ -177,13 +177,13 @@ async def test_a_switch_that_is_taken_back_while_it_drains_changes_nothing(worke
     async with asyncio.timeout(30):
         while (await anext(feed)).running_count == 0:
             pass
-        worker.painter.assign("light", 8)
-        worker.painter.assign("heavy", 1)
+        worker.backend.assign("light", 8)
+        worker.backend.assign("heavy", 1)
 
         while (await anext(feed)).credit_count == 0:
             pass
         assert not slow.done()
-        assert (worker.held.model, worker.painter.batch_limit) == ("heavy", 1)
+        assert (worker.held.model, worker.backend.batch_limit) == ("heavy", 1)
         await slow
 
 
@@ -198,12 +198,12 @@ async def test_it_says_what_its_models_cost_on_its_device(fleet_file: Path) -> N
 
 
 async def test_a_model_that_the_device_cannot_hold_changes_nothing(worker: Emulated) -> None:
-    worker.painter.assign("stranger", 8)
+    worker.backend.assign("stranger", 8)
 
-    assert (worker.painter.target_model, worker.painter.batch_limit) == ("heavy", 2)
+    assert (worker.backend.target_model, worker.backend.batch_limit) == ("heavy", 2)
 
 
 async def test_a_plan_bounds_its_batches(worker: Emulated) -> None:
-    worker.painter.assign("heavy", 1)
+    worker.backend.assign("heavy", 1)
 
     assert (await credits_of(worker)).credit_count == 1

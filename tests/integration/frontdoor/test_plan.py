@@ -1,4 +1,4 @@
-"""What a plan says of the way of requests, acted on live: pools by start, spare workers, models not loaded yet."""
+"""What a plan says of the stages of requests, acted on live: pools by start, spare workers, models not loaded yet."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

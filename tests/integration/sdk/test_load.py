@@ -26,7 +26,7 @@ from pentimento.sdk.load import LoadSettings, play
 from pentimento.workloads import Content, SloClass, Workload, from_trace, save_workload
 
 PROMPTS = ("done", "full", "late", "never")
-QUICK = LoadSettings(patience_s=0.2, lead_s=0.0)
+QUICK = LoadSettings(grace_s=0.2, lead_s=0.0)
 
 
 @dataclass
@@ -129,7 +129,7 @@ async def test_the_server_hears_what_is_left_of_the_deadline_or_nothing(tmp_path
     (tmp_path / "b").mkdir()
 
     await played(told, tmp_path / "a", workload([0.0], deadline_s=60.0), QUICK)
-    await played(untold, tmp_path / "b", workload([0.0]), replace(QUICK, tell_deadline=False))
+    await played(untold, tmp_path / "b", workload([0.0]), replace(QUICK, send_deadline=False))
 
     assert 0 < told.asked[0].request.deadline_ms <= 60_000
     assert not untold.asked[0].request.deadline_ms
@@ -201,7 +201,7 @@ async def test_runs_are_laid_side_by_side(tmp_path: Path) -> None:
         (["--report", "r.pdf"], "report: must end in one of .html, .json, .png, .txt, got r.pdf"),
         (["--rate", "-1"], "rate: must be at least 0"),
         (["--tenant-token", "a"], "tenant-token: must be TENANT=TOKEN"),
-        (["--patience", "nan"], "patience_s: must be at least 0"),
+        (["--grace", "nan"], "grace_s: must be at least 0"),
     ],
 )
 async def test_what_is_wrong_is_told_by_its_field(tmp_path: Path, arguments: list[str], message: str) -> None:

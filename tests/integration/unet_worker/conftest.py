@@ -37,9 +37,9 @@ class Served:
 
     @property
     def switch(self) -> ModelSwitch:
-        painter = self.process.worker.loaded
-        assert isinstance(painter, ModelSwitch)
-        return painter
+        backend = self.process.worker.loaded
+        assert isinstance(backend, ModelSwitch)
+        return backend
 
     @property
     def held(self) -> HeldModel:

@@ -11,7 +11,7 @@ from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 def index_process(gateway: RunningGateway) -> psutil.Process:
@@ -23,7 +23,7 @@ def index_process(gateway: RunningGateway) -> psutil.Process:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, "it never happened"
         await asyncio.sleep(0.01)
@@ -59,7 +59,7 @@ async def test_a_killed_index_misses_until_it_is_back(gateway: RunningGateway) -
     await gateway.store(embedding(1))
     child = index_process(gateway)
     child.kill()
-    child.wait(PATIENCE_S)
+    child.wait(TIMEOUT_S)
 
     assert (await gateway.lookup(embedding(1))).start == FromNoise()
 
@@ -75,7 +75,7 @@ async def test_a_commit_without_an_index_is_durable_and_found_later(gateway: Run
     assert grant is not None
     child = index_process(gateway)
     child.kill()
-    child.wait(PATIENCE_S)
+    child.wait(TIMEOUT_S)
 
     await gateway.client.commit(scope(), by, gateway.upload(grant), embedding(1))
 

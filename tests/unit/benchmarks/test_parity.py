@@ -27,7 +27,7 @@ from benchmarks.parity import (
 from benchmarks.report import at_most
 from benchmarks.seen_delays import delays_of
 from pentimento.domain.emulation import read_fleet
-from pentimento.reports import Outcome, RequestRecord, Stage
+from pentimento.reports import Outcome, RequestRecord, StageSpan
 from pentimento.simulator import Simulation
 from pentimento.simulator.scenario import Delays
 
@@ -38,15 +38,15 @@ def heavy_side() -> Side:
 
 def record(**changes: object) -> RequestRecord:
     stages = (
-        Stage("accept", 10.0, 10.5),
-        Stage("route", 10.5, 10.75),
-        Stage("queue", 10.75, 12.0),
-        Stage("attempt", 12.0, 12.125),
-        Stage("send", 12.125, 12.25),
-        Stage("worker.start", 12.25, 12.25),
-        Stage("worker.queue", 12.25, 13.0),
-        Stage("worker.decode", 14.0, 14.5),
-        Stage("receive", 14.5, 14.75),
+        StageSpan("accept", 10.0, 10.5),
+        StageSpan("route", 10.5, 10.75),
+        StageSpan("queue", 10.75, 12.0),
+        StageSpan("attempt", 12.0, 12.125),
+        StageSpan("send", 12.125, 12.25),
+        StageSpan("worker.start", 12.25, 12.25),
+        StageSpan("worker.queue", 12.25, 13.0),
+        StageSpan("worker.decode", 14.0, 14.5),
+        StageSpan("receive", 14.5, 14.75),
     )
     values = {
         "request_id": "r",
@@ -143,7 +143,7 @@ def test_a_diagnosis_is_held_to_no_target(tmp_path: Path) -> None:
 
 
 def test_the_discriminators_time_is_a_delay_of_its_own() -> None:
-    scored = record(stages=(*record().stages, Stage("score", 14.75, 15.0)))
+    scored = record(stages=(*record().stages, StageSpan("score", 14.75, 15.0)))
 
     delays = delays_of([scored], Delays())
 

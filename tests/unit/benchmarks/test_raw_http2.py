@@ -27,7 +27,7 @@ async def test_a_whole_message_is_answered(connection: RawConnection) -> None:
 
     await connection.all_answered(30.0)
 
-    assert connection.told == {"grpc-status 0": 1, "UNANSWERED": 0}
+    assert connection.answers == {"grpc-status 0": 1, "UNANSWERED": 0}
 
 
 async def test_a_message_that_never_ends_is_not_answered(connection: RawConnection) -> None:
@@ -37,7 +37,7 @@ async def test_a_message_that_never_ends_is_not_answered(connection: RawConnecti
     await connection.all_answered(0.0)
 
     assert sent
-    assert connection.told == {"UNANSWERED": 1}
+    assert connection.answers == {"UNANSWERED": 1}
 
 
 async def test_a_stream_that_was_reset_is_not_waited_for(connection: RawConnection) -> None:
@@ -45,4 +45,4 @@ async def test_a_stream_that_was_reset_is_not_waited_for(connection: RawConnecti
 
     await connection.all_answered(30.0)
 
-    assert connection.told == {"UNANSWERED": 0}
+    assert connection.answers == {"UNANSWERED": 0}

@@ -12,7 +12,7 @@ from benchmarks.emulated_runs import steady_load
 from benchmarks.seen_speed import Run, changes_seen, painting, speed_seen, with_course, with_speed
 from benchmarks.stolen_time import WhatIsLeft
 from pentimento.domain.device_speed import SpeedChanges
-from pentimento.reports import Outcome, RequestRecord, Stage
+from pentimento.reports import Outcome, RequestRecord, StageSpan
 from pentimento.simulator import Scenario, Simulation
 from tests.unit.simulator.scenarios import one_model
 
@@ -26,7 +26,10 @@ def run_on(device: Scenario, duration_s: float) -> Run:
 
 
 def picture(began_s: float, seconds: float) -> RequestRecord:
-    stages = (Stage("worker.denoise", began_s, began_s + 0.9 * seconds), Stage("worker.decode", 0.0, began_s + seconds))
+    stages = (
+        StageSpan("worker.denoise", began_s, began_s + 0.9 * seconds),
+        StageSpan("worker.decode", 0.0, began_s + seconds),
+    )
     return RequestRecord("r", "t", "standard", "m", 0.0, 9.0, 9.0, Outcome.COMPLETED, stages=stages)
 
 

@@ -13,7 +13,7 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelProfile, hold_resident
 from pentimento.policies.serving import SERVING_POLICIES, ServingPolicy
 from pentimento.settings import SettingsError, load_settings
-from services.controller.controller import Controller, Pace
+from services.controller.controller import Controller, ControllerTimes
 from services.controller.epoch import LeaderEpoch
 from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
@@ -21,7 +21,7 @@ from services.controller.registry import Registry
 from services.controller.settings import ControllerSettings
 
 NOW_MS = 1_800_000_000_000
-PACE = Pace(lease_s=3.0, report_interval_s=1.0, plan_interval_s=5.0, settle_s=6.0, calm_s=3.0)
+TIMES = ControllerTimes(lease_s=3.0, report_interval_s=1.0, plan_interval_s=5.0, settle_s=6.0, calm_s=3.0)
 WORKER = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",))
 DOOR = Replica("f1", ReplicaKind.FRONTDOOR, "unix:/f1", 1)
 FLEET = """\
@@ -76,7 +76,7 @@ def controller(clock, asked) -> Controller:
 
     epoch = LeaderEpoch(None, NOW_MS)
     planner = Planner(ServingPolicy("noting", noting), epoch.value)
-    return Controller(Registry(3.0, 60.0, 10), planner, PlanFeed(4), epoch, PACE, clock)
+    return Controller(Registry(3.0, 60.0, 10), planner, PlanFeed(4), epoch, TIMES, clock)
 
 
 def step_at(controller: Controller, clock: ManualClock, now_s: float) -> None:
@@ -163,7 +163,7 @@ def test_a_silent_worker_leaves_the_plan(controller, clock):
 
 async def test_planning_ends_when_it_is_cancelled_in_the_moment_of_a_change(controller):
     planning = asyncio.create_task(controller.run())
-    await asyncio.sleep(2 * PACE.min_plan_gap_s)  # the first round is over; it waits for a change
+    await asyncio.sleep(2 * TIMES.min_plan_gap_s)  # the first round is over; it waits for a change
 
     controller.register(WORKER)
     await asyncio.sleep(0)  # the change has reached the wait, not yet the loop

@@ -46,9 +46,9 @@ def test_a_report_renews_the_lease(registry):
 def test_a_replica_that_was_silent_comes_back_with_its_next_report(registry):
     registry.register(replica(), 0.0)
 
-    heard = registry.report(ReplicaReport("w1", 1), 5.0)
+    received = registry.report(ReplicaReport("w1", 1), 5.0)
 
-    assert (heard.changed, heard.covered_s) == (True, 5.0)
+    assert (received.changed, received.covered_s) == (True, 5.0)
     assert live(registry, 5.0) == [("w1", 1)]
 
 
@@ -90,9 +90,9 @@ def test_a_report_of_an_unregistered_start_asks_for_registration(registry, repor
 def test_a_draining_replica_is_shown_but_not_planned_with(registry):
     registry.register(replica(), 0.0)
 
-    heard = registry.report(ReplicaReport("w1", 1, draining=True), 1.0)
+    received = registry.report(ReplicaReport("w1", 1, draining=True), 1.0)
 
-    assert heard.changed
+    assert received.changed
     assert live(registry, 1.0) == []
     assert registry.statuses(1.0)[0].draining
 
@@ -180,50 +180,50 @@ class FleetMachine(RuleBasedStateMachine):
         super().__init__()
         self.registry = Registry(LEASE_S, RETENTION_S, capacity=8)
         self.now_s = 0.0
-        self.heard: dict[str, tuple[int, float]] = {}
+        self.received: dict[str, tuple[int, float]] = {}
 
     @rule(name=names, generation=generations)
     def register(self, name, generation):
-        known, heard_s = self.heard.get(name, (0, -100.0))
-        refused = known > generation and self.now_s - heard_s < LEASE_S
+        known, received_s = self.received.get(name, (0, -100.0))
+        refused = known > generation and self.now_s - received_s < LEASE_S
         try:
             self.registry.register(replica(name, generation), self.now_s)
         except FailedPrecondition:
             assert refused
         else:
             assert not refused
-            self.heard[name] = (generation, self.now_s)
+            self.received[name] = (generation, self.now_s)
 
     @rule(name=names, generation=generations)
     def report(self, name, generation):
-        known = self.heard.get(name, (0, 0.0))[0]
+        known = self.received.get(name, (0, 0.0))[0]
         try:
             self.registry.report(ReplicaReport(name, generation), self.now_s)
         except (NotFound, FailedPrecondition):
             assert known != generation
         else:
             assert known == generation
-            self.heard[name] = (generation, self.now_s)
+            self.received[name] = (generation, self.now_s)
 
     @rule(name=names, generation=generations)
     def deregister(self, name, generation):
-        known = self.heard.get(name, (0, 0.0))[0]
+        known = self.received.get(name, (0, 0.0))[0]
         try:
             self.registry.deregister(name, generation)
         except (NotFound, FailedPrecondition):
             assert known != generation
         else:
-            assert self.heard.pop(name)[0] == generation
+            assert self.received.pop(name)[0] == generation
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 3.0, 20.0]))
     def wait(self, seconds):
         self.now_s += seconds
         self.registry.forget_silent(self.now_s)
-        self.heard = {name: one for name, one in self.heard.items() if self.now_s - one[1] <= RETENTION_S}
+        self.received = {name: one for name, one in self.received.items() if self.now_s - one[1] <= RETENTION_S}
 
     @invariant()
     def the_live_are_those_heard_within_the_lease(self):
-        expected = [(name, one[0]) for name, one in sorted(self.heard.items()) if self.now_s - one[1] < LEASE_S]
+        expected = [(name, one[0]) for name, one in sorted(self.received.items()) if self.now_s - one[1] < LEASE_S]
         assert live(self.registry, self.now_s) == expected
 
 

@@ -132,7 +132,7 @@ def test_the_light_picture_is_delivered_shortly_before_the_deadline() -> None:
 
 def test_a_deferred_request_does_not_wait_for_itself() -> None:
     """Alone before an idle worker it is tried, although a full batch there would be late: how else would the worker's
-    pace be measured again?"""
+    slowdown be measured again?"""
     driver = cascade_driver()
     driver.worker("hw", model="heavy", model_digest="dh", credit_count=4)
     driver.profile("heavy", (1, 10.0), (4, 30.0))

@@ -31,7 +31,7 @@ def test_what_nobody_sets_is_as_the_documentation_has_it() -> None:
         "max_retry_after_ms": 60_000,
         "drop_late": True,
         "prediction_margin": 1.0,
-        "patience_s": {},
+        "aging_limit_s": {},
         "confidence_threshold": 0.0,
         "accept_unscored": True,
         "fall_back": True,

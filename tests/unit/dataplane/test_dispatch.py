@@ -133,7 +133,7 @@ def test_a_yielded_place_is_given_away_once(driver: Driver) -> None:
 
 def test_who_is_due_before_one_that_runs_goes_to_a_full_worker(driver: Driver) -> None:
     driver.worker(credit_count=1, reserve_count=1)
-    driver.run("patient", deadline=driver.now + 100.0)
+    driver.run("aged", deadline=driver.now + 100.0)
 
     later = driver.queue("later", deadline=driver.now + 200.0)
     urgent = driver.queue("urgent", deadline=driver.now + 5.0)

@@ -47,7 +47,7 @@ def test_a_plan_may_keep_what_would_be_late(busy: Driver) -> None:
     assert kinds(busy.arrive("late", deadline=busy.now + 1.0))[0] is effects.PersistAccepted
 
 
-def test_with_a_free_credit_even_the_hopeless_are_tried(driver: Driver) -> None:
+def test_with_a_free_credit_a_request_that_would_miss_its_deadline_is_tried(driver: Driver) -> None:
     driver.profile("m", (1, 10.0))
     driver.worker()
 
@@ -100,7 +100,7 @@ def test_many_tenants_together_hold_no_more_than_twice_the_limit() -> None:
 
 
 def test_a_request_is_overtaken_for_no_longer_than_its_class_is_patient() -> None:
-    driver = Driver(DataplaneSettings(patience_s={"batch": 30.0}))
+    driver = Driver(DataplaneSettings(aging_limit_s={"batch": 30.0}))
     driver.queue("batch", deadline=10_000.0, slo_class="batch")
     driver.now += 20.0
     driver.queue("in time", deadline=driver.now + 5.0)
@@ -146,14 +146,14 @@ def test_attempts_that_began_together_end_together(driver: Driver) -> None:
     assert kinds(driver.arrive("later", deadline=driver.now + 24.5))[0] is effects.PersistAccepted
 
 
-def test_of_two_that_wait_the_hopeless_one_is_dropped_for_the_other(driver: Driver) -> None:
+def test_of_two_that_wait_the_one_that_would_miss_its_deadline_is_dropped(driver: Driver) -> None:
     driver.profile("m", (1, 10.0))
-    driver.queue("hopeless", deadline=driver.now + 1.0)
+    driver.queue("too-late", deadline=driver.now + 1.0)
     driver.queue("other", deadline=driver.now + 100.0)
 
     after = driver.worker()
 
-    assert only(effects.Drop, after).request_id == "hopeless"
+    assert only(effects.Drop, after).request_id == "too-late"
     assert only(effects.PersistAttempt, after).request_id == "other"
 
 

@@ -49,7 +49,7 @@ def test_measured_speeds_correct_the_profile(driver: Driver) -> None:
         driver.now += 3.0
         driver.send(events.AttemptFinished(f"r{number}", run.fencing_token))
 
-    assert driver.dataplane.state.pools["m"].speed.pace == pytest.approx(3.0, rel=0.01)
+    assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(3.0, rel=0.01)
 
 
 def test_what_no_deadline_leaves_time_for_is_learnt_too(driver: Driver) -> None:
@@ -62,7 +62,7 @@ def test_what_no_deadline_leaves_time_for_is_learnt_too(driver: Driver) -> None:
         driver.send(events.TimePassed())
         driver.send(events.AttemptFailed(f"r{number}", run.fencing_token, events.FailureKind.STOPPED))
 
-    assert driver.dataplane.state.pools["m"].speed.pace == pytest.approx(3.0, rel=0.01)
+    assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(3.0, rel=0.01)
 
 
 def test_a_margin_is_worth_as_many_seconds_as_attempts_scatter() -> None:
@@ -125,7 +125,7 @@ def test_the_faster_worker_is_offered_work_first(driver: Driver) -> None:
 def test_a_larger_batch_on_a_fast_worker_may_cost_less_than_a_slow_one(driver: Driver) -> None:
     driver.profile("m", (1, 1.0), (2, 1.2))
     driver.worker("slow")
-    driver.dataplane.state.workers["slow"].pace = 3.0
+    driver.dataplane.state.workers["slow"].slowdown = 3.0
     driver.worker("slow", credit_count=2)
     driver.worker("fast", credit_count=2)
 

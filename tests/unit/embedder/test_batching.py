@@ -64,7 +64,7 @@ def busy(model: Model) -> None:
     assert model.entered.acquire(timeout=SOON_S)
 
 
-def test_a_lone_request_does_not_wait_for_company(make):
+def test_a_lone_request_does_not_wait_for_a_fuller_batch(make):
     model = make(max_wait_s=FOREVER_S)
     model.gate.set()
 
@@ -115,7 +115,7 @@ def test_a_smaller_batch_waits_for_those_who_were_in_the_last_one(make):
     assert model.batches[-1] == ("text", ["c", "d"])
 
 
-def test_the_wait_for_company_ends(make):
+def test_the_wait_for_a_fuller_batch_ends(make):
     model = make(max_wait_s=0.001)
     model.thread.submit("text", ["a", "b"])
     assert model.entered.acquire(timeout=SOON_S)
@@ -127,7 +127,7 @@ def test_the_wait_for_company_ends(make):
 
 
 def test_texts_go_before_images(make):
-    model = make(patience_s=FOREVER_S)
+    model = make(aging_limit_s=FOREVER_S)
     busy(model)
     image = model.thread.submit("image", [1])[0]
     text = model.thread.submit("text", ["a"])[0]
@@ -139,7 +139,7 @@ def test_texts_go_before_images(make):
 
 
 def test_an_image_that_waited_long_goes_before_texts(make):
-    model = make(patience_s=0.0)
+    model = make(aging_limit_s=0.0)
     busy(model)
     image = model.thread.submit("image", [1])[0]
     text = model.thread.submit("text", ["a"])[0]

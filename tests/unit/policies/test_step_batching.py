@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pentimento.policies.step_batching import Turns, Urgency, choose_batch, due_at, reserve_count, yielding_steps
 
-PATIENCE = 20.0
+AGING_LIMIT_S = 20.0
 
 
 @dataclass(eq=False)
@@ -23,7 +23,7 @@ class Request:
 
     @property
     def urgency(self) -> Urgency:
-        return (due_at(self.arrived_at, self.deadline, PATIENCE), self.number)
+        return (due_at(self.arrived_at, self.deadline, AGING_LIMIT_S), self.number)
 
 
 @st.composite
@@ -112,7 +112,7 @@ def test_nobody_waits_for_more_than_the_work_that_was_due_before_it(
         idle = [tick for tick in ticks if request in tick.present and request not in tick.batch]
         ahead = [other for other in requests if other.urgency < request.urgency]
         assert len(idle) <= sum(steps[other] for other in ahead)
-        assert all(other.arrived_at <= request.arrived_at + PATIENCE for other in ahead)
+        assert all(other.arrived_at <= request.arrived_at + AGING_LIMIT_S for other in ahead)
 
 
 @given(arrivals(), limits)
@@ -130,8 +130,8 @@ def test_without_preemption_nobody_starts_ahead_of_a_more_urgent_request(
 
 
 def test_a_far_deadline_ages_like_none() -> None:
-    assert due_at(5.0, 1000.0, PATIENCE) == due_at(5.0, None, PATIENCE) == 25.0
-    assert due_at(5.0, 7.0, PATIENCE) == 7.0
+    assert due_at(5.0, 1000.0, AGING_LIMIT_S) == due_at(5.0, None, AGING_LIMIT_S) == 25.0
+    assert due_at(5.0, 7.0, AGING_LIMIT_S) == 7.0
 
 
 def test_nobody_there_makes_no_batch() -> None:

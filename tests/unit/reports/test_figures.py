@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.reports import Outcome, RequestRecord, Stage, StartKind
+from pentimento.reports import Outcome, RequestRecord, StageSpan, StartKind
 from pentimento.reports.figures import (
     Attainment,
     Spread,
@@ -69,7 +69,9 @@ def test_percentiles_lie_between_order_statistics() -> None:
 
 
 def test_the_waterfall_says_where_the_time_went() -> None:
-    record = replace(DONE, stages=(Stage("queue", 0.0, 1.0), Stage("denoise", 1.0, 3.0), Stage("decode", 3.0, 3.5)))
+    record = replace(
+        DONE, stages=(StageSpan("queue", 0.0, 1.0), StageSpan("denoise", 1.0, 3.0), StageSpan("decode", 3.0, 3.5))
+    )
 
     stages = waterfall([record, replace(record, outcome=Outcome.DROPPED)])
 
@@ -80,7 +82,7 @@ def test_the_waterfall_says_where_the_time_went() -> None:
 
 
 def test_stages_that_overlap_are_not_other_twice_and_repeated_ones_are_summed() -> None:
-    stages = (Stage("lookup", 0.0, 2.0), Stage("queue", 1.0, 3.0), Stage("lookup", 3.0, 3.5))
+    stages = (StageSpan("lookup", 0.0, 2.0), StageSpan("queue", 1.0, 3.0), StageSpan("lookup", 3.0, 3.5))
 
     found = {stage.name: stage.seconds.mean for stage in waterfall([replace(DONE, stages=stages)])}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.reports import Outcome, RequestRecord, Run, Stage, StartKind, load_run, save_run
+from pentimento.reports import Outcome, RequestRecord, Run, StageSpan, StartKind, load_run, save_run
 
 SECONDS = st.floats(0, 1e6)
 OPTIONAL = st.none() | st.floats(0, 1)
@@ -29,7 +29,7 @@ RECORDS = st.builds(
     deferred=st.booleans(),
     confidence=OPTIONAL,
     quality=st.none() | st.floats(-10, 10),
-    stages=st.lists(st.builds(lambda name, at, took: Stage(name, at, at + took), st.text(), SECONDS, SECONDS)).map(
+    stages=st.lists(st.builds(lambda name, at, took: StageSpan(name, at, at + took), st.text(), SECONDS, SECONDS)).map(
         tuple
     ),
     device_s=SECONDS,

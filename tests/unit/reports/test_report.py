@@ -14,7 +14,7 @@ from pentimento.reports import (
     Outcome,
     Report,
     RequestRecord,
-    Stage,
+    StageSpan,
     StartKind,
     as_html,
     as_json,
@@ -45,7 +45,7 @@ def records(count: int = 40, latency_s: float = 2.0) -> list[RequestRecord]:
             start_step=20 if index % 2 else 0,
             steps=50,
             quality=0.5,
-            stages=(Stage("queue", came, came + 0.5), Stage("denoise", came + 0.5, ended)),
+            stages=(StageSpan("queue", came, came + 0.5), StageSpan("denoise", came + 0.5, ended)),
             device_s=1.0,
         )
         if index % 10 == 0:

@@ -1,4 +1,4 @@
-"""What the load generator asks for, and how it tells what it heard."""
+"""What the load generator asks for, and how it tells what it received."""
 
 from dataclasses import replace
 
@@ -29,11 +29,11 @@ from pentimento.domain.generation import (
     StageTiming,
     Start,
 )
-from pentimento.reports import Outcome, Stage, StartKind
+from pentimento.reports import Outcome, StageSpan, StartKind
 from pentimento.reports.figures import waterfall
 from pentimento.sdk.load import LoadSettings
+from pentimento.sdk.load.answers import ReceivedAnswer, outcome_of, record_of, stages_of, start_of, was_deferred
 from pentimento.sdk.load.asking import check_askable, request_of
-from pentimento.sdk.load.telling import Heard, outcome_of, record_of, stages_of, start_of, was_deferred
 from pentimento.workloads import Arrival, Content, from_trace
 
 ARRIVAL = Arrival(5.0, "a", "a circle", "fast", 10.0, 50, 7, loras=("neon",))
@@ -76,11 +76,11 @@ def test_controlnets_need_a_picture() -> None:
 
 @pytest.mark.parametrize(("ended_s", "outcome"), [(15.0, Outcome.COMPLETED), (15.01, Outcome.LATE)])
 def test_the_deadline_counts_from_when_the_request_was_due(ended_s: float, outcome: Outcome) -> None:
-    record = record_of(0, ARRIVAL, Heard(9.0, ended_s, "r1", provenance()))
+    record = record_of(0, ARRIVAL, ReceivedAnswer(9.0, ended_s, "r1", provenance()))
 
     assert record.outcome is outcome
     assert record.latency_s == pytest.approx(ended_s - 5.0)
-    assert record.stages == (Stage("generator", 5.0, 9.0),)
+    assert record.stages == (StageSpan("generator", 5.0, 9.0),)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_the_deadline_counts_from_when_the_request_was_due(ended_s: float, outco
 )
 def test_errors_are_outcomes(error: PentimentoError | None, outcome: Outcome) -> None:
     assert outcome_of(error, accepted=False) is outcome
-    record = record_of(3, ARRIVAL, Heard(5.0, 5.5, error=error))
+    record = record_of(3, ARRIVAL, ReceivedAnswer(5.0, 5.5, error=error))
     assert (record.outcome, record.request_id, record.device_s) == (outcome, "unnamed-3", 0.0)
 
 
 def test_who_was_accepted_and_given_up_is_dropped_and_not_rejected() -> None:
     error = ResourceExhausted("PREDICTED_LATE", "late", retry_after_ms=100)
 
-    record = record_of(3, ARRIVAL, Heard(5.0, 7.5, "r1", error=error))
+    record = record_of(3, ARRIVAL, ReceivedAnswer(5.0, 7.5, "r1", error=error))
 
     assert (record.outcome, record.request_id) == (Outcome.DROPPED, "r1")
 
@@ -130,33 +130,36 @@ def test_a_picture_of_a_later_stage_was_deferred() -> None:
 
 
 def test_stages_lie_on_the_runs_clock_and_are_called_as_simulated_ones() -> None:
-    heard = Heard(6.0, 8.0)
+    received = ReceivedAnswer(6.0, 8.0)
 
-    assert stages_of(TIMINGS, heard, detailed=False) == (
-        Stage("queue", 6.0, 6.1),
-        Stage("wait_worker", 6.1, pytest.approx(6.3)),
-        Stage("paint", 6.3, 7.0),
+    assert stages_of(TIMINGS, received, detailed=False) == (
+        StageSpan("queue", 6.0, 6.1),
+        StageSpan("wait_worker", 6.1, pytest.approx(6.3)),
+        StageSpan("paint", 6.3, 7.0),
     )
 
 
 def test_detailed_stages_keep_the_workers_names() -> None:
-    names = [stage.name for stage in stages_of(TIMINGS, Heard(0.0, 1.0), detailed=True)]
+    names = [stage.name for stage in stages_of(TIMINGS, ReceivedAnswer(0.0, 1.0), detailed=True)]
 
     assert names == ["queue", "worker.queue", "worker.denoise"]
 
 
 def test_an_execution_that_says_nothing_of_its_stages_is_kept() -> None:
-    assert [stage.name for stage in stages_of(TIMINGS[:2], Heard(0.0, 1.0), detailed=False)] == ["queue", "execute"]
+    assert [stage.name for stage in stages_of(TIMINGS[:2], ReceivedAnswer(0.0, 1.0), detailed=False)] == [
+        "queue",
+        "execute",
+    ]
 
 
 def test_no_second_counts_twice_in_the_waterfall() -> None:
-    record = record_of(0, ARRIVAL, Heard(5.0, 6.0, "r", provenance(timings=TIMINGS)))
+    record = record_of(0, ARRIVAL, ReceivedAnswer(5.0, 6.0, "r", provenance(timings=TIMINGS)))
 
     assert sum(stage.share for stage in waterfall([record])) == pytest.approx(1.0)
 
 
 def test_settings_have_limits() -> None:
-    with pytest.raises(InvalidArgument, match="patience_s: must be at least 0"):
-        LoadSettings(patience_s=-1.0)
+    with pytest.raises(InvalidArgument, match="grace_s: must be at least 0"):
+        LoadSettings(grace_s=-1.0)
     with pytest.raises(InvalidArgument, match="lead_s: must be at least 0"):
         LoadSettings(lead_s=float("nan"))

@@ -64,9 +64,9 @@ def test_what_would_be_late_in_the_next_batch_is_dropped_and_its_place_taken() -
     scenario = one_model({1: 1.0}, answers_late=False, device_settings=settings)
     # One is painted till 1.0; of those that wait the first has no second left then, the other has.
     workload = arrivals([0.0, 0.1, 0.2], deadline_s=1.5)
-    patient = replace(workload.arrivals[2], deadline_s=5.0)
+    aged = replace(workload.arrivals[2], deadline_s=5.0)
 
-    records = run(scenario, replace(workload, arrivals=(*workload.arrivals[:2], patient)))
+    records = run(scenario, replace(workload, arrivals=(*workload.arrivals[:2], aged)))
 
     assert [(record.outcome, record.ended_s) for record in records] == [
         (Outcome.COMPLETED, 1.0),

@@ -32,7 +32,7 @@ def costs(*steps_s: float, prepare_s: float = 0.0, variance_s2: float = 0.0) -> 
 
 
 @dataclass
-class Heard:
+class Listener:
     timer: VirtualTimer
     steps: list[int] = field(default_factory=list)
     started_at: float | None = None
@@ -71,29 +71,29 @@ class World:
 
     def submit(
         self, steps: int, first: int = 0, deadline: float | None = None, key: object = KEY
-    ) -> tuple[EmulatedJob, Heard]:
-        heard = Heard(self.timer)
-        return self.engine.submit(key, first, steps, deadline, heard), heard
+    ) -> tuple[EmulatedJob, Listener]:
+        listener = Listener(self.timer)
+        return self.engine.submit(key, first, steps, deadline, listener), listener
 
 
 def test_a_lone_picture_takes_its_steps_and_its_preparation() -> None:
     world = World(costs(0.5, prepare_s=0.25))
 
-    job, heard = world.submit(4)
+    job, listener = world.submit(4)
     world.timer.run_until(10)
 
-    assert heard.finished_at == pytest.approx(0.25 + 4 * 0.5)
+    assert listener.finished_at == pytest.approx(0.25 + 4 * 0.5)
     assert (job.prepared_at, job.device_s) == (pytest.approx(0.25), pytest.approx(2.25))
-    assert heard.steps == [1, 2, 3]
+    assert listener.steps == [1, 2, 3]
 
 
 def test_a_picture_from_the_cache_takes_only_what_is_left() -> None:
     world = World(costs(0.5))
 
-    _, heard = world.submit(50, first=48)
+    _, listener = world.submit(50, first=48)
     world.timer.run_until(10)
 
-    assert heard.finished_at == pytest.approx(1.0)
+    assert listener.finished_at == pytest.approx(1.0)
 
 
 def test_whoever_comes_during_a_step_joins_at_the_next() -> None:
@@ -144,14 +144,14 @@ def test_other_sizes_never_share_a_step() -> None:
 
 def test_the_earlier_deadline_preempts_and_the_other_goes_on_later() -> None:
     world = World(costs(1.0))
-    _, patient = world.submit(3)
+    _, aged = world.submit(3)
     world.timer.run_until(0.5)
 
     _, urgent = world.submit(1, deadline=3.0)
     world.timer.run_until(10)
 
     assert urgent.finished_at == pytest.approx(2.0)
-    assert patient.finished_at == pytest.approx(4.0)
+    assert aged.finished_at == pytest.approx(4.0)
 
 
 def test_another_size_has_a_turn_before_a_long_picture_ends() -> None:
@@ -168,36 +168,36 @@ def test_another_size_has_a_turn_before_a_long_picture_ends() -> None:
 
 def test_what_is_stopped_while_it_runs_ends_at_the_step_boundary() -> None:
     world = World(costs(1.0))
-    job, heard = world.submit(5)
+    job, listener = world.submit(5)
     world.timer.run_until(0.5)
 
     world.engine.stop(job, STOPPED)
-    assert heard.error is None
+    assert listener.error is None
     world.timer.run_until(1.0)
 
-    assert heard.error is STOPPED
+    assert listener.error is STOPPED
     assert (world.engine.running_count, world.engine.waiting_count, world.batches) == (0, 0, [1])
 
 
 def test_what_is_stopped_while_it_waits_ends_at_once() -> None:
     world = World(costs(1.0))
     world.submit(5)
-    job, heard = world.submit(5)
+    job, listener = world.submit(5)
 
     world.engine.stop(job, STOPPED)
 
-    assert heard.error is STOPPED
+    assert listener.error is STOPPED
     assert world.engine.waiting_count == 0
 
 
 def test_a_late_wakeup_does_not_slow_the_device() -> None:
     world = World(costs(0.1), late_s=0.03)
 
-    job, heard = world.submit(10)
+    job, listener = world.submit(10)
     world.timer.run_until(10)
 
     assert job.finished_at == pytest.approx(1.0)
-    assert heard.finished_at == pytest.approx(1.03)
+    assert listener.finished_at == pytest.approx(1.03)
     assert world.late == pytest.approx([0.03] * 10)
 
 
@@ -257,7 +257,7 @@ def test_all_that_come_are_painted_in_the_time_that_the_device_was_busy(
         pictures.append(world.submit(steps))
     world.timer.run_until(1000)
 
-    assert all(heard.done is job for job, heard in pictures)
+    assert all(listener.done is job for job, listener in pictures)
     assert sum(job.device_s for job, _ in pictures) == pytest.approx(sum(world.seconds) + 0.01 * len(pictures))
     assert all(job.queued_at <= job.started_at + 1e-9 for job, _ in pictures) or late_s > 0
     assert max(world.batches) <= 3
@@ -270,10 +270,10 @@ def test_the_same_seed_gives_the_same_times(seed: int) -> None:
         timer = VirtualTimer()
         device = costs(0.2, variance_s2=0.01)
         engine = EmulatedEngine(device, EmulatedEngineSettings(), random.Random(seed), timer)
-        heard = [Heard(timer) for _ in range(3)]
-        for one in heard:
+        listener = [Listener(timer) for _ in range(3)]
+        for one in listener:
             engine.submit(KEY, 0, 3, None, one)
         timer.run_until(100)
-        return [one.finished_at or 0.0 for one in heard]
+        return [one.finished_at or 0.0 for one in listener]
 
     assert times() == times()

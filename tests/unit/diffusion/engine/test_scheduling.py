@@ -75,15 +75,15 @@ def test_of_a_full_batch_only_the_least_urgent_gives_way(model: DiffusionModel) 
     assert (first.heard.steps, second.heard.steps, third.heard.steps) == ([1, 2], [1, 2], [1])
 
 
-def test_patience_bounds_the_wait_behind_short_deadlines(model: DiffusionModel) -> None:
-    loop = Loop(model, max_batch=1, patience_s=10.0)
-    patient = loop.add(request(1))
+def test_the_aging_limit_bounds_the_wait_behind_short_deadlines(model: DiffusionModel) -> None:
+    loop = Loop(model, max_batch=1, aging_limit_s=10.0)
+    aged = loop.add(request(1))
     loop.now = 11.0
     loop.add(replace(request(2), deadline=12.0))
 
     loop.tick()
 
-    assert patient.heard.steps == [1]
+    assert aged.heard.steps == [1]
 
 
 def test_a_deadline_that_passes_ends_a_request_wherever_it_is(model: DiffusionModel) -> None:

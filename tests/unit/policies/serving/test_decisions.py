@@ -238,7 +238,7 @@ def test_a_solution_tells_how_long_both_models_take_with_their_queues_and_the_sc
     assert solve(problem) == CascadeSolution(1, 3, 1, 1, 0.5, pytest.approx(0.5 + 0.25 + 0.125 + 2.0 + 1.0))
 
 
-def test_the_largest_draw_of_a_cascade_goes_its_whole_way() -> None:
+def test_the_largest_draw_of_a_cascade_goes_through_all_stages() -> None:
     first = replace(LIGHT, confidence_threshold=0.5)
 
     assert [pool.pool for pool in entry_pools((LIGHT, first, HEAVY), "noise", 1.0)] == ["light", "heavy"]

@@ -47,7 +47,7 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(name: str, work: P
     assert all(torch.equal(whole[tensor], halves[tensor]) for tensor in whole)
 
 
-def test_a_run_logs_its_loss_and_pace(work: Path, tmp_path: Path) -> None:
+def test_a_run_logs_its_loss_and_speed(work: Path, tmp_path: Path) -> None:
     make_part, _ = part_and_plan("autoencoder")
 
     Run(make_part(work, count=COUNT, batch=BATCH), Plan(steps=1, peak_rate=1e-3), tmp_path).train()

@@ -1,4 +1,4 @@
-"""An emulated device as the worker's painter: attempts, starts, stores and answers are real, the painting is not."""
+"""The emulated `DeviceBackend`: attempts, starts, stores and answers are real, the painting is not."""
 
 import asyncio
 import hashlib
@@ -20,7 +20,7 @@ from services.unet_worker.attempts.yielding import PlaceWatch
 from services.unet_worker.cache.donors import DonorReader, UnusableDonor
 from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.device.busy import BusyMeter
-from services.unet_worker.device.painter import DeviceMemory
+from services.unet_worker.device.device_backend import DeviceMemory
 from services.unet_worker.emulation.engine import EmulatedEngine, EmulatedEngineSettings, EmulatedJob
 from services.unet_worker.emulation.model import (
     check_profiled,
@@ -99,9 +99,9 @@ class JobBridge:
             self.done.set_exception(error)
 
 
-class EmulatedPainter:
-    """Holds one of the device's models at a time; see `painter.Painter`. `changed` is called when what it holds or
-    takes changes. `source` draws all its times."""
+class EmulatedBackend:
+    """Holds one of the device's models at a time; see `device_backend.DeviceBackend`. `changed` is called when what it
+    holds or takes changes. `source` draws all its times."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""What a worker is about: a model on its device, or the emulation of one. Knows no torch, so that an emulated worker
-starts without it."""
+"""What a worker runs attempts on: a model on its device, or an emulated one. Imports no torch, so that an emulated
+worker starts without it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class DeviceMemory:
     total_bytes: int
 
 
-class Painter(Protocol):
-    """On the event loop only, but for `close`."""
+class DeviceBackend(Protocol):
+    """A device with the model that it holds. Used on the event loop only; `close` on any thread."""
 
     @property
     def held(self) -> HeldModel: ...

@@ -1,11 +1,11 @@
-"""What the client heard, as a record of reports."""
+"""What a client received, as a record of reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, PentimentoError, ResourceExhausted
 from pentimento.domain.generation import FromImage, FromLatent, Provenance, Route, StageTiming
-from pentimento.reports import Outcome, RequestRecord, Stage, StartKind
+from pentimento.reports import Outcome, RequestRecord, StageSpan, StartKind
 from pentimento.workloads import Arrival
 
 GENERATOR, WORKER = "generator", "worker."
@@ -22,9 +22,9 @@ COARSE = {
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReceivedAnswer:
     """Times are seconds on the run's clock: when it was sent, and when the last word came. One of `provenance` and
-    `error` is set, or neither when the generator lost its patience."""
+    `error` is set, or neither when none came within the grace period."""
 
     sent_s: float
     ended_s: float
@@ -34,22 +34,22 @@ class Heard:
     quality: float | None = None
 
 
-def record_of(number: int, arrival: Arrival, heard: Heard, detailed: bool = False) -> RequestRecord:
+def record_of(number: int, arrival: Arrival, received: ReceivedAnswer, detailed: bool = False) -> RequestRecord:
     """The latency counts from when the request was due, whenever it was really sent."""
-    made, due_s = heard.provenance, arrival.at_s
-    late_to_send = (Stage(GENERATOR, due_s, heard.sent_s),) if heard.sent_s > due_s else ()
+    made, due_s = received.provenance, arrival.at_s
+    late_to_send = (StageSpan(GENERATOR, due_s, received.sent_s),) if received.sent_s > due_s else ()
     common = {
-        "request_id": heard.request_id or f"unnamed-{number}",
+        "request_id": received.request_id or f"unnamed-{number}",
         "tenant": arrival.tenant,
         "slo_class": arrival.slo_class,
         "arrived_s": due_s,
         "deadline_s": arrival.deadline_s,
-        "ended_s": heard.ended_s,
+        "ended_s": received.ended_s,
     }
     if made is None:
-        outcome = outcome_of(heard.error, accepted=bool(heard.request_id))
+        outcome = outcome_of(received.error, accepted=bool(received.request_id))
         return RequestRecord(**common, pool=arrival.model, outcome=outcome, steps=arrival.steps, stages=late_to_send)  # type: ignore[arg-type]
-    in_time = heard.ended_s - due_s <= arrival.deadline_s
+    in_time = received.ended_s - due_s <= arrival.deadline_s
     start, start_step = start_of(made)
     return RequestRecord(
         **common,  # type: ignore[arg-type]
@@ -61,8 +61,8 @@ def record_of(number: int, arrival: Arrival, heard: Heard, detailed: bool = Fals
         model=made.route.model,
         deferred=was_deferred(made.route),
         confidence=made.discriminator_confidence,
-        quality=heard.quality,
-        stages=late_to_send + stages_of(made.timings, heard, detailed),
+        quality=received.quality,
+        stages=late_to_send + stages_of(made.timings, received, detailed),
         device_s=made.device_seconds,
     )
 
@@ -91,16 +91,16 @@ def was_deferred(route: Route) -> bool:
     return len(route.stages) > 1 and route.model != route.stages[0].model
 
 
-def stages_of(timings: Sequence[StageTiming], heard: Heard, detailed: bool) -> tuple[Stage, ...]:
+def stages_of(timings: Sequence[StageTiming], received: ReceivedAnswer, detailed: bool) -> tuple[StageSpan, ...]:
     """The server's clock is not ours: it is taken to have begun when the request was sent. What the server calls
     "execute" is the worker's stages and the way there; it is left out where those are known."""
     known = {timing.stage for timing in timings}
     inside = any(name.startswith(WORKER) for name in known)
     return tuple(
-        Stage(
+        StageSpan(
             timing.stage if detailed else COARSE.get(timing.stage, timing.stage),
-            heard.sent_s + timing.start_ms / 1000,
-            heard.sent_s + (timing.start_ms + timing.duration_ms) / 1000,
+            received.sent_s + timing.start_ms / 1000,
+            received.sent_s + (timing.start_ms + timing.duration_ms) / 1000,
         )
         for timing in timings
         if not (inside and timing.stage == "execute")

@@ -16,8 +16,8 @@ from services.frontdoor.workers.catalogue import Catalogue
 
 
 @dataclass(frozen=True)
-class Stop:
-    """A pool on a request's way, and its model."""
+class Stage:
+    """A stage of a cascade: its pool, its model, and the confidence from which its picture is good enough."""
 
     pool: str
     model: str
@@ -27,38 +27,38 @@ class Stop:
 RETRY_MS = 1000
 
 
-class Paths:
+class StageChoice:
     """Requests that name a model are painted by it alone."""
 
     def __init__(self, catalogue: Catalogue, dataplane: Dataplane, cascade: Sequence[str]) -> None:
-        """`cascade`: models by their stages, for plans that say nothing of the way."""
+        """`cascade`: models by their stages, where the plan says nothing of the stages."""
         self._catalogue = catalogue
         self._dataplane = dataplane
-        self._cascade = tuple(Stop(model, model) for model in cascade)
+        self._cascade = tuple(Stage(model, model) for model in cascade)
 
-    def choose(self, request: ImageRequest, draw: float) -> tuple[HeldModel, tuple[Stop, ...]]:
-        """The model that the request is judged by, and the way. `draw` is uniform in 0..1, for plans with shares.
+    def choose(self, request: ImageRequest, draw: float) -> tuple[HeldModel, tuple[Stage, ...]]:
+        """The model that the request is judged by, and its stages. `draw` is uniform in 0..1, for plans with shares.
 
-        What a request says without naming a model (steps, guidance) it says of the deployment's default one; every
-        other model on its way paints as is usual there. NotFound for a model nobody knows, Unavailable while none of
-        the plan's was ever held."""
+        What a request says without naming a model (steps, guidance) it says of the deployment's default one; the model
+        of every other stage paints as is usual there. NotFound for a model nobody knows, Unavailable while none of the
+        plan's was ever held."""
         if request.model or request.init_image is not None:
             held = self._catalogue.find(request.model)
-            return held, self._planned(held.model, draw) or (Stop(held.model, held.model),)
-        way = self._planned("", draw) or self._cascade
-        known = tuple(stop for stop in way if self._catalogue.known(stop.model) is not None)
-        if way and not known:
-            models = ", ".join(stop.model for stop in way)
+            return held, self._planned(held.model, draw) or (Stage(held.model, held.model),)
+        stages = self._planned("", draw) or self._cascade
+        known = tuple(stage for stage in stages if self._catalogue.known(stage.model) is not None)
+        if stages and not known:
+            models = ", ".join(stage.model for stage in stages)
             raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {models} yet", retry_after_ms=RETRY_MS)
         if known:
             return self._catalogue.default() or self._catalogue.find(known[-1].model), known
         held = self._catalogue.find("")
-        return held, self._planned(held.model, draw) or (Stop(held.model, held.model),)
+        return held, self._planned(held.model, draw) or (Stage(held.model, held.model),)
 
-    def _planned(self, model: str, draw: float) -> tuple[Stop, ...]:
+    def _planned(self, model: str, draw: float) -> tuple[Stage, ...]:
         plan = self._dataplane.state.plan
         pools = request_pools(plan.pools, model, draw) if plan is not None else ()
-        return tuple(Stop(pool.pool, pool.model, pool.confidence_threshold) for pool in pools)
+        return tuple(Stage(pool.pool, pool.model, pool.confidence_threshold) for pool in pools)
 
 
 @dataclass(frozen=True)
@@ -84,20 +84,20 @@ def as_started_by(lane: Lane, pool: str, resolved: ResolvedRequest, held: HeldMo
     return Lane(pool, held, resolved, route)
 
 
-def stages_of(way: Sequence[Stop]) -> tuple[CascadeStage, ...]:
-    """As a route records them; none for a way of one stop."""
-    if len(way) < 2:
+def cascade_stages(stages: Sequence[Stage]) -> tuple[CascadeStage, ...]:
+    """As a route records them; none where there is only one."""
+    if len(stages) < 2:
         return ()
-    discriminator = cascade_name([stop.model for stop in way])
-    *scored, last = way
+    discriminator = cascade_name([stage.model for stage in stages])
+    *scored, last = stages
     return (
-        *(CascadeStage(stop.model, discriminator, stop.confidence_threshold) for stop in scored),
+        *(CascadeStage(stage.model, discriminator, stage.confidence_threshold) for stage in scored),
         CascadeStage(last.model),
     )
 
 
 def cascade_name(models: Sequence[str]) -> str:
-    """By which a discriminator knows the cascade."""
+    """Name the cascade of these models, light first, as the discriminator's settings do."""
     return ">".join(models)
 
 
