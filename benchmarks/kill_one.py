@@ -25,9 +25,9 @@ import psutil
 from benchmarks.commits import count_commits
 from benchmarks.faulted_load import STEPS, FaultedLoad, read_journal, request_figures, request_rows
 from benchmarks.report import Figure, Options, informative, measured, parse_options, publish
+from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import WorkerView
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.worker import WorkerClient
-from pentimento.frontdoor.v1.frontdoor_service_pb2 import WorkerView
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import AsyncClient, RetryPolicy
 from pentimento.sdk.local import LocalSuite, local_suite

@@ -11,12 +11,12 @@ from PIL import Image
 
 from benchmarks.diffusers_reference import Case
 from benchmarks.worker_process import START_S
-from pentimento.clients.messages.generation import attempt_to_proto, route_to_proto, spec_to_proto
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, InitImage, Route
-from pentimento.tensors.device import tensor_from_wire
-from pentimento.tensors.wire import tensor_from_proto
-from pentimento.worker.v1 import unet_worker_service_pb2 as pb
-from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
+from pentimento.wire.tensors import tensor_from_proto
+from pentimento.wire.torch_tensors import tensor_from_wire
 
 
 class WorkerUnderTest:

@@ -25,7 +25,7 @@ The package `pentimento` (the suite itself) holds the same modules: install one 
 
 ```python
 import grpc
-from pentimento.image.v1 import image_service_pb2, image_service_pb2_grpc
+from pentimento.api.image.v1 import image_service_pb2, image_service_pb2_grpc
 
 stub = image_service_pb2_grpc.ImageServiceStub(grpc.insecure_channel("127.0.0.1:50400"))
 for model in stub.ListModels(image_service_pb2.ListModelsRequest()).models:
@@ -42,8 +42,8 @@ def project_version() -> str:
 
 def oldest_runtimes() -> tuple[str, str]:
     """(grpcio, protobuf) versions that the generated code was made with; it refuses to run on older ones."""
-    stubs = (ROOT / "pentimento/image/v1/image_service_pb2_grpc.py").read_text()
-    messages = (ROOT / "pentimento/image/v1/image_service_pb2.py").read_text()
+    stubs = (ROOT / "pentimento/api/image/v1/image_service_pb2_grpc.py").read_text()
+    messages = (ROOT / "pentimento/api/image/v1/image_service_pb2.py").read_text()
     grpcio = re.search(r"GRPC_GENERATED_VERSION = '([\d.]+)'", stubs)
     protobuf = re.search(r"^# Protobuf Python Version: ([\d.]+)$", messages, re.MULTILINE)
     if grpcio is None or protobuf is None:
@@ -77,16 +77,16 @@ include = ["pentimento*"]
 
 
 def write_sources(target: Path) -> None:
-    """Copies generated code only; a namespace package carries one `py.typed` per package below it (PEP 561)."""
-    for module in sorted((ROOT / "pentimento").glob("*/v1/*_pb2*.py*")):
+    """Copies generated code only; below a namespace package the package carries the `py.typed` (PEP 561)."""
+    for module in sorted((ROOT / "pentimento").glob("api/*/v1/*_pb2*.py*")):
         if module.suffix not in (".py", ".pyi"):
             continue
         copy = target / module.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(module, copy)
-        for package in (copy.parent, copy.parent.parent):
+        for package in (copy.parent, copy.parent.parent, copy.parent.parent.parent):
             (package / "__init__.py").touch()
-        (copy.parent.parent / "py.typed").touch()
+    (target / "pentimento" / "api" / "py.typed").touch()
     shutil.copyfile(DESCRIPTOR_SET, target / "pentimento" / "protos.binpb")
     shutil.copyfile(ROOT / "LICENSE", target / "LICENSE")
     (target / "README.md").write_text(README)

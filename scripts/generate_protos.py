@@ -3,7 +3,8 @@
     python scripts/generate_protos.py            # writes them
     python scripts/generate_protos.py --check    # exits 1 and lists the files that are out of date
 
-Generated code mirrors its contract's path: `protos/pentimento/image/v1/x.proto` gives `pentimento/image/v1/x_pb2.py`.
+Generated code mirrors its contract's path: `protos/pentimento/api/image/v1/x.proto` gives
+`pentimento/api/image/v1/x_pb2.py`.
 """
 
 import argparse

@@ -13,13 +13,13 @@ from typing import Any
 from google.protobuf.descriptor import MethodDescriptor
 
 from benchmarks.attacks.target import PUBLIC, Answers, Target, call_with_bytes, counted, path_of
+from pentimento.api.generation.v1 import generation_pb2
+from pentimento.api.image.v1 import image_service_pb2 as pb
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
-from pentimento.generation.v1 import generation_pb2
-from pentimento.image.v1 import image_service_pb2 as pb
 from pentimento.rpc.access import roles_of
-from pentimento.worker.v1 import unet_worker_service_pb2 as worker_pb
 
 CALL_S = 1.5
 BURST_S = 20.0

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from benchmarks.attacks.calls import SMALL, generated
 from benchmarks.attacks.target import EMBEDDER, Answers, Target, call_with_bytes
+from pentimento.api.embedder.v1 import embedder_service_pb2
 from pentimento.clients.image import ImageClient
 from pentimento.domain.generation import InitImage
-from pentimento.embedder.v1 import embedder_service_pb2
 
 LIMIT_S = 20.0
 GREY, RGB = 0, 2

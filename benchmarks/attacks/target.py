@@ -10,16 +10,16 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
 
-from pentimento.controller.v1 import controller_service_pb2
-from pentimento.embedder.v1 import embedder_service_pb2
-from pentimento.frontdoor.v1 import frontdoor_service_pb2
-from pentimento.image.v1 import image_service_pb2
+from pentimento.api.controller.v1 import controller_service_pb2
+from pentimento.api.embedder.v1 import embedder_service_pb2
+from pentimento.api.frontdoor.v1 import frontdoor_service_pb2
+from pentimento.api.image.v1 import image_service_pb2
+from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2
+from pentimento.api.worker.v1 import unet_worker_service_pb2
 from pentimento.rpc import RpcChannelSettings
 from pentimento.rpc.channel import GivenToken, KitChannel, NoToken
 from pentimento.rpc.credentials import channel_credentials
 from pentimento.rpc.transport import message_limits
-from pentimento.vectordb.v1 import vectordb_gateway_service_pb2
-from pentimento.worker.v1 import unet_worker_service_pb2
 
 # How often each answer came.
 Answers = Counter[str]

@@ -15,14 +15,14 @@ if (!picture) {
 }
 
 const protos = process.env.PENTIMENTO_PROTOS ?? fileURLToPath(new URL("../../protos", import.meta.url));
-const contracts = protoLoader.loadSync("pentimento/image/v1/image_service.proto", {
+const contracts = protoLoader.loadSync("pentimento/api/image/v1/image_service.proto", {
   includeDirs: [protos],
   keepCase: true,
   longs: String,
   enums: String,
   oneofs: true,
 });
-const { ImageService } = grpc.loadPackageDefinition(contracts).pentimento.image.v1;
+const { ImageService } = grpc.loadPackageDefinition(contracts).pentimento.api.image.v1;
 
 const metadata = new grpc.Metadata();
 if (process.env.PENTIMENTO_TOKEN) metadata.set("authorization", `Bearer ${process.env.PENTIMENTO_TOKEN}`);

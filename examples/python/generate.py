@@ -11,7 +11,7 @@ import pathlib
 
 import grpc
 
-from pentimento.image.v1 import image_service_pb2, image_service_pb2_grpc
+from pentimento.api.image.v1 import image_service_pb2, image_service_pb2_grpc
 
 
 def main() -> None:

@@ -4,14 +4,14 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
+from pentimento.api.controller.v1 import controller_service_pb2 as pb
+from pentimento.api.controller.v1.controller_service_pb2_grpc import ControllerServiceStub
 from pentimento.clients.errors import domain_errors
-from pentimento.clients.messages.fleet import plan_from_proto, replica_to_proto
-from pentimento.clients.messages.generation import plan_version_to_proto
-from pentimento.clients.messages.reports import fleet_from_proto, lease_from_proto, report_to_proto
-from pentimento.controller.v1 import controller_service_pb2 as pb
-from pentimento.controller.v1.controller_service_pb2_grpc import ControllerServiceStub
 from pentimento.domain.fleet import Fleet, Lease, Plan, Replica, ReplicaReport
 from pentimento.domain.generation import PlanVersion
+from pentimento.wire.fleet import plan_from_proto, replica_to_proto
+from pentimento.wire.generation import plan_version_to_proto
+from pentimento.wire.reports import fleet_from_proto, lease_from_proto, report_to_proto
 
 
 class ControllerClient:

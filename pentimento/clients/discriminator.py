@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import grpc.aio
 
+from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
+from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceStub
 from pentimento.clients.errors import domain_errors
-from pentimento.discriminator.v1 import discriminator_service_pb2 as pb
-from pentimento.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceStub
 from pentimento.domain.errors import Internal
 
 AttemptKey = tuple[str, int]

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import grpc.aio
 
+from pentimento.api.embedder.v1 import embedder_service_pb2 as pb
+from pentimento.api.embedder.v1.embedder_service_pb2_grpc import EmbedderServiceStub
 from pentimento.clients.errors import domain_errors
-from pentimento.clients.messages.cache import embedding_from_proto
 from pentimento.domain.embedding import Embedding
-from pentimento.embedder.v1 import embedder_service_pb2 as pb
-from pentimento.embedder.v1.embedder_service_pb2_grpc import EmbedderServiceStub
+from pentimento.wire.cache import embedding_from_proto
 
 
 class EmbedderClient:

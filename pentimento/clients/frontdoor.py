@@ -2,9 +2,9 @@
 
 import grpc.aio
 
+from pentimento.api.frontdoor.v1 import frontdoor_service_pb2 as pb
+from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServiceStub
 from pentimento.clients.errors import domain_errors
-from pentimento.frontdoor.v1 import frontdoor_service_pb2 as pb
-from pentimento.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServiceStub
 
 
 class FrontdoorClient:

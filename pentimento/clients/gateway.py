@@ -4,20 +4,20 @@ from collections.abc import Sequence
 
 import grpc.aio
 
+from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as pb
+from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceStub
 from pentimento.clients.errors import domain_errors
-from pentimento.clients.messages.cache import embedding_to_proto, scope_to_proto
-from pentimento.clients.messages.generation import (
+from pentimento.domain.cache import CacheScope
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries
+from pentimento.domain.retrieval import LookupAnswer
+from pentimento.wire.cache import embedding_to_proto, scope_to_proto
+from pentimento.wire.generation import (
     attempt_to_proto,
     captured_to_proto,
     grant_from_proto,
     start_from_proto,
 )
-from pentimento.domain.cache import CacheScope
-from pentimento.domain.embedding import Embedding
-from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries
-from pentimento.domain.retrieval import LookupAnswer
-from pentimento.vectordb.v1 import vectordb_gateway_service_pb2 as pb
-from pentimento.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceStub
 
 
 class GatewayClient:

@@ -4,15 +4,9 @@ from collections.abc import AsyncGenerator
 
 import grpc.aio
 
+from pentimento.api.image.v1 import image_service_pb2 as pb
+from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceStub
 from pentimento.clients.errors import domain_errors
-from pentimento.clients.messages.enumerations import REQUEST_STATES
-from pentimento.clients.messages.image import (
-    event_from_proto,
-    explanation_from_proto,
-    model_from_proto,
-    request_to_proto,
-    status_from_proto,
-)
 from pentimento.domain.image_request import (
     Explanation,
     GenerateEvent,
@@ -21,12 +15,18 @@ from pentimento.domain.image_request import (
     RequestStatus,
 )
 from pentimento.domain.requests import RequestState
-from pentimento.image.v1 import image_service_pb2 as pb
-from pentimento.image.v1.image_service_pb2_grpc import ImageServiceStub
+from pentimento.wire.enumerations import REQUEST_STATES
+from pentimento.wire.image import (
+    event_from_proto,
+    explanation_from_proto,
+    model_from_proto,
+    request_to_proto,
+    status_from_proto,
+)
 
 
 class ImageClient:
-    """pentimento.image.v1.ImageService; closing the stream of `generate` cancels the request."""
+    """pentimento.api.image.v1.ImageService; closing the stream of `generate` cancels the request."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = ImageServiceStub(channel)

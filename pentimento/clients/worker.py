@@ -4,18 +4,18 @@ from collections.abc import AsyncGenerator
 
 import grpc.aio
 
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.errors import domain_errors
-from pentimento.clients.messages.fleet import credits_from_proto, execute_event_from_proto
-from pentimento.clients.messages.generation import (
+from pentimento.domain.execution import ExecuteEvent, WorkerCredits
+from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
+from pentimento.wire.fleet import credits_from_proto, execute_event_from_proto
+from pentimento.wire.generation import (
     attempt_to_proto,
     grant_to_proto,
     route_to_proto,
     spec_to_proto,
 )
-from pentimento.domain.execution import ExecuteEvent, WorkerCredits
-from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
-from pentimento.worker.v1 import unet_worker_service_pb2 as pb
-from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 
 
 class WorkerClient:

@@ -1,4 +1,4 @@
-"""What a worker says while it runs an attempt. Mirrors pentimento.worker.v1."""
+"""What a worker says while it runs an attempt. Mirrors pentimento.api.worker.v1."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Replicas, the models they hold, and the plan. Mirrors pentimento.controller.v1 and pentimento.worker.v1."""
+"""Replicas, the models they hold, and the plan. Mirrors pentimento.api.controller.v1 and pentimento.api.worker.v1."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -1,4 +1,4 @@
-"""What is painted, from where, and how it came to be. Mirrors pentimento.generation.v1."""
+"""What is painted, from where, and how it came to be. Mirrors pentimento.api.generation.v1."""
 
 from dataclasses import dataclass, field
 from enum import Enum

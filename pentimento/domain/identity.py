@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class Role(Enum):
-    """Mirrors pentimento.auth.v1.Role, which says of every RPC who may call it."""
+    """Mirrors pentimento.api.auth.v1.Role, which says of every RPC who may call it."""
 
     ANYONE = "anyone"
     USER = "user"

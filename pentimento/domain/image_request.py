@@ -1,4 +1,4 @@
-"""What a client asks and what it hears. Mirrors pentimento.image.v1; transport-neutral: every edge shares it."""
+"""What a client asks and what it hears. Mirrors pentimento.api.image.v1; transport-neutral: every edge shares it."""
 
 from dataclasses import dataclass, field
 from enum import Enum

@@ -1,4 +1,4 @@
-"""The states of a request. Mirrors pentimento.image.v1.RequestState."""
+"""The states of a request. Mirrors pentimento.api.image.v1.RequestState."""
 
 from enum import Enum
 

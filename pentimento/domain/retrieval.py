@@ -1,4 +1,4 @@
-"""What the gateway answers. Mirrors pentimento.vectordb.v1."""
+"""What the gateway answers. Mirrors pentimento.api.vectordb.v1."""
 
 from dataclasses import dataclass
 

@@ -2,7 +2,7 @@
 
 settings = load_settings(...)                         # holds RpcServerSettings and RpcChannelSettings
 server = RpcServer(settings.rpc, "embedder")
-server.add(add_EmbedderServiceServicer_to_server, servicer, "pentimento.embedder.v1.EmbedderService")
+server.add(add_EmbedderServiceServicer_to_server, servicer, "pentimento.api.embedder.v1.EmbedderService")
 await server.run_until_stopped(warm, drain)
 """
 

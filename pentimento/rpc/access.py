@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 
-from pentimento.auth.v1 import auth_pb2
+from pentimento.api.auth.v1 import auth_pb2
 from pentimento.domain.errors import PermissionDenied, Unauthenticated
 from pentimento.domain.identity import Caller, Role
 

@@ -32,7 +32,7 @@ CLIENT_LEFT = "CLIENT_LEFT"
 
 
 class AsyncClient:
-    """Calls `pentimento.image.v1.ImageService` at `address` (host:port or unix:/path).
+    """Calls `pentimento.api.image.v1.ImageService` at `address` (host:port or unix:/path).
 
     Every request carries an idempotency key, the caller's or one made for it. So a call that the server did not answer
     (UNAVAILABLE) is made again: the server knows the key and goes on with the first one; nothing is painted twice.

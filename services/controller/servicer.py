@@ -1,15 +1,15 @@
-"""pentimento.controller.v1 over the controller."""
+"""pentimento.api.controller.v1 over the controller."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import grpc.aio
 
-from pentimento.clients.messages.fleet import plan_to_proto, replica_from_proto
-from pentimento.clients.messages.generation import plan_version_from_proto
-from pentimento.clients.messages.reports import fleet_to_proto, lease_to_proto, report_from_proto
-from pentimento.controller.v1 import controller_service_pb2 as pb
-from pentimento.controller.v1.controller_service_pb2_grpc import ControllerServiceServicer
+from pentimento.api.controller.v1 import controller_service_pb2 as pb
+from pentimento.api.controller.v1.controller_service_pb2_grpc import ControllerServiceServicer
+from pentimento.wire.fleet import plan_to_proto, replica_from_proto
+from pentimento.wire.generation import plan_version_from_proto
+from pentimento.wire.reports import fleet_to_proto, lease_to_proto, report_from_proto
 from services.controller.controller import Controller
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControllerService"].full_name

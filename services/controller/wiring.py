@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from pentimento.controller.v1.controller_service_pb2_grpc import add_ControllerServiceServicer_to_server
+from pentimento.api.controller.v1.controller_service_pb2_grpc import add_ControllerServiceServicer_to_server
 from pentimento.domain.clock import SystemClock
 from pentimento.rpc import RpcServer
 from services.controller.controller import Controller, ControllerTimes

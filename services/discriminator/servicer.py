@@ -1,11 +1,11 @@
-"""pentimento.discriminator.v1 over the discriminator."""
+"""pentimento.api.discriminator.v1 over the discriminator."""
 
 from typing import Any
 
 import grpc.aio
 
-from pentimento.discriminator.v1 import discriminator_service_pb2 as pb
-from pentimento.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceServicer
+from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
+from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceServicer
 from services.discriminator.scoring import Discriminator
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["DiscriminatorService"].full_name

@@ -4,9 +4,9 @@ import random
 import time
 from dataclasses import dataclass
 
+from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import add_DiscriminatorServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import Registration, generation_at
-from pentimento.discriminator.v1.discriminator_service_pb2_grpc import add_DiscriminatorServiceServicer_to_server
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.emulation import EmulatedDiscriminator, read_fleet
 from pentimento.domain.errors import InvalidArgument

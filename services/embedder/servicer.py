@@ -1,10 +1,10 @@
-"""pentimento.embedder.v1 over the embedder."""
+"""pentimento.api.embedder.v1 over the embedder."""
 
 import grpc.aio
 
-from pentimento.clients.messages.cache import embedding_to_proto
-from pentimento.embedder.v1 import embedder_service_pb2 as pb
-from pentimento.embedder.v1.embedder_service_pb2_grpc import EmbedderServiceServicer
+from pentimento.api.embedder.v1 import embedder_service_pb2 as pb
+from pentimento.api.embedder.v1.embedder_service_pb2_grpc import EmbedderServiceServicer
+from pentimento.wire.cache import embedding_to_proto
 from services.embedder.embedder import Embedder
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["EmbedderService"].full_name

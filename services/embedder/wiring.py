@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
+from pentimento.api.embedder.v1.embedder_service_pb2_grpc import add_EmbedderServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import Registration, generation_at
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
-from pentimento.embedder.v1.embedder_service_pb2_grpc import add_EmbedderServiceServicer_to_server
 from pentimento.rpc import RpcServer, open_channel
 from services.embedder.batching import BatchLimits
 from services.embedder.embedder import CallLimits, Embedder

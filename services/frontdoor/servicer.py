@@ -1,4 +1,4 @@
-"""pentimento.image.v1 and pentimento.frontdoor.v1 over the transport-neutral API."""
+"""pentimento.api.image.v1 and pentimento.api.frontdoor.v1 over the transport-neutral API."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -6,21 +6,21 @@ from contextlib import aclosing, contextmanager
 
 import grpc.aio
 
-from pentimento.clients.messages.enumerations import REQUEST_STATES
-from pentimento.clients.messages.generation import plan_version_to_proto
-from pentimento.clients.messages.image import (
+from pentimento.api.frontdoor.v1 import frontdoor_service_pb2 as frontdoor_pb
+from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServiceServicer
+from pentimento.api.image.v1 import image_service_pb2 as pb
+from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceServicer
+from pentimento.dataplane.state import Pool, Worker
+from pentimento.rpc import current_caller
+from pentimento.wire.enumerations import REQUEST_STATES
+from pentimento.wire.generation import plan_version_to_proto
+from pentimento.wire.image import (
     event_to_proto,
     explanation_to_proto,
     model_to_proto,
     request_from_proto,
     status_to_proto,
 )
-from pentimento.dataplane.state import Pool, Worker
-from pentimento.frontdoor.v1 import frontdoor_service_pb2 as frontdoor_pb
-from pentimento.frontdoor.v1.frontdoor_service_pb2_grpc import FrontdoorServiceServicer
-from pentimento.image.v1 import image_service_pb2 as pb
-from pentimento.image.v1.image_service_pb2_grpc import ImageServiceServicer
-from pentimento.rpc import current_caller
 from services.frontdoor.identity import Identity
 from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.status import FrontdoorStatus

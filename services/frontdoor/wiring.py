@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
+from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.clients.embedder import EmbedderClient
@@ -16,8 +18,6 @@ from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.dataplane.events import DrainRequested, PlanReceived, TookOver
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind
-from pentimento.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
-from pentimento.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.stores.ledger import Journal, open_journal

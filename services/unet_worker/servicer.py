@@ -1,4 +1,4 @@
-"""pentimento.worker.v1 over the worker."""
+"""pentimento.api.worker.v1 over the worker."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -6,23 +6,23 @@ from typing import Any
 
 import grpc.aio
 
-from pentimento.clients.messages.enumerations import CAPABILITIES
-from pentimento.clients.messages.fleet import (
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceServicer
+from pentimento.wire.enumerations import CAPABILITIES
+from pentimento.wire.fleet import (
     attach_event_to_proto,
     credits_to_proto,
     execute_event_to_proto,
     held_model_to_proto,
     running_attempt_to_proto,
 )
-from pentimento.clients.messages.generation import (
+from pentimento.wire.generation import (
     attempt_from_proto,
     grant_from_proto,
     route_from_proto,
     spec_from_proto,
 )
-from pentimento.tensors.wire import tensor_to_proto
-from pentimento.worker.v1 import unet_worker_service_pb2 as pb
-from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceServicer
+from pentimento.wire.tensors import tensor_to_proto
 from services.unet_worker.attempts.order import ExecuteOrder, Outcome
 from services.unet_worker.worker import UnetWorker
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import Registration, generation_at
 from pentimento.diffusion.engine import (
@@ -26,7 +27,6 @@ from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaRepo
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.rpc.grant_keys import open_grant_keys
 from pentimento.stores.objects import ObjectStore, open_objects
-from pentimento.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from services.unet_worker import metrics
 from services.unet_worker.attempts.execution import AttemptRunner, ExecutionLimits
 from services.unet_worker.attempts.finishing import Finisher

@@ -1,18 +1,18 @@
-"""pentimento.vectordb.v1 over the gateway."""
+"""pentimento.api.vectordb.v1 over the gateway."""
 
 import grpc.aio
 
-from pentimento.clients.messages.cache import embedding_from_proto, scope_from_proto
-from pentimento.clients.messages.generation import (
+from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as pb
+from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceServicer
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import CapturedEntries
+from pentimento.wire.cache import embedding_from_proto, scope_from_proto
+from pentimento.wire.generation import (
     attempt_from_proto,
     captured_from_proto,
     grant_to_proto,
     start_to_proto,
 )
-from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import CapturedEntries
-from pentimento.vectordb.v1 import vectordb_gateway_service_pb2 as pb
-from pentimento.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceServicer
 from services.vectordb_gateway.gateway import Gateway
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["VectordbGatewayService"].full_name

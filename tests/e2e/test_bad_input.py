@@ -6,11 +6,11 @@ from collections.abc import Mapping
 import grpc
 import pytest
 
+from pentimento.api.image.v1 import image_service_pb2 as pb
+from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceStub
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
 from pentimento.domain.generation import ControlNetSelection, InitImage, LoraSelection
 from pentimento.domain.image_request import CacheMode, ImageRequest
-from pentimento.image.v1 import image_service_pb2 as pb
-from pentimento.image.v1.image_service_pb2_grpc import ImageServiceStub
 from pentimento.sdk import AsyncClient
 from pentimento.sdk.local import LocalSuite
 
@@ -91,7 +91,7 @@ async def test_oversized_message_is_refused_by_the_server(suite: LocalSuite, cli
 
 async def test_bytes_that_are_no_message_are_refused(suite: LocalSuite, client: AsyncClient) -> None:
     async with grpc.aio.insecure_channel(suite.endpoint.public) as channel:
-        generate = channel.unary_stream("/pentimento.image.v1.ImageService/Generate", bytes, bytes)
+        generate = channel.unary_stream("/pentimento.api.image.v1.ImageService/Generate", bytes, bytes)
         call = generate(b"\x80\x04\x95not a message")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 
-from pentimento.clients.messages.generation import route_from_bytes
 from pentimento.dataplane.effects import Announce, Deliver, DeliverEnd, DeliverRecorded, Reject
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import Internal, PentimentoError, Unavailable
 from pentimento.domain.image_request import Accepted, GenerateEvent, Routed
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
+from pentimento.wire.generation import route_from_bytes
 from services.frontdoor.answers.endings import STATE_OF, end_error, rejection
 from services.frontdoor.metrics import REQUEST_SECONDS, REQUESTS
 from services.frontdoor.objects.results import Results

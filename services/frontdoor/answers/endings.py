@@ -1,6 +1,5 @@
 """The journal's words for how a request ended, as the error that its client gets."""
 
-from pentimento.clients.messages.journal import UNREADABLE_REQUEST
 from pentimento.dataplane.defects import REASON as EFFECT_FAILED
 from pentimento.dataplane.effects import End, Reject
 from pentimento.domain.errors import (
@@ -13,6 +12,7 @@ from pentimento.domain.errors import (
     Unavailable,
 )
 from pentimento.domain.requests import RequestState
+from pentimento.wire.journal import UNREADABLE_REQUEST
 
 STATE_OF = {
     End.FAILED: RequestState.FAILED,

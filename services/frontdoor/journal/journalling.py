@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from pentimento.clients.messages.generation import route_from_bytes, route_to_bytes
-from pentimento.clients.messages.journal import JOURNALLED_REQUEST, resolved_to_bytes
 from pentimento.dataplane.effects import CommitResult, Drop, End, PersistAccepted, PersistAttempt, PersistEnd
 from pentimento.dataplane.events import (
     AcceptDropped,
@@ -24,6 +22,8 @@ from pentimento.domain.generation import Attempt, Route
 from pentimento.domain.image_request import Completed
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, AcceptOutcome, ResultRecord
+from pentimento.wire.generation import route_from_bytes, route_to_bytes
+from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_to_bytes
 from services.frontdoor.answers.delivery import Delivery
 from services.frontdoor.answers.endings import STATE_OF, key_reused
 from services.frontdoor.identity import Identity

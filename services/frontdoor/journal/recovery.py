@@ -3,8 +3,6 @@
 import asyncio
 import logging
 
-from pentimento.clients.messages.generation import route_from_bytes
-from pentimento.clients.messages.journal import resolved_from_bytes, unreadable
 from pentimento.dataplane.events import Recovered, RecoveredRequest
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
@@ -12,6 +10,8 @@ from pentimento.domain.generation import Route
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import RequestRecord
+from pentimento.wire.generation import route_from_bytes
+from pentimento.wire.journal import resolved_from_bytes, unreadable
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.requests.jobs import Job, Jobs

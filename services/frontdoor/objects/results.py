@@ -5,7 +5,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pentimento.clients.messages.generation import provenance_from_bytes, provenance_to_bytes
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import NotFound
 from pentimento.domain.execution import AttemptResult
@@ -14,6 +13,7 @@ from pentimento.domain.image_request import Completed, ImageFormat
 from pentimento.domain.spec_inputs import take_inputs
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger.records import RequestRecord, ResultRecord
+from pentimento.wire.generation import provenance_from_bytes, provenance_to_bytes
 from services.frontdoor.metrics import BAD_PICTURES
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.requests.jobs import Execution, Job

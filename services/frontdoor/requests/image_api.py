@@ -7,7 +7,6 @@ import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from pentimento.clients.messages.image import request_to_bytes
 from pentimento.dataplane.events import CancelRequested, RequestArrived
 from pentimento.dataplane.state import Phase
 from pentimento.domain.clock import Clock
@@ -26,6 +25,7 @@ from pentimento.domain.image_request import (
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import AcceptKind, RequestRecord
+from pentimento.wire.image import request_to_bytes
 from services.frontdoor.answers.audience import Audience, Listener
 from services.frontdoor.answers.delivery import recorded_events
 from services.frontdoor.answers.endings import key_reused

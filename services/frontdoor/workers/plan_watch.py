@@ -5,12 +5,12 @@ import logging
 from collections.abc import Callable
 
 from pentimento.clients.controller import ControllerClient
-from pentimento.clients.messages.fleet import plan_from_bytes, plan_to_bytes
 from pentimento.domain.clock import Clock
 from pentimento.domain.epochs import latest_believable
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.stores.ledger import Journal
+from pentimento.wire.fleet import plan_from_bytes, plan_to_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from pentimento.domain.errors import Cancelled, DeadlineExceeded, PentimentoErro
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import CapturedEntries, StageTiming
-from pentimento.tensors.device import tensor_to_wire
-from pentimento.tensors.wire import Binding, WireTensor
+from pentimento.wire.tensors import Binding, WireTensor
+from pentimento.wire.torch_tensors import tensor_to_wire
 from services.unet_worker.attempts.accounts import count_result, stage_timings
 from services.unet_worker.attempts.finishing import Finisher, Picture
 from services.unet_worker.attempts.order import ExecuteOrder, Outcome

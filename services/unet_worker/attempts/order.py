@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
-from pentimento.tensors.wire import WireTensor
+from pentimento.wire.tensors import WireTensor
 
 
 @dataclass(frozen=True)

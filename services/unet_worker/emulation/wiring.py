@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import Registration, generation_at
 from pentimento.domain.clock import SystemClock
@@ -14,7 +15,6 @@ from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport, WorkerA
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.rpc.grant_keys import open_grant_keys
 from pentimento.stores.objects import open_objects
-from pentimento.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from services.unet_worker import metrics
 from services.unet_worker.attempts.validation import Limits
 from services.unet_worker.cache.grants import GrantGuard

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import Enum
 
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
+from pentimento.api.worker.v1 import unet_worker_service_pb2_grpc as worker_grpc
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.rpc import RpcServer, RpcServerSettings, run_service
 from pentimento.settings import load_settings, setting
-from pentimento.worker.v1 import unet_worker_service_pb2 as worker
-from pentimento.worker.v1 import unet_worker_service_pb2_grpc as worker_grpc
 from tests.contract.rpc.scripted import WORKER, Worker
 
 

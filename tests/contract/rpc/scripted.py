@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from pentimento.embedder.v1 import embedder_service_pb2 as embedder
-from pentimento.embedder.v1 import embedder_service_pb2_grpc as embedder_grpc
+from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder
+from pentimento.api.embedder.v1 import embedder_service_pb2_grpc as embedder_grpc
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
+from pentimento.api.worker.v1 import unet_worker_service_pb2_grpc as worker_grpc
 from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, open_channel
-from pentimento.worker.v1 import unet_worker_service_pb2 as worker
-from pentimento.worker.v1 import unet_worker_service_pb2_grpc as worker_grpc
 
-EMBEDDER = "pentimento.embedder.v1.EmbedderService"
-WORKER = "pentimento.worker.v1.UnetWorkerService"
+EMBEDDER = "pentimento.api.embedder.v1.EmbedderService"
+WORKER = "pentimento.api.worker.v1.UnetWorkerService"
 EMBED_TEXT = f"/{EMBEDDER}/EmbedText"
 
 

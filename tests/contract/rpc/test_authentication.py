@@ -86,7 +86,7 @@ async def test_another_scheme_is_unauthenticated(guarded: Scripted) -> None:
 async def test_an_unauthenticated_request_is_not_even_parsed(guarded: Scripted) -> None:
     async with channel_to(guarded) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/pentimento.embedder.v1.EmbedderService/EmbedText")(b"\xff\xff no message")
+            await channel.unary_unary("/pentimento.api.embedder.v1.EmbedderService/EmbedText")(b"\xff\xff no message")
 
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
@@ -128,7 +128,7 @@ async def test_reflection_needs_some_token(guarded: Scripted) -> None:
         names = await list_services(known)
 
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert {"pentimento.embedder.v1.EmbedderService", "grpc.health.v1.Health"} <= names
+    assert {"pentimento.api.embedder.v1.EmbedderService", "grpc.health.v1.Health"} <= names
 
 
 async def list_services(channel: grpc.aio.Channel) -> set[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
 from pentimento.domain import errors
 from pentimento.rpc import (
     RpcChannelSettings,
@@ -19,7 +20,6 @@ from pentimento.rpc import (
     remaining_s,
     spawn_detached,
 )
-from pentimento.worker.v1 import unet_worker_service_pb2 as worker
 from tests.contract.rpc.scripted import Scripted, channel_to, embed, scripted, serving, worker_stub
 
 

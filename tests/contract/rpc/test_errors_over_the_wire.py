@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder
 from pentimento.domain import errors
 from pentimento.domain.errors import FieldViolation, PentimentoError
-from pentimento.embedder.v1 import embedder_service_pb2 as embedder
 from pentimento.rpc import RpcChannelSettings, error_from_rpc, open_channel
 from pentimento.rpc.errors import CODE_OF
 from tests.contract.rpc.scripted import EMBED_TEXT, Scripted, embed, embedder_stub

@@ -28,7 +28,7 @@ async def test_the_process_and_each_service_tell_the_same(
 
 async def test_an_unknown_service_is_not_found(channel: grpc.aio.Channel) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await check(channel, "pentimento.nowhere.v1.NoService")
+        await check(channel, "pentimento.api.nowhere.v1.NoService")
 
     assert type(error_from_rpc(caught.value)) is errors.NotFound
 

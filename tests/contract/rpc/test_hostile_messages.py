@@ -10,11 +10,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
 from pentimento.domain import errors
 from pentimento.domain.identity import Role
 from pentimento.rpc import RpcServerSettings, error_from_rpc, new_token, token_entry
 from pentimento.rpc.access import declared_access
-from pentimento.worker.v1 import unet_worker_service_pb2 as worker
 from tests.contract.rpc.scripted import (
     EMBED_TEXT,
     EMBEDDER,
@@ -145,7 +145,7 @@ LARGER_REQUESTS_MIB = {
 
 def test_contracts_say_which_rpcs_take_more() -> None:
     found = {
-        f"{service.full_name}.{name}".removeprefix("pentimento."): access.max_request_bytes / MEBIBYTE
+        f"{service.full_name}.{name}".removeprefix("pentimento.api."): access.max_request_bytes / MEBIBYTE
         for service in SERVICES
         for name, access in declared_access(service.full_name).items()
         if access.max_request_bytes != 64 * 1024

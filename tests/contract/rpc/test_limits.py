@@ -7,8 +7,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder
 from pentimento.domain import errors
-from pentimento.embedder.v1 import embedder_service_pb2 as embedder
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, error_from_rpc
 from pentimento.rpc.settings import MEBIBYTE
 from tests.contract.rpc.scripted import channel_to, embed, embedder_stub, serving

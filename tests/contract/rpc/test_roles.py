@@ -13,7 +13,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
-from pentimento.auth.v1 import auth_pb2
+from pentimento.api.auth.v1 import auth_pb2
 from pentimento.domain.identity import Role
 from pentimento.rpc import RpcServer, RpcServerSettings, new_token, token_entry
 from pentimento.rpc.channel import open_channel
@@ -78,7 +78,7 @@ METHODS = [method for service in SERVICES for method in service.methods]
 
 
 def name_of(method: MethodDescriptor) -> str:
-    return method.full_name.removeprefix("pentimento.")
+    return method.full_name.removeprefix("pentimento.api.")
 
 
 def expected(name: str, caller: str) -> grpc.StatusCode:

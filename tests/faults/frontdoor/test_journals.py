@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.image import ImageClient
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import Completed, ImageRequest
-from pentimento.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse
 from pentimento.rpc import RpcChannelSettings, open_channel
 from tests.checkpoints import write_checkpoint
 from tests.faults.frontdoor.processes import ROOT, Processes, kill, processes, serving

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pentimento.clients.messages.generation import plan_version_from_proto
 from pentimento.domain.fleet import Plan
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving import ServingPolicy
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.wire.generation import plan_version_from_proto
 from services.controller.settings import ControllerSettings, PolicySettings
 from services.controller.wiring import ControllerProcess
 from services.controller.wiring import wire as wire_controller

@@ -7,8 +7,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from pentimento.discriminator.v1 import discriminator_service_pb2 as pb
-from pentimento.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceStub
+from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
+from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceStub
 from pentimento.domain.emulation import PictureLabel, labelled
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.png_text import flat_png

@@ -5,21 +5,21 @@ import hashlib
 import struct
 from typing import Any
 
-from pentimento.clients.messages.generation import start_to_proto
-from pentimento.domain.errors import PentimentoError
-from pentimento.domain.generation import FromNoise, Start
-from pentimento.embedder.v1 import embedder_service_pb2 as embedder_pb
-from pentimento.embedder.v1.embedder_service_pb2_grpc import (
+from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
+from pentimento.api.embedder.v1.embedder_service_pb2_grpc import (
     EmbedderServiceServicer,
     add_EmbedderServiceServicer_to_server,
 )
-from pentimento.generation.v1 import generation_pb2
-from pentimento.rpc import RpcServer, RpcServerSettings
-from pentimento.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
-from pentimento.vectordb.v1.vectordb_gateway_service_pb2_grpc import (
+from pentimento.api.generation.v1 import generation_pb2
+from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
+from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import (
     VectordbGatewayServiceServicer,
     add_VectordbGatewayServiceServicer_to_server,
 )
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import FromNoise, Start
+from pentimento.rpc import RpcServer, RpcServerSettings
+from pentimento.wire.generation import start_to_proto
 
 EMBEDDER = embedder_pb.DESCRIPTOR.services_by_name["EmbedderService"].full_name
 GATEWAY = gateway_pb.DESCRIPTOR.services_by_name["VectordbGatewayService"].full_name

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pentimento.discriminator.v1 import discriminator_service_pb2 as pb
-from pentimento.discriminator.v1.discriminator_service_pb2_grpc import (
+from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
+from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import (
     DiscriminatorServiceServicer,
     add_DiscriminatorServiceServicer_to_server,
 )

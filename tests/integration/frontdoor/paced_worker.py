@@ -13,8 +13,11 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-from pentimento.clients.messages.fleet import attach_event_to_proto, credits_to_proto, execute_event_to_proto
-from pentimento.clients.messages.generation import attempt_from_proto, spec_from_proto
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import (
+    UnetWorkerServiceServicer,
+    add_UnetWorkerServiceServicer_to_server,
+)
 from pentimento.domain.errors import (
     Cancelled,
     FailedPrecondition,
@@ -34,11 +37,8 @@ from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import Attempt, CapturedEntries, CapturedLatent, GenerationSpec, ObjectReference
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.stores.objects.store import digest_of
-from pentimento.worker.v1 import unet_worker_service_pb2 as pb
-from pentimento.worker.v1.unet_worker_service_pb2_grpc import (
-    UnetWorkerServiceServicer,
-    add_UnetWorkerServiceServicer_to_server,
-)
+from pentimento.wire.fleet import attach_event_to_proto, credits_to_proto, execute_event_to_proto
+from pentimento.wire.generation import attempt_from_proto, spec_from_proto
 from tests.unit.frontdoor.models import HELD
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["UnetWorkerService"].full_name

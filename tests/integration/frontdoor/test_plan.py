@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pentimento.clients.messages.fleet import plan_to_bytes
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Plan, PoolPlan, RouteShare, WorkerAssignment
 from pentimento.domain.generation import Donor, FromImage, FromLatent, NoiseForm, ObjectReference, PlanVersion, Start
@@ -17,6 +16,7 @@ from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.policies.serving.entry import EVERY_START
 from pentimento.policies.serving.mixture import HITS, SPARING
 from pentimento.stores.ledger import open_journal
+from pentimento.wire.fleet import plan_to_bytes
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 from tests.integration.frontdoor.cascade import running_parts
 from tests.integration.frontdoor.paced_worker import PacedWorker

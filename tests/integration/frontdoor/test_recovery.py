@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.clients.messages.fleet import plan_to_bytes
 from pentimento.domain.errors import Internal
 from pentimento.domain.fleet import Plan, WorkerAssignment
 from pentimento.domain.generation import PlanVersion
 from pentimento.domain.image_request import Accepted, Completed
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
+from pentimento.wire.fleet import plan_to_bytes
 from tests.integration.frontdoor.paced_worker import PacedWorker, picture_of
 from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
 

@@ -53,7 +53,7 @@ async def test_what_a_drain_did_not_finish_is_finished_by_the_next_start(folder:
 
 
 def calls_ended(code: str) -> float:
-    labels = {"method": "/pentimento.image.v1.ImageService/Generate", "code": code}
+    labels = {"method": "/pentimento.api.image.v1.ImageService/Generate", "code": code}
     return REGISTRY.get_sample_value("pentimento_rpc_requests_total", labels) or 0.0
 
 

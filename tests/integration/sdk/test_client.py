@@ -11,15 +11,15 @@ from types import FrameType
 
 import pytest
 
-from pentimento.clients.messages.image import event_to_proto
+from pentimento.api.image.v1 import image_service_pb2 as pb
+from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
 from pentimento.domain.errors import Cancelled, InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import Accepted, Completed, ImageFormat, ImageRequest, Progress
-from pentimento.image.v1 import image_service_pb2 as pb
-from pentimento.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
 from pentimento.rpc.server import RpcServer
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.sdk import AsyncClient, Client, RetryPolicy
+from pentimento.wire.image import event_to_proto
 
 Script = Callable[[], AsyncIterator[pb.GenerateResponse]]
 ACCEPTED = pb.GenerateResponse(accepted=pb.Accepted(request_id="request-1"))
@@ -79,7 +79,7 @@ async def for_ever() -> AsyncIterator[pb.GenerateResponse]:
 async def serving(service: ScriptedImageService, tmp_path: Path) -> AsyncIterator[str]:
     address = f"unix:{tmp_path}/s"
     server = RpcServer(RpcServerSettings(listen=(address,)), "frontdoor")
-    server.add(add_ImageServiceServicer_to_server, service, "pentimento.image.v1.ImageService")
+    server.add(add_ImageServiceServicer_to_server, service, "pentimento.api.image.v1.ImageService")
     await server.start()
     try:
         yield address

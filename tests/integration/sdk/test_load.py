@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from pentimento.clients.messages.image import event_to_proto
+from pentimento.api.image.v1 import image_service_pb2 as pb
+from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.domain.generation import FromNoise, GenerationSpec, Provenance, Route, Scheduler
 from pentimento.domain.image_request import Completed, ImageFormat
-from pentimento.image.v1 import image_service_pb2 as pb
-from pentimento.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
 from pentimento.reports import Outcome, RequestRecord, Run, load_run, save_run
 from pentimento.rpc.server import RpcServer
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.sdk import AsyncClient, RetryPolicy
 from pentimento.sdk.command import cli, describe
 from pentimento.sdk.load import LoadSettings, play
+from pentimento.wire.image import event_to_proto
 from pentimento.workloads import Content, SloClass, Workload, from_trace, save_workload
 
 PROMPTS = ("done", "full", "late", "never")
@@ -70,7 +70,7 @@ def provenance(prompt: str) -> Provenance:
 async def serving(gallery: Gallery, tmp_path: Path) -> AsyncIterator[str]:
     address = f"unix:{tmp_path}/s"
     server = RpcServer(RpcServerSettings(listen=(address,)), "frontdoor")
-    server.add(add_ImageServiceServicer_to_server, gallery, "pentimento.image.v1.ImageService")
+    server.add(add_ImageServiceServicer_to_server, gallery, "pentimento.api.image.v1.ImageService")
     await server.start()
     try:
         yield address

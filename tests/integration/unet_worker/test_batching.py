@@ -8,16 +8,16 @@ import torch
 from prometheus_client import REGISTRY
 from torch import Tensor
 
-from pentimento.clients.messages.generation import attempt_to_proto, route_to_proto, spec_to_proto
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.diffusion.engine import MemoryBudget, MemoryModel
 from pentimento.domain.errors import Cancelled, InvalidArgument
 from pentimento.domain.execution import AttemptResult, PlaceYielded, Started
 from pentimento.domain.generation import GenerationSpec
 from pentimento.domain.profile import profile_from_json
-from pentimento.tensors.device import tensor_from_wire
-from pentimento.tensors.wire import tensor_from_proto
-from pentimento.worker.v1 import unet_worker_service_pb2 as pb
-from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
+from pentimento.wire.tensors import tensor_from_proto
+from pentimento.wire.torch_tensors import tensor_from_wire
 from services.unet_worker.profile import main as profile_main
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import attempt, execute, result_of, route, spec_with

@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.domain.errors import (
     Aborted,
     Cancelled,
@@ -21,10 +23,8 @@ from pentimento.domain.errors import (
 from pentimento.domain.execution import AttemptResult, Started
 from pentimento.domain.fleet import Capability
 from pentimento.rpc import error_from_rpc
-from pentimento.tensors.device import tensor_from_wire
-from pentimento.tensors.wire import tensor_from_proto
-from pentimento.worker.v1 import unet_worker_service_pb2 as pb
-from pentimento.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.wire.tensors import tensor_from_proto
+from pentimento.wire.torch_tensors import tensor_from_wire
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import SPEC, attempt, execute, result_of, route, spec_with
 

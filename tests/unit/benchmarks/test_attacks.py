@@ -8,7 +8,7 @@ from PIL import Image
 
 from benchmarks.attacks.calls import nested, varint
 from benchmarks.attacks.pictures import noise, weapons
-from pentimento.image.v1 import image_service_pb2 as pb
+from pentimento.api.image.v1 import image_service_pb2 as pb
 
 
 @pytest.fixture(scope="module")

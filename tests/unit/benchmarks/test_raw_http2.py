@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.attacks.raw_http2 import RawConnection, message_prefix, raw_connection
 from benchmarks.attacks.target import PUBLIC, Target
-from pentimento.embedder.v1 import embedder_service_pb2
+from pentimento.api.embedder.v1 import embedder_service_pb2
 from pentimento.rpc import RpcServerSettings
 from tests.contract.rpc.scripted import EMBED_TEXT, serving
 

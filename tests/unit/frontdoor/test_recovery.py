@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.clients.messages.journal import JOURNALLED_REQUEST, resolved_to_bytes
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
 from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.stores.objects import open_objects
+from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_to_bytes
 from services.frontdoor.journal.recovery import recover
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pentimento.clients.messages.journal import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
 from pentimento.domain.generation import ControlNetSelection, InitImage, LoraSelection, Scheduler
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
+from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
 from tests.unit.frontdoor.models import HELD
 

@@ -1,0 +1,176 @@
+"""pentimento.api.image.v1 beside pentimento.domain.image_request."""
+
+from dataclasses import asdict
+
+from pentimento.api.image.v1 import image_service_pb2 as pb
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.image_request import (
+    Accepted,
+    Completed,
+    Explanation,
+    GenerateEvent,
+    ImageRequest,
+    ModelInfo,
+    Progress,
+    RequestStatus,
+    Routed,
+)
+from pentimento.wire.enumerations import CACHE_MODES, IMAGE_FORMATS, REQUEST_STATES
+from pentimento.wire.generation import (
+    controlnet_from_proto,
+    controlnet_to_proto,
+    init_image_from_proto,
+    init_image_to_proto,
+    lora_from_proto,
+    lora_to_proto,
+    plan_version_from_proto,
+    plan_version_to_proto,
+    provenance_from_proto,
+    provenance_to_proto,
+    route_from_proto,
+    route_to_proto,
+)
+
+# Present or absent in the contract, so that 0 can be told from "not said".
+_OPTIONAL_NUMBERS = (
+    "width_px",
+    "height_px",
+    "num_inference_steps",
+    "guidance_scale",
+    "eta",
+    "seed",
+    "quality",
+    "deadline_ms",
+    "max_cost",
+)
+
+
+def request_to_proto(request: ImageRequest) -> pb.ImageRequest:
+    return pb.ImageRequest(
+        prompt=request.prompt,
+        negative_prompt=request.negative_prompt,
+        model=request.model,
+        scheduler=request.scheduler,
+        loras=[lora_to_proto(lora) for lora in request.loras],
+        controlnets=[controlnet_to_proto(controlnet) for controlnet in request.controlnets],
+        init_image=init_image_to_proto(request.init_image) if request.init_image else None,
+        cache=CACHE_MODES.to_proto(request.cache),
+        format=IMAGE_FORMATS.to_proto(request.format),
+        **{name: getattr(request, name) for name in _OPTIONAL_NUMBERS},
+    )
+
+
+def request_from_proto(message: pb.ImageRequest) -> ImageRequest:
+    numbers = {name: getattr(message, name) for name in _OPTIONAL_NUMBERS if message.HasField(name)}  # type: ignore[arg-type]
+    return ImageRequest(
+        prompt=message.prompt,
+        negative_prompt=message.negative_prompt,
+        model=message.model,
+        scheduler=message.scheduler,
+        loras=tuple(lora_from_proto(lora) for lora in message.loras),
+        controlnets=tuple(controlnet_from_proto(controlnet) for controlnet in message.controlnets),
+        init_image=init_image_from_proto(message.init_image) if message.HasField("init_image") else None,
+        cache=CACHE_MODES.from_proto(message.cache) if message.cache else None,
+        format=IMAGE_FORMATS.from_proto(message.format) if message.format else None,
+        **numbers,
+    )
+
+
+def request_to_bytes(request: ImageRequest) -> bytes:
+    """The form in which the frontdoor hashes a request: equal requests give equal bytes."""
+    return request_to_proto(request).SerializeToString(deterministic=True)
+
+
+def completed_to_proto(completed: Completed) -> pb.Completed:
+    return pb.Completed(
+        request_id=completed.request_id,
+        image=completed.image,
+        format=IMAGE_FORMATS.to_proto(completed.format),
+        width_px=completed.width_px,
+        height_px=completed.height_px,
+        provenance=provenance_to_proto(completed.provenance),
+    )
+
+
+def completed_from_proto(message: pb.Completed) -> Completed:
+    return Completed(
+        message.request_id,
+        message.image,
+        IMAGE_FORMATS.from_proto(message.format),
+        message.width_px,
+        message.height_px,
+        provenance_from_proto(message.provenance),
+    )
+
+
+def event_to_proto(event: GenerateEvent) -> pb.GenerateResponse:
+    match event:
+        case Accepted():
+            return pb.GenerateResponse(accepted=pb.Accepted(**asdict(event)))
+        case Routed():
+            return pb.GenerateResponse(routed=pb.Routed(route=route_to_proto(event.route)))
+        case Progress():
+            return pb.GenerateResponse(progress=pb.Progress(**asdict(event)))
+        case Completed():
+            return pb.GenerateResponse(completed=completed_to_proto(event))
+
+
+def event_from_proto(message: pb.GenerateResponse) -> GenerateEvent:
+    kind = message.WhichOneof("event")
+    if kind == "accepted":
+        return Accepted(message.accepted.request_id, message.accepted.replayed)
+    if kind == "routed":
+        return Routed(route_from_proto(message.routed.route))
+    if kind == "progress":
+        progress = message.progress
+        return Progress(progress.step, progress.step_count, progress.preview, progress.attempt_number)
+    if kind == "completed":
+        return completed_from_proto(message.completed)
+    raise InvalidArgument.of("event", "must be accepted, routed, progress or completed, got nothing")
+
+
+def status_to_proto(status: RequestStatus) -> pb.GetRequestResponse:
+    return pb.GetRequestResponse(
+        request_id=status.request_id,
+        state=REQUEST_STATES.to_proto(status.state),
+        completed=completed_to_proto(status.completed) if status.completed else None,
+        error_reason=status.error_reason,
+        error_message=status.error_message,
+    )
+
+
+def status_from_proto(message: pb.GetRequestResponse) -> RequestStatus:
+    return RequestStatus(
+        message.request_id,
+        REQUEST_STATES.from_proto(message.state),
+        completed_from_proto(message.completed) if message.HasField("completed") else None,
+        message.error_reason,
+        message.error_message,
+    )
+
+
+def explanation_to_proto(explanation: Explanation) -> pb.ExplainResponse:
+    return pb.ExplainResponse(
+        route=route_to_proto(explanation.route),
+        plan_version=plan_version_to_proto(explanation.plan_version),
+        pool=explanation.pool,
+        predicted_wait_ms=explanation.predicted_wait_ms,
+    )
+
+
+def explanation_from_proto(message: pb.ExplainResponse) -> Explanation:
+    return Explanation(
+        route_from_proto(message.route),
+        plan_version_from_proto(message.plan_version),
+        message.pool,
+        message.predicted_wait_ms,
+    )
+
+
+def model_to_proto(model: ModelInfo) -> pb.Model:
+    return pb.Model(**asdict(model))
+
+
+def model_from_proto(message: pb.Model) -> ModelInfo:
+    fields = {name: getattr(message, name) for name in ModelInfo.__dataclass_fields__}
+    return ModelInfo(**{**fields, "schedulers": tuple(message.schedulers)})

@@ -1,0 +1,95 @@
+"""pentimento.api.frontdoor.v1.JournalledRequest beside a resolved request: what the frontdoor writes to its journal."""
+
+from google.protobuf.message import DecodeError
+
+from pentimento.api.frontdoor.v1 import journal_pb2 as pb
+from pentimento.api.generation.v1 import generation_pb2
+from pentimento.api.image.v1 import image_service_pb2 as image_pb
+from pentimento.domain.errors import Internal, InvalidArgument
+from pentimento.domain.generation import Scheduler
+from pentimento.domain.image_request import ResolvedRequest
+from pentimento.wire.enumerations import CACHE_MODES, IMAGE_FORMATS, SCHEDULERS
+from pentimento.wire.generation import input_from_proto, input_to_proto, spec_from_proto, spec_to_proto
+
+# Formats of a journalled body. 0, before there were formats: the public request with every field filled in.
+PUBLIC_REQUEST, JOURNALLED_REQUEST = 0, 1
+UNREADABLE_REQUEST = "UNREADABLE_REQUEST"
+
+
+def journalled_to_proto(resolved: ResolvedRequest) -> pb.JournalledRequest:
+    return pb.JournalledRequest(
+        spec=spec_to_proto(resolved.spec),
+        inputs=[input_to_proto(part) for part in resolved.inputs],
+        cache=CACHE_MODES.to_proto(resolved.cache),
+        format=IMAGE_FORMATS.to_proto(resolved.format),
+        quality=resolved.quality,
+        deadline_ms=resolved.deadline_ms,
+        preview_interval_steps=resolved.preview_interval_steps,
+    )
+
+
+def journalled_from_proto(message: pb.JournalledRequest) -> ResolvedRequest:
+    return ResolvedRequest(
+        spec=spec_from_proto(message.spec),
+        cache=CACHE_MODES.from_proto(message.cache),
+        format=IMAGE_FORMATS.from_proto(message.format),
+        quality=message.quality if message.HasField("quality") else None,
+        deadline_ms=message.deadline_ms,
+        preview_interval_steps=message.preview_interval_steps,
+        inputs=tuple(input_from_proto(part) for part in message.inputs),
+    )
+
+
+def resolved_to_bytes(resolved: ResolvedRequest) -> bytes:
+    return journalled_to_proto(resolved).SerializeToString(deterministic=True)
+
+
+def resolved_from_bytes(data: bytes, body_format: int) -> ResolvedRequest:
+    """Raises Internal `UNREADABLE_REQUEST` unless all of it is understood: no request lacks what it asked for."""
+    try:
+        message = _message(data, body_format)
+        resolved = journalled_from_proto(message)
+    except (DecodeError, InvalidArgument, LookupError, ValueError) as error:
+        raise unreadable() from error
+    # A field that this build does not know, or does not carry, is missing from what it would write itself.
+    if journalled_to_proto(resolved) != message:
+        raise unreadable()
+    return resolved
+
+
+def _message(data: bytes, body_format: int) -> pb.JournalledRequest:
+    if body_format == JOURNALLED_REQUEST:
+        return pb.JournalledRequest.FromString(data)
+    if body_format == PUBLIC_REQUEST:
+        return _of_public_request(image_pb.ImageRequest.FromString(data))
+    raise unreadable()
+
+
+def _of_public_request(request: image_pb.ImageRequest) -> pb.JournalledRequest:
+    """Fields have the same names in both, but for the scheduler, which is a word there."""
+    spec = generation_pb2.GenerationSpec()
+    message = pb.JournalledRequest()
+    for field, value in request.ListFields():
+        if field.name == "scheduler":
+            spec.scheduler = SCHEDULERS.to_proto(Scheduler(value))
+            continue
+        target = spec if field.name in spec.DESCRIPTOR.fields_by_name else message
+        _copy(target, field.name, value)
+    message.spec.CopyFrom(spec)
+    return message
+
+
+def _copy(target: generation_pb2.GenerationSpec | pb.JournalledRequest, name: str, value: object) -> None:
+    kept = target.DESCRIPTOR.fields_by_name[name]
+    if kept.message_type is None:
+        setattr(target, name, value)
+    elif kept.is_repeated:
+        getattr(target, name).MergeFrom(value)
+    else:
+        getattr(target, name).CopyFrom(value)
+
+
+def unreadable() -> Internal:
+    """How a request ends that an earlier or later version accepted and this one cannot paint as it was asked."""
+    message = "what was journalled of this request is not understood by this version; it was not painted"
+    return Internal(UNREADABLE_REQUEST, message)

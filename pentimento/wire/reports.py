@@ -1,0 +1,131 @@
+"""Registration, reports and the fleet: pentimento.api.controller.v1 beside pentimento.domain.fleet."""
+
+from pentimento.api.controller.v1 import controller_service_pb2 as pb
+from pentimento.domain.fleet import (
+    Fleet,
+    Lease,
+    PlanAcknowledgement,
+    PoolDemand,
+    ReplicaReport,
+    ReplicaStatus,
+    StartShare,
+)
+from pentimento.wire.fleet import plan_from_proto, plan_to_proto, replica_from_proto, replica_to_proto
+from pentimento.wire.generation import plan_version_from_proto, plan_version_to_proto
+
+
+def lease_to_proto(lease: Lease) -> pb.RegisterResponse:
+    return pb.RegisterResponse(
+        lease_ms=lease.lease_ms, report_interval_ms=lease.report_interval_ms, leader_epoch=lease.leader_epoch
+    )
+
+
+def lease_from_proto(message: pb.RegisterResponse) -> Lease:
+    return Lease(message.lease_ms, message.report_interval_ms, message.leader_epoch)
+
+
+def report_to_proto(report: ReplicaReport) -> pb.ReportRequest:
+    return pb.ReportRequest(
+        instance_id=report.instance_id,
+        generation=report.generation,
+        resident_models=report.resident_models,
+        queue_length=report.queue_length,
+        running_count=report.running_count,
+        busy_share=report.busy_share,
+        completed_count=report.completed_count,
+        failed_count=report.failed_count,
+        demand=[_demand_to_proto(demand) for demand in report.demand],
+        plan=_acknowledgement_to_proto(report.plan) if report.plan else None,
+        draining=report.draining,
+    )
+
+
+def report_from_proto(message: pb.ReportRequest) -> ReplicaReport:
+    plan = message.plan
+    acknowledged = PlanAcknowledgement(plan_version_from_proto(plan.version), plan.model_digest)
+    return ReplicaReport(
+        instance_id=message.instance_id,
+        generation=message.generation,
+        resident_models=tuple(message.resident_models),
+        queue_length=message.queue_length,
+        running_count=message.running_count,
+        busy_share=message.busy_share,
+        completed_count=message.completed_count,
+        failed_count=message.failed_count,
+        demand=tuple(_demand_from_proto(demand) for demand in message.demand),
+        plan=acknowledged if message.HasField("plan") else None,
+        draining=message.draining,
+    )
+
+
+def _acknowledgement_to_proto(plan: PlanAcknowledgement) -> pb.PlanAcknowledgement:
+    return pb.PlanAcknowledgement(version=plan_version_to_proto(plan.version), model_digest=plan.model_digest)
+
+
+def _demand_to_proto(demand: PoolDemand) -> pb.PoolDemand:
+    return pb.PoolDemand(
+        model=demand.model,
+        arrived_count=demand.arrived_count,
+        completed_count=demand.completed_count,
+        dropped_count=demand.dropped_count,
+        late_count=demand.late_count,
+        queue_length=demand.queue_length,
+        starts=[pb.StartShare(start_step=s.start_step, request_count=s.request_count) for s in demand.starts],
+        deferred_share=demand.deferred_share,
+        scored_count=demand.scored_count,
+    )
+
+
+def _demand_from_proto(message: pb.PoolDemand) -> PoolDemand:
+    return PoolDemand(
+        message.model,
+        message.arrived_count,
+        message.completed_count,
+        message.dropped_count,
+        message.late_count,
+        message.queue_length,
+        tuple(StartShare(share.start_step, share.request_count) for share in message.starts),
+        message.deferred_share,
+        message.scored_count,
+    )
+
+
+def status_to_proto(status: ReplicaStatus) -> pb.ReplicaStatus:
+    return pb.ReplicaStatus(
+        replica=replica_to_proto(status.replica),
+        last_report_age_ms=status.last_report_age_ms,
+        live=status.live,
+        draining=status.draining,
+        queue_length=status.queue_length,
+        running_count=status.running_count,
+        busy_share=status.busy_share,
+        completed_count=status.completed_count,
+        failed_count=status.failed_count,
+    )
+
+
+def status_from_proto(message: pb.ReplicaStatus) -> ReplicaStatus:
+    return ReplicaStatus(
+        replica_from_proto(message.replica),
+        message.last_report_age_ms,
+        message.live,
+        message.draining,
+        message.queue_length,
+        message.running_count,
+        message.busy_share,
+        message.completed_count,
+        message.failed_count,
+    )
+
+
+def fleet_to_proto(fleet: Fleet) -> pb.GetFleetResponse:
+    return pb.GetFleetResponse(
+        replicas=[status_to_proto(status) for status in fleet.replicas],
+        plan=plan_to_proto(fleet.plan),
+        leader_epoch=fleet.leader_epoch,
+    )
+
+
+def fleet_from_proto(message: pb.GetFleetResponse) -> Fleet:
+    replicas = tuple(status_from_proto(status) for status in message.replicas)
+    return Fleet(replicas, plan_from_proto(message.plan), message.leader_epoch)

@@ -1,0 +1,132 @@
+"""Tensor messages as raw bytes and a dtype. NumPy has no bfloat16 and torch is too heavy for most processes, so neither
+is used; whatever does not fit its own description is refused before a byte of it is believed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pentimento.api.tensor.v1 import tensor_pb2 as pb
+from pentimento.domain.errors import InvalidArgument
+
+MAX_RANK = 8
+# Larger tensors travel by reference: bytes inside a message cost more than the step they serve.
+MAX_INLINE_BYTES = 4 * 1024 * 1024
+
+
+class Dtype(Enum):
+    """Element types by protobuf number; little-endian."""
+
+    FLOAT32 = pb.DTYPE_FLOAT32
+    FLOAT16 = pb.DTYPE_FLOAT16
+    BFLOAT16 = pb.DTYPE_BFLOAT16
+    INT64 = pb.DTYPE_INT64
+    INT32 = pb.DTYPE_INT32
+    UINT8 = pb.DTYPE_UINT8
+    BOOL = pb.DTYPE_BOOL
+
+    @property
+    def item_size(self) -> int:
+        return _ITEM_SIZES[self]
+
+
+_ITEM_SIZES = {
+    Dtype.FLOAT32: 4,
+    Dtype.FLOAT16: 2,
+    Dtype.BFLOAT16: 2,
+    Dtype.INT64: 8,
+    Dtype.INT32: 4,
+    Dtype.UINT8: 1,
+    Dtype.BOOL: 1,
+}
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a tensor belongs to. A receiver takes no tensor bound to anything but what it asked for."""
+
+    request_id: str = ""
+    fencing_token: int = 0
+    step_index: int = 0
+    layer: str = ""
+    model_digest: str = ""
+
+
+UNBOUND = Binding()
+
+
+@dataclass(frozen=True)
+class WireTensor:
+    """Row-major elements. Raises InvalidArgument when bytes and dims disagree: a value of it is always sound."""
+
+    dtype: Dtype
+    dims: tuple[int, ...]
+    data: bytes = field(repr=False)
+    binding: Binding = UNBOUND
+
+    def __post_init__(self) -> None:
+        if len(self.dims) > MAX_RANK:
+            raise InvalidArgument.of("tensor.dims", f"must be at most {MAX_RANK}, got {len(self.dims)}")
+        if any(dim < 0 for dim in self.dims):
+            raise InvalidArgument.of("tensor.dims", f"must not be negative, got {list(self.dims)}")
+        expected = math.prod(self.dims) * self.dtype.item_size
+        if len(self.data) != expected:
+            wanted = f"{expected} bytes for {self.dtype.name.lower()} {list(self.dims)}"
+            raise InvalidArgument.of("tensor.inline", f"must be {wanted}, got {len(self.data)}")
+
+
+def tensor_to_proto(tensor: WireTensor) -> pb.Tensor:
+    """Inline. Raises InvalidArgument for more than MAX_INLINE_BYTES."""
+    if len(tensor.data) > MAX_INLINE_BYTES:
+        raise InvalidArgument.of("tensor.inline", f"must be at most {MAX_INLINE_BYTES} bytes, got {len(tensor.data)}")
+    binding = tensor.binding
+    return pb.Tensor(
+        dtype=pb.Dtype.ValueType(tensor.dtype.value),
+        dims=tensor.dims,
+        inline=tensor.data,
+        binding=pb.TensorBinding(
+            request_id=binding.request_id,
+            fencing_token=binding.fencing_token,
+            step_index=binding.step_index,
+            layer=binding.layer,
+            model_digest=binding.model_digest,
+        ),
+    )
+
+
+def tensor_from_proto(
+    message: pb.Tensor,
+    *,
+    dtypes: Sequence[Dtype] = tuple(Dtype),
+    dims: Sequence[int] | None = None,
+    binding: Binding | None = None,
+) -> WireTensor:
+    """An inline tensor of one of `dtypes`, with exactly `dims` and `binding` where those are given.
+
+    Raises InvalidArgument naming the field; nothing is allocated for a tensor that is refused.
+    """
+    dtype = _dtype(message.dtype, dtypes)
+    if message.WhichOneof("payload") != "inline":
+        raise InvalidArgument.of("tensor.payload", f"must be inline, got {message.WhichOneof('payload') or 'nothing'}")
+    if len(message.inline) > MAX_INLINE_BYTES:
+        raise InvalidArgument.of(
+            "tensor.inline", f"must be at most {MAX_INLINE_BYTES} bytes, got {len(message.inline)}"
+        )
+    if dims is not None and tuple(message.dims) != tuple(dims):
+        raise InvalidArgument.of("tensor.dims", f"must be {list(dims)}, got {list(message.dims)[:MAX_RANK]}")
+    found = _binding(message.binding)
+    if binding is not None and found != binding:
+        raise InvalidArgument.of("tensor.binding", "must be that of the tensor asked for")
+    return WireTensor(dtype, tuple(message.dims), message.inline, found)
+
+
+def _dtype(number: int, allowed: Sequence[Dtype]) -> Dtype:
+    for dtype in allowed:
+        if dtype.value == number:
+            return dtype
+    names = ", ".join(dtype.name.lower() for dtype in allowed)
+    raise InvalidArgument.of("tensor.dtype", f"must be one of {names}, got {number}")
+
+
+def _binding(message: pb.TensorBinding) -> Binding:
+    return Binding(message.request_id, message.fencing_token, message.step_index, message.layer, message.model_digest)

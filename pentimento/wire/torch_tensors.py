@@ -1,0 +1,35 @@
+"""torch's side of the wire: bytes to tensors and back, bit for bit. The one module here that imports torch."""
+
+import torch
+from torch import Tensor
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.wire.tensors import UNBOUND, Binding, Dtype, WireTensor
+
+_TORCH_DTYPES = {
+    Dtype.FLOAT32: torch.float32,
+    Dtype.FLOAT16: torch.float16,
+    Dtype.BFLOAT16: torch.bfloat16,
+    Dtype.INT64: torch.int64,
+    Dtype.INT32: torch.int32,
+    Dtype.UINT8: torch.uint8,
+    Dtype.BOOL: torch.bool,
+}
+_WIRE_DTYPES = {value: key for key, value in _TORCH_DTYPES.items()}
+
+
+def tensor_to_wire(tensor: Tensor, binding: Binding = UNBOUND) -> WireTensor:
+    """Copies to the host. Raises KeyError for an element type that does not travel."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return WireTensor(
+        _WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes(), binding
+    )
+
+
+def tensor_from_wire(wire: WireTensor) -> Tensor:
+    """A tensor of its own memory on the host. Raises InvalidArgument for floating-point values that are not finite."""
+    dtype = _TORCH_DTYPES[wire.dtype]
+    tensor = torch.frombuffer(bytearray(wire.data), dtype=dtype) if wire.data else torch.empty(0, dtype=dtype)
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise InvalidArgument.of("tensor.inline", "must hold finite values, got NaN or an infinity")
+    return tensor.reshape(wire.dims)

@@ -1,0 +1,120 @@
+"""Every domain value survives the way through its message."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
+from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
+from pentimento.api.generation.v1 import generation_pb2
+from pentimento.domain.cache import CacheScope
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.execution import AttemptResult, Started, StepProgress, WorkerCredits
+from pentimento.domain.fleet import Fleet, HeldModel, Lease, Plan, Replica, ReplicaReport
+from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, GenerationSpec, Provenance, Route
+from pentimento.domain.image_request import (
+    Accepted,
+    Completed,
+    Explanation,
+    ImageRequest,
+    ModelInfo,
+    Progress,
+    RequestStatus,
+    Routed,
+)
+from pentimento.wire import cache, fleet, generation, image, reports
+
+# Numbers as wide as the contract's narrowest field of the kind; text as protobuf takes it (no lone surrogates).
+st.register_type_strategy(int, st.integers(0, 2**31 - 1))
+st.register_type_strategy(float, st.floats(allow_nan=False))
+st.register_type_strategy(str, st.text(st.characters(exclude_categories=["Cs"]), max_size=8))
+st.register_type_strategy(bytes, st.binary(max_size=8))
+
+ROUND_TRIPS = {
+    GenerationSpec: (generation.spec_to_proto, generation.spec_from_proto),
+    Route: (generation.route_to_proto, generation.route_from_proto),
+    CacheGrant: (generation.grant_to_proto, generation.grant_from_proto),
+    CapturedEntries: (generation.captured_to_proto, generation.captured_from_proto),
+    Provenance: (generation.provenance_to_proto, generation.provenance_from_proto),
+    Replica: (fleet.replica_to_proto, fleet.replica_from_proto),
+    HeldModel: (fleet.held_model_to_proto, fleet.held_model_from_proto),
+    Plan: (fleet.plan_to_bytes, fleet.plan_from_bytes),
+    WorkerCredits: (fleet.credits_to_proto, fleet.credits_from_proto),
+    Started: (fleet.execute_event_to_proto, fleet.execute_event_from_proto),
+    StepProgress: (fleet.attach_event_to_proto, fleet.execute_event_from_proto),
+    Lease: (reports.lease_to_proto, reports.lease_from_proto),
+    ReplicaReport: (reports.report_to_proto, reports.report_from_proto),
+    Fleet: (reports.fleet_to_proto, reports.fleet_from_proto),
+    ImageRequest: (image.request_to_proto, image.request_from_proto),
+    Accepted: (image.event_to_proto, image.event_from_proto),
+    Routed: (image.event_to_proto, image.event_from_proto),
+    Progress: (image.event_to_proto, image.event_from_proto),
+    Completed: (image.event_to_proto, image.event_from_proto),
+    RequestStatus: (image.status_to_proto, image.status_from_proto),
+    Explanation: (image.explanation_to_proto, image.explanation_from_proto),
+    ModelInfo: (image.model_to_proto, image.model_from_proto),
+    CacheScope: (cache.scope_to_proto, cache.scope_from_proto),
+}
+
+
+@pytest.mark.parametrize("kind", ROUND_TRIPS, ids=lambda kind: kind.__name__)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_value_survives_its_message(kind, data):
+    to_proto, from_proto = ROUND_TRIPS[kind]
+    value = data.draw(st.from_type(kind))
+
+    assert from_proto(to_proto(value)) == value
+
+
+@settings(max_examples=25, deadline=None)
+@given(result=st.from_type(AttemptResult), request_id=st.text("abc", min_size=1))
+def test_result_survives_its_message(result, request_id):
+    named = replace(result, attempt=replace(result.attempt, request_id=request_id))
+
+    assert fleet.execute_event_from_proto(fleet.execute_event_to_proto(named)) == named
+
+
+@pytest.mark.parametrize(
+    ("read", "message", "field"),
+    [
+        (generation.spec_from_proto, generation_pb2.GenerationSpec(), "scheduler"),
+        (generation.start_from_proto, generation_pb2.Start(), "start"),
+        (generation.start_from_proto, generation_pb2.Start(latent=generation_pb2.FromLatent()), "start.latent.latent"),
+        (generation.attempt_from_proto, generation_pb2.Attempt(), "attempt.request_id"),
+        (fleet.replica_from_proto, controller_pb.Replica(), "kind"),
+    ],
+)
+def test_message_that_lacks_a_field_is_refused_by_its_name(read, message, field):
+    with pytest.raises(InvalidArgument) as caught:
+        read(message)
+
+    assert caught.value.violations[0].field == field
+
+
+@pytest.mark.parametrize("size", [0, 3, 7, 9])
+def test_embedding_of_the_wrong_length_is_refused(size):
+    message = embedder_pb.Embedding(values=bytes(size), dimension_count=2)
+
+    with pytest.raises(InvalidArgument, match="4 bytes a dimension"):
+        cache.embedding_from_proto(message, "sha256:0")
+
+
+def test_capability_of_a_newer_peer_is_left_out():
+    credits = fleet.credits_to_proto(_credits())
+    credits.capabilities.append(999)
+
+    assert fleet.credits_from_proto(credits) == _credits()
+
+
+def _credits() -> WorkerCredits:
+    held = HeldModel("m", "sha256:0", 1, "", "", "epsilon", "sd", 32, 32, 8, 64, 50, 100, 7.5, ("ddim",))
+    return WorkerCredits("worker-0", held, 1)
+
+
+def test_attempt_survives_its_message():
+    attempt = Attempt("request", 2, 7, "frontdoor-0", 3, "tenant")
+
+    assert generation.attempt_from_proto(generation.attempt_to_proto(attempt)) == attempt

@@ -1,0 +1,118 @@
+"""Tensor messages: every sound one survives the trip, every unsound one is refused by name."""
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.api.tensor.v1 import tensor_pb2 as pb
+from pentimento.domain.errors import InvalidArgument
+from pentimento.wire.tensors import (
+    MAX_INLINE_BYTES,
+    Binding,
+    Dtype,
+    WireTensor,
+    tensor_from_proto,
+    tensor_to_proto,
+)
+from pentimento.wire.torch_tensors import tensor_from_wire, tensor_to_wire
+
+shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+
+
+@st.composite
+def wire_tensors(draw: st.DrawFn) -> WireTensor:
+    dtype, dims = draw(st.sampled_from(Dtype)), draw(shapes)
+    size = math.prod(dims) * dtype.item_size
+    binding = Binding(draw(st.text(max_size=8)), draw(st.integers(0, 2**63)), draw(st.integers(0, 2**31)))
+    return WireTensor(dtype, dims, draw(st.binary(min_size=size, max_size=size)), binding)
+
+
+@given(tensor=wire_tensors())
+def test_a_message_carries_a_tensor_whole(tensor: WireTensor) -> None:
+    data = tensor_to_proto(tensor).SerializeToString()
+
+    assert tensor_from_proto(pb.Tensor.FromString(data)) == tensor
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+)
+@given(dims=shapes)
+def test_torch_gets_back_the_bits_it_gave(dtype: torch.dtype, dims: tuple[int, ...]) -> None:
+    tensor = (torch.randn(dims) * 100).to(dtype)
+
+    again = tensor_from_wire(tensor_to_wire(tensor))
+
+    assert again.dtype == tensor.dtype
+    assert torch.equal(again, tensor)
+
+
+def test_a_strided_view_travels_in_row_major_order() -> None:
+    tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3).T
+
+    assert torch.equal(tensor_from_wire(tensor_to_wire(tensor)), tensor)
+
+
+def message(**changes: Any) -> pb.Tensor:
+    return pb.Tensor(**{"dtype": pb.DTYPE_FLOAT32, "dims": [2, 2], "inline": bytes(16), **changes})
+
+
+@pytest.mark.parametrize(
+    ("unsound", "named"),
+    [
+        (message(inline=bytes(15)), "tensor.inline"),
+        (message(inline=bytes(17)), "tensor.inline"),
+        (message(dims=[2, 3]), "tensor.inline"),
+        (message(dims=[-2, -2]), "tensor.dims"),
+        (message(dims=[2**62, 2**62]), "tensor.inline"),
+        (message(dims=[1] * 9, inline=bytes(4)), "tensor.dims"),
+        (message(dtype=0), "tensor.dtype"),
+        (message(dtype=99), "tensor.dtype"),
+        (pb.Tensor(dtype=1, dims=[0]), "tensor.payload"),
+        (pb.Tensor(dtype=1, dims=[4], object=pb.ObjectReference(key="k")), "tensor.payload"),
+        (message(dims=[MAX_INLINE_BYTES // 4 + 1], inline=bytes(MAX_INLINE_BYTES + 4)), "tensor.inline"),
+    ],
+)
+def test_an_unsound_message_is_refused_by_field(unsound: pb.Tensor, named: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        tensor_from_proto(unsound)
+    assert refused.value.violations[0].field == named
+
+
+@pytest.mark.parametrize(
+    ("expected", "named"),
+    [
+        ({"dims": (4,)}, "tensor.dims"),
+        ({"dtypes": (Dtype.FLOAT16,)}, "tensor.dtype"),
+        ({"binding": Binding("another request")}, "tensor.binding"),
+    ],
+)
+def test_a_tensor_other_than_the_one_asked_for_is_refused(expected: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        tensor_from_proto(message(), **expected)
+    assert refused.value.violations[0].field == named
+
+
+def test_large_tensors_do_not_travel_inline() -> None:
+    with pytest.raises(InvalidArgument, match=r"tensor\.inline"):
+        tensor_to_proto(WireTensor(Dtype.UINT8, (MAX_INLINE_BYTES + 1,), bytes(MAX_INLINE_BYTES + 1)))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_are_refused(value: float) -> None:
+    wire = tensor_to_wire(torch.tensor([1.0, value]))
+
+    with pytest.raises(InvalidArgument, match="finite"):
+        tensor_from_wire(wire)
+
+
+def test_the_wire_is_free_of_torch() -> None:
+    program = "import sys, pentimento.wire.tensors; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
