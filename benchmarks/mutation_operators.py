@@ -1,7 +1,8 @@
 """Mutants of a source file: the operators of mutmut that leave its types as they are, and a few of our own.
 
-What a type checker would refuse (None for an argument, a missing one) tells nothing of tests and is not made. Left
-alone is what no caller can hold us to: calls of a logger, texts meant for people, annotations, imports.
+What a type checker would refuse (None for an argument, a missing one, another name in `__all__`) tells nothing of tests
+and is not made. Left alone is what no caller can hold us to: calls of a logger, texts meant for people, annotations,
+imports.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ _DOCSTRING = m.SimpleStatementLine(body=[m.Expr(value=m.SimpleString() | m.Conca
 # Decorators and unions of types are worked out as the module is loaded: any mistake there shows at once or never.
 _SKIPPED = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom)
 _UNION = m.BinaryOperation(operator=m.BitOr())
+_EXPORTS = m.SimpleStatementLine(body=[m.Assign(targets=[m.AssignTarget(target=m.Name("__all__"))])])
 _KEPT_STATEMENTS = m.Expr(value=m.SimpleString() | m.Ellipsis() | m.Yield() | _LOG_CALL)
 _OUTLIVING = m.AssignTarget(target=m.Attribute() | m.Subscript())
 _EFFECTS = m.Expr() | m.Assign(targets=[_OUTLIVING]) | m.AugAssign() | m.Del()
@@ -125,7 +127,7 @@ class _Finder(cst.CSTVisitor):
             case cst.Call():
                 return m.matches(node, _LOG_CALL | _TYPE_CALL)
             case cst.SimpleStatementLine():
-                return m.matches(node, _DOCSTRING)
+                return m.matches(node, _DOCSTRING | _EXPORTS)
             case cst.BinaryOperation():
                 return not self._names and m.matches(node, _UNION)
         return isinstance(node, _SKIPPED)

@@ -1,7 +1,7 @@
 """Rows of the journal. Times are wall-clock seconds; bytes are serialised messages that it never looks into."""
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, auto
 
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
@@ -25,11 +25,11 @@ class AcceptedRequest:
 
 
 class AcceptKind(Enum):
-    NEW = "new"
+    NEW = auto()
     # The same idempotency key and body: `request_id` is the first request's.
-    EXISTING = "existing"
+    EXISTING = auto()
     # The same idempotency key with another body: to be refused as FAILED_PRECONDITION.
-    BODY_DIFFERS = "body_differs"
+    BODY_DIFFERS = auto()
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class AttemptRecord:
     attempt: Attempt
     worker_id: str
     started_at: float
-    cascade_stage: int = 0
+    cascade_stage: int
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class RequestRecord:
 
     request: AcceptedRequest
     state: RequestState
-    route: bytes | None = field(default=None, repr=False)
-    newest_attempt: AttemptRecord | None = None
-    attempt_count: int = 0
-    result: ResultRecord | None = None
-    error_reason: str = ""
-    error_message: str = ""
-    finished_at: float | None = None
-    cascade_stage: int = 0
+    route: bytes | None = field(repr=False)
+    newest_attempt: AttemptRecord | None
+    attempt_count: int
+    result: ResultRecord | None
+    error_reason: str
+    error_message: str
+    finished_at: float | None
+    cascade_stage: int
 
 
 @dataclass(frozen=True)

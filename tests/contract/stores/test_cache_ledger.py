@@ -1,24 +1,31 @@
 """The cache ledger's promises, on SQLite and on PostgreSQL."""
 
+import sqlite3
 import struct
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
 from pentimento.domain.cache import CacheHolding
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError
 from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
 from pentimento.policies.cache_quota import CacheLimits, gives_way
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import (
+    CachedEntry,
+    CacheTotals,
     EncoderBinding,
     EntryCommit,
+    EntryVectors,
     GrantedKey,
     GrantRecord,
+    HeldLatent,
 )
 from pentimento.stores.ledger.cache_writes import WhoGivesWay
 from pentimento.stores.ledger.database import open_engine
@@ -94,15 +101,10 @@ def test_a_committed_entry_is_live_with_what_was_captured(ledger: CacheLedger) -
 
     entry_id = ledger.commit(commit(steps=(5, 10), image=True)).result()
 
-    entry = ledger.live_entry(entry_id)
-    assert entry is not None
-    assert (entry.pool, entry.compatibility_key, entry.ancestor_depth) == ("pool", "compatible", 2)
-    assert [(latent.resume_step, latent.sigma) for latent in entry.latents] == [(5, 0.5), (10, 1.0)]
-    assert entry.latents[0].object == reference("cache/g1/5")
-    assert entry.image == reference("cache/g1/image")
-    assert ledger.totals().entry_count == 1
-    assert ledger.totals().object_count == 3
-    assert ledger.totals().size_bytes == 30
+    latents = (HeldLatent(5, 0.5, reference("cache/g1/5")), HeldLatent(10, 1.0, reference("cache/g1/10")))
+    expected = CachedEntry(entry_id, "pool", "compatible", 1000.0, 2, latents, reference("cache/g1/image"))
+    assert ledger.live_entry(entry_id) == expected
+    assert ledger.totals() == CacheTotals(entry_count=1, object_count=3, size_bytes=30, open_grant_count=0)
 
 
 def test_granted_keys_are_known_before_anything_is_uploaded(ledger: CacheLedger) -> None:
@@ -305,9 +307,10 @@ def test_new_entries_wait_for_the_index(ledger: CacheLedger) -> None:
     assert [vectors.entry_id for vectors in ledger.unindexed(10)] == [first, second]
     ledger.mark_indexed([first]).result()
 
-    (left,) = ledger.unindexed(10)
-    assert (left.entry_id, left.pool, left.text) == (second, "pool", VECTOR)
+    assert ledger.unindexed(10) == [EntryVectors(second, "pool", "compatible", 1000.0, VECTOR, None)]
     assert ledger.indexed_ids() == {first}
+    ledger.mark_indexed([first], False).result()
+    assert ledger.indexed_ids() == set()
 
 
 def test_the_first_encoder_is_bound(ledger: CacheLedger) -> None:
@@ -366,3 +369,76 @@ def test_what_contradicts_itself_is_told(ledger_url: str, damage: str, told: str
 
     damaged.close()
     assert found == [told]
+
+
+def test_an_entry_keeps_the_vector_of_its_image(ledger: CacheLedger) -> None:
+    ledger.reserve(grant()).result()
+    ledger.commit(replace(commit(), image_vector=b"image")).result()
+
+    assert [vectors.image for vectors in ledger.unindexed(10)] == [b"image"]
+
+
+def test_vectors_are_not_printed(ledger: CacheLedger) -> None:
+    secret = replace(commit(), text_vector=b"secret", image_vector=b"secret")
+
+    printed = f"{secret} {EntryVectors('e', 'pool', 'compatible', 0.0, b'secret', b'secret')}"
+
+    assert "secret" not in printed
+
+
+def test_a_grant_ends_at_its_time_and_objects_go_at_theirs(ledger: CacheLedger, clock: Clock) -> None:
+    ledger.reserve(grant(expires_at=2000.0)).result()
+    clock.now = 1999.9
+    early = ledger.expire_grants().result()
+    clock.now = 2000.0
+
+    assert (early, ledger.expire_grants().result()) == (0, 1)
+    assert len(ledger.deletable_keys(10)) == 2
+
+
+def test_evicted_objects_stay_for_their_grace(ledger: CacheLedger, clock: Clock) -> None:
+    oldest, _ = add_for(ledger, "tenant", 2)
+    ledger.evict(within(1, 10**9), grace_s=60).result()
+    ledger.forget_entries([oldest]).result()
+
+    early = ledger.deletable_keys(10)
+    clock.now += 60
+
+    assert (early, len(ledger.deletable_keys(10))) == ([], 2)
+
+
+def test_nothing_is_evicted_where_nobody_gives_way(ledger: CacheLedger) -> None:
+    add_for(ledger, "tenant", 1)
+
+    assert ledger.evict(within(10, 10**9), grace_s=0).result() == 0
+
+
+def refusals(ledger: CacheLedger) -> Iterator[tuple[str, list[str]]]:
+    """Reason and fields of every way in which a commit may be wrong."""
+    ledger.reserve(grant()).result()
+    wrong = (commit("unknown"), replace(commit(), tenant="other"), commit(steps=()))
+    for each in wrong:
+        with pytest.raises(PentimentoError) as refused:
+            ledger.commit(each).result()
+        yield refused.value.reason, [violation.field for violation in refused.value.violations]
+
+
+def test_a_refused_commit_says_why(ledger: CacheLedger) -> None:
+    assert list(refusals(ledger)) == [
+        ("GRANT_GONE", []),
+        ("GRANT_MISMATCH", []),
+        ("INVALID_FIELD", ["entries"]),
+    ]
+
+
+def test_reads_do_not_wait_for_who_writes_in_another_process(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.sqlite"
+    with closing(open_cache_ledger(url)) as ledger, closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as other:
+        other.isolation_level = None
+        other.execute("BEGIN IMMEDIATE")
+
+        assert ledger.totals().entry_count == 0
+
+
+def test_a_cache_s_id_is_64_random_bits(ledger: CacheLedger) -> None:
+    assert len(bytes.fromhex(ledger.cache_id)) == 8

@@ -1,19 +1,29 @@
 """The journal's promises, on SQLite and on PostgreSQL."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.stores.ledger.records import AcceptedRequest, AcceptKind, LeaseState, ResultRecord
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.records import (
+    AcceptedRequest,
+    AcceptKind,
+    AcceptOutcome,
+    AttemptRecord,
+    LeaseState,
+    RequestRecord,
+    ResultRecord,
+)
 
 
 @pytest.fixture
@@ -83,7 +93,8 @@ def test_a_journal_is_the_same_from_start_to_start_and_another_once_it_was_renew
                 journal.renew(above=0).result()
             names.append(journal.identity().result())
 
-    assert names[0] and names[0] != names[1] == names[2]
+    assert names[0] != names[1] == names[2]
+    assert [len(bytes.fromhex(name)) for name in names] == [16] * 3
 
 
 def test_two_new_journals_are_not_the_same(tmp_path: Path) -> None:
@@ -401,3 +412,141 @@ def test_the_holder_of_a_key_is_found_with_its_body_and_for_its_tenant_alone(jou
     ]
     assert journal.find_key("tenant", "another", "hash").result() is None
     assert journal.find_key("another", "k", "hash").result() is None
+
+
+def test_a_request_is_known_with_all_that_was_ever_written_of_it(ledger_url: str) -> None:
+    accepted = request(
+        idempotency_key="k", deadline_at=None, frontdoor_id="frontdoor-1", frontdoor_epoch=1, body_format=3
+    )
+    first = attempt(5)
+    with closing(open_journal(ledger_url, WallClock(NOW_S))) as journal:
+        told = []
+        for change in (
+            lambda: journal.accept(accepted),
+            lambda: journal.record_route("r1", b"route", 2),
+            lambda: journal.start_attempt(first, "w1"),
+            lambda: journal.finish("r1", RequestState.FAILED, "REASON", "words"),
+        ):
+            change().result()
+            told.append(journal.get("r1", "tenant").result())
+
+    new = RequestRecord(
+        accepted,
+        RequestState.ACCEPTED,
+        route=None,
+        newest_attempt=None,
+        attempt_count=0,
+        result=None,
+        error_reason="",
+        error_message="",
+        finished_at=None,
+        cascade_stage=0,
+    )
+    routed = replace(new, route=b"route", cascade_stage=2)
+    running = replace(
+        routed,
+        state=RequestState.RUNNING,
+        newest_attempt=AttemptRecord(first, "w1", NOW_S, cascade_stage=0),
+        attempt_count=1,
+    )
+    ended = replace(
+        running,
+        request=replace(accepted, body=b""),
+        state=RequestState.FAILED,
+        error_reason="REASON",
+        error_message="words",
+        finished_at=NOW_S,
+    )
+    assert told == [new, routed, running, ended]
+
+
+def test_a_key_answers_with_the_state_of_the_request_that_holds_it(journal: Journal) -> None:
+    new = journal.accept(request(idempotency_key="k")).result()
+    journal.start_attempt(attempt(1), "w1").result()
+
+    assert new == AcceptOutcome(AcceptKind.NEW, "r1", RequestState.ACCEPTED)
+    held = AcceptOutcome(AcceptKind.EXISTING, "r1", RequestState.RUNNING)
+    assert journal.accept(request("r2", idempotency_key="k")).result() == held
+    assert journal.find_key("tenant", "k", "hash").result() == held
+
+
+def test_what_bytes_hold_is_not_printed() -> None:
+    attempt_record = AttemptRecord(attempt(1), "w1", 0.0, 0)
+    record = RequestRecord(
+        request(body=b"secret"),
+        RequestState.COMPLETED,
+        b"secret",
+        attempt_record,
+        1,
+        replace(result(), provenance=b"secret"),
+        "",
+        "",
+        1.0,
+        0,
+    )
+
+    assert "secret" not in repr(record)
+
+
+def test_a_frontdoor_accepts_under_the_newest_epoch_and_under_none(journal: Journal) -> None:
+    epoch = journal.claim_epoch("f1").result()
+
+    assert journal.accept(request("r1", frontdoor_epoch=epoch)).result().kind is AcceptKind.NEW
+    assert journal.accept(request("r2")).result().kind is AcceptKind.NEW
+
+
+def test_who_is_superseded_is_told_when_to_come_back(journal: Journal) -> None:
+    epoch = journal.claim_epoch("f1").result()
+    journal.claim_epoch("f2").result()
+
+    with pytest.raises(Unavailable) as refused:
+        journal.accept(request(frontdoor_epoch=epoch)).result()
+
+    assert (refused.value.reason, refused.value.retry_after_ms) == ("SUPERSEDED", 1000)
+
+
+def test_a_lease_counts_its_holder_s_beats(journal: Journal) -> None:
+    journal.beat(journal.claim_epoch("f1").result()).result()
+    epoch = journal.claim_epoch("f2").result()
+    fresh = journal.lease().result()
+    for _ in range(2):
+        journal.beat(epoch).result()
+
+    assert (fresh, journal.lease().result()) == (LeaseState(epoch, 0), LeaseState(epoch, 2))
+
+
+def test_a_holder_that_was_superseded_while_it_was_silent_is_not_taken_over_again(journal: Journal) -> None:
+    seen = journal.lease().result()
+    journal.claim_epoch("f1").result()
+
+    assert journal.take_over("f2", seen).result() is None
+
+
+def test_the_ledger_names_who_is_active(journal: Journal, ledger_url: str) -> None:
+    names = []
+    for change in (lambda: journal.claim_epoch("f1"), lambda: journal.renew(above=0)):
+        change().result()
+        engine = open_engine(ledger_url)
+        with engine.connect() as connection:
+            names.append(connection.execute(text("SELECT frontdoor_id FROM journal_epoch")).scalar_one())
+        engine.dispose()
+
+    assert names == ["f1", ""]
+
+
+def test_epochs_are_the_systems_time_where_no_clock_is_given(journal: Journal) -> None:
+    assert journal.claim_epoch("f1").result() > NOW_MS - 10**12
+
+
+@pytest.mark.parametrize(
+    ("misuse", "field"),
+    [
+        (lambda journal: journal.record_route("unknown", b"route").result(), "request_id"),
+        (lambda journal: journal.finish("r1", RequestState.RUNNING, "", ""), "state"),
+    ],
+)
+def test_a_wrong_argument_is_named(journal: Journal, misuse: Callable[[Journal], object], field: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        misuse(journal)
+
+    assert [violation.field for violation in refused.value.violations] == [field]

@@ -1,13 +1,17 @@
 """What the journal promises of objects, on SQLite and on PostgreSQL."""
 
+import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
+from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.records import AcceptedRequest, KeptResults, ResultRecord, SpooledObject
 
 OBJECT = ObjectReference("results/1", "sha256:1", 4)
@@ -147,3 +151,42 @@ def test_only_a_file_has_a_disk_that_can_fill_up(journal: Journal, ledger_url: s
     free = journal.objects.free_bytes()
 
     assert (free is not None) == ledger_url.startswith("sqlite")
+
+
+def test_so_many_bytes_of_pictures_are_forgotten_and_no_more_than_200_pictures_at_once(journal: Journal) -> None:
+    for number in range(202):
+        attempt = Attempt(f"r{number}", 1, 1, "f", 1, "a")
+        image = ObjectReference(f"results/{number}", f"sha256:{number}", 10)
+        journal.accept(AcceptedRequest(f"r{number}", "a", b"body", "", accepted_at=0.0))
+        journal.start_attempt(attempt, "w1")
+        journal.commit_result(attempt, ResultRecord(image, "png", 8, 8, b"", float(number)))
+
+    counts = [len(journal.objects.forget_pictures("a", size_bytes).result()) for size_bytes in (10, 10**9, 10**9)]
+
+    assert counts == [1, 200, 1]
+
+
+def test_the_file_gives_back_no_more_than_1024_pages_at_once(tmp_path: Path) -> None:
+    journal = open_journal(f"sqlite:///{tmp_path}/ledger.sqlite")
+    journal.objects.spool("a", OBJECT, bytes(8 << 20)).result()
+    journal.objects.unspool(OBJECT.key).result()
+    engine = open_engine(f"sqlite:///{tmp_path}/ledger.sqlite")
+
+    def free_page_count() -> int:
+        with engine.connect() as connection:
+            return int(connection.execute(text("PRAGMA freelist_count")).scalar_one())
+
+    before = free_page_count()
+    journal.objects.give_back_pages().result()
+    after = free_page_count()
+    journal.close()
+    engine.dispose()
+
+    assert before - after == 1024
+
+
+def test_what_is_free_is_counted_in_bytes(tmp_path: Path) -> None:
+    with closing(open_journal(f"sqlite:///{tmp_path}/ledger.sqlite")) as journal:
+        free_bytes = journal.objects.free_bytes()
+
+    assert free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)

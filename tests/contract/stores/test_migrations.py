@@ -2,12 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Table, inspect, text
 
 from pentimento.stores.errors import SchemaMismatch
-from pentimento.stores.ledger import cache_tables, journal_tables
+from pentimento.stores.ledger import cache_tables, journal_tables, open_journal
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import Migration, migrate
@@ -44,7 +45,7 @@ def test_a_newer_schema_is_refused(ledger_url: str) -> None:
     engine = open_engine(ledger_url)
     migrate(engine, "things", (FIRST, SECOND))
 
-    with pytest.raises(SchemaMismatch, match="version 2, this build knows 1"):
+    with pytest.raises(SchemaMismatch, match=r"^ledger: .*version 2, this build knows 1"):
         migrate(engine, "things", (FIRST,))
     engine.dispose()
 
@@ -57,6 +58,8 @@ def test_components_have_versions_of_their_own(ledger_url: str) -> None:
     for module in (journal_tables, cache_tables):
         for table in (value for value in vars(module).values() if isinstance(value, Table)):
             found = {column["name"]: column["nullable"] for column in inspect(engine).get_columns(table.name)}
+            primary = set(inspect(engine).get_pk_constraint(table.name)["constrained_columns"])
+            assert primary == {column.name for column in table.primary_key}, table.name
             expected = {column.name: bool(column.nullable) for column in table.columns if not column.primary_key}
             assert {name: found[name] for name in expected} == expected, table.name
             assert set(found) == {column.name for column in table.columns}, table.name
@@ -91,3 +94,26 @@ def test_entries_of_the_first_version_become_their_tenants_also_in_the_shared_po
         found = connection.execute(text("SELECT entry_id, tenant FROM cache_entries ORDER BY sequence")).all()
     assert [tuple(row) for row in found] == [("own", "acme"), ("given", "globex"), ("old", "")]
     engine.dispose()
+
+
+@pytest.mark.parametrize("module", [journal_tables, cache_tables])
+def test_versions_are_numbered_without_a_gap(module: Any) -> None:
+    assert [migration.version for migration in module.MIGRATIONS] == list(range(1, len(module.MIGRATIONS) + 1))
+
+
+def test_what_a_ledger_keeps_once_is_one_row_in_every_build(ledger_url: str) -> None:
+    """A build that wrote another key would add a row of its own beside an older build's."""
+    open_cache_ledger(ledger_url).close()
+    journal = open_journal(ledger_url)
+    journal.save_plan(b"plan").result()
+    journal.close()
+
+    engine = open_engine(ledger_url)
+    with engine.connect() as connection:
+        found = {
+            table: list(connection.scalars(text(f"SELECT singleton FROM {table}")))
+            for table in ("cache_state", "journal_epoch", "journal_plan")
+        }
+    engine.dispose()
+
+    assert found == {"cache_state": [1], "journal_epoch": [1], "journal_plan": [1]}

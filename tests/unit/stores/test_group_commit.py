@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.stores.errors import StoreFull, StoreUnavailable
-from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.database import LedgerContention, open_engine
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
 
@@ -140,3 +140,68 @@ def test_nothing_is_taken_after_close(engine: Engine) -> None:
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidArgument):
         open_engine(url)
+
+
+def test_a_group_is_256_jobs_at_most(writer: GroupCommitWriter, engine: Engine) -> None:
+    commits = []
+    event.listen(engine, "commit", commits.append)
+    running, go_on = threading.Event(), threading.Event()
+
+    def holds(connection: Connection) -> None:
+        running.set()
+        go_on.wait(10)
+
+    writer.submit(holds)
+    running.wait(10)
+    jobs = [writer.submit(rows) for _ in range(257)]
+    go_on.set()
+    for job in jobs:
+        job.result()
+
+    assert len(commits) == 3
+
+
+class Loser:
+    """A job that other transactions win against, so many times."""
+
+    def __init__(self, loses_count: int) -> None:
+        self._left_count = loses_count
+        self.run_count = 0
+
+    def __call__(self, connection: Connection) -> int:
+        self.run_count += 1
+        self._left_count -= 1
+        if self._left_count >= 0:
+            raise LedgerContention("ledger", "another transaction won")
+        return insert(connection, 1)
+
+
+def test_a_job_that_lost_against_another_transaction_is_run_again(writer: GroupCommitWriter) -> None:
+    assert writer.submit(Loser(3)).result() == 1
+    assert writer.submit(rows).result() == [1]
+
+
+def test_a_job_that_always_loses_is_given_up_after_the_fourth_time(writer: GroupCommitWriter) -> None:
+    job = Loser(10)
+
+    with pytest.raises(LedgerContention):
+        writer.submit(job).result()
+
+    assert job.run_count == 4
+
+
+def test_a_process_can_end_without_closing_it(writer: GroupCommitWriter) -> None:
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "test-writer"]
+
+    assert thread.daemon
+
+
+def test_a_closed_writer_lets_go_of_the_database(engine: Engine, tmp_path: Path) -> None:
+    writer = GroupCommitWriter(engine, "test")
+    writer.submit(lambda connection: insert(connection, 1)).result()
+
+    writer.close()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["ledger.sqlite"]
+    with pytest.raises(StoreUnavailable, match=r"^ledger cannot be reached: it is closed"):
+        writer.submit(rows)

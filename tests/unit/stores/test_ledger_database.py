@@ -2,14 +2,17 @@
 
 import errno
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import exc, text
+from sqlalchemy import Engine, event, exc, text
 
 from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.ledger.database import LedgerContention, open_engine, typed_errors
+
+UNREACHED = "ledger cannot be reached: "
 
 
 class PostgresqlError(Exception):
@@ -36,18 +39,68 @@ def test_sqlite_writes_ahead_and_syncs_every_commit(tmp_path: Path) -> None:
     with engine.connect() as connection:
         found = {
             name: connection.execute(text(f"PRAGMA {name}")).scalar_one()
-            for name in ("journal_mode", "synchronous", "foreign_keys", "auto_vacuum")
+            for name in (
+                "journal_mode",
+                "synchronous",
+                "foreign_keys",
+                "auto_vacuum",
+                "journal_size_limit",
+                "busy_timeout",
+            )
         }
 
     engine.dispose()
     # 2 is FULL, 2 of auto_vacuum INCREMENTAL.
-    assert found == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "auto_vacuum": 2}
+    assert found == {
+        "journal_mode": "wal",
+        "synchronous": 2,
+        "foreign_keys": 1,
+        "auto_vacuum": 2,
+        "journal_size_limit": 16 << 20,
+        "busy_timeout": 5000,
+    }
+
+
+def test_a_writer_takes_its_lock_before_it_reads_and_a_reader_takes_none(tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path}/ledger.sqlite")
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite", timeout=0.0, isolation_level=None)) as other:
+        with engine.connect().execution_options(reads_only=True) as reader:
+            reader.execute(text("SELECT * FROM sqlite_schema"))
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("ROLLBACK")
+        with engine.begin(), pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+    engine.dispose()
 
 
 def test_a_server_is_reached_by_its_url_and_waits_no_longer_than_said() -> None:
     engine = open_engine("postgresql+psycopg://user@host/name")
 
     assert (engine.dialect.name, engine.pool.size()) == ("postgresql", 4)  # type: ignore[attr-defined]
+    assert waits(engine) == (5, 10_000, "-c statement_timeout=10000")
+
+
+def test_a_url_may_say_how_long_to_wait_for_a_server() -> None:
+    engine = open_engine("postgresql+psycopg://user@host/name?connect_timeout=1")
+
+    assert waits(engine) == ("1", 10_000, "-c statement_timeout=10000")
+
+
+def waits(engine: Engine) -> tuple[object, ...]:
+    """Timeouts with which it would connect."""
+    seen: dict[str, object] = {}
+
+    class NotReached(Exception):
+        pass
+
+    def look(_dialect: object, _record: object, _arguments: object, parameters: dict[str, object]) -> None:
+        seen.update(parameters)
+        raise NotReached
+
+    event.listen(engine, "do_connect", look)
+    with pytest.raises(NotReached):
+        engine.connect()
+    return tuple(seen.get(name) for name in ("connect_timeout", "tcp_user_timeout", "options"))
 
 
 @pytest.mark.parametrize("url", ["", "nonsense", "sqlite:///relative.sqlite", "sqlite://", "mysql://host/name"])
@@ -84,3 +137,33 @@ def test_a_driver_s_error_becomes_ours_without_its_words(error: Exception, becom
     assert type(caught.value) is becomes
     assert "secret" not in caught.value.message
     assert "journal" in f"{caught.value.reason} {caught.value.message}"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "message"),
+    [
+        (wrapped(exc.DataError, ValueError("a")), "INVALID_FIELD", "ledger: a value cannot be stored: ValueError"),
+        (OverflowError("a"), "INVALID_FIELD", "ledger: a value cannot be stored: OverflowError"),
+        (wrapped(exc.ProgrammingError, PostgresqlError("42P01")), "LEDGER_DEFECT", "ledger: PostgresqlError (42P01)"),
+        (exc.InvalidRequestError("a"), "LEDGER_DEFECT", "ledger: InvalidRequestError"),
+        (wrapped(exc.DBAPIError, PostgresqlError("40001")), "STORE_UNAVAILABLE", UNREACHED + "PostgresqlError (40001)"),
+        (wrapped(exc.DBAPIError, PostgresqlError("53100")), "STORE_FULL", "ledger is full: PostgresqlError (53100)"),
+        (exc.TimeoutError("a"), "STORE_UNAVAILABLE", UNREACHED + "no connection is free"),
+    ],
+)
+def test_an_error_names_its_kind_and_code(error: Exception, reason: str, message: str) -> None:
+    with pytest.raises(PentimentoError) as caught, typed_errors():
+        raise error
+
+    assert (caught.value.reason, caught.value.message) == (reason, message)
+
+
+def test_sqlite_s_own_error_is_named_by_its_code(tmp_path: Path) -> None:
+    engine = open_engine(f"sqlite:///{tmp_path}/ledger.sqlite")
+    with pytest.raises(Internal) as caught, typed_errors(), engine.begin() as connection:
+        connection.execute(text("CREATE TABLE t (x INTEGER PRIMARY KEY)"))
+        for _ in range(2):
+            connection.execute(text("INSERT INTO t VALUES (1)"))
+    engine.dispose()
+
+    assert caught.value.message == "ledger: IntegrityError (SQLITE_CONSTRAINT_PRIMARYKEY)"
