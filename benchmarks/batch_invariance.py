@@ -40,7 +40,7 @@ from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingReque
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Cancelled
 from pentimento.domain.generation import GenerationSpec
-from pentimento.sdk.supervisor.models import find_model
+from pentimento.supervisor.models import find_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TARGET = at_most(1e-4)

@@ -19,8 +19,8 @@ import psutil
 
 from benchmarks.report import Figure, at_most, informative, measured, parse_options, publish
 from pentimento.sdk import Client, ImageRequest
-from pentimento.sdk.local import LocalSuite, local_suite
-from pentimento.sdk.supervisor.leftovers import marked_processes
+from pentimento.supervisor.leftovers import marked_processes
+from pentimento.supervisor.local import LocalSuite, local_suite
 
 MEGABYTE = 1_000_000
 LIMITS_MB = {"frontdoor": 150, "controller": 150, "gateway": 250}

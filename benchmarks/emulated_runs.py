@@ -10,10 +10,10 @@ import numpy as np
 from benchmarks.machine import ROOT
 from pentimento.domain.emulation import EmulatedFleet, label_of, largest_batch, measured_batches
 from pentimento.domain.image_request import CacheMode, Completed
+from pentimento.loadgen import LoadSettings, play
 from pentimento.reports import RequestRecord
 from pentimento.sdk import AsyncClient
-from pentimento.sdk.load import LoadSettings, play
-from pentimento.sdk.local import LocalSuite, local_suite
+from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.workloads import Content, SloClass, Workload, poisson
 
 FLEETS = ROOT / "scenarios" / "fleets"

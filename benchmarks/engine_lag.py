@@ -21,7 +21,7 @@ from benchmarks.statistics import quantile
 from benchmarks.worker_load import Arrival, worker_under_load
 from benchmarks.worker_process import START_S
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
-from pentimento.sdk.supervisor.models import find_model
+from pentimento.supervisor.models import find_model
 from services.unet_worker.loop_lag import LoopLagProbe
 from services.unet_worker.settings import UnetWorkerSettings
 from services.unet_worker.wiring import UnetWorkerProcess, wire

@@ -30,7 +30,7 @@ from pentimento.diffusion.engine import (
 from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
-from pentimento.sdk.supervisor.models import find_model
+from pentimento.supervisor.models import find_model
 
 GUIDANCE_SCALE = 3.0
 WARM_UP_ROUNDS = 2

@@ -31,7 +31,7 @@ from benchmarks.worker_load import (
     worker_under_load,
 )
 from benchmarks.worker_process import worker_process
-from pentimento.sdk.supervisor.models import find_model
+from pentimento.supervisor.models import find_model
 
 SHORT_FIRST_STEP = 40
 # Far beyond every wait, and far before what has no deadline is due.

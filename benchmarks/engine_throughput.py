@@ -31,7 +31,7 @@ from benchmarks.report import Figure, Interval, Options, at_least, informative, 
 from benchmarks.statistics import CONFIDENCE, paired_ratio, paired_ratio_interval
 from benchmarks.worker_load import FIRST_STEPS, Ask, lone_picture_s, worker_under_load
 from benchmarks.worker_process import keep_off_a_core, worker_process
-from pentimento.sdk.supervisor.models import find_model
+from pentimento.supervisor.models import find_model
 
 TARGET = at_least(1.5, "x")
 # LitServe's batch sizes, what is likely best first, and the seconds that a batch that is not full waits for more.

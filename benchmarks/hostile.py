@@ -38,7 +38,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.identity import Role
 from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
-from pentimento.sdk.local import LocalSuite, local_suite
+from pentimento.supervisor.local import LocalSuite, local_suite
 from tests.contract.rpc.certificates import Authority
 
 MIB = 1 << 20

@@ -30,8 +30,8 @@ from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.worker import WorkerClient
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import AsyncClient, RetryPolicy
-from pentimento.sdk.local import LocalSuite, local_suite
-from pentimento.sdk.supervisor.restarts import RestartPolicy
+from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.supervisor.restarts import RestartPolicy
 
 ONE_AT_A_TIME = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1"}
 # The supervisor forgives an end after so long a service; a second more, because the two clocks differ.

@@ -23,8 +23,8 @@ from benchmarks.report import Figure, Options, at_most, informative, measured, p
 from pentimento.clients.gateway import GatewayClient
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.sdk import Client, ImageRequest, Picture
-from pentimento.sdk.local import LocalSuite, local_suite
-from pentimento.sdk.supervisor.models import find_model
+from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.supervisor.models import find_model
 
 # Every lookup searches, and only the very same prompt could hit. The five shares are the default's: as many latents are
 # captured and written as in normal use.

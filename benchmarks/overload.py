@@ -39,11 +39,11 @@ from pentimento.domain.emulation import EmulatedFleet, largest_batch, measured_b
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.identity import Role
 from pentimento.domain.image_request import GenerateEvent, ImageRequest
+from pentimento.loadgen.answers import GENERATOR
 from pentimento.reports import Outcome, Report, RequestRecord, make_report
 from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
-from pentimento.sdk.load.answers import GENERATOR
-from pentimento.sdk.local import LocalSuite
+from pentimento.supervisor.local import LocalSuite
 from pentimento.workloads import Workload
 
 AROUND_CAPACITY = (0.8, 0.9, 1.0)

@@ -48,10 +48,10 @@ from benchmarks.stolen_time import StolenTime, WhatIsLeft
 from pentimento.domain.emulation import read_fleet
 from pentimento.domain.profile import profile_from_json
 from pentimento.reports import Outcome, Report, RequestRecord, make_report
-from pentimento.sdk.local import LocalSuite, local_suite
-from pentimento.sdk.supervisor.models import find_model
 from pentimento.simulator import Scenario, Simulation
 from pentimento.simulator.scenario_file import read_scenario
+from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.supervisor.models import find_model
 from pentimento.workloads import Workload
 
 VIOLATIONS = at_most(1.1, "points")

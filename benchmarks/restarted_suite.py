@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 
 from benchmarks.suite_processes import members
+from pentimento.cli.up import with_free_port
 from pentimento.domain.errors import Unavailable
-from pentimento.sdk.command.up import with_free_port
-from pentimento.sdk.local import START_LIMIT_S, await_endpoint, start
-from pentimento.sdk.supervisor.state import StateDirectory
+from pentimento.supervisor.local import START_LIMIT_S, await_endpoint, start
+from pentimento.supervisor.state import StateDirectory
 
 
 class RestartedSuite:

@@ -15,8 +15,8 @@ from random import Random
 import numpy as np
 
 from pentimento.domain.device_speed import STEADY, SpeedChanges, SpeedCourse
+from pentimento.loadgen.answers import COARSE
 from pentimento.reports import RequestRecord
-from pentimento.sdk.load.answers import COARSE
 from pentimento.simulator import Scenario, Simulation
 from pentimento.simulator.scenario import SimulatedDevices
 from pentimento.workloads import Workload

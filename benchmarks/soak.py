@@ -25,7 +25,7 @@ from benchmarks.report import Figure, Interval, Target, at_most, informative, pa
 from benchmarks.soak_load import CLIENTS, SoakLoad
 from benchmarks.statistics import CONFIDENCE, slope_with_interval
 from benchmarks.suite_processes import Holdings, holdings, members
-from pentimento.sdk.local import LocalSuite, local_suite
+from pentimento.supervisor.local import LocalSuite, local_suite
 
 MIB = 1 << 20
 PER = 10_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from pentimento.sdk.supervisor.leftovers import marked_processes
+from pentimento.supervisor.leftovers import marked_processes
 
 _INSTANCE = "--instance-id"
 # Written to /proc/PID/clear_refs it makes the peak of the resident set start again from now.

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from pentimento.sdk.supervisor.state import StateDirectory
 from pentimento.stores.objects.filesystem import FilesystemObjectStore
+from pentimento.supervisor.state import StateDirectory
 
 _RESULTS = "select image_key from journal_requests where image_key is not null"
 _CACHED = "select key from cache_objects"

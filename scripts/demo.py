@@ -15,8 +15,8 @@ from rich.table import Table
 
 from pentimento.domain.image_request import ImageRequest
 from pentimento.sdk import Client, Picture
-from pentimento.sdk.local import local_suite
 from pentimento.sdk.picture import provenance_as_json
+from pentimento.supervisor.local import local_suite
 
 STEPS = 50
 

@@ -2,7 +2,7 @@
 
 import json
 
-from pentimento.sdk.supervisor.models import WEIGHTS
+from pentimento.supervisor.models import WEIGHTS
 
 
 def size_px(model: str = "tiny-heavy") -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The public client, and the `pentimento` command.
+"""The public client.
 
     from pentimento.sdk import Client, ImageRequest
 
@@ -7,7 +7,7 @@
         picture.save("circle.png")
 
 `AsyncClient` is the same for asyncio. Errors are those of `pentimento.domain.errors`. Names are imported when they
-are first used: the command's help needs no grpc.
+are first used: what does not call needs no grpc.
 """
 
 import importlib

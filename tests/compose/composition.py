@@ -75,7 +75,7 @@ class Composition:
 
     def generate(self, picture: Path, *options: str) -> None:
         """`pentimento generate` on the host, through the published port."""
-        command = [sys.executable, "-m", "pentimento.sdk", "generate", "a red circle on a white background", *options]
+        command = [sys.executable, "-m", "pentimento.cli", "generate", "a red circle on a white background", *options]
         succeed([*command, "--address", self.address, "--output", str(picture)], self._environment, 120)
 
     def _wait_until_healthy(self, service: str) -> None:

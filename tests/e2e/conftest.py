@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from pentimento.sdk import AsyncClient
-from pentimento.sdk.local import LocalSuite, local_suite
+from pentimento.supervisor.local import LocalSuite, local_suite
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
 from pentimento.domain.generation import ControlNetSelection, InitImage, LoraSelection
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.sdk import AsyncClient
-from pentimento.sdk.local import LocalSuite
+from pentimento.supervisor.local import LocalSuite
 
 GOOD = {"prompt": "a red circle", "num_inference_steps": 2, "cache": CacheMode.OFF}
 PNG_1X1 = bytes.fromhex(

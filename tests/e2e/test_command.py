@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pentimento.sdk.local import LocalSuite
 from pentimento.sdk.picture import read_provenance
+from pentimento.supervisor.local import LocalSuite
 from tests.tiny_models import size_px
 
-COMMAND = (sys.executable, "-m", "pentimento.sdk")
+COMMAND = (sys.executable, "-m", "pentimento.cli")
 
 
 def run(suite: LocalSuite, *arguments: str) -> subprocess.CompletedProcess[str]:

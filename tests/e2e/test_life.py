@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pentimento.sdk.local import COMMAND, LocalSuite, local_suite
-from pentimento.sdk.supervisor.leftovers import marked_processes
-from pentimento.sdk.supervisor.models import find_model
+from pentimento.supervisor.leftovers import marked_processes
+from pentimento.supervisor.local import COMMAND, LocalSuite, local_suite
+from pentimento.supervisor.models import find_model
 
 
 def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from pentimento.reports import Outcome, load_run
-from pentimento.sdk.local import LocalSuite
+from pentimento.supervisor.local import LocalSuite
 
 
 def test_bench_load_tells_of_every_request_where_its_time_went(suite: LocalSuite, tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_bench_load_tells_of_every_request_where_its_time_went(suite: LocalSuite
     state = ("--state-dir", str(suite.state.path))
 
     done = subprocess.run(
-        [sys.executable, "-m", "pentimento.sdk", "bench", "load", *flags, *files, *state],
+        [sys.executable, "-m", "pentimento.cli", "bench", "load", *flags, *files, *state],
         capture_output=True,
         text=True,
         check=False,

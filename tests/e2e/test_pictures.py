@@ -11,8 +11,8 @@ from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest, Progress, Routed
 from pentimento.domain.requests import RequestState
 from pentimento.sdk import AsyncClient, Picture
-from pentimento.sdk.local import LocalSuite
 from pentimento.sdk.picture import read_provenance, with_provenance
+from pentimento.supervisor.local import LocalSuite
 from tests.tiny_models import size_px
 
 QUICK = 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.sdk.local import LocalSuite
+from pentimento.supervisor.local import LocalSuite
 
 README = Path(__file__).parents[2] / "README.md"
 DEFAULT_ADDRESS = "127.0.0.1:50400"

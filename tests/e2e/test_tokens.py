@@ -14,7 +14,7 @@ from pentimento.domain.identity import Role
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.rpc import RpcChannelSettings, new_token, open_channel, token_entry
 from pentimento.sdk import AsyncClient
-from pentimento.sdk.local import LocalSuite, local_suite
+from pentimento.supervisor.local import LocalSuite, local_suite
 
 REQUEST = ImageRequest("a red circle", num_inference_steps=2, cache=CacheMode.OFF)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pentimento.sdk.local import LocalSuite
+from pentimento.supervisor.local import LocalSuite
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ async def test_a_frontdoor_that_workers_refuse_says_so_until_its_journal_is_rene
     assert str(far) in refusing[0].message
 
     ledger = ("--ledger-url", f"sqlite:///{running.folder / 'journal.sqlite'}")
-    command = (sys.executable, "-m", "pentimento.sdk", "journal", "renew", *ledger, "--above", str(far))
+    command = (sys.executable, "-m", "pentimento.cli", "journal", "renew", *ledger, "--above", str(far))
     await asyncio.to_thread(subprocess.run, command, cwd=ROOT, check=True)
 
     assert await asyncio.to_thread(frontdoor.wait) == 0

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.suite_remains import half_written, left_after_the_end, open_grants, orphan_objects
-from pentimento.sdk.supervisor.state import StateDirectory
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.objects.filesystem import FilesystemObjectStore
+from pentimento.supervisor.state import StateDirectory
 
 
 @pytest.fixture

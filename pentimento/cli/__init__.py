@@ -1,0 +1,68 @@
+"""The `pentimento` command. Each subcommand's module is imported when it is called, so that `--help` stays quick."""
+
+import importlib
+import sys
+
+import click
+
+from pentimento.domain.errors import PentimentoError
+
+SUBCOMMANDS = {
+    "up": "start the suite as local processes and keep it up",
+    "down": "stop the suite that runs here",
+    "generate": "paint a picture from a prompt",
+    "status": "show the fleet",
+    "serve": "run one service in the foreground",
+    "token": "make tokens",
+    "journal": "renew a journal that was lost or restored",
+    "simulate": "play a scenario in virtual time",
+    "bench": "measure what a model costs, or a suite under load",
+    "zoo": "train, measure and export the tiny models",
+}
+
+
+class LazyGroup(click.Group):
+    """Knows the subcommands by name and one line; `module:command` of each is `pentimento.cli.NAME:NAME`."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in SUBCOMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"pentimento.cli.{name}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUBCOMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pentimento")
+def cli() -> None:
+    """Serves text-to-image diffusion models, and asks them for pictures."""
+
+
+def main() -> None:
+    """Entry point: what went wrong is one line on stderr, and the exit code 1 (2 for wrong usage, 130 for Ctrl-C)."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        click.echo("pentimento: stopped", err=True)
+        sys.exit(130)
+    except PentimentoError as error:
+        click.echo(f"pentimento: {describe(error)}", err=True)
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def describe(error: PentimentoError) -> str:
+    """One line that names the field where there is one."""
+    if not error.violations:
+        return error.message
+    return "; ".join(f"{violation.field}: {violation.description}" for violation in error.violations)

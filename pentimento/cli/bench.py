@@ -1,0 +1,95 @@
+"""`pentimento bench profile | load | report`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pentimento.cli.connection import connection_options, frontdoor_address, read_token
+from pentimento.domain.errors import InvalidArgument
+from pentimento.supervisor.child import source_path
+from pentimento.supervisor.models import find_model
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+PRESENT = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group()
+def bench() -> None:
+    """Measures this machine, or a suite under load."""
+
+
+@bench.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("model")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def profile(model: str, flags: tuple[str, ...]) -> None:
+    """Writes what MODEL (a registry name or a diffusers directory) costs here: seconds of a denoising step by size and
+    batch, and memory. `pentimento bench profile MODEL --help` lists the FLAGS."""
+    os.environ["PYTHONPATH"] = source_path()
+    command = [sys.executable, "-P", "-m", "services.unet_worker.profile", "--model", str(find_model(model).path)]
+    os.execv(sys.executable, [*command, *flags])
+
+
+def report_options(command: Any) -> Any:
+    """Where a report goes besides the terminal, and what of the run it leaves out."""
+    for option in (
+        click.option("--warm-up", type=float, default=0.0, metavar="SECONDS", help="leave the first requests out"),
+        click.option(
+            "-r",
+            "--report",
+            "reports",
+            type=FILE,
+            multiple=True,
+            help="write the report there too: .html, .json (of one run), .png or .txt",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@bench.command()
+@click.argument("workload", type=PRESENT, required=False)
+@click.option("--rate", type=float, default=1.0, show_default=True, help="requests a second, without a WORKLOAD")
+@click.option("--duration", type=float, default=60.0, show_default=True, metavar="SECONDS", help="without a WORKLOAD")
+@click.option("--prompts", type=PRESENT, help="prompts in order (.txt, .tsv, .csv, .jsonl), without a WORKLOAD")
+@click.option("--deadline", type=float, default=60.0, show_default=True, metavar="SECONDS", help="without a WORKLOAD")
+@click.option("--steps", type=int, default=50, show_default=True, help="without a WORKLOAD")
+@click.option("--model", default="", help="without a WORKLOAD; the suite's own choice otherwise")
+@click.option("--seed", type=int, default=0, show_default=True, help="of the arrivals, without a WORKLOAD")
+@click.option("--first", type=int, metavar="N", help="only the first N arrivals")
+@click.option("--save", type=FILE, help="write the records of the run (.jsonl or .jsonl.gz)")
+@click.option("--name", default="", help="of the run")
+@click.option("--hide-deadlines", is_flag=True, help="keep the deadlines from the suite: it drops nothing by them")
+@click.option("--no-cache", is_flag=True, help="neither start from the cache nor write to it")
+@click.option("--grace", type=float, default=30.0, show_default=True, metavar="SECONDS", help="past each deadline")
+@click.option("--detailed-stages", is_flag=True, help="keep the stages inside workers apart")
+@click.option("--tenant-token", multiple=True, metavar="TENANT=TOKEN", help="tokens of tenants; @FILE as for --token")
+@report_options
+@connection_options
+def load(workload: Path | None, **options: Any) -> None:
+    """Plays a WORKLOAD file (or Poisson arrivals) on a running suite, open-loop: nobody waits for anybody else's
+    picture, and a latency counts from when the request was due. Prints the run's report."""
+    from pentimento.cli.bench_load import run_load
+
+    address = frontdoor_address(options["address"], options["state_dir"])
+    tokens = {"": read_token(options["token"])} | dict(_tenant_token(given) for given in options["tenant_token"])
+    run_load(workload, address, tokens, options)
+
+
+@bench.command()
+@click.argument("runs", type=PRESENT, nargs=-1, required=True)
+@report_options
+def report(runs: tuple[Path, ...], warm_up: float, reports: tuple[Path, ...]) -> None:
+    """Lays RUNS (records that `bench load --save`, an emulated fleet or a simulation wrote) side by side."""
+    from pentimento.cli.bench_report import tell
+
+    tell(runs, warm_up, reports)
+
+
+def _tenant_token(given: str) -> tuple[str, str]:
+    tenant, equals, token = given.partition("=")
+    if not (tenant and equals):
+        raise InvalidArgument.of("tenant-token", "must be TENANT=TOKEN")
+    return tenant, read_token(token)

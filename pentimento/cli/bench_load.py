@@ -1,0 +1,128 @@
+"""`pentimento bench load`: the workload, the connections, the run, what is kept of it."""
+
+import asyncio
+import gc
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from pentimento.cli.bench_report import check_folder, check_forms, report_of, show
+from pentimento.domain.emulation import label_of
+from pentimento.domain.image_request import CacheMode, Completed
+from pentimento.loadgen import LoadSettings, play
+from pentimento.loadgen.answers import GENERATOR, ReceivedAnswer
+from pentimento.reports import RequestRecord, Run, save_run
+from pentimento.reports.figures import Spread
+from pentimento.sdk.client import AsyncClient
+from pentimento.sdk.retries import RetryPolicy
+from pentimento.workloads import Content, SloClass, Workload, load_workload, poisson
+from pentimento.workloads.readers import read_prompts
+
+PROMPT = "a red circle"
+# What the server answers is what is recorded: a client that tries again would hide it.
+ONCE = RetryPolicy(tries=1)
+
+
+def run_load(path: Path | None, address: str, tokens: Mapping[str, str], options: Mapping[str, Any]) -> None:
+    check_forms(options["reports"], 1)
+    if options["save"] is not None:
+        check_folder("save", options["save"])
+    workload = load_workload(path) if path is not None else make_workload(options)
+    if options["first"] is not None:
+        workload = workload.first(options["first"])
+    settings = LoadSettings(
+        send_deadline=not options["hide_deadlines"],
+        grace_s=options["grace"],
+        cache=CacheMode.OFF if options["no_cache"] else None,
+        detailed_stages=options["detailed_stages"],
+    )
+    gc.freeze()  # A full collection would hold arrivals up, and count as the server's time.
+    run = asyncio.run(run_of(workload, address, tokens, options["tls_ca_file"], settings, options["name"]))
+    if options["save"] is not None:
+        save_run(run, options["save"])
+    show([report_of(run, options["warm_up"])], options["reports"])
+
+
+def make_workload(options: Mapping[str, Any]) -> Workload:
+    """Poisson arrivals of what the options say."""
+    prompts = read_prompts(options["prompts"]) if options["prompts"] is not None else (PROMPT,)
+    content = Content(
+        prompts,
+        slo_classes=(SloClass("standard", options["deadline"]),),
+        steps=options["steps"],
+        model=options["model"],
+        sources=() if options["prompts"] is None else (options["prompts"].name,),
+    )
+    made = poisson(options["rate"], options["duration"], np.random.default_rng(options["seed"]), content)
+    return Workload(made.name, made.arrivals, {**made.provenance, "seed": options["seed"]})
+
+
+async def run_of(
+    workload: Workload,
+    address: str,
+    tokens: Mapping[str, str],
+    tls_ca_file: Path | None,
+    settings: LoadSettings,
+    name: str = "",
+) -> Run:
+    """Plays it and says what it was played on."""
+    seen = _Seen()
+    async with AsyncExitStack() as stack:
+        clients = {
+            tenant: await stack.enter_async_context(
+                AsyncClient(address, token=token, tls_ca_file=tls_ca_file, retries=ONCE)
+            )
+            for tenant, token in tokens.items()
+        }
+        # A suite that is not there is told of once, and not once a request.
+        await next(iter(clients.values())).list_models()
+        began_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        records = await play(workload, clients, settings, judge=seen.judge, on_answer=seen.count)
+    kind = "emulated" if seen.emulated else "live"
+    provenance = {
+        "kind": kind,
+        "began_at": began_at,
+        "workload": {"name": workload.name, **workload.provenance},
+        "builds": sorted(seen.builds),
+        "reasons": dict(sorted(seen.reasons.items())),
+        "generator_late_s": lateness(records),
+    }
+    return Run(name or kind, provenance, tuple(records))
+
+
+def lateness(records: Sequence[RequestRecord]) -> dict[str, float]:
+    """How late requests were sent: where this is near the latencies, the figures are of the generator."""
+    late = [stage.ended_s - stage.began_s for record in records for stage in record.stages if stage.name == GENERATOR]
+    spread = Spread.of(late or [0.0])
+    if spread.p99 > 0.1:
+        click.echo(
+            f"pentimento: requests were sent up to {spread.p99:.2f} s late (p99): too much load for it", err=True
+        )
+    return {"p50": spread.p50, "p99": spread.p99}
+
+
+class _Seen:
+    """What the answers say of the suite that gave them."""
+
+    def __init__(self) -> None:
+        self.emulated = False
+        self.builds: set[str] = set()
+        self.reasons: Counter[str] = Counter()
+
+    def count(self, record: RequestRecord, received: ReceivedAnswer) -> None:
+        """Why a request got no picture, by the error's reason."""
+        if not record.outcome.answered:
+            self.reasons[received.error.reason if received.error is not None else "NO_ANSWER"] += 1
+
+    def judge(self, completed: Completed) -> float | None:
+        """The quality that a recording knows; nobody judges a live picture here."""
+        self.builds.add(completed.provenance.build_version)
+        label = label_of(completed.image)
+        self.emulated |= any(note.startswith("emulated") for note in completed.provenance.notes)
+        return None if label is None else label.quality

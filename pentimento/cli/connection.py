@@ -1,0 +1,65 @@
+"""Options that say which suite a command talks to, and as whom."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.supervisor.state import DEFAULT_STATE, Endpoint, StateDirectory
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+state_dir_option = click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DEFAULT_STATE,
+    show_default=True,
+    envvar="PENTIMENTO_STATE_DIR",
+    help="directory of the suite that `pentimento up` started",
+)
+address_option = click.option(
+    "--address", envvar="PENTIMENTO_ADDRESS", help="host:port or unix:/path of a frontdoor, instead of the suite's here"
+)
+token_option = click.option(
+    "--token", envvar="PENTIMENTO_TOKEN", default="", help="token, or @FILE that holds it (a file stays out of `ps`)"
+)
+tls_ca_option = click.option(
+    "--tls-ca-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="PEM authorities of the server: call it over TLS",
+)
+
+
+def connection_options(command: Command) -> Command:
+    for option in (tls_ca_option, token_option, address_option, state_dir_option):
+        command = option(command)
+    return command
+
+
+def read_token(given: str) -> str:
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text().strip()
+    except OSError as error:
+        raise InvalidArgument.of("token", f"{given[1:]} cannot be read: {error.strerror}") from error
+
+
+def running_suite(state_dir: Path) -> Endpoint:
+    """FailedPrecondition with what to do when no suite serves from this state directory, or with how far one is."""
+    state = StateDirectory(state_dir)
+    endpoint = state.endpoint()
+    if endpoint is None and state.owner() is not None:
+        lines = "".join(f"\n  {name}: {line}" for name, line in state.last_lines().items())
+        raise FailedPrecondition("SUITE_STARTING", f"the suite of {state_dir} does not serve yet{lines}")
+    if endpoint is None:
+        raise FailedPrecondition(
+            "NO_SUITE", f"no suite serves from {state_dir}: start one with `pentimento up`, or name an --address"
+        )
+    return endpoint
+
+
+def frontdoor_address(address: str | None, state_dir: Path) -> str:
+    return address or running_suite(state_dir).frontdoor

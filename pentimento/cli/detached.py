@@ -1,0 +1,41 @@
+"""A suite in the background: the same command again, in a session of its own, watched until it serves."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from pentimento.supervisor.state import StateDirectory
+
+LOOK_S = 0.1
+
+
+def start_detached(state: StateDirectory) -> int:
+    """Runs this very command without `--detach`; 0 once all serve, its exit code when it ended before."""
+    state.make()
+    log = state.logs / "up.log"
+    arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
+    with log.open("w") as output:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "pentimento.cli", *arguments, "--quiet"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    while (code := supervisor.poll()) is None:
+        endpoint = state.endpoint()
+        if endpoint is not None and endpoint.supervisor_pid == supervisor.pid:
+            click.echo(f"serving at {endpoint.public or endpoint.frontdoor}; stop it with `pentimento down`")
+            return 0
+        time.sleep(LOOK_S)
+    click.echo(log.read_text(), nl=False, err=True)
+    return code or 1
+
+
+def wait_until_gone(state: StateDirectory, path: Path) -> None:
+    while state.owner() is not None:
+        time.sleep(LOOK_S)
+    click.echo(f"stopped the suite of {path}")

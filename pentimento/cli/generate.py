@@ -1,0 +1,157 @@
+"""`pentimento generate "a red circle"`."""
+
+import json
+import math
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from pentimento.cli.connection import connection_options, frontdoor_address, read_token
+from pentimento.domain.errors import Internal, InvalidArgument
+from pentimento.domain.generation import FromNoise, InitImage
+from pentimento.domain.image_request import Accepted, CacheMode, Completed, GenerateEvent, ImageRequest, Routed
+from pentimento.domain.image_request import Progress as StepsDone
+from pentimento.sdk.blocking import Client
+from pentimento.sdk.picture import Picture, provenance_as_json
+
+# What the contract can carry; the limits that count are the server's.
+INT64 = click.IntRange(-(2**63), 2**63 - 1)
+UINT64 = click.IntRange(0, 2**64 - 1)
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [picture-SEED.png]")
+@click.option("--negative-prompt", default="", help="what the picture should not show")
+@click.option("--model", default="", help="a name of `pentimento status`; the suite's default otherwise")
+@click.option("--steps", type=INT64, metavar="N", help="denoising steps; the model's own otherwise")
+@click.option("--guidance-scale", type=float, help="weight of the prompt")
+@click.option("--scheduler", default="", help="ddim, euler, …; the model's own otherwise")
+@click.option("--seed", type=UINT64, metavar="N", help="the same seed paints the same picture; random otherwise")
+@click.option("--size", metavar="WIDTHxHEIGHT", help="pixels, such as 64x64; the model's own otherwise")
+@click.option(
+    "--init-image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="picture to start from"
+)
+@click.option("--strength", type=float, default=0.8, show_default=True, help="how much of --init-image to paint over")
+@click.option(
+    "--preview",
+    type=click.IntRange(0, 1000),
+    default=0,
+    metavar="N",
+    help="write PREVIEW.png every N steps, beside the output",
+)
+@click.option("--no-cache", is_flag=True, help="neither start from the cache nor write to it")
+@click.option("--deadline", type=float, metavar="SECONDS", help="give up after that long")
+@click.option("--idempotency-key", default="", help="a repeated call with the same key gets the first one's picture")
+@click.option("--json", "as_json", is_flag=True, help="print the provenance as JSON instead of a summary")
+@connection_options
+def generate(prompt: str, output: Path | None, as_json: bool, **options: Any) -> None:
+    """Paints PROMPT and saves a PNG that carries its own provenance. Ctrl-C cancels the request."""
+    request = request_from(prompt, options)
+    address = frontdoor_address(options["address"], options["state_dir"])
+    token = read_token(options["token"])
+    with Client(address, token=token, tls_ca_file=options["tls_ca_file"]) as client:
+        events = client.stream(
+            request, idempotency_key=options["idempotency_key"], preview_interval_steps=options["preview"]
+        )
+        with closing(events):
+            picture = watch(events, output or Path("picture.png"), quiet=as_json)
+    saved = picture.save(output or Path(f"picture-{picture.provenance.spec.seed}.png"))
+    if as_json:
+        click.echo(json.dumps({"file": str(saved), **provenance_as_json(picture.provenance)}, ensure_ascii=False))
+    else:
+        click.echo(summary(saved, picture))
+
+
+def request_from(prompt: str, options: dict[str, Any]) -> ImageRequest:
+    """Values go to the server as they are: it knows the limits, and names them."""
+    width, height = parse_size(options["size"])
+    init = options["init_image"]
+    return ImageRequest(
+        prompt=valid_text(prompt),
+        negative_prompt=options["negative_prompt"],
+        model=options["model"],
+        width_px=width,
+        height_px=height,
+        num_inference_steps=options["steps"],
+        guidance_scale=options["guidance_scale"],
+        scheduler=options["scheduler"],
+        seed=options["seed"],
+        init_image=InitImage(init.read_bytes(), options["strength"]) if init else None,
+        cache=CacheMode.OFF if options["no_cache"] else None,
+        deadline_ms=deadline_ms(options["deadline"]),
+    )
+
+
+def valid_text(prompt: str) -> str:
+    """The shell may hand over bytes that are no UTF-8; Python keeps them as surrogates that nothing can encode."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument.of("prompt", "must be UTF-8 text") from None
+    return prompt
+
+
+def parse_size(text: str | None) -> tuple[int | None, int | None]:
+    if text is None:
+        return None, None
+    width, by, height = text.lower().partition("x")
+    try:
+        return int(width), int(height if by else width)
+    except ValueError:
+        raise InvalidArgument.of("size", f"must be WIDTHxHEIGHT in pixels, got {text!r}") from None
+
+
+def deadline_ms(seconds: float | None) -> int | None:
+    if seconds is None:
+        return None
+    if not math.isfinite(seconds) or not 0 < seconds <= 86_400:
+        raise InvalidArgument.of("deadline", f"must be more than 0 and at most 86400 seconds, got {seconds}")
+    return math.ceil(seconds * 1000)
+
+
+def watch(events: Generator[GenerateEvent, None, None], output: Path, *, quiet: bool) -> Picture:
+    """Shows the progress on stderr, where that is a terminal, until the picture is there."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("waiting", total=None)
+        for event in events:
+            match event:
+                case Accepted():
+                    bar.update(task, description="accepted")
+                case Routed():
+                    bar.update(task, description=start_in_words(event))
+                case StepsDone():
+                    bar.update(task, completed=event.step, total=event.step_count)
+                    save_preview(event.preview, output)
+                case Completed():
+                    return Picture.of(event)
+    raise Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")
+
+
+def start_in_words(event: Routed) -> str:
+    return "from noise" if isinstance(event.route.start, FromNoise) else "from the cache"
+
+
+def save_preview(preview: bytes, output: Path) -> None:
+    if preview:
+        output.with_name(f"{output.stem}-preview.png").write_bytes(preview)
+
+
+def summary(saved: Path, picture: Picture) -> str:
+    provenance = picture.provenance
+    size = f"{picture.width_px}×{picture.height_px}"
+    steps = f"{provenance.steps_run} steps"
+    if provenance.steps_saved:
+        steps += f", {provenance.steps_saved} saved by the cache"
+    lines = [
+        f"{saved}  {size}, {provenance.spec.model}, seed {provenance.spec.seed}, {steps}",
+        *(f"note: {note}" for note in provenance.notes),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,169 @@
+"""`pentimento up`: from options to a supervised suite."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pentimento.cli.connection import state_dir_option
+from pentimento.cli.detached import start_detached
+from pentimento.domain.emulation import EmulatedFleet, read_fleet
+from pentimento.domain.private_files import keep_files_private
+from pentimento.supervisor.access import SuiteTokens, write_grant_key
+from pentimento.supervisor.leftovers import clean_leftovers
+from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_models
+from pentimento.supervisor.output import LogView
+from pentimento.supervisor.process import Surroundings
+from pentimento.supervisor.state import Endpoint, StateDirectory, make_private
+from pentimento.supervisor.suite import Suite, SuiteSettings, plan_suite, stores, unix_address, write_profiles
+from pentimento.supervisor.supervisor import Supervisor
+
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option(
+    "--model", "models", multiple=True, metavar="NAME|DIR", help="a model to serve; may be repeated [tiny-heavy]"
+)
+@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="workers for each model")
+@click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, metavar="NAME|DIR", help="retrieval encoder")
+@state_dir_option
+@click.option("--listen", default="127.0.0.1:50400", show_default=True, help="host:port of the public API; '' for none")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="torch threads of a process")
+@click.option("--config", "config_file", type=EXISTING_FILE, help="TOML settings, passed to every service")
+@click.option(
+    "--token-file", type=EXISTING_FILE, help="who may call (see `pentimento token new`); everybody without it"
+)
+@click.option(
+    "--emulate",
+    type=EXISTING_FILE,
+    metavar="FLEET.TOML",
+    help="emulated devices in place of models",
+)
+@click.option("--policy", default="", metavar="NAME", help="what the controller plans by, such as diffserve [resident]")
+@click.option("--slo-s", type=click.FloatRange(min=0.0, min_open=True), help="SLO that the policy plans for")
+@click.option(
+    "--profile",
+    "profiles",
+    type=EXISTING_FILE,
+    multiple=True,
+    help="what a model costs, as `pentimento bench profile` measured it; may be repeated",
+)
+@click.option("--quiet", is_flag=True, help="keep the services' logs in the state directory only")
+@click.option("--detach", is_flag=True, help="return once all serve; `pentimento down` stops it")
+def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, detach: bool, **options: Any) -> int:
+    """Starts embedder, gateway, controller, workers and frontdoor, and keeps them up. Ctrl-C drains and stops them."""
+    keep_files_private()
+    fleet = emulated_fleet(options["emulate"], models, options["profiles"])
+    settings = SuiteSettings(
+        models=find_models(models) if fleet is None else (),
+        encoder=find_encoder(encoder).path,
+        copies=options["workers"],
+        public=with_free_port(options["listen"]),
+        device=options["device"],
+        threads=options["threads"],
+        config_file=absolute(options["config_file"]),
+        token_file=absolute(options["token_file"]),
+        fleet=fleet,
+        policy=options["policy"],
+        slo_s=options["slo_s"],
+        profiles=tuple(path.resolve() for path in options["profiles"]),
+    )
+    state = StateDirectory(state_dir)
+    if detach:
+        return start_detached(state)
+    return run_suite(settings, state, show_logs=not quiet)
+
+
+def emulated_fleet(path: Path | None, models: tuple[str, ...], profiles: tuple[Path, ...]) -> EmulatedFleet | None:
+    if path is None:
+        return None
+    if models or profiles:
+        given = "--model" if models else "--profile"
+        raise click.UsageError(f"{given} and --emulate exclude each other: the fleet's file has its models")
+    return read_fleet(path)
+
+
+def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool) -> int:
+    """Holds the state directory while the suite runs; the exit code."""
+    # Until the event loop has its own handlers: asked to stop this early, leave by way of `finally`.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    state.acquire()
+    try:
+        leftovers = clean_leftovers(state.path, state.sockets)
+        make_private(state.sockets)
+        tokens = SuiteTokens(settings.token_file, state.sockets) if settings.token_file else None
+        if tokens:
+            tokens.write()
+            settings = replace(settings, token_file=tokens.table, service_token_file=tokens.service_token)
+        if settings.cached:
+            settings = replace(settings, grant_key_file=write_grant_key(state.sockets))
+        if settings.fleet is not None:
+            write_profiles(settings.fleet, stores(settings, state))
+        suite = plan_suite(settings, state)
+        view = LogView(state.logs, show=show_logs, width=max(len(process.name) for process in suite.processes))
+        if leftovers:
+            view.note(f"ended {leftovers} processes that a crashed supervisor had left")
+        return asyncio.run(supervise(suite, Surroundings(str(state.path), view), settings, state, tokens))
+    finally:
+        state.withdraw()
+        shutil.rmtree(state.sockets, ignore_errors=True)
+        state.release()
+
+
+async def supervise(
+    suite: Suite, around: Surroundings, settings: SuiteSettings, state: StateDirectory, tokens: SuiteTokens | None
+) -> int:
+    supervisor = Supervisor(suite, around)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, supervisor.request_stop)
+    loop.add_signal_handler(signal.SIGQUIT, supervisor.request_kill)
+    following = asyncio.create_task(tokens.follow(lambda text: around.view.note(text, error=True))) if tokens else None
+    try:
+        return await supervisor.run(lambda: announce(around.view, settings, state))
+    finally:
+        if following:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+        around.view.close()
+
+
+def announce(view: LogView, settings: SuiteSettings, state: StateDirectory) -> None:
+    """From here on `generate`, `status` and `down` find the suite."""
+    endpoint = Endpoint(
+        frontdoor=unix_address(state, "frontdoor"),
+        public=settings.public,
+        controller=unix_address(state, "controller"),
+        gateway=unix_address(state, "gateway") if settings.cached else "",
+        service_token_file=str(settings.service_token_file or ""),
+        supervisor_pid=os.getpid(),
+    )
+    state.publish(endpoint)
+    if settings.fleet is not None:
+        view.note("EMULATED devices: profiled times, and no picture is painted")
+    view.note(f"the public API is at {settings.public or endpoint.frontdoor}; logs and stores are in {state.path}")
+
+
+def with_free_port(listen: str) -> str:
+    """Port 0 becomes a port that is free now, so that it can be told before the frontdoor has it."""
+    host, _, port = listen.rpartition(":")
+    if port != "0":
+        return listen
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host.strip("[]"), 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+def absolute(path: Path | None) -> Path | None:
+    return path.resolve() if path else None

@@ -1,0 +1,90 @@
+"""A child process: its lines as they come, and its end at once, even while its own children still hold its output."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from pentimento.supervisor.leftovers import MARK
+
+LAUNCHER = Path(__file__).with_name("launch.py")
+SOURCE_ROOT = Path(__file__).resolve().parents[2]
+MAX_LINE_BYTES = 64 * 1024
+
+
+class ChildProtocol(asyncio.SubprocessProtocol):
+    """asyncio's own `Process.wait` waits for the output to close too, which a grandchild may keep open for ever."""
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
+        self._rest = b""
+        self.exited = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            self._on_line(line.decode(errors="replace"))
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._rest:
+            self._on_line(self._rest.decode(errors="replace"))
+        self.closed.set()
+
+
+class Child:
+    """A running service in a session, and so a process group, of its own."""
+
+    def __init__(self, transport: asyncio.SubprocessTransport, protocol: ChildProtocol) -> None:
+        self._transport = transport
+        self._protocol = protocol
+        self.pid = transport.get_pid()
+
+    async def wait(self) -> int:
+        """The exit code, negative for a signal; by then its last lines are read, and its own children killed."""
+        await self._protocol.exited.wait()
+        # A child of the child would hold the locks and sockets that the next start needs.
+        self.kill_group()
+        await self._protocol.closed.wait()
+        code = self._transport.get_returncode()
+        assert code is not None
+        self._transport.close()
+        return code
+
+    def terminate(self) -> None:
+        with suppress(ProcessLookupError):
+            self._transport.send_signal(signal.SIGTERM)
+
+    def kill_group(self) -> None:
+        """The group has the process's pid for an id, and outlives it as long as a member does."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+async def start_child(module: str, arguments: tuple[str, ...], mark: str, on_line: Callable[[str], None]) -> Child:
+    """Runs `python -m module` through the launcher; `on_line` gets stdout and stderr."""
+    transport, protocol = await asyncio.get_running_loop().subprocess_exec(
+        lambda: ChildProtocol(on_line),
+        *(sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid())),
+        *(sys.executable, "-P", "-m", module, *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, MARK: mark, "PYTHONUNBUFFERED": "1", "PYTHONPATH": source_path()},
+        start_new_session=True,
+    )
+    return Child(transport, protocol)
+
+
+def source_path() -> str:
+    """A module path that finds the services beside this package, installed or not, whatever the folder holds."""
+    return os.pathsep.join(filter(None, (str(SOURCE_ROOT), os.environ.get("PYTHONPATH", ""))))

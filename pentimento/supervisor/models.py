@@ -1,0 +1,69 @@
+"""Which model directories a name stands for: the registry of the tiny models, or a directory as it is."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pentimento.domain.errors import InvalidArgument, NotFound
+
+WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
+DEFAULT_MODEL = "tiny-heavy"
+DEFAULT_ENCODER = "tiny-clip"
+PIPELINE, ENCODER = "pipeline", "dual_encoder"
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    name: str
+    path: Path
+
+
+def find_model(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
+    """A registry name, or a diffusers directory whose last part becomes the model's name.
+
+    Names are looked up among the registry's pipelines, never joined to a path. NotFound lists those there are.
+    """
+    return _find("model", given, weights, PIPELINE)
+
+
+def find_encoder(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
+    """Likewise of the embedder's models."""
+    return _find("encoder", given, weights, ENCODER)
+
+
+def find_models(given: tuple[str, ...], weights: Path = WEIGHTS) -> tuple[ModelDirectory, ...]:
+    models = tuple(find_model(name, weights) for name in given or (DEFAULT_MODEL,))
+    seen = [model.name for model in models]
+    if len(set(seen)) != len(seen):
+        raise InvalidArgument.of("model", f"must be given once each, got {', '.join(seen)}; --workers makes copies")
+    return models
+
+
+def _find(what: str, given: str, weights: Path, kind: str) -> ModelDirectory:
+    known = registry(weights)
+    entry = known.get(given)
+    if entry is not None and entry.kind == kind:
+        return ModelDirectory(given, entry.path)
+    directory = Path(given).resolve()
+    if not directory.is_dir():
+        there = ", ".join(sorted(name for name, other in known.items() if other.kind == kind)) or f"none in {weights}"
+        wrong = f"is a {entry.kind}, not a {kind}" if entry else "is neither a directory nor a known name"
+        raise NotFound("MODEL_NOT_FOUND", f"{what} {given!r} {wrong} ({there})")
+    return ModelDirectory(directory.name, directory)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`kind`: pipeline, dual_encoder, controlnet, lora, discriminator."""
+
+    kind: str
+    path: Path
+
+
+def registry(weights: Path) -> dict[str, Entry]:
+    """What the tiny models' registry has, by name; empty where there is none."""
+    try:
+        entries = json.loads((weights / "registry.json").read_text())["models"]
+    except FileNotFoundError:
+        return {}
+    return {entry["name"]: Entry(entry["kind"], weights / entry["path"]) for entry in entries}

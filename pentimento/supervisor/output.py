@@ -1,0 +1,142 @@
+"""One view of all logs, each line with the name of its process before it, in its colour; and a file a process.
+
+Output may fail: nobody reads it any more, its reader has stopped, the disk is full. That ends output, never what the
+supervisor is for.
+"""
+
+import io
+import itertools
+import os
+import sys
+import threading
+import time
+from collections import defaultdict, deque
+from pathlib import Path
+from typing import TextIO
+
+import click
+
+from pentimento.supervisor.outlet import Outlet
+
+COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red", "bright_cyan", "bright_magenta")
+KEPT_LINES = 20
+MAX_LOG_BYTES = 8 * 1024 * 1024
+# The supervisor's own: what it is called on the terminal, and its file.
+OWN_LABEL, OWN_LOG = "pentimento", "supervisor"
+
+
+class LogView:
+    """Thread-safe; nothing here waits or raises. `show` False keeps the lines in the files only; notes of the
+    supervisor are always shown, and kept in `supervisor.log`."""
+
+    def __init__(self, logs: Path, *, show: bool, width: int) -> None:
+        self._show = show
+        self._tails: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=KEPT_LINES))
+        self._mutex = threading.Lock()
+        self._unwritable: set[tuple[str, int | None]] = set()
+        self._stdout = Outlet("stdout", Terminal(sys.stdout, width).write)
+        self._stderr = Outlet("stderr", Terminal(sys.stderr, width, own_colour="red").write)
+        self._log_files = LogFiles(logs)
+        self._files = Outlet("files", self._log_files.write, self._file_failed)
+
+    def line(self, name: str, text: str) -> None:
+        with self._mutex:
+            self._tails[name].append(text)
+        self._files.put(name, text)
+        if self._show:
+            self._stdout.put(name, text)
+
+    def note(self, text: str, *, error: bool = False) -> None:
+        self._files.put(OWN_LOG, f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}")
+        (self._stderr if error else self._stdout).put(OWN_LABEL, text)
+
+    def tail(self, name: str, count: int = 8) -> list[str]:
+        """The last lines of a process, for people who must find out why it ended."""
+        with self._mutex:
+            return list(self._tails[name])[-count:]
+
+    def close(self) -> None:
+        """Gives output a moment to end."""
+        if self._files.close():
+            self._log_files.close()
+        for outlet in (self._stdout, self._stderr):
+            outlet.close()
+
+    def _file_failed(self, name: str, error: OSError) -> None:
+        """Says it once for each file and reason."""
+        if (name, error.errno) not in self._unwritable:
+            self._unwritable.add((name, error.errno))
+            reason = error.strerror or "unknown reason"
+            self._stderr.put(
+                OWN_LABEL, f"{name}.log cannot be written ({reason}): its lines are lost, all else goes on"
+            )
+
+
+class Terminal:
+    """A stream that people read; past its buffer, which a write that never ends would keep locked at exit."""
+
+    def __init__(self, stream: TextIO | None, width: int, own_colour: str | None = None) -> None:
+        self._descriptor = descriptor(stream)
+        self._coloured = self._descriptor is not None and os.isatty(self._descriptor)
+        self._width = width
+        self._colours = itertools.cycle(COLOURS)
+        self._labels = {OWN_LABEL: self._label(OWN_LABEL, own_colour, bold=True)}
+
+    def write(self, name: str, text: str) -> None:
+        if self._descriptor is None:
+            return
+        if name not in self._labels:
+            self._labels[name] = self._label(name, next(self._colours))
+        rest = f"{self._labels[name]} │ {text}\n".encode(errors="replace")
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+    def _label(self, name: str, colour: str | None, *, bold: bool = False) -> str:
+        padded = name.ljust(self._width)
+        return click.style(padded, fg=colour, bold=bold) if self._coloured else padded
+
+
+def descriptor(stream: TextIO | None) -> int | None:
+    """None where the process was started without that stream, or it is no file."""
+    try:
+        return stream.fileno() if stream is not None else None
+    except (OSError, ValueError):
+        return None
+
+
+class LogFiles:
+    """NAME.log of each process in a folder. A file that failed is opened anew for the next line: the disk may have room
+    again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, io.FileIO] = {}
+
+    def write(self, name: str, text: str) -> None:
+        """Raises OSError."""
+        try:
+            file = self._file(name)
+            rest = f"{text}\n".encode(errors="replace")
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            self._forget(name)
+            raise
+
+    def close(self) -> None:
+        for name in list(self._files):
+            self._forget(name)
+
+    def _file(self, name: str) -> io.FileIO:
+        """Opened at the first line; a file that grew large is put aside once."""
+        path = self._folder / f"{name}.log"
+        file = self._files.get(name) or self._files.setdefault(name, io.FileIO(path, "a"))
+        if file.tell() < MAX_LOG_BYTES:
+            return file
+        self._forget(name)
+        path.replace(path.with_suffix(".log.1"))
+        return self._files.setdefault(name, io.FileIO(path, "a"))
+
+    def _forget(self, name: str) -> None:
+        if (file := self._files.pop(name, None)) is not None:
+            file.close()

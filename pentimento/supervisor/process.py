@@ -1,0 +1,114 @@
+"""One supervised process: started, watched, restarted with growing pauses, stopped."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pentimento.supervisor.child import Child, start_child
+from pentimento.supervisor.output import LogView
+from pentimento.supervisor.readiness import wait_until_serving
+from pentimento.supervisor.restarts import Ending, GiveUp, RestartPolicy, decide, describe_exit
+from pentimento.supervisor.suite import ProcessSpec
+
+
+class State(Enum):
+    STARTING = "starting"
+    SERVING = "serving"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What every process of a suite shares: the mark by which leftovers are found, and the log view."""
+
+    mark: str
+    view: LogView
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+
+
+class SupervisedProcess:
+    """`changed` is called after every change of `state`; `run` ends with FAILED or STOPPED."""
+
+    def __init__(self, spec: ProcessSpec, around: Surroundings, changed: Callable[[], None]) -> None:
+        self.spec = spec
+        self.state = State.STARTING
+        self.failure = ""
+        self._around = around
+        self._changed = changed
+        self._child: Child | None = None
+        self._stopping = asyncio.Event()
+        self._ever_served = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child is not None else None
+
+    async def run(self) -> None:
+        """Keeps the process up until `stop`, or until the restart policy gives up."""
+        failures = 0
+        while not self._stopping.is_set():
+            ending = await self._run_once()
+            if self._stopping.is_set():
+                break
+            decision = decide(self._around.policy, failures, ending)
+            if isinstance(decision, GiveUp):
+                self.failure = decision.reason
+                return self._become(State.FAILED)
+            failures = decision.failures
+            how = describe_exit(ending.exit_code)
+            self._around.view.note(f"{self.spec.name} ended with {how}; starting it again in {decision.delay_s:.1f} s")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(decision.delay_s):
+                    await self._stopping.wait()
+        self._become(State.STOPPED)
+
+    def stop(self) -> None:
+        """Asks the process to drain and end; `run` returns when it has."""
+        self._stopping.set()
+        if self._child is not None:
+            self._child.terminate()
+
+    def kill(self) -> None:
+        """Ends the process and its children now."""
+        self._stopping.set()
+        if self._child is not None:
+            self._child.kill_group()
+
+    async def _run_once(self) -> Ending:
+        """From one start to its end."""
+        self._become(State.STARTING)
+        view, name = self._around.view, self.spec.name
+        try:
+            child = await start_child(
+                self.spec.module, self.spec.arguments, self._around.mark, lambda line: view.line(name, line)
+            )
+        except OSError as error:  # no memory, no descriptors: another time there may be
+            view.note(f"{name} cannot be started: {error.strerror}", error=True)
+            return Ending(os.EX_OSERR, 0.0, self._ever_served)
+        self._child = child
+        if self._stopping.is_set():
+            child.terminate()
+        serving = asyncio.create_task(self._watch_readiness())
+        exit_code = await child.wait()
+        self._child = None
+        serving.cancel()
+        await asyncio.wait({serving})
+        served_s = 0.0 if serving.cancelled() else time.monotonic() - serving.result()
+        return Ending(exit_code, served_s, self._ever_served)
+
+    async def _watch_readiness(self) -> float:
+        """The monotonic time at which it began to serve."""
+        await wait_until_serving(self.spec.address)
+        self._ever_served = True
+        self._become(State.SERVING)
+        return time.monotonic()
+
+    def _become(self, state: State) -> None:
+        if state is not self.state:
+            self.state = state
+            self._changed()

@@ -1,0 +1,249 @@
+"""Which processes make up a local suite, and what each is told. The services themselves are never imported."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pentimento.domain.emulation import EmulatedFleet, served_profile
+from pentimento.domain.profile import profile_to_json
+from pentimento.supervisor.models import ModelDirectory
+from pentimento.supervisor.state import StateDirectory
+
+
+@dataclass(frozen=True)
+class SuiteSettings:
+    """`copies` workers for each model; `public` is the host:port of the public API beside its unix socket. With a
+    `fleet` its emulated devices take the place of the models. `policy` is what the controller plans by, and `slo_s` the
+    SLO that it plans for; `profiles` are what models were measured to cost."""
+
+    models: tuple[ModelDirectory, ...]
+    encoder: Path
+    copies: int = 1
+    public: str = ""
+    device: str = "auto"
+    threads: int = 1
+    config_file: Path | None = None
+    token_file: Path | None = None
+    service_token_file: Path | None = None
+    grant_key_file: Path | None = None
+    fleet: EmulatedFleet | None = None
+    policy: str = ""
+    slo_s: float | None = None
+    profiles: tuple[Path, ...] = ()
+
+    @property
+    def default_model(self) -> str:
+        return self.fleet.default_model if self.fleet is not None else self.models[0].name
+
+    @property
+    def cached(self) -> bool:
+        """Whether embedder and gateway are there."""
+        return self.fleet is None or self.fleet.cache
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """`address` answers health checks. Stages drain in ascending order: who calls stops before those it calls."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    address: str
+    stage: int
+
+
+FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(4)
+
+
+@dataclass(frozen=True)
+class Suite:
+    processes: tuple[ProcessSpec, ...]
+
+    @property
+    def stages(self) -> list[tuple[ProcessSpec, ...]]:
+        stages = sorted({process.stage for process in self.processes})
+        return [tuple(process for process in self.processes if process.stage == stage) for stage in stages]
+
+
+def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:
+    """Every service once and a worker for each copy of each model: unix sockets, stores in the state directory."""
+    cache = (embedder(settings, state), gateway(settings, state)) if settings.cached else ()
+    unet_workers = emulated_devices(settings, state) if settings.fleet is not None else workers(settings, state)
+    return Suite((*cache, controller(settings, state), *unet_workers, frontdoor(settings, state)))
+
+
+def workers(settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:
+    return tuple(
+        worker(settings, state, model, f"{model.name}-{copy}")
+        for model in settings.models
+        for copy in range(settings.copies)
+    )
+
+
+def unix_address(state: StateDirectory, name: str) -> str:
+    return f"unix:{state.sockets / name}.sock"
+
+
+def shared_arguments(settings: SuiteSettings, instance: str) -> tuple[str, ...]:
+    arguments = ["--instance-id", instance]
+    if settings.config_file:
+        arguments += ["--config", str(settings.config_file)]
+    if settings.token_file:
+        arguments += ["--token-file", str(settings.token_file)]
+    return tuple(arguments)
+
+
+def caller_arguments(settings: SuiteSettings, state: StateDirectory) -> tuple[str, ...]:
+    """Of a process that calls others: the controller's address and the token it shows them."""
+    token = ("--service-token-file", str(settings.service_token_file)) if settings.service_token_file else ()
+    return ("--controller-address", unix_address(state, "controller"), *token)
+
+
+def grant_arguments(settings: SuiteSettings) -> tuple[str, ...]:
+    """Of the gateway, which signs grants, and of workers, which check them."""
+    return ("--grant-key-file", str(settings.grant_key_file)) if settings.grant_key_file else ()
+
+
+def stores(settings: SuiteSettings, state: StateDirectory) -> Path:
+    """Emulated pictures never lie in one store with real ones: what is cached there would be painted on from."""
+    return state.path / "emulated" if settings.fleet is not None else state.path
+
+
+def objects_url(settings: SuiteSettings, state: StateDirectory) -> str:
+    return f"file://{stores(settings, state) / 'objects'}"
+
+
+def embedder(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
+    address = unix_address(state, "embedder")
+    arguments: tuple[str, ...] = (
+        "--listen",
+        address,
+        "--encoder",
+        str(settings.encoder),
+        "--threads",
+        str(settings.threads),
+    )
+    arguments += shared_arguments(settings, "embedder") + caller_arguments(settings, state)
+    return ProcessSpec("embedder", "services.embedder", arguments, address, CACHE_STAGE)
+
+
+def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
+    address = unix_address(state, "gateway")
+    arguments: tuple[str, ...] = (
+        "--listen",
+        address,
+        "--index-url",
+        f"edge://{stores(settings, state) / 'index'}",
+        "--objects-url",
+        objects_url(settings, state),
+    )
+    arguments += ("--ledger-url", f"sqlite:///{stores(settings, state) / 'gateway.sqlite'}")
+    arguments += grant_arguments(settings) + shared_arguments(settings, "gateway") + caller_arguments(settings, state)
+    return ProcessSpec("gateway", "services.vectordb_gateway", arguments, address, CACHE_STAGE)
+
+
+def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
+    address = unix_address(state, "controller")
+    arguments: tuple[str, ...] = ("--listen", address, *shared_arguments(settings, "controller"))
+    if settings.fleet is not None:
+        arguments += ("--fleet", str(settings.fleet.path))
+    if settings.policy:
+        arguments += ("--allocator", settings.policy)
+    if settings.slo_s is not None:
+        arguments += ("--slo-s", str(settings.slo_s))
+    return ProcessSpec("controller", "services.controller", arguments, address, CONTROLLER_STAGE)
+
+
+def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory, name: str) -> ProcessSpec:
+    address = unix_address(state, name)
+    arguments: tuple[str, ...] = ("--listen", address, "--model", str(model.path), "--model-name", model.name)
+    arguments += (
+        "--objects-url",
+        objects_url(settings, state),
+        "--device",
+        settings.device,
+        "--threads",
+        str(settings.threads),
+    )
+    others = [str(other.path) for other in settings.models if other != model]
+    if settings.policy and others:
+        arguments += ("--other-models", ",".join(others))
+    arguments += profile_arguments(settings.profiles)
+    arguments += grant_arguments(settings) + shared_arguments(settings, name) + caller_arguments(settings, state)
+    return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE)
+
+
+def emulated_devices(settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:
+    """A worker for each device of the fleet, and its discriminators."""
+    fleet = settings.fleet
+    assert fleet is not None
+    workers = tuple(
+        emulated_worker(settings, state, fleet, devices.name, name)
+        for devices in fleet.devices
+        for name in devices.workers()
+    )
+    count = fleet.discriminator.count if fleet.discriminator is not None else 0
+    return (*workers, *(emulated_discriminator(settings, state, fleet, number) for number in range(count)))
+
+
+def emulated_worker(
+    settings: SuiteSettings, state: StateDirectory, fleet: EmulatedFleet, devices: str, name: str
+) -> ProcessSpec:
+    address = unix_address(state, name)
+    arguments: tuple[str, ...] = ("--listen", address, "--fleet", str(fleet.path), "--devices", devices)
+    arguments += ("--objects-url", objects_url(settings, state), *grant_arguments(settings))
+    arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
+    return ProcessSpec(name, "services.unet_worker.emulation", arguments, address, WORKER_STAGE)
+
+
+def emulated_discriminator(
+    settings: SuiteSettings, state: StateDirectory, fleet: EmulatedFleet, number: int
+) -> ProcessSpec:
+    name = f"discriminator-{number}"
+    address = unix_address(state, name)
+    arguments: tuple[str, ...] = ("--listen", address, "--fleet", str(fleet.path))
+    arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
+    return ProcessSpec(name, "services.discriminator.emulated", arguments, address, WORKER_STAGE)
+
+
+def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
+    address = unix_address(state, "frontdoor")
+    listen = f"{address},{settings.public}" if settings.public else address
+    arguments: tuple[str, ...] = (
+        "--listen",
+        listen,
+        "--ledger-url",
+        f"sqlite:///{stores(settings, state) / 'frontdoor.sqlite'}",
+    )
+    arguments += ("--objects-url", objects_url(settings, state), "--default-model", settings.default_model)
+    arguments += profile_arguments(settings.profiles)
+    if settings.fleet is not None:
+        arguments += emulated_frontdoor(settings.fleet, stores(settings, state))
+    if settings.cached:
+        embedder_address, gateway_address = unix_address(state, "embedder"), unix_address(state, "gateway")
+        arguments += ("--embedder-address", embedder_address, "--gateway-address", gateway_address)
+    arguments += shared_arguments(settings, "frontdoor") + caller_arguments(settings, state)
+    return ProcessSpec("frontdoor", "services.frontdoor", arguments, address, FRONTDOOR_STAGE)
+
+
+def emulated_frontdoor(fleet: EmulatedFleet, folder: Path) -> tuple[str, ...]:
+    """What the fleet's file says of its cascade, and the profiles that predictions start from."""
+    arguments = profile_arguments(tuple(profile_file(folder, model.name) for model in fleet.models))
+    if fleet.cascade:
+        arguments += ("--cascade", ",".join(fleet.cascade))
+        arguments += ("--confidence-threshold", str(fleet.confidence_threshold))
+    return arguments
+
+
+def profile_arguments(profiles: tuple[Path, ...]) -> tuple[str, ...]:
+    return ("--profiles", ",".join(map(str, profiles))) if profiles else ()
+
+
+def profile_file(folder: Path, model: str) -> Path:
+    return folder / "profiles" / f"{model}.json"
+
+
+def write_profiles(fleet: EmulatedFleet, folder: Path) -> None:
+    """As the frontdoor reads them."""
+    (folder / "profiles").mkdir(parents=True, exist_ok=True)
+    for model in fleet.models:
+        profile_file(folder, model.name).write_text(profile_to_json(served_profile(fleet, model)))

@@ -1,0 +1,116 @@
+"""Runs a suite of local processes: all started at once, kept up, drained in order."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from pentimento.supervisor.output import LogView
+from pentimento.supervisor.process import State, SupervisedProcess, Surroundings
+from pentimento.supervisor.suite import Suite
+
+# A service drains for 30 s at most by its own settings; what still runs then is not going to end by itself.
+STOP_TIMEOUT_S = 35.0
+# How often a suite that does not serve yet says whom it waits for.
+TELL_EVERY_S = 15.0
+
+
+class Supervisor:
+    """`run` returns the exit code: 0 after a stop that was asked for, 1 when the suite could not start."""
+
+    def __init__(
+        self,
+        suite: Suite,
+        around: Surroundings,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+        tell_every_s: float = TELL_EVERY_S,
+    ) -> None:
+        self._suite = suite
+        self._tell_every_s = tell_every_s
+        self.view: LogView = around.view
+        self._stop_timeout_s = stop_timeout_s
+        self._change = asyncio.Event()
+        self._stop_requests = 0
+        self.processes = [SupervisedProcess(spec, around, self._change.set) for spec in suite.processes]
+
+    def request_stop(self) -> None:
+        """The first time drains in order, the second time kills. For signal handlers of the event loop."""
+        if self._stop_requests:
+            return self.request_kill()
+        self.view.note("stopping: the frontdoor first (once more to stop at once)")
+        self._stop_requests += 1
+        self._change.set()
+
+    def request_kill(self) -> None:
+        """Ends everything now."""
+        self.view.note("stopping at once")
+        self._stop_requests += 2
+        self.kill()
+        self._change.set()
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+    async def run(self, on_serving: Callable[[], None]) -> int:
+        """Starts everything; `on_serving` is called once when all serve. Nothing is left running when it returns."""
+        started = time.monotonic()
+        tasks = {process.spec.name: asyncio.create_task(process.run()) for process in self.processes}
+        telling = asyncio.create_task(self._tell_who_starts())
+        try:
+            if await self._until(self._all_serve):
+                telling.cancel()
+                self.view.note(f"all {len(self.processes)} processes serve after {time.monotonic() - started:.1f} s")
+                on_serving()
+                await self._until(lambda: False)
+            failed = self._stop_requests == 0
+            await self._drain(tasks)
+            return 1 if failed else 0
+        finally:
+            telling.cancel()
+            self.kill()
+            await asyncio.wait(tasks.values())
+
+    async def _tell_who_starts(self) -> None:
+        """Now and then, while somebody waits for all to serve, and perhaps sees no logs."""
+        while True:
+            await asyncio.sleep(self._tell_every_s)
+            for process in self.processes:
+                if process.state is State.STARTING:
+                    said = "".join(self.view.tail(process.spec.name, 1))
+                    self.view.note(f"{process.spec.name} is still starting; its last line: {said}")
+
+    async def _until(self, reached: Callable[[], bool]) -> bool:
+        """True once `reached`; False when a stop was asked for, or a process failed, as it may until it has served."""
+        while not reached():
+            self._change.clear()
+            if self._report_failures() or self._stop_requests:
+                return False
+            await self._change.wait()
+        return True
+
+    def _report_failures(self) -> bool:
+        """Says of each failed process why it ended; whether there is any."""
+        failed = [process for process in self.processes if process.state is State.FAILED]
+        for process in failed:
+            self.view.note(f"{process.spec.name} {process.failure}; its last lines:", error=True)
+            for line in self.view.tail(process.spec.name):
+                self.view.note(f"  {line}", error=True)
+        return bool(failed)
+
+    def _all_serve(self) -> bool:
+        return all(process.state is State.SERVING for process in self.processes)
+
+    async def _drain(self, tasks: dict[str, asyncio.Task[None]]) -> None:
+        """Stage by stage: nobody stops while one that calls it still works."""
+        for stage in self._suite.stages:
+            names = {spec.name for spec in stage}
+            members = [process for process in self.processes if process.spec.name in names]
+            for process in members:
+                process.stop()
+            _, pending = await asyncio.wait([tasks[name] for name in names], timeout=self._stop_timeout_s)
+            if pending:
+                self.view.note(
+                    f"{', '.join(sorted(names))} did not stop within {self._stop_timeout_s:.0f} s", error=True
+                )
+                for process in members:
+                    process.kill()

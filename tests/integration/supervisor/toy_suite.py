@@ -1,0 +1,23 @@
+"""`pentimento up` of toys: the command as it is, with other processes. Arguments: state directory, flags of toys."""
+
+import sys
+from pathlib import Path
+
+from pentimento.cli import up
+from pentimento.supervisor.state import StateDirectory
+from pentimento.supervisor.suite import ProcessSpec, Suite, SuiteSettings, unix_address
+
+
+def toys(settings: SuiteSettings, state: StateDirectory) -> Suite:
+    def toy(name: str, stage: int) -> ProcessSpec:
+        address = unix_address(state, name)
+        flags = ("--listen", address, "--diary", str(state.path / "diary"), *sys.argv[2:])
+        return ProcessSpec(name, "toy_service", flags, address, stage)
+
+    return Suite((toy("frontdoor", 0), toy("worker", 1)))
+
+
+if __name__ == "__main__":
+    up.plan_suite = toys
+    nothing = SuiteSettings(models=(), encoder=Path(), public="127.0.0.1:0")
+    sys.exit(up.run_suite(nothing, StateDirectory(Path(sys.argv[1])), show_logs=True))

@@ -1,0 +1,23 @@
+"""Reports that could not be written are refused before the load is played, not after it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pentimento.cli.bench_report import check_forms
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        check_forms([tmp_path / "nowhere" / "r.html"], 1)
+
+    assert [violation.field for violation in refused.value.violations] == ["report"]
+
+
+def test_a_png_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    with pytest.raises(FailedPrecondition, match="needs matplotlib"):
+        check_forms([tmp_path / "r.png"], 1)

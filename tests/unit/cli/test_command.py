@@ -1,0 +1,141 @@
+"""The command line: help without grpc, one-line errors that name the field, exit codes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pentimento.cli import SUBCOMMANDS, cli, describe, zoo
+from pentimento.cli.generate import parse_size
+from pentimento.domain.errors import FailedPrecondition, FieldViolation, InvalidArgument, NotFound
+from pentimento.rpc.tokens import hash_token, parse_tokens
+from pentimento.supervisor.child import SOURCE_ROOT
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pentimento.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=cwd)
+
+
+def test_help_needs_neither_grpc_nor_torch() -> None:
+    script = "import sys; import pentimento.cli; print({'grpc', 'torch', 'rich', 'PIL'} & set(sys.modules))"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+
+    assert done.stdout.strip() == "set()"
+
+
+def test_supervisor_needs_no_torch() -> None:
+    script = "import sys; import pentimento.cli.up; print({'torch', 'numpy'} & set(sys.modules))"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("name", sorted(SUBCOMMANDS))
+def test_every_subcommand_of_the_list_exists(name: str) -> None:
+    assert cli.get_command(None, name) is not None  # type: ignore[arg-type] # the context is not used
+
+
+def test_without_a_suite_generate_says_what_to_do(tmp_path: Path) -> None:
+    done = run("generate", "a red circle", "--state-dir", str(tmp_path / "none"))
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"pentimento: no suite serves from {tmp_path / 'none'}: start one with `pentimento up`, or name an --address"
+    ]
+
+
+def test_unknown_model_stops_up_with_one_line(tmp_path: Path) -> None:
+    done = run("up", "--model", "no-such-model", "--state-dir", str(tmp_path / "state"))
+
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "no-such-model" in done.stderr
+
+
+def test_wrong_usage_is_exit_code_2() -> None:
+    done = run("generate", "a circle", "--seed", "-1")
+
+    assert done.returncode == 2
+    assert "--seed" in done.stderr
+
+
+def test_the_profile_of_a_model_takes_its_own_flags(tmp_path: Path) -> None:
+    done = run("bench", "profile", str(tmp_path), "--help")
+
+    assert done.returncode == 0, done.stderr
+    assert "--batch-sizes" in done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(zoo.SUBCOMMANDS))
+def test_zoo_subcommand_becomes_its_module_with_its_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, arguments: started.append(arguments))
+    for variable in ("PYTHONPATH", "TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
+        monkeypatch.setenv(variable, "")
+
+    CliRunner().invoke(cli, ["zoo", name, "heavy", "--steps", "5", "--help"], catch_exceptions=False)
+
+    module, _ = zoo.SUBCOMMANDS[name]
+    assert started == [[sys.executable, "-P", "-m", module, "heavy", "--steps", "5", "--help"]]
+    place = SOURCE_ROOT / Path(*module.split("."))
+    assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file()
+
+
+def test_zoo_without_the_repository_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(zoo, "SOURCE_ROOT", tmp_path)
+
+    with pytest.raises(FailedPrecondition, match="take a checkout of the repository"):
+        zoo.become("zoo.train", ())
+
+
+def test_zoo_without_a_library_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "NEEDED", ("sys", "no_such_library"))
+
+    with pytest.raises(FailedPrecondition, match="the zoo needs no_such_library"):
+        zoo.become("zoo.train", ())
+
+
+def test_zoo_keeps_the_exit_status() -> None:
+    done = run("zoo", "train", "no-such-part")
+
+    assert done.returncode == 2
+    assert "no-such-part" in done.stderr
+
+
+def test_new_token_matches_its_entry() -> None:
+    done = run("token", "new", "--tenant", "acme", "--role", "admin")
+
+    entries = parse_tokens(done.stderr, "stderr")
+    assert list(entries) == [hash_token(done.stdout)]
+
+
+def test_description_names_every_field() -> None:
+    violations = (FieldViolation("steps", "must be at most 100"), FieldViolation("size", "must be even"))
+    error = InvalidArgument("INVALID_FIELD", "two fields", violations=violations)
+
+    assert describe(error) == "steps: must be at most 100; size: must be even"
+
+
+def test_description_without_fields_is_the_message() -> None:
+    assert describe(NotFound("X", "no such thing")) == "no such thing"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("64x32", (64, 32)), ("64", (64, 64)), ("64X32", (64, 32)), (None, (None, None))]
+)
+def test_size(text: str | None, size: tuple[int | None, int | None]) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "64x", "64x32x3", "wide"])
+def test_wrong_size_names_the_field(text: str) -> None:
+    with pytest.raises(InvalidArgument) as wrong:
+        parse_size(text)
+
+    assert wrong.value.violations[0].field == "size"

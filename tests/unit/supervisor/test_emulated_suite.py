@@ -1,0 +1,145 @@
+"""What a suite of emulated devices is made of."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pentimento.cli.up import up
+from pentimento.domain.emulation import read_fleet
+from pentimento.domain.profile import profile_from_json
+from pentimento.supervisor.models import ModelDirectory
+from pentimento.supervisor.state import StateDirectory
+from pentimento.supervisor.suite import Suite, SuiteSettings, plan_suite, profile_file, write_profiles
+
+FLEET = """\
+cascade = ["light", "heavy"]
+confidence_threshold = 0.25
+
+[[models]]
+name = "light"
+steps = 1
+latency_s = { 1 = 0.1, 2 = 0.2, 4 = 0.3 }
+
+[[models]]
+name = "heavy"
+steps = 10
+latency_s = { 1 = 1.0 }
+
+[[devices]]
+name = "slow"
+count = 2
+models = ["light", "heavy"]
+speed = 0.5
+max_batch = 2
+
+[[devices]]
+name = "fast"
+models = ["light"]
+
+[discriminator]
+count = 2
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> SuiteSettings:
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    return SuiteSettings((), tmp_path, fleet=read_fleet(tmp_path / "fleet.toml"))
+
+
+@pytest.fixture
+def suite(settings: SuiteSettings, tmp_path: Path) -> Suite:
+    return plan_suite(settings, StateDirectory(tmp_path / "state"))
+
+
+def flags_of(suite: Suite, name: str) -> dict[str, str]:
+    arguments = next(process.arguments for process in suite.processes if process.name == name)
+    return dict(zip(arguments[::2], arguments[1::2], strict=True))
+
+
+def test_every_device_is_a_worker_and_nobody_keeps_a_cache(suite: Suite) -> None:
+    names = [process.name for process in suite.processes]
+
+    assert names == ["controller", "slow-0", "slow-1", "fast-0", "discriminator-0", "discriminator-1", "frontdoor"]
+    assert flags_of(suite, "slow-1")["--devices"] == "slow"
+    assert "--gateway-address" not in flags_of(suite, "frontdoor")
+
+
+def test_a_fleet_with_a_cache_has_embedder_and_gateway(settings: SuiteSettings, tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text("cache = true\n" + FLEET)
+    cached = SuiteSettings((), tmp_path, fleet=read_fleet(tmp_path / "fleet.toml"))
+
+    suite = plan_suite(cached, StateDirectory(tmp_path / "state"))
+
+    assert [process.name for process in suite.processes][:2] == ["embedder", "gateway"]
+    assert "--gateway-address" in flags_of(suite, "frontdoor")
+
+
+def test_emulated_pictures_never_lie_with_real_ones(suite: Suite, tmp_path: Path) -> None:
+    for name in ("frontdoor", "slow-0"):
+        assert flags_of(suite, name)["--objects-url"] == f"file://{tmp_path}/state/emulated/objects"
+    assert flags_of(suite, "frontdoor")["--ledger-url"] == f"sqlite:///{tmp_path}/state/emulated/frontdoor.sqlite"
+
+
+def test_the_frontdoor_hears_of_the_cascade_and_of_what_models_cost(suite: Suite, tmp_path: Path) -> None:
+    flags = flags_of(suite, "frontdoor")
+
+    assert (flags["--cascade"], flags["--confidence-threshold"]) == ("light,heavy", "0.25")
+    assert [Path(file).name for file in flags["--profiles"].split(",")] == ["light.json", "heavy.json"]
+
+
+def test_the_controller_hears_of_the_policy_and_finds_the_rest_in_the_fleets_file(
+    settings: SuiteSettings, tmp_path: Path
+) -> None:
+    planned = plan_suite(replace(settings, policy="diffserve", slo_s=5.0), StateDirectory(tmp_path / "state"))
+
+    flags = flags_of(planned, "controller")
+    assert (flags["--allocator"], flags["--slo-s"], flags["--fleet"]) == (
+        "diffserve",
+        "5.0",
+        str(tmp_path / "fleet.toml"),
+    )
+
+
+def test_measured_costs_reach_those_who_plan_and_predict_with_them(tmp_path: Path) -> None:
+    models = (ModelDirectory("m", tmp_path / "m"),)
+    files = (tmp_path / "a.json", tmp_path / "b.json")
+
+    suite = plan_suite(SuiteSettings(models, tmp_path, profiles=files), StateDirectory(tmp_path / "state"))
+
+    for name in ("m-0", "frontdoor"):
+        assert flags_of(suite, name)["--profiles"] == f"{tmp_path}/a.json,{tmp_path}/b.json"
+
+
+def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> None:
+    models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / "b"))
+    settings = SuiteSettings(models, tmp_path)
+
+    resident, planned = (
+        plan_suite(replace(settings, policy=policy), StateDirectory(tmp_path / "state")) for policy in ("", "modm")
+    )
+
+    assert "--other-models" not in flags_of(resident, "a-0")
+    assert flags_of(planned, "a-0")["--other-models"] == f"{tmp_path}/b"
+
+
+def test_profiles_are_those_of_the_devices_that_hold_the_model(settings: SuiteSettings, tmp_path: Path) -> None:
+    assert settings.fleet is not None
+    write_profiles(settings.fleet, tmp_path)
+
+    light = profile_from_json(profile_file(tmp_path, "light").read_text())
+
+    # Two devices take twice as long, one as long as profiled: the mean of three; the fast one runs batches of four.
+    assert [batch.batch_size for batch in light.batches] == [1, 2, 4]
+    assert light.batches[0].step.mean_s == pytest.approx(0.1 * 5 / 3)
+
+
+def test_models_and_a_fleet_exclude_each_other(settings: SuiteSettings, tmp_path: Path) -> None:
+    flags = ["--emulate", str(tmp_path / "fleet.toml"), "--model", "tiny-heavy", "--state-dir", str(tmp_path / "state")]
+
+    refused = CliRunner().invoke(up, flags)
+
+    assert refused.exit_code == 2
+    assert "--model and --emulate exclude each other" in refused.output

@@ -1,0 +1,61 @@
+"""Names of models are names of the registry, or directories that are there."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.supervisor.models import ModelDirectory, find_encoder, find_model, find_models
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    folder = tmp_path / "weights"
+    (folder / "tiny-heavy").mkdir(parents=True)
+    kinds = {"tiny-heavy": "pipeline", "tiny-clip": "dual_encoder", "tiny-lora-neon": "lora"}
+    entries = [{"name": name, "kind": kind, "path": name} for name, kind in kinds.items()]
+    (folder / "registry.json").write_text(json.dumps({"models": entries}))
+    return folder
+
+
+def test_registry_name_leads_to_its_directory(weights: Path) -> None:
+    assert find_model("tiny-heavy", weights) == ModelDirectory("tiny-heavy", weights / "tiny-heavy")
+
+
+def test_directory_is_named_after_its_last_part(weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+
+    assert find_model(str(tmp_path / "mine"), weights) == ModelDirectory("mine", tmp_path / "mine")
+
+
+@pytest.mark.parametrize("name", ["unknown", "../weights/unknown", "tiny-heavy/../../..x"])
+def test_unknown_name_lists_those_there_are(weights: Path, name: str) -> None:
+    with pytest.raises(NotFound, match="tiny-heavy"):
+        find_model(name, weights)
+
+
+@pytest.mark.parametrize("name", ["tiny-clip", "tiny-lora-neon"])
+def test_what_is_no_pipeline_is_no_model_to_serve(weights: Path, name: str) -> None:
+    with pytest.raises(NotFound, match=r"not a pipeline \(tiny-heavy\)"):
+        find_model(name, weights)
+
+
+def test_an_encoder_is_a_name_among_the_dual_encoders(weights: Path) -> None:
+    assert find_encoder("tiny-clip", weights) == ModelDirectory("tiny-clip", weights / "tiny-clip")
+    with pytest.raises(NotFound, match=r"not a dual_encoder \(tiny-clip\)"):
+        find_encoder("tiny-heavy", weights)
+
+
+def test_without_a_registry_the_message_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="none in"):
+        find_model("tiny-heavy", tmp_path)
+
+
+def test_same_model_twice_is_refused(weights: Path) -> None:
+    with pytest.raises(InvalidArgument, match="--workers"):
+        find_models(("tiny-heavy", "tiny-heavy"), weights)
+
+
+def test_default_is_the_heavy_model(weights: Path) -> None:
+    assert [model.name for model in find_models((), weights)] == ["tiny-heavy"]

@@ -1,0 +1,131 @@
+"""The state directory: one suite at a time, found by the others, with short private sockets."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pentimento.cli.connection import running_suite
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.supervisor.state import (
+    MAX_SOCKET_DIRECTORY,
+    Endpoint,
+    StateDirectory,
+    make_private,
+    socket_directory,
+)
+
+ENDPOINT = Endpoint("unix:/f", "127.0.0.1:1", "unix:/c", "unix:/g", "", os.getpid())
+
+
+def test_second_suite_on_the_same_directory_is_refused_by_name(tmp_path: Path) -> None:
+    first, second = StateDirectory(tmp_path), StateDirectory(tmp_path)
+    first.acquire()
+
+    with pytest.raises(FailedPrecondition) as refused:
+        second.acquire()
+
+    assert refused.value.reason == "SUITE_RUNNING"
+    assert f"pid {os.getpid()}" in refused.value.message
+    first.release()
+
+
+def test_directory_can_be_had_again_after_release(tmp_path: Path) -> None:
+    first, second = StateDirectory(tmp_path), StateDirectory(tmp_path)
+    first.acquire()
+    first.release()
+
+    second.acquire()
+
+    assert second.owner() == os.getpid()
+    second.release()
+
+
+def test_endpoint_of_a_running_suite_is_found(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path)
+    state.acquire()
+    state.publish(ENDPOINT)
+
+    assert StateDirectory(tmp_path).endpoint() == ENDPOINT
+    state.release()
+
+
+def test_endpoint_left_by_a_crash_is_not_believed(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path)
+    state.acquire()
+    state.publish(ENDPOINT)
+    state.release()
+
+    assert StateDirectory(tmp_path).endpoint() is None
+
+
+def test_directory_without_a_suite_has_no_endpoint(tmp_path: Path) -> None:
+    assert StateDirectory(tmp_path / "never").endpoint() is None
+
+
+def test_sockets_fit_a_socket_address_however_long_the_state_path(tmp_path: Path) -> None:
+    directory = socket_directory(tmp_path / ("x" * 200) / ("y" * 200))
+
+    assert len(str(directory)) <= MAX_SOCKET_DIRECTORY
+
+
+def test_two_state_directories_do_not_share_sockets(tmp_path: Path) -> None:
+    assert socket_directory(tmp_path / "a") != socket_directory(tmp_path / "b")
+
+
+def test_sockets_are_private(tmp_path: Path) -> None:
+    directory = tmp_path / "sockets"
+
+    make_private(directory)
+
+    assert directory.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("trap", ["open to others", "a link elsewhere"])
+def test_directory_that_somebody_else_prepared_is_refused(tmp_path: Path, trap: str) -> None:
+    directory = tmp_path / "sockets"
+    if trap == "open to others":
+        directory.mkdir()
+        directory.chmod(0o777)
+    else:
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        directory.symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(FailedPrecondition):
+        make_private(directory)
+
+
+def test_what_a_suite_left_open_to_others_is_closed_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    (state / "objects" / "objects").mkdir(parents=True)
+    (state / "objects" / "objects" / "picture").touch()
+    ours = [state / "objects" / "objects" / "picture", state / "frontdoor.sqlite", state / "frontdoor.sqlite-wal"]
+    (state / "notes.txt").touch()
+    for file in (*ours, state / "notes.txt"):
+        file.touch()
+        file.chmod(0o644)
+    for folder in (state, state / "objects", state / "objects" / "objects"):
+        folder.chmod(0o755)
+
+    StateDirectory(state).acquire()
+
+    kept = [state, state / "logs", state / "lock", state / "objects", state / "objects" / "objects", *ours]
+    assert [path for path in kept if path.stat().st_mode & 0o077] == []
+    assert (state / "notes.txt").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_suite_that_starts_is_told_from_none_with_what_its_processes_said_last(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path)
+    state.acquire()
+    (state.logs / "heavy-0.log").write_text("x" * 100_000 + "\nloading the model\nmeasuring a step\n")
+    (state.logs / "embedder.log").touch()
+    earlier = state.logs / "light-0.log"
+    earlier.write_text("of another run\n")
+    os.utime(earlier, (0, 0))
+
+    with pytest.raises(FailedPrecondition) as refused:
+        running_suite(tmp_path)
+
+    state.release()
+    assert refused.value.reason == "SUITE_STARTING"
+    assert refused.value.message.splitlines()[1:] == ["  embedder: ", "  heavy-0: measuring a step"]
