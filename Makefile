@@ -14,6 +14,7 @@ PYTEST_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS := constraints/$(DEVICE).txt
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints/cpu.txt)
@@ -36,16 +37,22 @@ DEV_READY := $(VENV)/.installed-dev-$(DEVICE)
 BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format protos reference client-wheel bench bench-quick setup clean distclean
+.PHONY: help demo test test-faults test-training lint format protos reference client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 demo: $(DEMO_READY) ## bring the suite up with the tiny models, paint a few pictures through all services, stop it again
 	$(BIN)/python scripts/demo.py
 
-test: $(DEV_READY) ## every test that needs no container engine
-	$(BIN)/python -m pytest -m "not compose" -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+test: $(DEV_READY) ## every test but those of the next two targets, and those that need a container engine
+	$(PYTEST) -m "not compose and not faults and not training" $(PYTEST_ARGS)
+
+test-faults: $(DEV_READY) ## kills and stops of real processes under load
+	$(PYTEST) -m faults $(PYTEST_ARGS)
+
+test-training: $(DEV_READY) ## short trainings of every part of the zoo, interrupted and resumed
+	$(PYTEST) -m training $(PYTEST_ARGS)
 
 lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts and the code generated from them
 	$(BIN)/ruff check .

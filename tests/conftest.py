@@ -1,4 +1,4 @@
-"""How tests are dealt to processes: by file, and those that share the one real suite together."""
+"""How tests are dealt to processes: by file, those that share the one real suite together, and the slow ones first."""
 
 import os
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 ONE_SUITE = "tests/e2e"
+SLOWEST_FIRST = (ONE_SUITE, *(f"tests/{tier}" for tier in ("faults", "integration", "golden", "unit/zoo", "contract")))
 
 # Set before torch is imported, here and in the processes that tests start: two test processes share the cores, and on
 # some processors the last bits of a picture depend on the number of threads.
@@ -22,4 +23,10 @@ class ByFile(LoadFileScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    config.option.loadscopereorder = False  # files go in the order below, not those of many tests first
     return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by tier: what is dealt last is short, so that no process works alone for long."""
+    items.sort(key=lambda item: next((at for at, tier in enumerate(SLOWEST_FIRST) if item.nodeid.startswith(tier)), 99))

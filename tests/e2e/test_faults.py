@@ -15,7 +15,6 @@ from pentimento.supervisor.leftovers import marked_processes
 from pentimento.supervisor.local import LocalSuite
 from pentimento.supervisor.readiness import wait_until_serving
 
-pytestmark = pytest.mark.faults
 PATIENT = RetryPolicy(tries=60, first_pause_s=0.2, max_pause_s=1.0)
 
 

@@ -17,7 +17,7 @@ import pytest
 from zoo.drawing.tokenizer import build_tokenizer
 from zoo.train.loop import CHECKPOINT, LOG, read_state
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.training, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
 STEPS = 50

@@ -24,6 +24,8 @@ from zoo.train.dual_encoder import WIDTH, make_dual_encoder
 from zoo.train.finder import Finder, find_things
 from zoo.train.loop import Plan, Run
 
+pytestmark = pytest.mark.training
+
 COUNT, BATCH, STEPS = 12, 4, 2
 PROMPTS, SEEDS = ["a red circle", "a blue star", "a ring"], [1, 2, 3]
 

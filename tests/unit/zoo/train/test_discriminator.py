@@ -19,6 +19,8 @@ from zoo.train.discriminator import DiscriminatorPart, Pictures, make_discrimina
 from zoo.train.loop import CHECKPOINT, Plan, Run
 from zoo.train.parts import part_and_plan
 
+pytestmark = pytest.mark.training
+
 COUNT, BATCH = 24, 8
 PLAN = Plan(steps=3, peak_rate=1e-3, warmup=1)
 

@@ -34,6 +34,8 @@ from zoo.train.flow_distilled import FlowDistilledPart
 from zoo.train.loop import Part, Plan, Run
 from zoo.train.parts import part_and_plan
 
+pytestmark = pytest.mark.training
+
 COUNT, BATCH = 48, 4
 
 

@@ -19,6 +19,8 @@ from zoo.train.dual_encoder import WIDTH, make_dual_encoder
 from zoo.train.lora import ALPHA, RANK, StyledUNet
 from zoo.train.style_judge import CLASSES, StyleJudge, style_scores
 
+pytestmark = pytest.mark.training
+
 STEPS = 3
 
 

@@ -11,6 +11,8 @@ from zoo.train import discriminator
 from zoo.train.loop import CHECKPOINT, Plan, Run, read_state
 from zoo.train.parts import NEEDS, PARTS, part_and_plan
 
+pytestmark = pytest.mark.training
+
 COUNT, BATCH = 48, 4
 
 
