@@ -261,7 +261,7 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         "Each process serves them at `/metrics` in the Prometheus form (`--metrics-listen`). No label holds a prompt, "
-        "a user or a tenant. [What to alert on](../operations.md#what-to-alert-on) says which matter first.",
+        "a user or a tenant. [What to alert on](../runbook.md#what-to-alert-on) says which matter first.",
         "",
     ]
     known: set[str] = set()

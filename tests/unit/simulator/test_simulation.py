@@ -3,14 +3,14 @@ from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from statistics import mean
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.dataplane import Dataplane, DataplaneSettings
+from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, hold_resident
 from pentimento.policies.serving import SERVING_POLICIES, ServingPolicy, ServingSettings
 from pentimento.reports import Outcome, StartKind
@@ -29,6 +29,12 @@ def test_the_same_seed_gives_the_same_records_and_another_one_others() -> None:
 
     assert run(scenario, workload, seed=7) == run(scenario, workload, seed=7)
     assert run(scenario, workload, seed=7) != run(scenario, workload, seed=8)
+
+
+def test_every_effect_is_performed() -> None:
+    simulation = Simulation(cascade("resident"), poisson(1.0, 1), Random(1))
+
+    assert simulation._performers.keys() == set(get_args(effects.Effect))
 
 
 @pytest.mark.parametrize("policy", SERVING_POLICIES)
