@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.machine import ROOT
-from pentimento.domain.emulation import EmulatedFleet, label_of, largest_batch, measured_batches
+from pentimento.devices.emulation import EmulatedFleet, label_of, largest_batch, measured_batches
 from pentimento.domain.image_request import CacheMode, Completed
 from pentimento.loadgen import LoadSettings, play
 from pentimento.reports import RequestRecord

@@ -35,7 +35,7 @@ from benchmarks.report import (
 )
 from benchmarks.statistics import quantile
 from benchmarks.stolen_time import StolenTime
-from pentimento.domain.emulation import EmulatedFleet, largest_batch, measured_batches, read_fleet
+from pentimento.devices.emulation import EmulatedFleet, largest_batch, measured_batches, read_fleet
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.identity import Role
 from pentimento.domain.image_request import GenerateEvent, ImageRequest

@@ -45,8 +45,8 @@ from benchmarks.seen_delays import with_delays
 from benchmarks.seen_speed import Run, changes_seen, speed_seen, with_course, with_speed
 from benchmarks.statistics import CONFIDENCE, bootstrap_interval
 from benchmarks.stolen_time import StolenTime, WhatIsLeft
-from pentimento.domain.emulation import read_fleet
-from pentimento.domain.profile import profile_from_json
+from pentimento.devices.emulation import read_fleet
+from pentimento.devices.profile import profile_from_json
 from pentimento.reports import Outcome, Report, RequestRecord, make_report
 from pentimento.simulator import Scenario, Simulation
 from pentimento.simulator.scenario_file import read_scenario

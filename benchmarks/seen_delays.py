@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pentimento.domain.profile import Cost
+from pentimento.devices.profile import Cost
 from pentimento.reports import RequestRecord
 from pentimento.simulator import Scenario
 from pentimento.simulator.scenario import Delays

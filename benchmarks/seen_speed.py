@@ -14,7 +14,7 @@ from random import Random
 
 import numpy as np
 
-from pentimento.domain.device_speed import STEADY, SpeedChanges, SpeedCourse
+from pentimento.devices.speed import STEADY, SpeedChanges, SpeedCourse
 from pentimento.loadgen.answers import COARSE
 from pentimento.reports import RequestRecord
 from pentimento.simulator import Scenario, Simulation

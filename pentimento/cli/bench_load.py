@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from pentimento.cli.bench_report import check_folder, check_forms, report_of, show
-from pentimento.domain.emulation import label_of
+from pentimento.devices.emulation import label_of
 from pentimento.domain.image_request import CacheMode, Completed
 from pentimento.loadgen import LoadSettings, play
 from pentimento.loadgen.answers import GENERATOR, ReceivedAnswer

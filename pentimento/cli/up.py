@@ -15,8 +15,8 @@ import click
 
 from pentimento.cli.connection import state_dir_option
 from pentimento.cli.detached import start_detached
-from pentimento.domain.emulation import EmulatedFleet, read_fleet
-from pentimento.domain.private_files import keep_files_private
+from pentimento.devices.emulation import EmulatedFleet, read_fleet
+from pentimento.files.private_files import keep_files_private
 from pentimento.supervisor.access import SuiteTokens, write_grant_key
 from pentimento.supervisor.leftovers import clean_leftovers
 from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_models

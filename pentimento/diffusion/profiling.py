@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from pentimento.devices.profile import BatchProfile, Cost, SizeProfile
 from pentimento.diffusion.engine import (
     BatchLimits,
     BatchReport,
@@ -24,7 +25,6 @@ from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.diffusion.peak_memory import peak_bytes_of
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
-from pentimento.domain.profile import BatchProfile, Cost, SizeProfile
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.lines import Line, numbered_lines
+from pentimento.files.lines import Line, numbered_lines
 from pentimento.reports.record import Outcome, RequestRecord, StageSpan, StartKind
 
 FORMAT = 1

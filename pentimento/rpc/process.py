@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.private_files import keep_files_private
+from pentimento.files.private_files import keep_files_private
 from pentimento.settings import SettingsError
 
 EXIT_BROKEN = 1

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from pentimento.devices.profile import Cost, ModelProfile
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.profile import Cost, ModelProfile
 
 NOTHING = Cost(0.0, 0.0, 1)
 

@@ -13,7 +13,7 @@ from random import Random
 from typing import Protocol
 
 from pentimento.dataplane.events import AttemptKey
-from pentimento.domain.device_speed import STEADY, Slowness, SpeedCourse
+from pentimento.devices.speed import STEADY, Slowness, SpeedCourse
 from pentimento.policies.step_batching import Urgency, choose_batch, due_at, reserve_count, yielding_steps
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.costs import ModelCosts

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from random import Random
 
-from pentimento.domain.recording import quantile_of
+from pentimento.devices.recording import quantile_of
 from pentimento.reports import Outcome, RequestRecord, StageSpan, StartKind
 from pentimento.simulator.cache import MISS, CacheAnswer
 from pentimento.workloads import Arrival

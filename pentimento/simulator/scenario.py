@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from pentimento.dataplane import DataplaneSettings
-from pentimento.domain.device_speed import STEADY, SpeedCourse
+from pentimento.devices.profile import Cost
+from pentimento.devices.speed import STEADY, SpeedCourse
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.profile import Cost
 from pentimento.policies.serving import DeferralCurve, ServingPolicy
 from pentimento.simulator.cache import CacheSettings
 from pentimento.simulator.costs import NOTHING, ModelCosts

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from pentimento.dataplane import DataplaneSettings
-from pentimento.domain.emulation import EmulatedFleet, largest_batch, read_fleet, steady
+from pentimento.devices.emulation import EmulatedFleet, largest_batch, read_fleet, steady
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.toml_document import TomlTable, read_toml
+from pentimento.files.toml_document import TomlTable, read_toml
 from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds
 from pentimento.policies.serving import (
     SERVING_POLICIES,

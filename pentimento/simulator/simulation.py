@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from pentimento.dataplane import Dataplane, effects, events
-from pentimento.domain.profile import Cost
+from pentimento.devices.profile import Cost
 from pentimento.policies.serving import CacheUse
 from pentimento.reports import Outcome, RequestRecord, StageSpan, StartKind
 from pentimento.simulator.agenda import Agenda

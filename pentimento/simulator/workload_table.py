@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.toml_document import TomlTable
+from pentimento.files.toml_document import TomlTable
 from pentimento.simulator.synthetic_log import synthetic_log
 from pentimento.workloads import (
     Content,

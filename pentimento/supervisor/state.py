@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
-from pentimento.domain.private_files import close_to_others, close_tree_to_others, make_private_directory
+from pentimento.files.private_files import close_to_others, close_tree_to_others, make_private_directory
 
 DEFAULT_STATE = Path(".pentimento")
 # What is a suite's in its state directory: nothing else there is touched, whatever directory was named.

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pentimento.domain.emulation import EmulatedFleet, served_profile
-from pentimento.domain.profile import profile_to_json
+from pentimento.devices.emulation import EmulatedFleet, served_profile
+from pentimento.devices.profile import profile_to_json
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import StateDirectory
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.lines import Line, numbered_lines
+from pentimento.files.lines import Line, numbered_lines
 from pentimento.workloads.arrival import Arrival, Embeddings, Workload
 
 FORMAT = 1

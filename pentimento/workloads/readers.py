@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.lines import Line, numbered_lines
+from pentimento.files.lines import Line, numbered_lines
 from pentimento.workloads.arrival import Embeddings
 from pentimento.workloads.times import Times
 

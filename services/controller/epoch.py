@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from pentimento.domain.epochs import BELIEVABLE_LEAD_MS
-from pentimento.domain.private_files import make_private_directory
+from pentimento.files.private_files import make_private_directory
 
 logger = logging.getLogger(__name__)
 

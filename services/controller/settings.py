@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pentimento.domain.emulation import read_fleet
+from pentimento.devices.emulation import read_fleet
 from pentimento.domain.errors import InvalidArgument
 from pentimento.policies.serving import (
     SERVING_POLICIES,

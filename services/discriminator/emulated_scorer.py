@@ -4,9 +4,9 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from pentimento.domain.emulation import label_of
+from pentimento.devices.emulation import label_of
+from pentimento.devices.profile import Cost
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.profile import Cost
 
 DIGEST = "emulated"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import add_DiscriminatorServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import Registration, generation_at
+from pentimento.devices.emulation import EmulatedDiscriminator, read_fleet
 from pentimento.domain.clock import SystemClock
-from pentimento.domain.emulation import EmulatedDiscriminator, read_fleet
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Capability, Replica, ReplicaKind, ReplicaReport
 from pentimento.rpc import RpcServer, open_channel

@@ -2,8 +2,8 @@
 
 import asyncio
 
+from pentimento.devices.profile import profile_to_json
 from pentimento.diffusion.allow_list import check_checkpoint
-from pentimento.domain.profile import profile_to_json
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from pentimento.telemetry import configure_logging

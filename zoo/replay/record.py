@@ -15,15 +15,8 @@ from transformers import AutoModelForImageClassification
 
 from benchmarks.machine import current_commit, describe_machine
 from benchmarks.report import now
-from pentimento.diffusion.engine import EagerDenoiser
-from pentimento.diffusion.families import DiffusionModel, load_model
-from pentimento.diffusion.images import decode_pixels, encode_pixels
-from pentimento.diffusion.painting import NoiseStart, PaintingRequest, denoise_step, prepare
-from pentimento.diffusion.profiling import Workload, profile_batches, profile_size
-from pentimento.diffusion.prompts import PromptMemo
-from pentimento.domain.generation import GenerationSpec
-from pentimento.domain.profile import Cost, ModelProfile, profile_to_json
-from pentimento.domain.recording import (
+from pentimento.devices.profile import Cost, ModelProfile, profile_to_json
+from pentimento.devices.recording import (
     FORMAT,
     VERSION,
     Discriminator,
@@ -33,6 +26,13 @@ from pentimento.domain.recording import (
     Recording,
     ScoreCost,
 )
+from pentimento.diffusion.engine import EagerDenoiser
+from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.images import decode_pixels, encode_pixels
+from pentimento.diffusion.painting import NoiseStart, PaintingRequest, denoise_step, prepare
+from pentimento.diffusion.profiling import Workload, profile_batches, profile_size
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.domain.generation import GenerationSpec
 from zoo.devices import device
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.prompts import Prompts, examination_prompts

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pentimento.domain.emulation import EmulatedFleet
+from pentimento.devices.emulation import EmulatedFleet
 from pentimento.domain.errors import InvalidArgument
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
 

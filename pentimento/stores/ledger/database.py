@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError,
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
-from pentimento.domain.private_files import close_to_others, make_private_directory
+from pentimento.files.private_files import close_to_others, make_private_directory
 from pentimento.stores.errors import SchemaMismatch, StoreFull, StoreUnavailable
 
 # A statement of a ledger takes milliseconds: whoever waits longer waits for something broken. A url may say otherwise.

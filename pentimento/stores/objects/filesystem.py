@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pentimento.domain.generation import ObjectReference
-from pentimento.domain.private_files import close_to_others, make_private_directory
+from pentimento.files.private_files import close_to_others, make_private_directory
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
 from pentimento.stores.objects.store import (
     aside_name,

@@ -20,7 +20,7 @@ from typing import Any
 
 import qdrant_edge as edge
 
-from pentimento.domain.private_files import make_private_directory
+from pentimento.files.private_files import make_private_directory
 from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame
 from pentimento.stores.vectors.index import floats
 

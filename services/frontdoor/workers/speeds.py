@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pentimento.dataplane.events import ProfilesReceived, SpeedProfile
-from pentimento.domain.profile import BatchProfile, ModelProfile, read_profile
+from pentimento.devices.profile import BatchProfile, ModelProfile, read_profile
 
 
 def read_profiles(paths: Sequence[str]) -> ProfilesReceived | None:

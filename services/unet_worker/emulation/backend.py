@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from pentimento.domain.emulation import EmulatedDevices, EmulatedFleet, EmulatedModel
+from pentimento.devices.emulation import EmulatedDevices, EmulatedFleet, EmulatedModel
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, InvalidArgument, PentimentoError
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import Capability, HeldModel

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
-from pentimento.domain.device_speed import STEADY, Slowness, SpeedCourse
+from pentimento.devices.profile import Cost
+from pentimento.devices.speed import STEADY, Slowness, SpeedCourse
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.profile import Cost
 from pentimento.policies.step_batching import Turns, Urgency, due_at
 
 # Later than this the process was stopped, not busy, and so was its device.

@@ -3,11 +3,11 @@
 import hashlib
 from collections.abc import Iterable
 
-from pentimento.domain.emulation import NOTHING, EmulatedDevices, EmulatedModel, largest_batch
+from pentimento.devices.emulation import NOTHING, EmulatedDevices, EmulatedModel, largest_batch
+from pentimento.devices.profile import Cost, ModelProfile, SizeProfile, profile_to_json
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
 from pentimento.domain.generation import GenerationSpec
-from pentimento.domain.profile import Cost, ModelProfile, SizeProfile, profile_to_json
 from services.unet_worker.emulation.engine import DeviceCosts
 
 FAMILY = "emulated"

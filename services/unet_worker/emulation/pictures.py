@@ -6,9 +6,9 @@ import struct
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from pentimento.domain.emulation import EmulatedFleet, EmulatedModel, PictureLabel, labelled
-from pentimento.domain.png_text import flat_png
-from pentimento.domain.recording import Model, Recording, quantile_of, read_picture, read_recording
+from pentimento.devices.emulation import EmulatedFleet, EmulatedModel, PictureLabel, labelled
+from pentimento.devices.recording import Model, Recording, quantile_of, read_picture, read_recording
+from pentimento.pictures.png_text import flat_png
 
 
 @dataclass(frozen=True)

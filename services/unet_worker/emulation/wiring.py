@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import Registration, generation_at
+from pentimento.devices.emulation import EmulatedDevices, EmulatedFleet, largest_batch, read_fleet
 from pentimento.domain.clock import SystemClock
-from pentimento.domain.emulation import EmulatedDevices, EmulatedFleet, largest_batch, read_fleet
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport, WorkerAssignment
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.rpc.grant_keys import open_grant_keys

@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pentimento.devices.profile import ModelProfile, read_profile, run_seconds
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.families import BatchKey, ModelInfo
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
-from pentimento.domain.profile import ModelProfile, read_profile, run_seconds
 from services.unet_worker.settings import UnetWorkerSettings
 
 DEFAULT_STEPS = 50

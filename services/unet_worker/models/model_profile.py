@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from pentimento.devices.profile import BatchProfile, ModelProfile
 from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, Denoiser, EagerDenoiser
 from pentimento.diffusion.families import DiffusionModel, batch_key, load_model
 from pentimento.diffusion.peak_memory import used_bytes
@@ -16,7 +17,6 @@ from pentimento.diffusion.profiling import Workload, profile_batches, profile_si
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
-from pentimento.domain.profile import BatchProfile, ModelProfile
 from services.unet_worker.device.torch_device import choose_device, choose_dtype, device_memory, device_name
 from services.unet_worker.settings import CompileChoice, ProfileSettings
 

@@ -9,9 +9,9 @@ import pytest
 
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import DiscriminatorServiceStub
-from pentimento.domain.emulation import PictureLabel, labelled
+from pentimento.devices.emulation import PictureLabel, labelled
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.png_text import flat_png
+from pentimento.pictures.png_text import flat_png
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from services.discriminator.settings import EmulatedDiscriminatorSettings
 from services.discriminator.wiring import wire

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pentimento.domain.emulation import label_of, read_fleet
+from pentimento.devices.emulation import label_of, read_fleet
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress, WorkerCredits
 from pentimento.domain.fleet import Capability

@@ -26,7 +26,7 @@ from benchmarks.parity import (
 )
 from benchmarks.report import at_most
 from benchmarks.seen_delays import delays_of
-from pentimento.domain.emulation import read_fleet
+from pentimento.devices.emulation import read_fleet
 from pentimento.reports import Outcome, RequestRecord, StageSpan
 from pentimento.simulator import Simulation
 from pentimento.simulator.scenario import Delays

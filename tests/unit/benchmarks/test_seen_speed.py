@@ -11,7 +11,7 @@ from benchmarks import seen_speed
 from benchmarks.emulated_runs import steady_load
 from benchmarks.seen_speed import Run, changes_seen, painting, speed_seen, with_course, with_speed
 from benchmarks.stolen_time import WhatIsLeft
-from pentimento.domain.device_speed import SpeedChanges
+from pentimento.devices.speed import SpeedChanges
 from pentimento.reports import Outcome, RequestRecord, StageSpan
 from pentimento.simulator import Scenario, Simulation
 from tests.unit.simulator.scenarios import one_model

@@ -6,8 +6,8 @@ from statistics import mean, pstdev
 
 import pytest
 
-from pentimento.domain.device_speed import SpeedChanges
-from pentimento.domain.profile import Cost
+from pentimento.devices.profile import Cost
+from pentimento.devices.speed import SpeedChanges
 from pentimento.reports import Outcome
 from pentimento.simulator.costs import ModelCosts, from_latencies
 from pentimento.simulator.device import DeviceSettings

@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pentimento.domain.emulation import read_fleet
+from pentimento.devices.emulation import read_fleet
+from pentimento.devices.profile import profile_to_json
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.domain.profile import profile_to_json
 from pentimento.simulator.__main__ import main
 from pentimento.simulator.scenario_file import read_scenario
 from pentimento.simulator.synthetic_log import synthetic_log

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from pentimento.cli.up import up
-from pentimento.domain.emulation import read_fleet
-from pentimento.domain.profile import profile_from_json
+from pentimento.devices.emulation import read_fleet
+from pentimento.devices.profile import profile_from_json
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite import Suite, SuiteSettings, plan_suite, profile_file, write_profiles

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.domain.device_speed import SpeedChanges
+from pentimento.devices.profile import Cost
+from pentimento.devices.speed import SpeedChanges
 from pentimento.domain.errors import Cancelled, PentimentoError
-from pentimento.domain.profile import Cost
 from services.unet_worker.emulation.engine import (
     DeviceCosts,
     EmulatedEngine,

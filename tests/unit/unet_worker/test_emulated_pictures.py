@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.domain.emulation import EmulatedDevices, EmulatedFleet, EmulatedModel, label_of
+from pentimento.devices.emulation import EmulatedDevices, EmulatedFleet, EmulatedModel, label_of
+from pentimento.devices.profile import BatchProfile, Cost, ModelProfile, SizeProfile
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.generation import GenerationSpec, Scheduler
-from pentimento.domain.profile import BatchProfile, Cost, ModelProfile, SizeProfile
 from services.unet_worker.emulation.model import check_profiled, device_costs, emulated_held_model, finish_cost
 from services.unet_worker.emulation.pictures import Pictures, stand_in_latent
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from pentimento.devices.profile import BatchProfile, Cost, ModelProfile, SizeProfile, profile_to_json
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.families import ModelInfo
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import ModelCost
 from pentimento.domain.generation import NoiseForm, Scheduler
-from pentimento.domain.profile import BatchProfile, Cost, ModelProfile, SizeProfile, profile_to_json
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from services.unet_worker.models.model_card import checkpoints, held_model, model_costs
 from services.unet_worker.settings import UnetWorkerSettings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.emulation import read_fleet
+from pentimento.devices.emulation import read_fleet
 from pentimento.domain.errors import InvalidArgument
 from pentimento.policies.serving import SERVING_POLICIES, ServingSettings
 from pentimento.policies.serving.needs import NEEDS, check_needs, fleet_settings

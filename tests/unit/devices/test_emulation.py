@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.device_speed import SpeedChanges
-from pentimento.domain.emulation import (
+from pentimento.devices.emulation import (
     EmulatedFleet,
     PictureLabel,
     label_of,
@@ -15,9 +14,10 @@ from pentimento.domain.emulation import (
     measured_batches,
     read_fleet,
 )
+from pentimento.devices.profile import BatchProfile, Cost, ModelProfile, profile_to_json
+from pentimento.devices.speed import SpeedChanges
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.domain.png_text import flat_png, with_text
-from pentimento.domain.profile import BatchProfile, Cost, ModelProfile, profile_to_json
+from pentimento.pictures.png_text import flat_png, with_text
 
 FLEET = """\
 seed = 7

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.private_files import close_to_others, close_tree_to_others, make_private_directory
+from pentimento.files.private_files import close_to_others, close_tree_to_others, make_private_directory
 
 
 @pytest.fixture(autouse=True)

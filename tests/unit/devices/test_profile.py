@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.profile import (
+from pentimento.devices.profile import (
     BatchProfile,
     Cost,
     ModelProfile,
@@ -19,6 +18,7 @@ from pentimento.domain.profile import (
     profile_from_json,
     profile_to_json,
 )
+from pentimento.domain.errors import InvalidArgument
 
 samples = st.lists(st.floats(0.001, 10), min_size=1, max_size=20)
 costs = samples.map(Cost.of)

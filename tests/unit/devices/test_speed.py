@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.domain.device_speed import Slowness, SpeedChanges
+from pentimento.devices.speed import Slowness, SpeedChanges
 
 
 class Course:

@@ -23,11 +23,11 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pentimento.domain.device_speed import STEADY, SpeedChanges
+from pentimento.devices.profile import BatchProfile, Cost, ModelProfile, SizeProfile, profile_from_json
+from pentimento.devices.speed import STEADY, SpeedChanges
 from pentimento.domain.errors import InvalidArgument, PentimentoError
-from pentimento.domain.png_text import text_of, with_text
-from pentimento.domain.profile import BatchProfile, Cost, ModelProfile, SizeProfile, profile_from_json
-from pentimento.domain.toml_document import TomlTable, read_toml
+from pentimento.files.toml_document import TomlTable, read_toml
+from pentimento.pictures.png_text import text_of, with_text
 
 MAX_DEVICES = 1024
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

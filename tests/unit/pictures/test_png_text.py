@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pentimento.domain.png_text import flat_png, text_of, with_text
+from pentimento.pictures.png_text import flat_png, text_of, with_text
 
 PNG = flat_png(8, 4, (10, 20, 30))
 TEXTS = st.text(st.characters(min_codepoint=1, max_codepoint=255), max_size=300)

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.domain.errors import FailedPrecondition, NotFound
-from pentimento.domain.profile import Cost, ModelProfile, profile_to_json
-from pentimento.domain.recording import (
+from pentimento.devices.profile import Cost, ModelProfile, profile_to_json
+from pentimento.devices.recording import (
     LIMIT_BYTES,
     Discriminator,
     Model,
@@ -28,6 +27,7 @@ from pentimento.domain.recording import (
     read_recording,
     write_recording,
 )
+from pentimento.domain.errors import FailedPrecondition, NotFound
 
 PNG_SHA256 = "8f8cbb7dcf46e0bc7d53265749a6c17d116093a6ba95e442764060c76fd4a86c"  # of b"png"
 PROFILE = ModelProfile("tiny-light", "sha256:00", "cpu", "float32", 1, "off", 12, (), ())
@@ -204,6 +204,6 @@ def test_a_new_recording_takes_the_place_of_an_earlier_one(folder: Path) -> None
 
 
 def test_a_recording_is_read_without_torch() -> None:
-    code = "import sys; import pentimento.domain.recording; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys; import pentimento.devices.recording; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

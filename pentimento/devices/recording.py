@@ -1,6 +1,6 @@
 """A recording: what real models made of a fixed set of prompts, how good it was, and what it cost.
 
-A folder of `recording.json`, which mirrors the classes below, a profile for each model (`pentimento.domain.profile`)
+A folder of `recording.json`, which mirrors the classes below, a profile for each model (`pentimento.devices.profile`)
 and the pictures that are named. Emulated devices answer with them, the simulator takes qualities and confidences from
 them. Needs the standard library alone, so that sixteen emulated devices fit a small machine.
 """
@@ -18,8 +18,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from pentimento.devices.profile import Cost, ModelProfile, profile_from_json
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError
-from pentimento.domain.profile import Cost, ModelProfile, profile_from_json
 
 DOCUMENT = "recording.json"
 FORMAT, VERSION = "pentimento-recording", 2

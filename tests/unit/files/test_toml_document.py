@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.domain.toml_document import TomlTable, parse_toml, read_toml
+from pentimento.files.toml_document import TomlTable, parse_toml, read_toml
 
 DOCUMENT = """\
 seed = 7

@@ -1,0 +1,1 @@
+"""What models cost on devices, and what they make there: measured, recorded, emulated."""

@@ -1,0 +1,1 @@
+"""Files: TOML and lines, read with errors that name file, line and field; private ones, closed to others."""
