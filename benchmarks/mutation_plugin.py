@@ -77,6 +77,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(COVERAGE))
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """The order makes room for who failed."""
+    wanted = os.environ.get("PENTIMENTO_TEST_ORDER")
+    if wanted and report.failed:
+        Path(wanted).write_text(report.nodeid)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     wanted = os.environ.get("PENTIMENTO_TEST_ORDER")
     if wanted:

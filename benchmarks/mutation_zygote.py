@@ -1,8 +1,8 @@
 """Runs the tests of one mutant after the other in a copy of the tree, each in a process forked from this one.
 
 What every test needs of others' packages is loaded once, here; of ours nothing is, so that each process loads the
-mutant. Reads a line of JSON a mutant ([path, source, tests, seconds]), answers with a line: "passed", "failed",
-"stopped" (it took longer, without what it waited for a processor) or "broken" (no test was run).
+mutant. Reads a line of JSON a mutant ([path, source, tests, seconds]), answers with a line: "passed", "failed" and the
+test that did, "stopped" (it took longer, without what it waited for a processor) or "broken" (no test was run).
 """
 
 import contextlib
@@ -85,13 +85,15 @@ def ended(child: int, seconds: float) -> str:
         time.sleep(_POLL_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    Path(f"order-{child}").unlink(missing_ok=True)
+    order = Path(f"order-{child}")
+    failed = order.read_text() if order.exists() else ""
+    order.unlink(missing_ok=True)
     if not done:
         os.waitpid(child, 0)
         return "stopped"
     code = os.waitstatus_to_exitcode(status)
-    # 5: pytest found no test. 2, 3, 4: the mutant cannot even be imported, which any test tells.
-    return {0: "passed", 5: "broken"}.get(code, "failed")
+    # 1: a test failed. 5: pytest found no test. 2, 3, 4: the mutant cannot even be imported, which any test tells.
+    return {0: "passed", 1: f"failed {failed}", 5: "broken"}.get(code, "failed")
 
 
 def queued_s(process: int) -> float:

@@ -6,7 +6,7 @@ Misses need the large model; hits are refined by a small one, and by large devic
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 
 from pentimento.domain.fleet import PoolPlan, RouteShare
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
@@ -23,8 +23,8 @@ HITS = (RouteShare(LATENT, 1.0), RouteShare(IMAGE, 1.0))
 
 
 class MixtureMode(Enum):
-    QUALITY = "quality"
-    THROUGHPUT = "throughput"
+    QUALITY = auto()
+    THROUGHPUT = auto()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 
 from pentimento.policies.allocation import Allocator, hold_resident
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
@@ -15,10 +15,10 @@ from pentimento.policies.serving.uniform import OneModel
 class CacheUse(Enum):
     """What is reused: nothing, intermediate latents (NIRVANA), images refined (MoDM), images as they are."""
 
-    NONE = "none"
-    LATENTS = "latents"
-    IMAGES = "images"
-    RETRIEVAL = "retrieval"
+    NONE = auto()
+    LATENTS = auto()
+    IMAGES = auto()
+    RETRIEVAL = auto()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.machine import ROOT
-from benchmarks.mutation import drawn
+from benchmarks.mutation import drawn, known_equivalents
 from benchmarks.mutation_operators import Mutant, Source
 from benchmarks.mutation_runs import Measured
 
@@ -121,3 +121,17 @@ def test_the_same_seed_draws_the_same_mutants_and_every_file_has_its_share() -> 
     assert [mutant.identity for mutant in once] != [mutant.identity for mutant in other]
     for path, size in sizes.items():
         assert sum(mutant.path == path for mutant in once) == pytest.approx(size / 2, abs=2)
+
+
+def test_every_mutant_that_is_listed_as_equivalent_can_still_be_made() -> None:
+    known = known_equivalents().keys()
+
+    made = {mutant.identity for path in {identity[0] for identity in known} for mutant in all_mutants(ROOT, path)}
+
+    assert known - made == set()
+
+
+def test_exported_names_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "exports.py").write_text('__all__ = ["one"]\nWORD = "one"\n')
+
+    assert {mutant.before for mutant in all_mutants(tmp_path, "exports.py")} == {'WORD = "one"'}

@@ -252,3 +252,32 @@ def test_a_long_step_does_not_get_ahead_of_short_urgent_work_before_it_has_saved
 @pytest.mark.parametrize(("limit", "reserve"), [(1, 1), (2, 1), (4, 1), (5, 2), (8, 2)])
 def test_a_worker_takes_a_quarter_of_a_batch_beyond_it_rounded_up(limit: int, reserve: int) -> None:
     assert reserve_count(limit) == reserve
+
+
+def test_in_a_group_s_turn_its_most_urgent_go_ahead_of_those_that_have_begun() -> None:
+    first = Request(0, "a", 0, 1.0, 9)
+    begun, urgent = Request(1, "b", 0, 9.0, 9, running=True), Request(2, "b", 0, 5.0, 9)
+    turns = Turns()
+    turns.ran("a", 1.0, [first, begun, urgent])
+
+    assert turns.choose([first, begun, urgent], lambda key: 1, preempt=True) == [urgent]
+
+
+def test_without_preemption_no_group_has_a_turn() -> None:
+    first, other = Request(0, "a", 0, 1.0, 9, running=True), Request(1, "b", 0, None, 9)
+    turns = Turns()
+    turns.ran("a", 1.0, [first, other])
+
+    assert turns.choose([first, other], lambda key: 1, preempt=False) == [first]
+
+
+@pytest.mark.parametrize(("later_count", "chosen"), [(255, "saved"), (256, "first")])
+def test_what_256_groups_saved_is_remembered_and_of_more_the_latest(later_count: int, chosen: str) -> None:
+    """A group that was forgotten has nothing saved."""
+    first, saved = Request(0, "first", 0, 1.0, 9), Request(1, "saved", 0, None, 9)
+    turns = Turns()
+    turns.ran("first", 1.0, [first, saved])
+    for number in range(later_count):
+        turns.ran(f"later {number}", 1.0, [])
+
+    assert [each.key for each in turns.choose([first, saved], lambda key: 1, preempt=True)] == [chosen]

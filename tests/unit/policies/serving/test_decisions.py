@@ -1,6 +1,7 @@
 """Whole decisions of the policies, worked out by hand, and the parts they are made of."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand, ModelProfile, ReplicaView
 from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeSolution, solve
-from pentimento.policies.serving.cascades import StaticCascade
+from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
 from pentimento.policies.serving.costs import BatchCost, batch_costs
 from pentimento.policies.serving.demand import averaged_demand, smoothed
 from pentimento.policies.serving.entry import EVERY_START, entry_pools, request_pools, spare_pools, start_pools
@@ -246,3 +247,80 @@ def test_the_largest_draw_of_a_cascade_goes_through_all_stages() -> None:
 
 def test_an_slo_of_less_than_a_second_is_one() -> None:
     check_needs("static-cascade", replace(SETTINGS, slo_s=0.5, peak_per_s=0.5))
+
+
+def test_proteus_takes_the_smallest_batches_among_equal_shares() -> None:
+    """Two heavy devices of 2 / 2.16 carry 46 % of 4 a second; any batch of the light model carries the rest on one.
+    One a second is carried by the heavy model alone, in batches of one."""
+    settings = replace(SETTINGS, overprovision=1.0)
+
+    shared = decide(Proteus(settings), context(3, ModelDemand("turbo", 4.0)))
+    alone = decide(Proteus(settings), context(16, ModelDemand("turbo", 1.0)))
+
+    assert [(each.model, each.max_batch_size) for each in shared.assignments] == [
+        ("sd15", 2),
+        ("sd15", 2),
+        ("turbo", 1),
+    ]
+    assert [(each.model, each.max_batch_size) for each in alone.assignments] == [("sd15", 1)] * 16
+    assert [pool.worker_ids for pool in shared.pools] == [("w002",), ("w000", "w001")]
+
+
+def test_proteus_without_time_for_anything_sends_all_to_the_light_model() -> None:
+    decision = decide(Proteus(replace(SETTINGS, slo_s=0.01)), context(2, ModelDemand("turbo", 1.0)))
+
+    assert [[route.share for route in pool.routes] for pool in decision.pools] == [[1.0] * 3, [0.0] * 3]
+    assert [pool.worker_ids for pool in decision.pools] == [("w000", "w001"), ()]
+
+
+def test_a_batch_that_takes_the_whole_slo_with_its_wait_is_in_time() -> None:
+    """Two seconds of waiting and two of running."""
+    quick = ModelProfile("turbo", "", 1, 0.1, 0), ModelProfile("sd15", "", 1, 2.0, 0)
+    asked_for = replace(context(4, ModelDemand("turbo", 1.0)), profiles=quick)
+
+    decision = decide(Proteus(replace(SETTINGS, slo_s=4.0)), asked_for)
+
+    assert "sd15" in counts(decision)
+
+
+def test_a_cascade_carries_its_memory_from_the_first_decision_on() -> None:
+    """Demand, bend of the curve, both batches of AIMD, time."""
+    expecting = replace(SETTINGS, expected_per_s=8.0)
+
+    plain = decide(CascadeAllocator(expecting), context(16, now_s=7.0))
+    grown = decide(CascadeAllocator(expecting, aimd=True), context(16, ModelDemand("turbo", 8.0), now_s=7.0))
+
+    assert plain.memory == (8.0, 1.0, 1.0, 1.0, 7.0)
+    assert grown.memory == (8.0, 1.0, 2.0, 1.0, 7.0)
+
+
+def test_modm_s_models_are_planned_with_a_tenth_to_spare() -> None:
+    """One small device runs 1 / 16.5 a second: of hits alone, at half the steps, it carries 0.9 of 2 / 16.5."""
+    allocator = MixtureAllocator(ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,)))
+    # Of 16 devices one is large and spares nothing here: 15 small ones.
+    limit_per_s = 0.9 * (15 / 16.5 + 1 / 91.5) * 2
+
+    below = decide(allocator, asked(60 * limit_per_s * 0.99, hit_share=1.0))
+    above = decide(allocator, asked(60 * limit_per_s * 1.01, hit_share=1.0))
+
+    assert (set(counts(below)), set(counts(above))) == ({"sd35", "sdxl"}, {"sd35", "sana"})
+
+
+def test_modm_remembers_its_controller_its_demand_and_its_small_model() -> None:
+    allocator = MixtureAllocator(ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,)))
+
+    first = decide(allocator, asked(18, now_s=100.0))
+    busy = decide(allocator, replace(asked(40, now_s=100.0, hit_share=0.85)))
+
+    assert first.memory == (15.0, 0.0, 0.0, 100.0, pytest.approx(0.3), 0, -math.inf)
+    assert busy.memory[4:] == (pytest.approx(40 / 60), 1, 100.0)
+
+
+def test_modm_s_small_model_stays_for_a_minute() -> None:
+    allocator = MixtureAllocator(ServingSettings(heavy="sd35", small=("sdxl", "sana"), batch_sizes=(1,)))
+    busy = decide(allocator, asked(40, hit_share=0.85))
+
+    def later(now_s: float) -> set[str]:
+        return set(counts(decide(allocator, replace(asked(1, now_s=now_s), last=busy)))) - {"sd35"}
+
+    assert (later(59.9), later(60.0)) == ({"sana"}, {"sdxl"})
