@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.painted import Painted
+from benchmarks.painted import LatentListener
 from benchmarks.report import Figure, Options, at_most, counted, informative, measured, parse_options, publish
 from benchmarks.statistics import paired_ratio
 from pentimento.diffusion.engine import (
@@ -93,11 +93,11 @@ def request_of(model: DiffusionModel, generator: random.Random, seed: int, steps
 
 
 @torch.inference_mode()
-def play(model: DiffusionModel, history: Sequence[Joining]) -> list[Painted]:
+def play(model: DiffusionModel, history: Sequence[Joining]) -> list[LatentListener]:
     """Tick by tick, so that nothing depends on the clock."""
     limits, settings = BatchLimits(MAX_BATCH, None, lambda: 0.0), EngineSettings(max_batch=MAX_BATCH)
     loop = StepLoop(model, EagerDenoiser(model), limits, settings, SilentObserver(), lambda: 0.0)
-    listeners = [Painted() for _ in history]
+    listeners = [LatentListener() for _ in history]
     tickets: list[PaintingTicket] = []
     tick = 0
     while len(tickets) < len(history) or not loop.idle:

@@ -30,7 +30,7 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class Run:
+class RateRun:
     """A stream at one rate, ended early once the promise was broken, and what came of it."""
 
     side: str
@@ -50,7 +50,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Trial:
+class ClimbTrial:
     """Who is asked, and for how many pictures a run."""
 
     side: str
@@ -59,7 +59,7 @@ class Trial:
     request_count: int
     phase: str
 
-    async def run(self, rate_per_s: float, seed: int) -> Run:
+    async def run(self, rate_per_s: float, seed: int) -> RateRun:
         arrivals = shifted(poisson(rate_per_s, self.request_count, seed), next(_FIRST_NUMBERS))
         outcome = await drive(self.ask, arrivals, lambda answers: self.promise.is_broken(answers, len(arrivals)))
         p95_s, failed = outcome.latency_s(0.95), sum(bool(answer.error) for answer in outcome.answers)
@@ -71,10 +71,12 @@ class Trial:
         )
         for failure in failures(outcome):
             print(f"{self.side}: {failure}", flush=True)
-        return Run(self.side, self.phase, seed, rate_per_s, self.request_count, *told)
+        return RateRun(self.side, self.phase, seed, rate_per_s, self.request_count, *told)
 
 
-async def climb_up(run_at: Callable[[float], Awaitable[Run]], rate_per_s: float, step: float = STEP) -> list[Run]:
+async def climb_up(
+    run_at: Callable[[float], Awaitable[RateRun]], rate_per_s: float, step: float = STEP
+) -> list[RateRun]:
     """Until a rate does not hold."""
     runs = [await run_at(rate_per_s)]
     while runs[-1].held and len(runs) < MOST_RUNS:
@@ -83,7 +85,7 @@ async def climb_up(run_at: Callable[[float], Awaitable[Run]], rate_per_s: float,
     return runs
 
 
-async def climb(run_at: Callable[[float], Awaitable[Run]], rate_per_s: float, step: float = STEP) -> list[Run]:
+async def climb(run_at: Callable[[float], Awaitable[RateRun]], rate_per_s: float, step: float = STEP) -> list[RateRun]:
     """Up from a rate that holds until one does not, or down from one that does not until one holds."""
     runs = await climb_up(run_at, rate_per_s, step)
     while best(runs) is None and len(runs) < MOST_RUNS:
@@ -92,7 +94,7 @@ async def climb(run_at: Callable[[float], Awaitable[Run]], rate_per_s: float, st
     return runs
 
 
-def limit_of(runs: Sequence[Run]) -> Run:
+def limit_of(runs: Sequence[RateRun]) -> RateRun:
     """The fastest that held, of a climb that found both sides of it. Raises RuntimeError for any other."""
     found = best(runs)
     if found is None or all(run.held for run in runs):
@@ -100,6 +102,6 @@ def limit_of(runs: Sequence[Run]) -> Run:
     return found
 
 
-def best(runs: Sequence[Run]) -> Run | None:
+def best(runs: Sequence[RateRun]) -> RateRun | None:
     """The fastest that held, None when none did."""
     return max((run for run in runs if run.held), key=lambda run: run.images_per_s, default=None)

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 
 @dataclass(frozen=True)
-class PictureOrder:
+class PipelineOrder:
     prompt: str
     seed: int
     steps: int
@@ -37,7 +37,7 @@ class DiffusersProcess:
         if self._from.readline() != b"ready\n":
             raise RuntimeError("the diffusers process did not start")
 
-    def paint(self, order: PictureOrder) -> tuple[int, int, bytes]:
+    def paint(self, order: PipelineOrder) -> tuple[int, int, bytes]:
         """Width, height (pixels), RGB bytes row by row."""
         self._to.write(json.dumps(asdict(order)).encode() + b"\n")
         self._to.flush()
@@ -71,7 +71,7 @@ def serve(model: str) -> None:
     answers.write(b"ready\n")
     answers.flush()
     for line in sys.stdin:
-        order = PictureOrder(**json.loads(line))
+        order = PipelineOrder(**json.loads(line))
         image = pipeline(
             order.prompt,
             num_inference_steps=order.steps,

@@ -21,7 +21,7 @@ LIVES_A_SAMPLE = 100
 PROFILE = events.SpeedProfile("m", ((1, 0.02), (2, 0.026), (4, 0.04)), fixed_s=0.05)
 
 
-class Fleet:
+class LoadedDataplane:
     """A dataplane under full load, and the words that keep it there. Times advance by a millisecond an event."""
 
     def __init__(self, worker_count: int) -> None:
@@ -76,20 +76,20 @@ def main() -> int:
     figures = [
         figure
         for worker_count, limit in ((16, 30.0), (1000, 60.0))
-        for figure in figures_of(options, Fleet(worker_count), worker_count, limit)
+        for figure in figures_of(options, LoadedDataplane(worker_count), worker_count, limit)
     ]
     notes = {"queued": QUEUED, "tenants": TENANTS, "credits": CREDITS, "lives_a_sample": LIVES_A_SAMPLE}
     return publish(options, figures, notes=notes)
 
 
-def figures_of(options: Options, fleet: Fleet, worker_count: int, limit_us: float) -> list[Figure]:
+def figures_of(options: Options, fleet: LoadedDataplane, worker_count: int, limit_us: float) -> list[Figure]:
     samples = [cost_us(fleet, fleet.live) for _ in range(20 if options.quick else 300)]
     assert fleet.queued_count == QUEUED, f"{fleet.queued_count} requests wait"
     name = f"processor time an event, {worker_count} workers"
     return [measured(name, samples, statistics.median, at_most(limit_us, "us"))]
 
 
-def cost_us(fleet: Fleet, live: Callable[[], None]) -> float:
+def cost_us(fleet: LoadedDataplane, live: Callable[[], None]) -> float:
     """Mean of the events of some lives, the making of the events included. Garbage is collected outside."""
     gc.collect()
     gc.disable()

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
 from benchmarks.statistics import quantile
-from benchmarks.worker_load import Arrival, worker_under_load
+from benchmarks.worker_load import WorkerArrival, worker_under_load
 from benchmarks.worker_process import START_S
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.supervisor.models import find_model
@@ -117,7 +117,7 @@ async def keep_busy(address: str) -> None:
         async def stream(number: int) -> None:
             while True:
                 number += STREAMS
-                await worker.ask(Arrival(number, 0.0, steps[number % len(steps)]))
+                await worker.ask(WorkerArrival(number, 0.0, steps[number % len(steps)]))
 
         await asyncio.gather(*(stream(number) for number in range(STREAMS)))
 

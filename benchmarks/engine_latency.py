@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.painted import Painted
+from benchmarks.painted import LatentListener
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
@@ -47,7 +47,7 @@ def engine_side(model: DiffusionModel, denoiser: Denoiser, steps: int) -> tuple[
     def paint(prompt: str, seed: int) -> Tensor:
         size = (info.default_width_px, info.default_height_px)
         spec = GenerationSpec(prompt, "", "", *size, steps, GUIDANCE_SCALE, info.schedulers[0], seed)
-        answer = Painted()
+        answer = LatentListener()
         engine.submit(PaintingRequest(spec, NoiseStart()), answer)
         return answer.wait()
 

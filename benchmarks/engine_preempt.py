@@ -19,8 +19,8 @@ from benchmarks.statistics import quantile
 from benchmarks.worker_load import (
     STEPS,
     Answer,
-    Arrival,
-    Outcome,
+    StreamOutcome,
+    WorkerArrival,
     WorkerUnderLoad,
     drive,
     failures,
@@ -71,7 +71,7 @@ def rate_per_s(options: Options, lone_s: float) -> float:
     return float(options.rest["load"] * STEPS / mean_steps / lone_s)
 
 
-def stream(options: Options, rate: float, number: int) -> list[Arrival]:
+def stream(options: Options, rate: float, number: int) -> list[WorkerArrival]:
     """The same for both sides."""
     count, every = 9 if options.quick else options.rest["requests"], options.rest["short_every"]
     arrivals = shifted(poisson(rate, count, seed=number, first_steps=(0,)), number * count)
@@ -83,7 +83,7 @@ def stream(options: Options, rate: float, number: int) -> list[Arrival]:
     ]
 
 
-async def run_rounds(options: Options) -> tuple[float, list[dict[str, Outcome]]]:
+async def run_rounds(options: Options) -> tuple[float, list[dict[str, StreamOutcome]]]:
     """Seconds of a lone picture, and by round and side what came of the stream."""
     model = find_model(options.rest["model"]).path
     async with AsyncExitStack() as stack:
@@ -117,7 +117,7 @@ async def enter_worker(stack: AsyncExitStack, options: Options, model: Path, fla
     return await stack.enter_async_context(worker_under_load(address, (SHORT_FIRST_STEP,)))
 
 
-def short(outcome: Outcome) -> list[Answer]:
+def short(outcome: StreamOutcome) -> list[Answer]:
     return [answer for answer in outcome.answers if answer.arrival.deadline_ms]
 
 
@@ -127,7 +127,7 @@ THROUGHPUT = "images per second, with / without preemption"
 THROUGHPUT_TARGET = at_least(0.97, "x")
 
 
-def figures_of(rounds: Sequence[dict[str, Outcome]]) -> list[Figure]:
+def figures_of(rounds: Sequence[dict[str, StreamOutcome]]) -> list[Figure]:
     if any(failures(outcome) for one in rounds for outcome in one.values()):
         return [Figure(RATIO, None, RATIO_TARGET, [], None), Figure(THROUGHPUT, None, THROUGHPUT_TARGET, [], None)]
     # Round by round, for the interval: waits within a round hang together.

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from benchmarks.climbing import STEP, WIDE_STEP, Promise, Run, Trial, best, climb, climb_up, limit_of
+from benchmarks.climbing import STEP, WIDE_STEP, ClimbTrial, Promise, RateRun, best, climb, climb_up, limit_of
 from benchmarks.litserve_server import TOGETHER
 from benchmarks.litserve_side import litserve_side, write_donors
 from benchmarks.report import Figure, Interval, Options, at_least, informative, parse_options, publish
@@ -48,7 +48,7 @@ class Findings:
 
     lone_s: float
     promise: Promise
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RateRun] = field(default_factory=list)
     pair: tuple[int, float] = (SIZES[0], 0.0)
     rounds: list[tuple[float, float]] = field(default_factory=list)
 
@@ -149,7 +149,7 @@ def requests_of(options: Options, name: str) -> int:
 
 async def search_grid(options: Options, found: Findings, servers: Servers) -> float:
     """Leaves the best pair in `found`; the rate that it held at. Raises RuntimeError when none held any rate."""
-    climbed: list[Run] = []
+    climbed: list[RateRun] = []
     for size in SIZES[:1] if options.quick else SIZES:
         climbed += await try_pair(options, found, servers, (size, 0.0), climbed)
     for wait_s in () if options.quick or found.pair[0] == 1 else WAITS_S:
@@ -158,11 +158,11 @@ async def search_grid(options: Options, found: Findings, servers: Servers) -> fl
 
 
 async def try_pair(
-    options: Options, found: Findings, servers: Servers, pair: tuple[int, float], climbed: Sequence[Run]
-) -> list[Run]:
+    options: Options, found: Findings, servers: Servers, pair: tuple[int, float], climbed: Sequence[RateRun]
+) -> list[RateRun]:
     """Its runs; it is the best pair from now on when any of them held."""
     async with servers.litserve(pair) as ask:
-        trial = Trial(name_of(pair), ask, found.promise, requests_of(options, "search_requests"), "search")
+        trial = ClimbTrial(name_of(pair), ask, found.promise, requests_of(options, "search_requests"), "search")
         runs = await outdo(trial, climbed, FIRST_RATE / found.lone_s)
     found.runs += runs
     if best(runs):
@@ -170,7 +170,7 @@ async def try_pair(
     return runs
 
 
-async def outdo(trial: Trial, climbed: Sequence[Run], first_rate: float) -> list[Run]:
+async def outdo(trial: ClimbTrial, climbed: Sequence[RateRun], first_rate: float) -> list[RateRun]:
     """The first pair climbs from `first_rate`; whoever comes later starts a step above the best so far, and is given up
     when that breaks."""
     run_at = partial(trial.run, seed=SEARCH_SEED)
@@ -193,7 +193,7 @@ async def run_rounds(options: Options, found: Findings, servers: Servers, rates:
         for side in (0, 1) if seed % 2 == 0 else (1, 0):
             name, serve = sides[side]
             async with serve() as ask:
-                trial = Trial(name, ask, found.promise, requests_of(options, "requests"), "measure")
+                trial = ClimbTrial(name, ask, found.promise, requests_of(options, "requests"), "measure")
                 runs = await climb(partial(trial.run, seed=seed), rates[side] * swing)
             found.runs += runs
             limit = limit_of(runs)

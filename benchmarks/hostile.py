@@ -28,10 +28,10 @@ import psutil
 
 from benchmarks.attacks.calls import CROSSED
 from benchmarks.attacks.table import ATTACKS
-from benchmarks.attacks.target import PUBLIC, Target
+from benchmarks.attacks.target import PUBLIC, AttackTarget
 from benchmarks.bystander import PAINT, Bystander
+from benchmarks.report import AttackTarget as Bound
 from benchmarks.report import Figure, Interval, Options, at_most, counted, parse_options, publish
-from benchmarks.report import Target as Bound
 from benchmarks.statistics import CONFIDENCE, quantile, ratio_interval
 from benchmarks.suite_processes import members, peak_rss_bytes, reset_peak
 from pentimento.domain.errors import PentimentoError
@@ -58,7 +58,7 @@ LOW_PRIORITY = ("nice", "-n", str(NICENESS))
 
 
 @dataclass(frozen=True)
-class Setting:
+class SuiteAccess:
     """How the suite is called: the tokens by role ("" in open mode), the other tenant's, the authority's file."""
 
     tokens: dict[str, str] = field(default_factory=dict)
@@ -101,10 +101,10 @@ class Played:
         return shown | times
 
 
-class Trial:
+class AttackTrial:
     """One suite, attacked by what is in the list."""
 
-    def __init__(self, suite: LocalSuite, setting: Setting, folder: Path, quiet_s: float) -> None:
+    def __init__(self, suite: LocalSuite, setting: SuiteAccess, folder: Path, quiet_s: float) -> None:
         self._suite = suite
         self._target = target_of(suite, setting, folder)
         self._token = setting.bystander
@@ -188,7 +188,7 @@ async def loaded(bystander: Bystander, longer_s: float) -> AsyncIterator[None]:
         await load
 
 
-async def attacked(name: str, target: Target) -> dict[str, int]:
+async def attacked(name: str, target: AttackTarget) -> dict[str, int]:
     """What the attacker's process was told; it is killed at the limit."""
     attacker = await asyncio.create_subprocess_exec(
         *LOW_PRIORITY, *ATTACKER, name, stdin=PIPE, stdout=PIPE, stderr=PIPE
@@ -205,10 +205,10 @@ async def attacked(name: str, target: Target) -> dict[str, int]:
     return dict(json.loads(output))
 
 
-def target_of(suite: LocalSuite, setting: Setting, folder: Path) -> Target:
+def target_of(suite: LocalSuite, setting: SuiteAccess, folder: Path) -> AttackTarget:
     addresses = {PUBLIC: suite.endpoint.public}
     addresses |= {path.stem: f"unix:{path}" for path in sorted(suite.state.sockets.glob("*.sock"))}
-    return Target(addresses, setting.tokens, setting.tls_ca, str(folder))
+    return AttackTarget(addresses, setting.tokens, setting.tls_ca, str(folder))
 
 
 def state_bytes(suite: LocalSuite) -> int:
@@ -220,7 +220,7 @@ def state_bytes(suite: LocalSuite) -> int:
     return total
 
 
-def guarded(folder: Path) -> Setting:
+def guarded(folder: Path) -> SuiteAccess:
     """A suite with tokens and TLS: the attacker has one of each role of the tenant "mallory"."""
     tokens = {role.value: new_token() for role in (Role.USER, Role.SERVICE, Role.ADMIN)}
     bystander = new_token()
@@ -235,14 +235,14 @@ def guarded(folder: Path) -> Setting:
         "PENTIMENTO_FRONTDOOR_TLS_KEY_FILE": str(pair.key),
     }
     flags = ("--token-file", str(file))
-    return Setting(tokens, bystander, str(authority.certificate), flags, ENVIRONMENT | tls)
+    return SuiteAccess(tokens, bystander, str(authority.certificate), flags, ENVIRONMENT | tls)
 
 
 @contextmanager
-def setting_of(options: Options) -> Iterator[tuple[Setting, Path]]:
+def setting_of(options: Options) -> Iterator[tuple[SuiteAccess, Path]]:
     with tempfile.TemporaryDirectory(prefix="hostile-") as name:
         folder = Path(name)
-        open_mode = Setting(tokens=dict.fromkeys(("user", "service", "admin"), ""))
+        open_mode = SuiteAccess(tokens=dict.fromkeys(("user", "service", "admin"), ""))
         yield (open_mode if options.rest["open"] else guarded(folder)), folder
 
 
@@ -254,7 +254,7 @@ def main() -> int:
     with setting_of(options) as (setting, folder):
         while len(played) < len(attacks):
             with local_suite(("--device", "cpu", *setting.flags), environment=setting.environment) as suite:
-                trial = Trial(suite, setting, folder, quiet_s)
+                trial = AttackTrial(suite, setting, folder, quiet_s)
                 played += asyncio.run(trial.run(attacks[len(played) :]))
     return publish(options, figures_of(played), notes=notes_of(options, played))
 

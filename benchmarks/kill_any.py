@@ -79,7 +79,7 @@ class Remains:
     outlived_s: float = 0.0
 
 
-class Trial:
+class KillAnyTrial:
     def __init__(self, suite: RestartedSuite, rng: random.Random) -> None:
         self._suite = suite
         self._rng = rng
@@ -192,7 +192,7 @@ def main() -> int:
     flags = ["--workers", str(options.rest["workers"]), "--device", "cpu", "--threads", "1"]
     with restarted_suite(flags, ENVIRONMENT) as suite:
         count_commits(suite.journal)
-        trial = Trial(suite, random.Random(options.rest["seed"]))
+        trial = KillAnyTrial(suite, random.Random(options.rest["seed"]))
         load = asyncio.run(trial.run(faults, options.rest["clients"]))
         read_journal(suite.journal, load.samples)
     return publish(options, figures_of(trial, load), notes=notes_of(options, trial, load))
@@ -205,7 +205,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=3, help="of what is disturbed, how and when")
 
 
-def figures_of(trial: Trial, load: FaultedLoad) -> list[Figure]:
+def figures_of(trial: KillAnyTrial, load: FaultedLoad) -> list[Figure]:
     accepted, remains = [sample for sample in load.samples if sample.accepted], trial.remains
     left = [sample.left for sample in accepted]
     return [
@@ -224,7 +224,7 @@ def remaining(name: str, found: list[str], unit: str) -> Figure:
     return Figure(name, len(found), at_most(0, unit), found, None)
 
 
-def notes_of(options: Options, trial: Trial, load: FaultedLoad) -> dict[str, object]:
+def notes_of(options: Options, trial: KillAnyTrial, load: FaultedLoad) -> dict[str, object]:
     return {
         "faults": [asdict(fault) for fault in trial.faults],
         "faults_by_kind": dict(Counter(f"{fault.process} {fault.kind}" for fault in trial.faults)),

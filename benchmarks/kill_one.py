@@ -57,7 +57,7 @@ def main() -> int:
     with local_suite(flags, environment=ONE_AT_A_TIME) as suite:
         journal = suite.state.path / "frontdoor.sqlite"
         count_commits(journal)
-        trial = Trial(suite, random.Random(options.rest["seed"]))
+        trial = KillOneTrial(suite, random.Random(options.rest["seed"]))
         load = asyncio.run(trial.run(kills, options.rest["clients"]))
         read_journal(journal, load.samples)
     return publish(options, figures_of(trial, load), notes=notes_of(options, trial, load))
@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=2, help="of the random moments")
 
 
-class Trial:
+class KillOneTrial:
     """One suite under load and under fire."""
 
     def __init__(self, suite: LocalSuite, rng: random.Random) -> None:
@@ -152,7 +152,7 @@ def pid_of(suite: LocalSuite, address: str) -> int:
     raise RuntimeError(f"no process of the suite listens on {address}")
 
 
-def figures_of(trial: Trial, load: FaultedLoad) -> list[Figure]:
+def figures_of(trial: KillOneTrial, load: FaultedLoad) -> list[Figure]:
     return [
         *request_figures(load.samples),
         measured(
@@ -164,7 +164,7 @@ def figures_of(trial: Trial, load: FaultedLoad) -> list[Figure]:
     ]
 
 
-def notes_of(options: Options, trial: Trial, load: FaultedLoad) -> dict[str, object]:
+def notes_of(options: Options, trial: KillOneTrial, load: FaultedLoad) -> dict[str, object]:
     return {
         "kills": [asdict(kill) for kill in trial.kills],
         "requests": request_rows(load.samples),

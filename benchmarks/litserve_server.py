@@ -25,7 +25,7 @@ import litserve
 import torch
 from torch import Tensor
 
-from benchmarks.painted import Painted
+from benchmarks.painted import LatentListener
 from benchmarks.worker_load import STEPS
 from benchmarks.worker_process import start_on
 from pentimento.diffusion.engine import (
@@ -46,7 +46,7 @@ TOGETHER = ("mixed", "equal-starts")
 
 
 @dataclass(frozen=True)
-class PictureOrder:
+class StepOrder:
     prompt: str
     seed: int
     first_step: int
@@ -64,8 +64,8 @@ class WholeBatches:
         self._loop = StepLoop(model, EagerDenoiser(model), limits, settings, SilentObserver(), time.monotonic)
 
     @torch.inference_mode()
-    def paint(self, orders: Sequence[PictureOrder]) -> list[bytes]:
-        listeners = [Painted() for _ in orders]
+    def paint(self, orders: Sequence[StepOrder]) -> list[bytes]:
+        listeners = [LatentListener() for _ in orders]
         for group in self._groups(list(zip(orders, listeners, strict=True))):
             for order, one in group:
                 self._loop.submit(PaintingTicket(self._request(order), one, time.monotonic()))
@@ -73,16 +73,16 @@ class WholeBatches:
                 pass
         return [self._png(one) for one in listeners]
 
-    def _groups(self, batch: list[tuple[PictureOrder, Painted]]) -> list[list[tuple[PictureOrder, Painted]]]:
+    def _groups(self, batch: list[tuple[StepOrder, LatentListener]]) -> list[list[tuple[StepOrder, LatentListener]]]:
         if self._together == "mixed":
             return [batch]
         starts = sorted({order.first_step for order, _ in batch})
         return [[one for one in batch if one[0].first_step == start] for start in starts]
 
-    def _png(self, painted: Painted) -> bytes:
+    def _png(self, painted: LatentListener) -> bytes:
         return encode_pixels(self._model.decode_latent(painted.result()), "png")
 
-    def _request(self, order: PictureOrder) -> PaintingRequest:
+    def _request(self, order: StepOrder) -> PaintingRequest:
         info, step = self._model.info, order.first_step
         spec = GenerationSpec(
             prompt=order.prompt,
@@ -142,17 +142,17 @@ class PaintingApi(litserve.LitAPI):  # type: ignore[misc] # LitServe is not type
         torch.set_num_threads(1)
         model = load_model(self._model, torch.device("cpu"), torch.float32)
         self._batches = WholeBatches(model, read_donors(self._donors), self._max_batch, self._together)
-        self._batches.paint([PictureOrder("warm up", 0, 0)])
+        self._batches.paint([StepOrder("warm up", 0, 0)])
 
-    def decode_request(self, request: dict[str, Any]) -> PictureOrder:
-        return PictureOrder(request["prompt"], request["seed"], request["first_step"])
+    def decode_request(self, request: dict[str, Any]) -> StepOrder:
+        return StepOrder(request["prompt"], request["seed"], request["first_step"])
 
-    def batch(self, inputs: list[PictureOrder]) -> list[PictureOrder]:
+    def batch(self, inputs: list[StepOrder]) -> list[StepOrder]:
         return inputs
 
-    def predict(self, orders: list[PictureOrder] | PictureOrder) -> list[bytes] | bytes:
+    def predict(self, orders: list[StepOrder] | StepOrder) -> list[bytes] | bytes:
         """LitServe passes a single order, not a list of one, where batches are of size 1."""
-        if isinstance(orders, PictureOrder):
+        if isinstance(orders, StepOrder):
             return self._batches.paint([orders])[0]
         return self._batches.paint(orders)
 

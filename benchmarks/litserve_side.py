@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.litserve_server import litserve_process
-from benchmarks.worker_load import FIRST_STEPS, Arrival, Ask
+from benchmarks.worker_load import FIRST_STEPS, Ask, WorkerArrival
 from benchmarks.worker_process import START_S
 from pentimento.diffusion.families import load_model
 
@@ -36,7 +36,7 @@ def write_donors(model: Path, path: Path) -> None:
     save_file({str(step): torch.randn(shape) for step in FIRST_STEPS if step}, path)
 
 
-async def ask_litserve(client: httpx.AsyncClient, arrival: Arrival) -> None:
+async def ask_litserve(client: httpx.AsyncClient, arrival: WorkerArrival) -> None:
     order = {"prompt": arrival.prompt, "seed": abs(arrival.number), "first_step": arrival.first_step}
     response = await client.post("/predict", json=order)
     response.raise_for_status()

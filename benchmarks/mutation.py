@@ -18,7 +18,16 @@ from pathlib import Path
 
 from benchmarks.machine import ROOT
 from benchmarks.mutation_operators import Mutant, Source
-from benchmarks.mutation_runs import NICENESS, Measured, Outcome, Suite, check_unchanged, copies, measure, run_all
+from benchmarks.mutation_runs import (
+    NICENESS,
+    Measured,
+    MutantOutcome,
+    MutatedModule,
+    check_unchanged,
+    copies,
+    measure,
+    run_all,
+)
 from benchmarks.report import (
     Figure,
     Interval,
@@ -33,9 +42,9 @@ from benchmarks.statistics import CONFIDENCE, binomial_interval
 EQUIVALENTS = ROOT / "benchmarks" / "mutation_equivalents.toml"
 TARGET = 0.9
 SUITES = (
-    Suite("dataplane", ("pentimento/dataplane/*.py",), ("tests/unit/dataplane",)),
-    Suite("policies", ("pentimento/policies/**/*.py",), ("tests/unit/policies",)),
-    Suite(
+    MutatedModule("dataplane", ("pentimento/dataplane/*.py",), ("tests/unit/dataplane",)),
+    MutatedModule("policies", ("pentimento/policies/**/*.py",), ("tests/unit/policies",)),
+    MutatedModule(
         "ledger",
         ("pentimento/stores/ledger/*.py",),
         (
@@ -48,14 +57,14 @@ SUITES = (
         ),
         "not postgresql",
     ),
-    Suite(
+    MutatedModule(
         "rpc",
         ("pentimento/rpc/*.py",),
         ("tests/unit/rpc", "tests/contract/rpc"),
         "not test_memory",
         ("tests/contract/rpc/test_process.py", "tests/contract/rpc/test_probe.py"),
     ),
-    Suite("lookup", ("services/vectordb_gateway/lookup.py",), ("tests/unit/vectordb_gateway",)),
+    MutatedModule("lookup", ("services/vectordb_gateway/lookup.py",), ("tests/unit/vectordb_gateway",)),
 )
 Equivalents = dict[tuple[str, str, str, str], str]
 """Of a mutant's identity, why nobody could see it."""
@@ -86,7 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="print every survivor")
 
 
-def run_suite(suite: Suite, sample: int, seed: int, trees: Sequence[Path]) -> list[Outcome]:
+def run_suite(suite: MutatedModule, sample: int, seed: int, trees: Sequence[Path]) -> list[MutantOutcome]:
     measured = measure(suite, trees[0])
     check_unchanged(suite, measured, trees[0])
     mutants = drawn(suite.paths(), sample, seed)
@@ -121,7 +130,7 @@ def known_equivalents() -> Equivalents:
     return {(entry["file"], entry["scope"], entry["before"], entry["after"]): entry["reason"] for entry in entries}
 
 
-def figures_of(name: str, outcomes: Sequence[Outcome], known: Equivalents, listed: bool) -> list[Figure]:
+def figures_of(name: str, outcomes: Sequence[MutantOutcome], known: Equivalents, listed: bool) -> list[Figure]:
     """Killed of those that change anything, which the target is for, and of all."""
     telling = [outcome for outcome in outcomes if outcome.is_killed or outcome.mutant.identity not in known]
     if listed:
@@ -135,14 +144,14 @@ def figures_of(name: str, outcomes: Sequence[Outcome], known: Equivalents, liste
     ]
 
 
-def share(name: str, outcomes: Sequence[Outcome], known: Equivalents, target: Target) -> Figure:
+def share(name: str, outcomes: Sequence[MutantOutcome], known: Equivalents, target: Target) -> Figure:
     killed = sum(outcome.is_killed for outcome in outcomes)
     low, high = binomial_interval(killed, len(outcomes))
     samples = [row(outcome, known) for outcome in outcomes]
     return Figure(name, killed / len(outcomes), target, samples, Interval(low, high, CONFIDENCE, "Clopper-Pearson"))
 
 
-def row(outcome: Outcome, known: Equivalents) -> list[str]:
+def row(outcome: MutantOutcome, known: Equivalents) -> list[str]:
     """Verdict, operator, place and change; of one that changes nothing anybody could see, why."""
     mutant = outcome.mutant
     reason = "" if outcome.is_killed else known.get(mutant.identity, "")

@@ -24,7 +24,7 @@ LEFT_OUT_COUNT = 3
 
 
 @dataclass(frozen=True)
-class Suite:
+class MutatedModule:
     """A module under mutation: its files, and the tests that answer for it; `chosen` of them, as pytest's -k has it.
     `processes` are files of tests that run it in processes of their own, where nobody sees which lines."""
 
@@ -65,7 +65,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MutantOutcome:
     """`verdict`: killed, stopped (it hung, which is as good), survived, or unreached (no test runs its line)."""
 
     mutant: Mutant
@@ -90,7 +90,7 @@ def copies(count: int) -> Iterator[list[Path]]:
         yield trees
 
 
-def measure(suite: Suite, tree: Path) -> Measured:
+def measure(suite: MutatedModule, tree: Path) -> Measured:
     """One run of its tests, line by line."""
     record = tree / "measured.json"
     chosen = ("-k", suite.chosen) if suite.chosen else ()
@@ -107,7 +107,7 @@ def measure(suite: Suite, tree: Path) -> Measured:
     return Measured(found["seconds"], lines, found["failed"], unseen)
 
 
-def check_unchanged(suite: Suite, measured: Measured, tree: Path) -> None:
+def check_unchanged(suite: MutatedModule, measured: Measured, tree: Path) -> None:
     """Leaves out tests that fail in a copy as it is, in the way mutants are run: what fails then, no mutant does.
     RuntimeError where many do."""
     runner = Runner(tree)
@@ -132,14 +132,14 @@ class Runner:
         streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process: subprocess.Popen[str] = subprocess.Popen(command, cwd=tree, env=_environment(tree), **streams)  # type: ignore[call-overload]
 
-    def run(self, mutant: Mutant, measured: Measured) -> Outcome:
+    def run(self, mutant: Mutant, measured: Measured) -> MutantOutcome:
         tests = measured.tests_of(mutant)
         if not tests:
-            return Outcome(mutant, "unreached")
+            return MutantOutcome(mutant, "unreached")
         limit = TIME_SLACK_S + TIME_FACTOR * sum(measured.seconds[name] for name in tests)
         word = self._ask([mutant.path, mutant.source, tests, limit])
         verdict = word.partition(" ")[0]
-        return Outcome(mutant, {"passed": "survived", "failed": "killed", "stopped": "stopped"}[verdict])
+        return MutantOutcome(mutant, {"passed": "survived", "failed": "killed", "stopped": "stopped"}[verdict])
 
     def unchanged(self, path: str, tests: Sequence[str]) -> str:
         """What becomes of the tests as the file is: "passed", or "failed" and which."""
@@ -160,7 +160,7 @@ class Runner:
         self._process.wait()
 
 
-def run_all(mutants: Iterable[Mutant], measured: Measured, trees: Sequence[Path]) -> Iterator[Outcome]:
+def run_all(mutants: Iterable[Mutant], measured: Measured, trees: Sequence[Path]) -> Iterator[MutantOutcome]:
     """Outcomes in the mutants' order, as they come."""
     with ExitStack() as stack:
         idle: SimpleQueue[Runner] = SimpleQueue()
@@ -169,7 +169,7 @@ def run_all(mutants: Iterable[Mutant], measured: Measured, trees: Sequence[Path]
             stack.callback(runner.close)
             idle.put(runner)
 
-        def one(mutant: Mutant) -> Outcome:
+        def one(mutant: Mutant) -> MutantOutcome:
             runner = idle.get()
             try:
                 return runner.run(mutant, measured)

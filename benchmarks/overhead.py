@@ -18,7 +18,7 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks.diffusers_process import DiffusersProcess, PictureOrder, diffusers_process
+from benchmarks.diffusers_process import DiffusersProcess, PipelineOrder, diffusers_process
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
 from pentimento.rpc import RpcChannelSettings, open_channel
@@ -37,7 +37,7 @@ SHAPES = ("circle", "square", "triangle", "star", "ring", "cross", "diamond", "b
 
 
 @dataclass(frozen=True)
-class Pair:
+class TimedPair:
     """Milliseconds of each side, and the largest difference of a pixel's channel in levels of 255."""
 
     ours_ms: float
@@ -65,15 +65,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-heavy", help="registry name or diffusers directory")
 
 
-def order_of(number: int) -> PictureOrder:
+def order_of(number: int) -> PipelineOrder:
     """Another prompt for every number, so that nothing is remembered from before."""
     colour, shape = COLOURS[number % len(COLOURS)], SHAPES[number // len(COLOURS) % len(SHAPES)]
-    return PictureOrder(
+    return PipelineOrder(
         f"a {colour} {shape}, number {number}", seed=1000 + number, steps=STEPS, guidance_scale=GUIDANCE_SCALE
     )
 
 
-def run_pair(ours: Client, theirs: DiffusersProcess, order: PictureOrder) -> Pair:
+def run_pair(ours: Client, theirs: DiffusersProcess, order: PipelineOrder) -> TimedPair:
     def paint_ours() -> Picture:
         request = ImageRequest(
             order.prompt, num_inference_steps=order.steps, guidance_scale=order.guidance_scale, seed=order.seed
@@ -86,7 +86,7 @@ def run_pair(ours: Client, theirs: DiffusersProcess, order: PictureOrder) -> Pai
     else:
         (width, height, pixels), theirs_ms = timed(lambda: theirs.paint(order))
         picture, ours_ms = timed(paint_ours)
-    return Pair(ours_ms, theirs_ms, pixel_difference(picture.data, width, height, pixels))
+    return TimedPair(ours_ms, theirs_ms, pixel_difference(picture.data, width, height, pixels))
 
 
 def timed(paint: Callable[[], Any]) -> tuple[Any, float]:
@@ -113,7 +113,7 @@ def check_lookups(cache: dict[str, int], pictures: int) -> None:
         raise RuntimeError(f"every picture must look up and miss, got {cache} for {pictures} pictures")
 
 
-def figures_of(pairs: Sequence[Pair]) -> list[Figure]:
+def figures_of(pairs: Sequence[TimedPair]) -> list[Figure]:
     samples = [(pair.ours_ms, pair.theirs_ms) for pair in pairs]
     worst = max(pair.pixel_difference for pair in pairs)
     return [

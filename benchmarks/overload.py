@@ -99,7 +99,7 @@ class NotingClient(AsyncClient):
 
 
 @dataclass(frozen=True)
-class Run:
+class OverloadRun:
     """One load on the suite; `share` of capacity. `goodput` a second, in its settled part. `bare_s`: what a server took
     that only refuses, where the load is too much. `stolen`: the share of the machine that its host kept."""
 
@@ -153,7 +153,9 @@ def suite_of(fleet: Path) -> Iterator[tuple[LocalSuite, dict[str, str]]]:
             yield suite, tokens
 
 
-async def all_runs(options: Options, fleet: EmulatedFleet, suite: LocalSuite, tokens: dict[str, str]) -> list[Run]:
+async def all_runs(
+    options: Options, fleet: EmulatedFleet, suite: LocalSuite, tokens: dict[str, str]
+) -> list[OverloadRun]:
     """Around capacity, beyond it, and last the two tenants together."""
     capacity, slo_s = capacity_per_s(fleet, fleet.default_model), slo_of(fleet)
     shares = (1.0, 2.0) if options.quick else (*AROUND_CAPACITY, *OVERLOADS)
@@ -180,7 +182,7 @@ def slo_of(fleet: EmulatedFleet) -> float:
 
 async def run(
     suite: LocalSuite, tokens: dict[str, str], workload: Workload, share: float, settled_s: float, until_s: float
-) -> Run:
+) -> OverloadRun:
     """On clients of their own, so that nothing of an earlier run is left in them."""
     rejections, clients = Rejections(), {}
     for tenant, token in tokens.items():
@@ -196,7 +198,7 @@ async def run(
         for client in clients.values():
             await client.close()
     report = make_report(f"{share:g} x capacity", records, {"kind": "emulated"})
-    found = Run(share, report, goodput_of(records, settled_s, until_s), rejections, bare_s, stolen.share())
+    found = OverloadRun(share, report, goodput_of(records, settled_s, until_s), rejections, bare_s, stolen.share())
     print(found.row(), flush=True)
     return found
 
@@ -206,7 +208,7 @@ def goodput_of(records: Sequence[RequestRecord], from_s: float, until_s: float) 
     return sum(from_s <= record.ended_s < until_s for record in in_time) / (until_s - from_s)
 
 
-def figures(runs: Sequence[Run]) -> list[Figure]:
+def figures(runs: Sequence[OverloadRun]) -> list[Figure]:
     *alone, together = runs
     peak = max(run.goodput for run in alone if run.share <= max(AROUND_CAPACITY))
     rows = [run.row() for run in runs]

@@ -10,7 +10,7 @@ from pentimento.domain.errors import PentimentoError
 
 
 @dataclass
-class Painted:
+class LatentListener:
     """A listener that keeps the final latent and the number of steps taken, or the error."""
 
     latent: Tensor | None = None

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from benchmarks.emulated_runs import FLEETS, capacity_per_s, clients_of, emulated_suite, played, steady_load
 from benchmarks.report import Figure, Interval, Options, Target, at_most, informative, parse_options, publish
 from benchmarks.seen_delays import with_delays
-from benchmarks.seen_speed import Run, changes_seen, speed_seen, with_course, with_speed
+from benchmarks.seen_speed import ObservedRun, changes_seen, speed_seen, with_course, with_speed
 from benchmarks.statistics import CONFIDENCE, bootstrap_interval
 from benchmarks.stolen_time import StolenTime, WhatIsLeft
 from pentimento.devices.emulation import read_fleet
@@ -122,7 +122,7 @@ Tallies = Sequence[tuple[Tally, ...]]
 
 
 @dataclass(frozen=True)
-class Pair:
+class ComparedLoad:
     """One load, live and simulated, all its turns together; differences in points and percent of the live figure."""
 
     side: str
@@ -261,7 +261,7 @@ def real_side(options: Options, folder: Path) -> Side:
     )
 
 
-def compare(options: Options, side: Side, folder: Path) -> list[Pair]:
+def compare(options: Options, side: Side, folder: Path) -> list[ComparedLoad]:
     """Every load on one suite."""
     loads = options.rest["loads"][: 1 if options.quick else None]
     turns_of = real_turns if side.real else emulated_turns
@@ -297,9 +297,9 @@ class Timed:
     records: list[RequestRecord]
     left: WhatIsLeft
 
-    def known_as(self, scenario: Scenario, *, told: bool) -> Run:
+    def known_as(self, scenario: Scenario, *, told: bool) -> ObservedRun:
         """The run beside what is known of the suite; `told` adds what the host left of the machine meanwhile."""
-        return Run(with_course(scenario, self.left) if told else scenario, self.workload, self.records)
+        return ObservedRun(with_course(scenario, self.left) if told else scenario, self.workload, self.records)
 
 
 def real_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, loads: Sequence[float]) -> list[Turn]:
@@ -320,7 +320,7 @@ def real_turns(options: Options, suite: LocalSuite, side: Side, folder: Path, lo
     def calibrate() -> float:
         one = play(CALIBRATION_LOAD, REAL_CALIBRATION_S, detailed=True)
         calibrations.append(one)
-        return speed_seen(Run(with_delays(known, one.records), one.workload, one.records))
+        return speed_seen(ObservedRun(with_delays(known, one.records), one.workload, one.records))
 
     with StolenTime() as stolen:
         speed = 1.0
@@ -396,14 +396,14 @@ def run_live(suite: LocalSuite, workload: Workload, *, detailed: bool = False) -
     return asyncio.run(run())
 
 
-def pair(side: str, turns: Sequence[Turn]) -> Pair:
+def pair(side: str, turns: Sequence[Turn]) -> ComparedLoad:
     rate = statistics.fmean(turn.rate for turn in turns)
     told = {"side": side, "rate_per_s": rate}
     live = [turn.live for turn in turns]
     runs = [
         [Simulation(turn.scenario, turn.workload, Random(seed)).run() for turn in turns] for seed in range(SIMULATIONS)
     ]
-    return Pair(
+    return ComparedLoad(
         side,
         rate,
         make_report("live", list(itertools.chain(*live)), {"kind": "live", **told}),
@@ -425,7 +425,7 @@ def scenario_of(side: Side, folder: Path) -> Scenario:
     return read_scenario(path).scenarios[0]
 
 
-def figures(pairs: Sequence[Pair]) -> list[Figure]:
+def figures(pairs: Sequence[ComparedLoad]) -> list[Figure]:
     """By side: the mean over its loads for what DiffServe gives a mean of, the worst one for latencies."""
     found = []
     for side in dict.fromkeys(pair.side for pair in pairs):
@@ -446,7 +446,7 @@ def figures(pairs: Sequence[Pair]) -> list[Figure]:
 
 
 def figure(
-    pairs: Sequence[Pair],
+    pairs: Sequence[ComparedLoad],
     name: str,
     value: float,
     target: Target,

@@ -29,7 +29,7 @@ LEAST_VARIATION = 0.01
 
 
 @dataclass(frozen=True)
-class Run:
+class ObservedRun:
     """Arrivals and what became of them; `scenario` is what is known of the suite but for its device's speed."""
 
     scenario: Scenario
@@ -38,7 +38,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Painting:
+class PaintingTimes:
     """Of the pictures of runs: mean seconds on the device, their standard deviation as a share of it, and how much of
     it a picture has in common with the one that began when it ended (a correlation)."""
 
@@ -47,7 +47,7 @@ class Painting:
     persistence: float
 
 
-def painting(records: Sequence[RequestRecord]) -> Painting:
+def painting(records: Sequence[RequestRecord]) -> PaintingTimes:
     """At least two pictures."""
     spans = sorted(span for record in records if record.outcome.answered and (span := _span(record)))
     began, ended = (np.array(column) for column in zip(*spans, strict=True))
@@ -56,7 +56,7 @@ def painting(records: Sequence[RequestRecord]) -> Painting:
     known = after < len(spans)
     pairs = np.array([seconds[known], seconds[after[known]]])
     persistence = float(np.corrcoef(pairs)[0, 1]) if known.sum() > 2 and (pairs.std(axis=1) > 0.0).all() else math.nan
-    return Painting(float(seconds.mean()), float(seconds.std() / seconds.mean()), persistence)
+    return PaintingTimes(float(seconds.mean()), float(seconds.std() / seconds.mean()), persistence)
 
 
 def with_speed(scenario: Scenario, speed: float) -> Scenario:
@@ -91,7 +91,7 @@ def with_course(scenario: Scenario, course: SpeedCourse) -> Scenario:
     return replace(scenario, devices=tuple(changed(devices) for devices in scenario.devices))
 
 
-def speed_seen(run: Run) -> float:
+def speed_seen(run: ObservedRun) -> float:
     """At which simulated pictures take as long as those of the run."""
     seen_s, speed = painting(run.records).mean_s, 1.0
     for _ in range(STEPS):
@@ -102,7 +102,7 @@ def speed_seen(run: Run) -> float:
     return speed
 
 
-def changes_seen(runs: Sequence[Run]) -> SpeedChanges:
+def changes_seen(runs: Sequence[ObservedRun]) -> SpeedChanges:
     """With which simulated pictures scatter as much, and as persistently, as those of the runs together. `scenario` of
     each has its speed."""
     seen = _together([painting(run.records) for run in runs])
@@ -118,7 +118,7 @@ def changes_seen(runs: Sequence[Run]) -> SpeedChanges:
     return found[-1][0]
 
 
-def _scattering_as(spread: float, runs: Sequence[Run], period_s: float) -> tuple[SpeedChanges, Painting]:
+def _scattering_as(spread: float, runs: Sequence[ObservedRun], period_s: float) -> tuple[SpeedChanges, PaintingTimes]:
     variation = 0.0
     for _ in range(SCATTERING_STEPS):
         changes = SpeedChanges(variation, period_s)
@@ -132,14 +132,14 @@ def _between(shorter: SpeedChanges, longer: SpeedChanges, share: float) -> Speed
     return SpeedChanges(variation, shorter.period_s * (longer.period_s / shorter.period_s) ** share)
 
 
-def _simulated(scenario: Scenario, workload: Workload) -> Painting:
+def _simulated(scenario: Scenario, workload: Workload) -> PaintingTimes:
     return _together([painting(Simulation(scenario, workload, Random(seed)).run()) for seed in SEEDS])
 
 
-def _together(paintings: Sequence[Painting]) -> Painting:
+def _together(paintings: Sequence[PaintingTimes]) -> PaintingTimes:
     """Means; of spreads the root of the mean square."""
     known = [one.persistence for one in paintings if math.isfinite(one.persistence)]
-    return Painting(
+    return PaintingTimes(
         statistics.fmean(one.mean_s for one in paintings),
         math.sqrt(statistics.fmean(one.spread**2 for one in paintings)),
         statistics.fmean(known) if known else math.nan,

@@ -73,7 +73,7 @@ class Look:
 
 
 @dataclass
-class Part:
+class SuiteRun:
     """One suite's run. `start` and `end`: what processes held with no client connected."""
 
     name: str
@@ -91,7 +91,7 @@ class Part:
 class Soak:
     """Plays a part's load on its suite and looks at it."""
 
-    def __init__(self, suite: LocalSuite, part: Part, steps: int, stores: Path) -> None:
+    def __init__(self, suite: LocalSuite, part: SuiteRun, steps: int, stores: Path) -> None:
         self._suite = suite
         self._part = part
         self._stores = stores
@@ -166,8 +166,8 @@ def size_of(path: Path) -> int:
 
 def main() -> int:
     options = parse_options("soak", __doc__, add_options)
-    volume = Part("emulated devices", 2_000 if options.quick else options.rest["requests"])
-    real = Part("a real model", 100 if options.quick else options.rest["real"])
+    volume = SuiteRun("emulated devices", 2_000 if options.quick else options.rest["requests"])
+    real = SuiteRun("a real model", 100 if options.quick else options.rest["real"])
     with emulated() as suite:
         asyncio.run(Soak(suite, volume, 4, suite.state.path / "emulated").run(volume.requests // 10))
     with local_suite(("--device", "cpu"), environment=ENVIRONMENT) as suite:
@@ -190,7 +190,7 @@ def emulated() -> Iterator[LocalSuite]:
             yield suite
 
 
-def figures_of(part: Part, target: Target) -> list[Figure]:
+def figures_of(part: SuiteRun, target: Target) -> list[Figure]:
     """Of each process its growth, held to the target; of the others the worst, with all as samples."""
     growing = [growth_figure(part, name, target) for name in sorted(part.start)]
     rest = [
@@ -206,7 +206,7 @@ def figures_of(part: Part, target: Target) -> list[Figure]:
     return [*growing, *rest, unexpected]
 
 
-def growth_figure(part: Part, process: str, target: Target) -> Figure:
+def growth_figure(part: SuiteRun, process: str, target: Target) -> Figure:
     """Missing when the process did not live through the run."""
     points = [
         (look.ended / PER, look.processes[process].rss_bytes / MIB)
@@ -229,13 +229,13 @@ def binned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(sum(x for x, _ in run) / len(run), sum(y for _, y in run) / len(run)) for run in runs]
 
 
-def held_figure(part: Part, what: str) -> Figure:
+def held_figure(part: SuiteRun, what: str) -> Figure:
     more = {name: getattr(part.end[name], what) - getattr(held, what) for name, held in part.start.items()}
     worst = max(more.values())
     return Figure(f"{part.name}: {what} at the end less at the start", worst, at_most(0), sorted(more.items()), None)
 
 
-def bounded_figure(part: Part, what: str, sizes: Sequence[int]) -> Figure:
+def bounded_figure(part: SuiteRun, what: str, sizes: Sequence[int]) -> Figure:
     """A run that is shorter than a few retentions has no plateau to judge."""
     quarter = len(sizes) // 4
     target: Target = BOUNDED if part.lasted_s > 400 else informative("x")
@@ -245,8 +245,8 @@ def bounded_figure(part: Part, what: str, sizes: Sequence[int]) -> Figure:
     return Figure(name, value, target, list(sizes), None)
 
 
-def notes_of(parts: list[Part]) -> dict[str, object]:
-    def told(part: Part) -> dict[str, object]:
+def notes_of(parts: list[SuiteRun]) -> dict[str, object]:
+    def told(part: SuiteRun) -> dict[str, object]:
         return {
             "requests": part.requests,
             "lasted_s": part.lasted_s,

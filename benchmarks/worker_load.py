@@ -38,7 +38,7 @@ FIRST_STEPS = (0, 5, 10, 15, 20, 25)
 
 
 @dataclass(frozen=True)
-class Arrival:
+class WorkerArrival:
     """A request: seconds after the stream's start, where it enters, and its deadline, 0 for none."""
 
     number: int
@@ -55,14 +55,14 @@ class Arrival:
 class Answer:
     """`latency_s` is from the moment the request was due, infinite when it failed."""
 
-    arrival: Arrival
+    arrival: WorkerArrival
     latency_s: float
     finished_at: float
     error: str = ""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StreamOutcome:
     """Of one stream of arrivals, in their order; images per second from the stream's start to the last answer."""
 
     answers: tuple[Answer, ...]
@@ -77,7 +77,7 @@ class Outcome:
         return latency_quantile(self.answers, share)
 
 
-Ask = Callable[[Arrival], Awaitable[None]]
+Ask = Callable[[WorkerArrival], Awaitable[None]]
 
 
 def never(answers: Sequence[Answer]) -> bool:
@@ -90,23 +90,25 @@ def latency_quantile(answers: Sequence[Answer], share: float) -> float:
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
 
-def poisson(rate_per_s: float, count: int, seed: int, first_steps: Sequence[int] = FIRST_STEPS) -> list[Arrival]:
+def poisson(rate_per_s: float, count: int, seed: int, first_steps: Sequence[int] = FIRST_STEPS) -> list[WorkerArrival]:
     """`first_steps` are equally likely."""
     generator = random.Random(seed)
     at_s, arrivals = 0.0, []
     for number in range(count):
         at_s += generator.expovariate(rate_per_s)
-        arrivals.append(Arrival(number, at_s, generator.choice(first_steps)))
+        arrivals.append(WorkerArrival(number, at_s, generator.choice(first_steps)))
     return arrivals
 
 
-async def drive(ask: Ask, arrivals: Sequence[Arrival], give_up: Callable[[Sequence[Answer]], bool] = never) -> Outcome:
+async def drive(
+    ask: Ask, arrivals: Sequence[WorkerArrival], give_up: Callable[[Sequence[Answer]], bool] = never
+) -> StreamOutcome:
     """Sends each at its time and waits for all; what `ask` raises is that request's failure. Once `give_up` says so of
     the answers so far, nobody is sent any more: what comes out is cut short."""
     began = time.monotonic()
     answers: list[Answer] = []
 
-    async def one(arrival: Arrival) -> None:
+    async def one(arrival: WorkerArrival) -> None:
         due = began + arrival.at_s
         await asyncio.sleep(max(due - time.monotonic(), 0.0))
         if give_up(answers):
@@ -121,7 +123,7 @@ async def drive(ask: Ask, arrivals: Sequence[Arrival], give_up: Callable[[Sequen
     await asyncio.gather(*(one(arrival) for arrival in arrivals))
     seconds = max(answer.finished_at for answer in answers) - began
     answers.sort(key=lambda answer: answer.arrival.number)
-    return Outcome(tuple(answers), seconds, cut_short=len(answers) < len(arrivals))
+    return StreamOutcome(tuple(answers), seconds, cut_short=len(answers) < len(arrivals))
 
 
 async def lone_picture_s(ask: Ask, count: int = 15) -> float:
@@ -129,7 +131,7 @@ async def lone_picture_s(ask: Ask, count: int = 15) -> float:
     seconds = []
     for number in range(count):
         began = time.monotonic()
-        await ask(Arrival(-1 - number, 0.0, 0))
+        await ask(WorkerArrival(-1 - number, 0.0, 0))
         seconds.append(time.monotonic() - began)
     return statistics.median(seconds)
 
@@ -154,7 +156,7 @@ class WorkerUnderLoad:
         if set(self.donors) != set(steps):
             raise RuntimeError(f"captured {sorted(self.donors)}, wanted {steps}")
 
-    async def ask(self, arrival: Arrival) -> None:
+    async def ask(self, arrival: WorkerArrival) -> None:
         """Raises what the worker answers, and for a donor that was not used."""
         start: Start = self.donors[arrival.first_step] if arrival.first_step else FromNoise()
         result = await self._paint(self._spec(abs(arrival.number), arrival.prompt), start, arrival.deadline_ms)
@@ -211,10 +213,10 @@ async def _held_by(client: WorkerClient) -> HeldModel:
                 await asyncio.sleep(0.2)
 
 
-def shifted(arrivals: Sequence[Arrival], number: int) -> list[Arrival]:
+def shifted(arrivals: Sequence[WorkerArrival], number: int) -> list[WorkerArrival]:
     """The same stream with other numbers, hence prompts and seeds: no memo helps a second time."""
     return [replace(arrival, number=arrival.number + number) for arrival in arrivals]
 
 
-def failures(outcome: Outcome) -> list[str]:
+def failures(outcome: StreamOutcome) -> list[str]:
     return sorted({answer.error for answer in outcome.answers if answer.error})

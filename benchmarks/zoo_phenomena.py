@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.parts import PartResult, merge_parts
 from benchmarks.report import parse_options, publish
-from benchmarks.zoo_curves.setting import Setting
+from benchmarks.zoo_curves.setting import CurveSetting
 from pentimento.domain.errors import NotFound
 from zoo.evaluate.studio import Studio
 from zoo.registry import WEIGHTS
@@ -43,7 +43,7 @@ def main() -> int:
     options = parse_options("zoo_phenomena", __doc__, add_options)
     rest = options.rest | (QUICK if options.quick else {})
     torch.set_num_threads(rest["threads"])
-    setting = Setting(
+    setting = CurveSetting(
         Studio(rest["weights"], rest["work"], rest["prompts"], 1),
         Studio(rest["weights"], rest["work"], rest["wide_prompts"], rest["wide_seeds"]),
         rest["receivers"],
@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=1)
 
 
-def measure(setting: Setting, part: str) -> PartResult:
+def measure(setting: CurveSetting, part: str) -> PartResult:
     module, function = PARTS[part]
     started = time.monotonic()
     try:

@@ -24,7 +24,7 @@ CARD = "README.md"
 
 
 @dataclass(frozen=True)
-class Model:
+class ZooModel:
     """One directory. `part` is what is trained for it, `base` the model that it changes and is of no use without.
 
     `steps` and `guidance_scale` are what a pipeline is asked for when a request says nothing.
@@ -43,16 +43,16 @@ class Model:
 MODELS = {
     model.name: model
     for model in (
-        Model("tiny-heavy", "pipeline", "sd", "heavy", steps=50, guidance_scale=1.5),
-        Model("tiny-light", "pipeline", "sd", "light", steps=12, guidance_scale=2.5),
-        Model("tiny-flow", "pipeline", "sd3", "flow-refined", steps=28, guidance_scale=4.0),
-        Model("tiny-clip", "dual_encoder", "clip", "image-tower"),
-        Model("tiny-controlnet-edges", "controlnet", "sd", "controlnet-edges", base="tiny-heavy"),
-        Model("tiny-controlnet-layout", "controlnet", "sd", "controlnet-layout", base="tiny-heavy"),
-        Model("tiny-lora-neon", "lora", "sd", "lora-neon", base="tiny-heavy"),
-        Model("tiny-lora-blueprint", "lora", "sd", "lora-blueprint", base="tiny-heavy"),
-        Model("tiny-lora-mosaic", "lora", "sd", "lora-mosaic", base="tiny-heavy"),
-        Model(
+        ZooModel("tiny-heavy", "pipeline", "sd", "heavy", steps=50, guidance_scale=1.5),
+        ZooModel("tiny-light", "pipeline", "sd", "light", steps=12, guidance_scale=2.5),
+        ZooModel("tiny-flow", "pipeline", "sd3", "flow-refined", steps=28, guidance_scale=4.0),
+        ZooModel("tiny-clip", "dual_encoder", "clip", "image-tower"),
+        ZooModel("tiny-controlnet-edges", "controlnet", "sd", "controlnet-edges", base="tiny-heavy"),
+        ZooModel("tiny-controlnet-layout", "controlnet", "sd", "controlnet-layout", base="tiny-heavy"),
+        ZooModel("tiny-lora-neon", "lora", "sd", "lora-neon", base="tiny-heavy"),
+        ZooModel("tiny-lora-blueprint", "lora", "sd", "lora-blueprint", base="tiny-heavy"),
+        ZooModel("tiny-lora-mosaic", "lora", "sd", "lora-mosaic", base="tiny-heavy"),
+        ZooModel(
             "tiny-discriminator",
             "discriminator",
             "efficientnet",
@@ -75,7 +75,7 @@ def write_registry(weights: Path = WEIGHTS) -> dict[str, Any]:
     return registry
 
 
-def _entry(model: Model, digests: dict[str, str]) -> dict[str, Any]:
+def _entry(model: ZooModel, digests: dict[str, str]) -> dict[str, Any]:
     def named(other: str) -> dict[str, str]:
         if other not in digests:
             raise FailedPrecondition("BASE_MISSING", f"{model.name} stands on {other}, which is not exported here")

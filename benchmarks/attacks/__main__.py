@@ -5,11 +5,11 @@ import json
 import sys
 
 from benchmarks.attacks.table import ATTACKS
-from benchmarks.attacks.target import Target
+from benchmarks.attacks.target import AttackTarget
 
 
 async def play(name: str) -> None:
-    print(json.dumps(await ATTACKS[name](Target.parse(sys.stdin.read()))))
+    print(json.dumps(await ATTACKS[name](AttackTarget.parse(sys.stdin.read()))))
 
 
 if __name__ == "__main__":

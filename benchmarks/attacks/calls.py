@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf.descriptor import MethodDescriptor
 
-from benchmarks.attacks.target import PUBLIC, Answers, Target, call_with_bytes, counted, path_of
+from benchmarks.attacks.target import PUBLIC, Answers, AttackTarget, call_with_bytes, counted, path_of
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
@@ -29,7 +29,7 @@ SMALL = ImageRequest("a red circle", num_inference_steps=2, seed=1, cache=CacheM
 LARGEST_EPOCH = 2**64 - 1
 
 
-async def every_rpc_by_every_role(target: Target) -> Answers:
+async def every_rpc_by_every_role(target: AttackTarget) -> Answers:
     """An empty message to every RPC by nobody, a stranger, and each role; told as CROSSED where the contract forbids it
     and it was not refused."""
     roles = {**target.tokens, "nobody": "", "stranger": "0" * 43}
@@ -53,7 +53,7 @@ async def every_rpc_by_every_role(target: Target) -> Answers:
     )
 
 
-async def to_every_rpc(target: Target, messages: Sequence[bytes]) -> Answers:
+async def to_every_rpc(target: AttackTarget, messages: Sequence[bytes]) -> Answers:
     """Each of the messages to every RPC, by every role; one connection a process and role."""
 
     async def one(process: str, role: str) -> Answers:
@@ -69,7 +69,7 @@ async def to_every_rpc(target: Target, messages: Sequence[bytes]) -> Answers:
     return sum(parts, Counter())
 
 
-async def pickles(target: Target) -> Answers:
+async def pickles(target: AttackTarget) -> Answers:
     """Pickles that would run a command; told as CROSSED when one did."""
     canary = Path(target.folder) / "unpickled"
     command = f"touch {canary}".encode()
@@ -80,14 +80,14 @@ async def pickles(target: Target) -> Answers:
     return found
 
 
-async def malformed_messages(target: Target) -> Answers:
+async def malformed_messages(target: AttackTarget) -> Answers:
     """Random bytes, truncated fields, lengths that promise gigabytes."""
     source = random.Random(1)
     noise = [source.randbytes(size) for size in (1, 17, 1000, 60_000)]
     return await to_every_rpc(target, [*noise, b"\x0a\xff\xff\xff\xff\x07", b"\xff" * 10])
 
 
-async def deep_nesting(target: Target) -> Answers:
+async def deep_nesting(target: AttackTarget) -> Answers:
     """Messages within messages, 5,000 deep, as field 1 and as field 5."""
     return await to_every_rpc(target, [nested(b"\x0a", 5000), nested(b"\x2a", 5000)])
 
@@ -107,7 +107,7 @@ def varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-async def senseless_fields(target: Target) -> Answers:
+async def senseless_fields(target: AttackTarget) -> Answers:
     """NaN, infinities, negative and huge numbers, endless lists and prompts in each field of a request."""
     numbers = [0, -1, 2**31, 2**63 - 1, -(2**63)]
     reals = [math.nan, math.inf, -math.inf, -1.0, 1e308]
@@ -127,7 +127,7 @@ async def senseless_fields(target: Target) -> Answers:
         return await all_answers(calls)
 
 
-async def largest_epoch(target: Target) -> Answers:
+async def largest_epoch(target: AttackTarget) -> Answers:
     """Attach and WatchCredits in the frontdoor's name with the largest epoch there is, by a service, to all workers."""
     attach = worker_pb.AttachRequest(
         request_id="r", fencing_token=1, frontdoor_id="frontdoor", frontdoor_epoch=LARGEST_EPOCH
@@ -143,22 +143,24 @@ async def largest_epoch(target: Target) -> Answers:
     return found
 
 
-async def burst_of_1500(target: Target) -> Answers:
+async def burst_of_1500(target: AttackTarget) -> Answers:
     """1,500 requests at once on one connection."""
     return await burst(target, 1500, 1)
 
 
-async def burst_of_10000(target: Target) -> Answers:
+async def burst_of_10000(target: AttackTarget) -> Answers:
     """10,000 requests at once on ten connections."""
     return await burst(target, 10_000, 10)
 
 
-async def one_key(target: Target) -> Answers:
+async def one_key(target: AttackTarget) -> Answers:
     """2,000 calls at once that all name one idempotency key."""
     return await burst(target, 2000, 4, "the same for all", replace(SMALL, num_inference_steps=50))
 
 
-async def burst(target: Target, calls: int, connections: int, key: str = "", request: ImageRequest = SMALL) -> Answers:
+async def burst(
+    target: AttackTarget, calls: int, connections: int, key: str = "", request: ImageRequest = SMALL
+) -> Answers:
     """Left after `BURST_S`; told apart: refusals as they ought to be, and those without RetryInfo or another status."""
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(target.channel(target.public, "user")) for _ in range(connections)]

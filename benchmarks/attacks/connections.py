@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from hyperframe.frame import ContinuationFrame, HeadersFrame
 
 from benchmarks.attacks.raw_http2 import COMPRESSED, RawConnection, message_prefix, open_streams, raw_connection
-from benchmarks.attacks.target import PUBLIC, Answers, Target, path_of
+from benchmarks.attacks.target import PUBLIC, Answers, AttackTarget, path_of
 
 MIB = 1 << 20
 LARGE = 31 * MIB
@@ -19,7 +19,9 @@ WORK_LIMIT_S = 20.0
 ANSWER_S = 8.0
 
 
-async def on_all(target: Target, work: Callable[[RawConnection, str], Awaitable[None]], copies: int = 1) -> Answers:
+async def on_all(
+    target: AttackTarget, work: Callable[[RawConnection, str], Awaitable[None]], copies: int = 1
+) -> Answers:
     """The same work on `copies` connections to every process, the public port included, at once; an RPC of its path."""
 
     async def one(process: str, address: str) -> Answers:
@@ -38,7 +40,7 @@ async def on_all(target: Target, work: Callable[[RawConnection, str], Awaitable[
     return sum(found, Counter())
 
 
-async def gzip_bombs(target: Target) -> Answers:
+async def gzip_bombs(target: AttackTarget) -> Answers:
     """16 messages of 32 KB that grow to 31 MiB, at every port."""
     bomb = gzip.compress(bytes(LARGE))
     body = message_prefix(len(bomb), COMPRESSED) + bomb
@@ -52,7 +54,7 @@ async def gzip_bombs(target: Target) -> Answers:
     return await on_all(target, throw, copies=2)
 
 
-async def gzip_bombs_with_a_token(target: Target) -> Answers:
+async def gzip_bombs_with_a_token(target: AttackTarget) -> Answers:
     """The same by a user of the public API, who could do more than be refused."""
     bomb = gzip.compress(bytes(LARGE))
     body = message_prefix(len(bomb), COMPRESSED) + bomb
@@ -65,7 +67,7 @@ async def gzip_bombs_with_a_token(target: Target) -> Answers:
     return connection.answers
 
 
-async def unfinished_messages(target: Target) -> Answers:
+async def unfinished_messages(target: AttackTarget) -> Answers:
     """24 streams at every port that announce 31 MiB and stop one byte before; as much as gets there in time."""
     body = memoryview(message_prefix(LARGE) + bytes(LARGE - 1))
 
@@ -81,7 +83,7 @@ async def unfinished_messages(target: Target) -> Answers:
     return await on_all(target, hold, copies=4)
 
 
-async def header_only_streams(target: Target) -> Answers:
+async def header_only_streams(target: AttackTarget) -> Answers:
     """Streams that have headers and no message, as many as a connection takes, four connections a port."""
 
     async def hold(connection: RawConnection, path: str) -> None:
@@ -92,7 +94,7 @@ async def header_only_streams(target: Target) -> Answers:
     return await on_all(target, hold, copies=4)
 
 
-async def rapid_resets(target: Target) -> Answers:
+async def rapid_resets(target: AttackTarget) -> Answers:
     """Streams that are opened and reset at once, for six seconds (CVE-2023-44487)."""
 
     async def reset(connection: RawConnection, path: str) -> None:
@@ -106,7 +108,7 @@ async def rapid_resets(target: Target) -> Answers:
     return await on_all(target, reset)
 
 
-async def huge_metadata(target: Target) -> Answers:
+async def huge_metadata(target: AttackTarget) -> Answers:
     """Calls with a quarter of a megabyte of metadata."""
     extra = tuple((f"x-{number}", "a" * 4096) for number in range(64))
 
@@ -118,7 +120,7 @@ async def huge_metadata(target: Target) -> Answers:
     return await on_all(target, send)
 
 
-async def endless_headers(target: Target) -> Answers:
+async def endless_headers(target: AttackTarget) -> Answers:
     """Headers that are continued and never end, 32 MB of them (CVE-2024-27316)."""
     field = b"\x40\x01a\x7f\xfb\x7e" + b"b" * 16_378  # A literal header that fills a frame.
 
@@ -131,7 +133,7 @@ async def endless_headers(target: Target) -> Answers:
     return await on_all(target, flood)
 
 
-async def ping_flood(target: Target) -> Answers:
+async def ping_flood(target: AttackTarget) -> Answers:
     """10,000 pings a connection."""
 
     async def ping(connection: RawConnection, path: str) -> None:
@@ -141,10 +143,10 @@ async def ping_flood(target: Target) -> Answers:
     return await on_all(target, ping)
 
 
-async def silent_connections(target: Target) -> Answers:
+async def silent_connections(target: AttackTarget) -> Answers:
     """200 connections to the public port that say nothing, and as many that say half of a greeting."""
     answers: Answers = Counter()
-    plain = Target(target.addresses, target.tokens, "", target.folder)
+    plain = AttackTarget(target.addresses, target.tokens, "", target.folder)
     async with AsyncExitStack() as stack:
         for number in range(400):
             try:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.attacks.calls import SMALL, generated
-from benchmarks.attacks.target import EMBEDDER, Answers, Target, call_with_bytes
+from benchmarks.attacks.target import EMBEDDER, Answers, AttackTarget, call_with_bytes
 from pentimento.api.embedder.v1 import embedder_service_pb2
 from pentimento.clients.image import ImageClient
 from pentimento.domain.generation import InitImage
@@ -55,12 +55,12 @@ def weapons() -> dict[str, bytes]:
     }
 
 
-async def picture_weapons(target: Target) -> Answers:
+async def picture_weapons(target: AttackTarget) -> Answers:
     """Each weapon eight times at once as a picture to start from."""
     return await sent(target, [data for data in weapons().values() for _ in range(8)])
 
 
-async def picture_weapons_to_the_embedder(target: Target) -> Answers:
+async def picture_weapons_to_the_embedder(target: AttackTarget) -> Answers:
     """Each weapon twice, by a service."""
     embed = next(method for method in target.methods(EMBEDDER) if method.name == "EmbedImage")
     async with target.channel(target.addresses[EMBEDDER], "service") as channel:
@@ -71,7 +71,7 @@ async def picture_weapons_to_the_embedder(target: Target) -> Answers:
         return Counter(await asyncio.gather(*calls))
 
 
-async def large_pictures(target: Target) -> Answers:
+async def large_pictures(target: AttackTarget) -> Answers:
     """30 requests at once that each start from a picture of 8 MiB of noise of their own."""
     return await sent(target, [noise(1670, 1670) for _ in range(30)])
 
@@ -83,7 +83,7 @@ def noise(width: int, height: int) -> bytes:
     return png(header(width, height, RGB), chunk(b"IDAT", zlib.compress(data, 0)))
 
 
-async def sent(target: Target, pictures: Sequence[bytes]) -> Answers:
+async def sent(target: AttackTarget, pictures: Sequence[bytes]) -> Answers:
     """What requests that start from them end with; left after `LIMIT_S`."""
     async with target.channel(target.public, "user") as channel:
         client = ImageClient(channel)

@@ -12,7 +12,7 @@ from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, Event, ResponseReceived, StreamReset, TrailersReceived
 from h2.exceptions import ProtocolError
 
-from benchmarks.attacks.target import Answers, Target
+from benchmarks.attacks.target import Answers, AttackTarget
 
 READ_BYTES = 1 << 16
 CONNECT_LIMIT_S = 5.0
@@ -132,7 +132,7 @@ class RawConnection:
 
 
 @asynccontextmanager
-async def raw_connection(target: Target, address: str) -> AsyncIterator[RawConnection]:
+async def raw_connection(target: AttackTarget, address: str) -> AsyncIterator[RawConnection]:
     """Its reader runs inside the block; ConnectionError and what else breaks it inside are told, not raised."""
     async with asyncio.timeout(CONNECT_LIMIT_S):
         reader, writer = await open_streams(target, address)
@@ -150,7 +150,7 @@ async def raw_connection(target: Target, address: str) -> AsyncIterator[RawConne
             await reading
 
 
-async def open_streams(target: Target, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def open_streams(target: AttackTarget, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     if address.startswith("unix:"):
         return await asyncio.open_unix_connection(address.removeprefix("unix:"))
     host, _, port = address.rpartition(":")

@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable
 
 from benchmarks.attacks import calls, connections, pictures
-from benchmarks.attacks.target import Answers, Target
+from benchmarks.attacks.target import Answers, AttackTarget
 
-Attack = Callable[[Target], Awaitable[Answers]]
+Attack = Callable[[AttackTarget], Awaitable[Answers]]
 
 _IN_ORDER: tuple[Attack, ...] = (
     connections.gzip_bombs,

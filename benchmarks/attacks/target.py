@@ -42,7 +42,7 @@ _DEFECTS = frozenset({"INTERNAL", "UNKNOWN"})
 
 
 @dataclass(frozen=True)
-class Target:
+class AttackTarget:
     """`addresses` by process, the public API's as "public"; `tokens` by role, "" for none; all "" in open mode.
 
     `folder` is one that the attacker may write to.
@@ -54,7 +54,7 @@ class Target:
     folder: str
 
     @classmethod
-    def parse(cls, text: str) -> "Target":
+    def parse(cls, text: str) -> "AttackTarget":
         return cls(**json.loads(text))
 
     def text(self) -> str:

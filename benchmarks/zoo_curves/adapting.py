@@ -15,7 +15,7 @@ import torch
 from benchmarks.parts import PartResult
 from benchmarks.report import Figure, at_most, informative
 from benchmarks.zoo_curves import plots
-from benchmarks.zoo_curves.setting import Setting, figure, numbers, triple
+from benchmarks.zoo_curves.setting import CurveSetting, figure, numbers, triple
 from zoo.drawing.conditions import edges, layout
 from zoo.drawing.dataset import as_pixels
 from zoo.drawing.scenes import TREATMENTS
@@ -38,7 +38,7 @@ KEPT = 0.95
 RESIDUALS_AT_ONCE = 8  # prompts: a step's residuals are some 100 kB a picture, twice under guidance
 
 
-def residuals_part(setting: Setting) -> PartResult:
+def residuals_part(setting: CurveSetting) -> PartResult:
     studio = setting.studio
     count = min(setting.adapted, len(studio.prompts))
     told = {
@@ -55,7 +55,7 @@ def residuals_part(setting: Setting) -> PartResult:
     return PartResult(figures, {"prompts": count, "curves": curves})
 
 
-def residual_cosines(setting: Setting, controlnet: str, conditions: torch.Tensor) -> Array:
+def residual_cosines(setting: CurveSetting, controlnet: str, conditions: torch.Tensor) -> Array:
     """Of each step's residuals with the step's before, in the conditional half: (steps - 1, prompts)."""
     studio = setting.studio
     scale = studio.defaults(BASE)[1]
@@ -82,7 +82,7 @@ def residual_figures(name: str, cosines: Array) -> Iterator[Figure]:
     yield figure(f"controlnet-residuals: {name}, mean cosine of the least alike step", worst, informative())
 
 
-def lora_part(setting: Setting) -> PartResult:
+def lora_part(setting: CurveSetting) -> PartResult:
     judge = load_trained(StyleJudge(), setting.studio.work / "style-judge")
     assert isinstance(judge, StyleJudge)
     curves: dict[str, Any] = {}
@@ -100,7 +100,7 @@ def lora_part(setting: Setting) -> PartResult:
 
 
 def switched_on_late(
-    setting: Setting, style: str, judge: StyleJudge
+    setting: CurveSetting, style: str, judge: StyleJudge
 ) -> tuple[Array, dict[int, Array], dict[int, Array]]:
     """Cosine of the latents with and without the LoRA after each step (prompts, steps); by the step after which it is
     switched on, the style's probability, and whether it is the likeliest: (prompts, 1)."""

@@ -17,7 +17,7 @@ from benchmarks.report import Figure, at_most, informative, surely_above
 from benchmarks.zoo_curves import plots
 from benchmarks.zoo_curves.batch_sampler import BatchSampler
 from benchmarks.zoo_curves.caption_pairs import KINDS, CaptionPairs, caption_pairs
-from benchmarks.zoo_curves.setting import METRICS, Setting, figure, numbers, triple, values_of
+from benchmarks.zoo_curves.setting import METRICS, CurveSetting, figure, numbers, triple, values_of
 from zoo.evaluate.estimates import CONFIDENCE, Array, Estimate, estimate
 from zoo.evaluate.examination import Marks
 from zoo.evaluate.studio import BASE, LIGHT
@@ -58,19 +58,19 @@ class Resumes:
         return np.searchsorted(bounds[1:-1], self.similarity, side="right"), bounds
 
 
-def latent_part(setting: Setting) -> PartResult:
+def latent_part(setting: CurveSetting) -> PartResult:
     resumes = resumed_latents(setting, caption_pairs(setting.receivers))
     return _part(setting, "resume-latent", resumes, range(FIFTHS))
 
 
-def image_part(setting: Setting) -> PartResult:
+def image_part(setting: CurveSetting) -> PartResult:
     """Of the steps only the least alike fifth is judged: what skips more of the light model's steps keeps more of the
     heavy one's picture, which is a loss only where that was another picture."""
     resumes = resumed_images(setting, caption_pairs(setting.receivers))
     return _part(setting, "resume-image", resumes, range(1))
 
 
-def resumed_latents(setting: Setting, pairs: CaptionPairs) -> Resumes:
+def resumed_latents(setting: CurveSetting, pairs: CaptionPairs) -> Resumes:
     studio = setting.studio
     sampler = BatchSampler(studio.weights / BASE, STEPS, studio.defaults(BASE)[1])
     captions, donors, seeds = pairs.flat()
@@ -83,7 +83,7 @@ def resumed_latents(setting: Setting, pairs: CaptionPairs) -> Resumes:
     return Resumes(text_similarity(setting, pairs), NEAR_CAPTION, marks, scratch)
 
 
-def resumed_images(setting: Setting, pairs: CaptionPairs) -> Resumes:
+def resumed_images(setting: CurveSetting, pairs: CaptionPairs) -> Resumes:
     studio = setting.studio
     sampler = BatchSampler(studio.weights / LIGHT, STEPS, studio.defaults(LIGHT)[1])
     captions, donors, seeds = pairs.flat()
@@ -96,7 +96,7 @@ def resumed_images(setting: Setting, pairs: CaptionPairs) -> Resumes:
     return Resumes(similarity, NEAR_IMAGE, marks, from_scratch(setting, BASE, pairs))
 
 
-def text_similarity(setting: Setting, pairs: CaptionPairs) -> Array:
+def text_similarity(setting: CurveSetting, pairs: CaptionPairs) -> Array:
     """Cosines of the dual encoder's text embeddings: (receivers, kinds)."""
     captions, donors, _ = pairs.flat()
     asked, painted = (setting.studio.examiner.embed_texts(texts) for texts in (captions, donors))
@@ -104,12 +104,12 @@ def text_similarity(setting: Setting, pairs: CaptionPairs) -> Array:
     return similarity
 
 
-def from_scratch(setting: Setting, model: str, pairs: CaptionPairs) -> dict[str, Array]:
+def from_scratch(setting: CurveSetting, model: str, pairs: CaptionPairs) -> dict[str, Array]:
     pictures = setting.studio.paint_these(model, list(pairs.captions), list(pairs.seeds), STEPS)
     return _by_metric(setting.studio.examiner.mark(pictures[:, None], pairs.captions, pairs.asked))
 
 
-def _marked(setting: Setting, pairs: CaptionPairs, pictures: Any) -> dict[str, Array]:
+def _marked(setting: CurveSetting, pairs: CaptionPairs, pictures: Any) -> dict[str, Array]:
     grid = pictures.unflatten(0, (len(pairs), len(KINDS)))
     return _by_metric(setting.studio.examiner.mark(grid, pairs.captions, pairs.asked))
 
@@ -118,7 +118,7 @@ def _by_metric(marks: Marks) -> dict[str, Array]:
     return {metric: values_of(marks, metric) for metric in METRICS}
 
 
-def _part(setting: Setting, part: str, resumes: Resumes, judged_fifths: Sequence[int]) -> PartResult:
+def _part(setting: CurveSetting, part: str, resumes: Resumes, judged_fifths: Sequence[int]) -> PartResult:
     curves = curves_of(resumes)
     plots.plot_resumes(curves, resumes.nearness, setting.plots / f"{part}.png")
     notes = {"receivers": len(resumes.similarity), "similarity": resumes.nearness, "curves": curves}

@@ -16,7 +16,7 @@ METRICS = {"CLIPScore": "clip_score", "share of attributes": "score"}
 
 
 @dataclass(frozen=True)
-class Setting:
+class CurveSetting:
     """`studio` has one picture a prompt, `wide` the pictures of `benchmarks.zoo_quality`; counts are of prompts."""
 
     studio: Studio

@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.parts import PartResult
 from benchmarks.report import Figure, between, informative, surely_above
 from benchmarks.zoo_curves import plots
-from benchmarks.zoo_curves.setting import METRICS, Setting, figure, numbers, triple, values_of
+from benchmarks.zoo_curves.setting import METRICS, CurveSetting, figure, numbers, triple, values_of
 from zoo.evaluate.bar_models import as_good_by_prompt
 from zoo.evaluate.detail import fine_detail
 from zoo.evaluate.estimates import Array, estimate, mean, mean_difference
@@ -22,7 +22,7 @@ DETAIL = "distance of patches"  # from reconstructions'
 STEP_METRICS = (*METRICS, DETAIL)
 
 
-def steps_part(setting: Setting) -> PartResult:
+def steps_part(setting: CurveSetting) -> PartResult:
     found = {model: {steps: _measured(setting.studio, model, steps) for steps in STEPS} for model in (BASE, LIGHT)}
     curves = {
         model: {
@@ -55,7 +55,7 @@ def step_figures(model: str, by_steps: dict[int, dict[str, Array]]) -> Iterator[
         yield figure(f"steps: {model}, {metric}, {told}", gain, target, samples)
 
 
-def as_good_part(setting: Setting) -> PartResult:
+def as_good_part(setting: CurveSetting) -> PartResult:
     """By the share of the attributes asked for that the judge sees, seed by seed: a cascade meets one picture."""
     studio = setting.wide
     light, heavy = studio.marks(LIGHT).score, studio.marks(BASE).score

@@ -7,7 +7,7 @@ import grpc.aio
 from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.api.controller.v1.controller_service_pb2_grpc import ControllerServiceStub
 from pentimento.clients.errors import domain_errors
-from pentimento.domain.fleet import Fleet, Lease, Plan, Replica, ReplicaReport
+from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaLease, ReplicaReport
 from pentimento.domain.generation import PlanVersion
 from pentimento.wire.fleet import plan_from_proto, replica_to_proto
 from pentimento.wire.generation import plan_version_to_proto
@@ -20,7 +20,7 @@ class ControllerClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = ControllerServiceStub(channel)
 
-    async def register(self, replica: Replica, timeout_s: float | None = None) -> Lease:
+    async def register(self, replica: Replica, timeout_s: float | None = None) -> ReplicaLease:
         request = pb.RegisterRequest(replica=replica_to_proto(replica))
         with domain_errors():
             return lease_from_proto(await self._stub.Register(request, timeout=timeout_s))

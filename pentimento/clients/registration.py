@@ -20,7 +20,7 @@ from typing import Protocol
 
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError
-from pentimento.domain.fleet import Lease, Replica, ReplicaReport
+from pentimento.domain.fleet import Replica, ReplicaLease, ReplicaReport
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 class FleetRegistry(Protocol):
     """The part of `ControllerClient` that a replica talks to. Every method raises `PentimentoError`s."""
 
-    async def register(self, replica: Replica) -> Lease: ...
+    async def register(self, replica: Replica) -> ReplicaLease: ...
 
     async def report(self, report: ReplicaReport) -> object: ...
 
@@ -70,7 +70,7 @@ class Registration:
         self._report = report
         self._timing = timing
         self._random = random_source or random.Random()
-        self._lease: Lease | None = None
+        self._lease: ReplicaLease | None = None
         self._known_as: tuple[str, int] | None = None
         self._failures = 0
         self._wake = asyncio.Event()
@@ -164,7 +164,7 @@ class Registration:
         self._wake.clear()
 
 
-def report_interval_s(lease: Lease | None, timing: RegistrationTiming) -> float:
+def report_interval_s(lease: ReplicaLease | None, timing: RegistrationTiming) -> float:
     """What the lease asks for, unless it is nonsense: at least two reports a lease, within our own limits."""
     if lease is None or not _is_positive(lease.report_interval_ms) or not _is_positive(lease.lease_ms):
         return timing.default_interval_s

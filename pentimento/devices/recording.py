@@ -29,13 +29,13 @@ PROFILE_NAME = re.compile(r"[a-z0-9-]+\.profile\.json")
 
 
 @dataclass(frozen=True)
-class Between:
+class ValueRange:
     low: float
     high: float = math.inf
 
 
-Count = Annotated[int, Between(1)]
-Share = Annotated[float, Between(0.0, 1.0)]
+Count = Annotated[int, ValueRange(1)]
+Share = Annotated[float, ValueRange(0.0, 1.0)]
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Picture:
+class RecordedPicture:
     """What came of a prompt. Qualities are of the very pixels; `file` is None where only they were kept."""
 
-    clip_score: Annotated[float, Between(-1.0, 1.0)]  # cosine of picture and prompt by the dual encoder
+    clip_score: Annotated[float, ValueRange(-1.0, 1.0)]  # cosine of picture and prompt by the dual encoder
     attributes_seen: Share | None  # of those the prompt asks for, by the judge
     confidence: Share | None  # of the cascade's discriminator
     file: str | None = None
@@ -56,7 +56,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Model:
+class RecordedModel:
     """`profile` is the name of its profile's file; `load` the cost of a cold load."""
 
     name: str
@@ -68,11 +68,11 @@ class Model:
     guidance_scale: float
     profile: str
     load: Cost
-    pictures: tuple[Picture, ...]  # in the order of the prompts
+    pictures: tuple[RecordedPicture, ...]  # in the order of the prompts
 
 
 @dataclass(frozen=True)
-class Discriminator:
+class RecordedDiscriminator:
     """`score` is the cost of scoring 1, 2, 4, … pictures together, by batch, ascending."""
 
     name: str
@@ -96,10 +96,10 @@ class Recording:
     device: str
     threads: Count
     prompts: tuple[Prompt, ...]
-    models: tuple[Model, ...]
-    discriminator: Discriminator | None = None
+    models: tuple[RecordedModel, ...]
+    discriminator: RecordedDiscriminator | None = None
 
-    def model(self, name: str) -> Model:
+    def model(self, name: str) -> RecordedModel:
         for model in self.models:
             if model.name == name:
                 return model
@@ -154,7 +154,7 @@ def read_recording(folder: Path) -> Recording:
     return recording
 
 
-def read_picture(folder: Path, picture: Picture) -> bytes:
+def read_picture(folder: Path, picture: RecordedPicture) -> bytes:
     """The PNG that was recorded. NotFound where none was kept or it is gone; FailedPrecondition if it is another."""
     if picture.file is None:
         raise NotFound("NOT_RECORDED", f"{folder}: of this picture only the qualities were kept")
@@ -167,7 +167,7 @@ def read_picture(folder: Path, picture: Picture) -> bytes:
     return png
 
 
-def read_profile(folder: Path, model: Model) -> ModelProfile:
+def read_profile(folder: Path, model: RecordedModel) -> ModelProfile:
     """NotFound when it is gone; FailedPrecondition for one that is wrong, or of another model; both name the file."""
     path = folder / model.profile
     if not path.is_file():

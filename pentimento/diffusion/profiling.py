@@ -28,7 +28,7 @@ from pentimento.domain.generation import GenerationSpec
 
 
 @dataclass(frozen=True)
-class Workload:
+class ProfiledBatch:
     """Pictures like `spec`, `batch_size` at once, painted `repeats` times after one time that does not count."""
 
     spec: GenerationSpec
@@ -36,7 +36,9 @@ class Workload:
     repeats: int
 
 
-def profile_batches(model: DiffusionModel, denoiser: Denoiser, loads: Iterable[Workload]) -> Iterator[BatchProfile]:
+def profile_batches(
+    model: DiffusionModel, denoiser: Denoiser, loads: Iterable[ProfiledBatch]
+) -> Iterator[BatchProfile]:
     """From small batches to large; those that the device has no memory for are left out."""
     too_much: set[BatchKey] = set()
     for load in sorted(loads, key=lambda load: load.batch_size):
@@ -49,7 +51,7 @@ def profile_batches(model: DiffusionModel, denoiser: Denoiser, loads: Iterable[W
             too_much.add(key)
 
 
-def profile_batch(model: DiffusionModel, denoiser: Denoiser, load: Workload) -> BatchProfile | None:
+def profile_batch(model: DiffusionModel, denoiser: Denoiser, load: ProfiledBatch) -> BatchProfile | None:
     """Every step of every repetition; None when the device has no memory for it. Raises what a painting fails with."""
     run = _Run(model, denoiser, load)
     peak = peak_bytes_of(model.device, run.paint)  # the first time also pays for what is made only once
@@ -64,7 +66,7 @@ def profile_batch(model: DiffusionModel, denoiser: Denoiser, load: Workload) -> 
 @torch.inference_mode()
 def profile_size(model: DiffusionModel, denoiser: Denoiser, spec: GenerationSpec, repeats: int) -> SizeProfile:
     """What is done once for each picture of that size."""
-    run = _Run(model, denoiser, Workload(replace(spec, num_inference_steps=1), 1, repeats))
+    run = _Run(model, denoiser, ProfiledBatch(replace(spec, num_inference_steps=1), 1, repeats))
     for _ in range(repeats + 1):
         run.paint()
     latent = run.latents[-1]
@@ -124,7 +126,7 @@ class _Painted(SilentObserver):
 class _Run:
     """One loop, used again and again; every painting has a prompt of its own, so that no memo helps."""
 
-    def __init__(self, model: DiffusionModel, denoiser: Denoiser, load: Workload) -> None:
+    def __init__(self, model: DiffusionModel, denoiser: Denoiser, load: ProfiledBatch) -> None:
         self._load = load
         self._listener = _Painted()
         self._prompt_number = 0

@@ -129,7 +129,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Lease:
+class ReplicaLease:
     """The answer to a registration: how long silence is forgiven and how often to report."""
 
     lease_ms: int

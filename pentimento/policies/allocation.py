@@ -36,7 +36,7 @@ class ModelDemand:
 
 
 @dataclass(frozen=True)
-class ModelProfile:
+class AllocationProfile:
     """Measured cost of a model on a kind of device: seconds a batch of that size takes, bytes held, seconds to load."""
 
     model: str
@@ -64,7 +64,7 @@ class AllocationContext:
     now_s: float
     replicas: tuple[ReplicaView, ...]
     demand: tuple[ModelDemand, ...] = ()
-    profiles: tuple[ModelProfile, ...] = ()
+    profiles: tuple[AllocationProfile, ...] = ()
     last: AllocationDecision = AllocationDecision()
 
     def workers(self) -> tuple[Replica, ...]:
@@ -101,13 +101,13 @@ def _pool_a_model(assignments: tuple[WorkerAssignment, ...]) -> tuple[PoolPlan, 
     )
 
 
-def reported_profiles(replicas: Iterable[Replica]) -> tuple[ModelProfile, ...]:
+def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, ...]:
     """What workers say that their models cost, once a kind of device; where they differ, the slower one counts."""
     said = {(replica.device, cost) for replica in replicas for cost in replica.costs}
-    slowest: dict[tuple[str, str, int], ModelProfile] = {}
+    slowest: dict[tuple[str, str, int], AllocationProfile] = {}
     for device, cost in said:
         for size, run_s in cost.run_s:
-            profile = ModelProfile(cost.model, device, size, run_s, cost.memory_bytes, cost.load_s)
+            profile = AllocationProfile(cost.model, device, size, run_s, cost.memory_bytes, cost.load_s)
             known = slowest.get((cost.model, device, size))
             if known is None or known.latency_s < run_s:
                 slowest[cost.model, device, size] = profile

@@ -6,7 +6,7 @@ request is bounded by the work that was due before it.
 
 Batches are compatible groups: the most urgent request chooses the group, the next urgent ones of that group ride along.
 
-Groups take turns (`Turns`), since a step of a large picture may last as long as hundreds of a small one's: with n
+Groups take turns (`GroupTurns`), since a step of a large picture may last as long as hundreds of a small one's: with n
 groups the most urgent one has 2 / (n + 1) of the device's time, every other one 1 / (n + 1).
 """
 
@@ -76,7 +76,7 @@ class _Share:
         return self.saved_s > 0.0 and self.saved_s >= self.step_s
 
 
-class Turns:
+class GroupTurns:
     """Whose turn it is among groups, at the device time each has had. While one of n groups runs, each of the others
     saves up 1 / n of that time; it has a turn once that pays for a step of its own, and its turns use up what it saved.
     A group whose step was never measured has its first turn at once."""

@@ -1,9 +1,9 @@
 """How request messages are taken in: after their caller is known, in turn, within a time, never too many at once.
 
 gRPC receives a message whole, up to the server's one limit. It begins when it is asked to: until then a peer pushes no
-more than a stream's window. Hence each message is asked for from a place of `Turns`, and the places times the server's
-limit are what all peers together can make a process hold, whatever they announce. A message that has not come within
-`QUICK_S` moves to a steady place, or gives up its own when others wait for it.
+more than a stream's window. Hence each message is asked for from a place of `ReceivingTurns`, and the places times the
+server's limit are what all peers together can make a process hold, whatever they announce. A message that has not come
+within `QUICK_S` moves to a steady place, or gives up its own when others wait for it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import grpc
 from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc.errors import message_too_large
 from pentimento.rpc.failures import not_received, too_many_messages
-from pentimento.rpc.turns import Turns
+from pentimento.rpc.turns import ReceivingTurns
 
 Context = grpc.aio.ServicerContext[Any, Any]
 QUICK_S = 0.25
@@ -34,7 +34,7 @@ class Intake:
         quick_count = max(count // 4, 1)
         steady_count = count - quick_count
         share = max(steady_count // 2, 1) if shared else steady_count
-        self._turns = Turns(quick_count, steady_count, share)
+        self._turns = ReceivingTurns(quick_count, steady_count, share)
         self._timeout_s = timeout_s
 
     async def one(self, context: Context, key: str, limit_bytes: int, *, may_settle: bool) -> bytes:
@@ -85,7 +85,7 @@ class Place:
 
     __slots__ = ("_key", "_may_settle", "_settled", "_timer", "_turns", "in_turn")
 
-    def __init__(self, turns: Turns, key: str, *, may_settle: bool) -> None:
+    def __init__(self, turns: ReceivingTurns, key: str, *, may_settle: bool) -> None:
         self._turns = turns
         self._key = key
         self._may_settle = may_settle

@@ -45,7 +45,7 @@ Handler = Any
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     max_concurrent_calls: int
     unary_deadline_s: float
     max_message_bytes: int
@@ -102,7 +102,7 @@ Receive = Callable[[Call, Context], Awaitable[Any]]
 class Pipeline:
     """Wraps handlers; knows the calls they are serving."""
 
-    def __init__(self, identities: Identities, limits: Limits) -> None:
+    def __init__(self, identities: Identities, limits: ServerLimits) -> None:
         self._identities = identities
         self._limits = limits
         # Without a token file there is but one tenant, who shares with nobody.

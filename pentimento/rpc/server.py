@@ -19,7 +19,7 @@ from pentimento.rpc import health
 from pentimento.rpc.access import ANY_TOKEN, Access, declared_access
 from pentimento.rpc.credentials import server_credentials
 from pentimento.rpc.lifecycle import StopSignals, completes
-from pentimento.rpc.pipeline import Handler, Limits, Pipeline
+from pentimento.rpc.pipeline import Handler, Pipeline, ServerLimits
 from pentimento.rpc.settings import RpcServerSettings, is_local, is_unix
 from pentimento.rpc.tokens import open_identities
 from pentimento.rpc.transport import server_options
@@ -211,8 +211,8 @@ class RpcServer:
         await self.stop(max(end - time.monotonic(), 0.0))
 
 
-def limits_of(settings: RpcServerSettings) -> Limits:
-    return Limits(
+def limits_of(settings: RpcServerSettings) -> ServerLimits:
+    return ServerLimits(
         settings.max_concurrent_calls,
         settings.unary_deadline_ms / 1000,
         settings.max_message_bytes,

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, deque
 
 
-class Turns:
+class ReceivingTurns:
     """Places to receive messages in, by key: a tenant, or a peer without one."""
 
     def __init__(self, quick_count: int, steady_count: int, steady_share: int) -> None:

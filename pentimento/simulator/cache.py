@@ -67,7 +67,7 @@ MISS = CacheAnswer()
 
 
 @dataclass(slots=True)
-class _Entry:
+class _CachedPrompt:
     """What the cache holds of one prompt; `steps` are the K whose latents are there, 0 stands for the image."""
 
     steps: set[int] = field(default_factory=set)
@@ -107,7 +107,7 @@ class SimulatedCache:
         self._settings = settings
         self._neighbours = Neighbours(embeddings, settings.lowest_similarity)
         self._eviction = EVICTIONS[eviction]()
-        self._entries: dict[Scope, dict[int, _Entry]] = {}
+        self._entries: dict[Scope, dict[int, _CachedPrompt]] = {}
 
     def __len__(self) -> int:
         return len(self._eviction)
@@ -136,7 +136,7 @@ class SimulatedCache:
         steps = [step for step in self._captured(step_count) if step == 0 or step > begun_at]
         if not steps or depth > self._settings.max_depth:
             return
-        entry = self._entries.setdefault(scope, {}).setdefault(row, _Entry())
+        entry = self._entries.setdefault(scope, {}).setdefault(row, _CachedPrompt())
         entry.depth = depth
         for step in steps:
             entry.steps.add(step)
@@ -158,14 +158,14 @@ class SimulatedCache:
     def _captured(self, step_count: int) -> tuple[int, ...]:
         return capture_steps(step_count, self._settings.rules) if self._use is CacheUse.LATENTS else (0,)
 
-    def _nearest(self, entries: dict[int, _Entry], row: int) -> tuple[int, float] | None:
+    def _nearest(self, entries: dict[int, _CachedPrompt], row: int) -> tuple[int, float] | None:
         rows, similarities = self._neighbours.of(row)
         for index, other in enumerate(rows):
             if other in entries:
                 return other, similarities[index]
         return None
 
-    def _select(self, entry: _Entry, donor: int, similarity: float, step_count: int) -> CacheAnswer:
+    def _select(self, entry: _CachedPrompt, donor: int, similarity: float, step_count: int) -> CacheAnswer:
         if self._use is CacheUse.RETRIEVAL:
             if similarity < self._settings.retrieval_similarity:
                 return MISS

@@ -10,9 +10,9 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import (
     AllocationContext,
     AllocationDecision,
+    AllocationProfile,
     Allocator,
     ModelDemand,
-    ModelProfile,
     ReplicaView,
     check_decision,
 )
@@ -38,7 +38,7 @@ class SimulatedController:
         name: str,
         devices: dict[str, Device],
         available: dict[str, tuple[str, ...]],
-        profiles: tuple[ModelProfile, ...],
+        profiles: tuple[AllocationProfile, ...],
     ) -> None:
         self._allocator = allocator
         self._name = name

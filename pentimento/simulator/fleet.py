@@ -4,12 +4,12 @@ from random import Random
 
 from pentimento.dataplane.events import SpeedProfile, WorkerReported
 from pentimento.domain.fleet import Plan
-from pentimento.policies.allocation import ModelProfile
+from pentimento.policies.allocation import AllocationProfile
 from pentimento.reports import StartKind
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.costs import ModelCosts
 from pentimento.simulator.device import Device, DeviceListener
-from pentimento.simulator.ledger import Painted, SimulatedRequest
+from pentimento.simulator.ledger import SimulatedPicture, SimulatedRequest
 from pentimento.simulator.routing import RETRIEVAL_POOL
 from pentimento.simulator.scenario import Scenario, SimulatedDevices
 from pentimento.workloads import Arrival
@@ -38,7 +38,7 @@ class SimulatedFleet:
             self._counts[kind] = devices.count
             self._add(kind, devices, agenda, listener, random)
         self.profiles = tuple(
-            ModelProfile(model, kind, size, costs.run_s(size), 0, costs.load.mean_s)
+            AllocationProfile(model, kind, size, costs.run_s(size), 0, costs.load.mean_s)
             for kind, by_model in self._costs.items()
             for model, costs in by_model.items()
             for size in range(1, min(costs.max_batch, self._limits[kind]) + 1)
@@ -82,7 +82,7 @@ class SimulatedFleet:
         digest = self.digest_of(RETRIEVAL_POOL)
         return WorkerReported(RETRIEVAL_POOL, RETRIEVAL_POOL, digest, 1, _RETRIEVAL_CREDITS, pinned=True)
 
-    def quality_of(self, request: SimulatedRequest, painted: Painted) -> float | None:
+    def quality_of(self, request: SimulatedRequest, painted: SimulatedPicture) -> float | None:
         """None where the scenario says nothing about the model's quality."""
         name = painted.model or self._scenario.default_model
         model = self._scenario.model(name)

@@ -10,7 +10,7 @@ from pentimento.workloads import Arrival
 
 
 @dataclass(slots=True, eq=False)
-class Painted:
+class SimulatedPicture:
     """The picture of one attempt."""
 
     pool: str
@@ -39,7 +39,7 @@ class SimulatedRequest:
     confidence: float | None = None
     device_s: float = 0.0
     queued_s: float = 0.0
-    painted: dict[int, Painted] = field(default_factory=dict)
+    painted: dict[int, SimulatedPicture] = field(default_factory=dict)
     stages: list[StageSpan] = field(default_factory=list)
 
 
@@ -51,7 +51,7 @@ def draws_of(arrival: Arrival, rng: Random) -> tuple[float, float]:
 
 
 def record_of(
-    request: SimulatedRequest, outcome: Outcome, ended_s: float, painted: Painted | None, quality: float | None
+    request: SimulatedRequest, outcome: Outcome, ended_s: float, painted: SimulatedPicture | None, quality: float | None
 ) -> RequestRecord:
     arrival = request.arrival
     start = painted.start if painted is not None else request.start

@@ -4,7 +4,7 @@ from pentimento.policies.serving import CacheUse
 from pentimento.reports import StartKind
 from pentimento.simulator.cache import MISS, CacheAnswer, SimulatedCache
 from pentimento.simulator.fleet import SimulatedFleet
-from pentimento.simulator.ledger import Painted, SimulatedRequest
+from pentimento.simulator.ledger import SimulatedPicture, SimulatedRequest
 from pentimento.simulator.scenario import Scenario
 from pentimento.workloads import Workload
 
@@ -25,7 +25,7 @@ class Reuse:
         steps = self._fleet.steps_of(model, request.arrival)
         return self._cache.lookup(request.arrival.tenant, model, request.arrival.embedding_row, steps)
 
-    def remember(self, request: SimulatedRequest, painted: Painted) -> None:
+    def remember(self, request: SimulatedRequest, painted: SimulatedPicture) -> None:
         """Changes state: what the accepted attempt captured becomes findable."""
         hit = painted.start.kind is not StartKind.NOISE
         if self._cache is None or painted.start.kind is StartKind.RETRIEVAL:

@@ -23,7 +23,7 @@ from pentimento.simulator.cache import MISS
 from pentimento.simulator.controller import SimulatedController
 from pentimento.simulator.device import Device, SimulatedJob
 from pentimento.simulator.fleet import SimulatedFleet
-from pentimento.simulator.ledger import Painted, SimulatedRequest, draws_of, record_of
+from pentimento.simulator.ledger import SimulatedPicture, SimulatedRequest, draws_of, record_of
 from pentimento.simulator.reuse import Reuse
 from pentimento.simulator.routing import RETRIEVAL_POOL, arrival_pools, hit_pools
 from pentimento.simulator.scenario import Outage, Scenario
@@ -66,7 +66,7 @@ class Simulation:
         )
         self._reuse = Reuse(scenario, workload, self._fleet)
         # The request that Deliver has just taken away; CommitCacheEntries comes right after it.
-        self._delivered: tuple[SimulatedRequest, Painted]
+        self._delivered: tuple[SimulatedRequest, SimulatedPicture]
         self._performers: Mapping[type, Callable[[Any], None]] = {
             effects.Reject: self._reject,
             effects.PersistAccepted: self._persist_accepted,
@@ -230,7 +230,9 @@ class Simulation:
         if request is not None:
             request.device_s += job.device_s
             # A request that went on while this attempt ran (a hedge, a cascade) has another start by now.
-            request.painted[job.attempt[1]] = Painted(request.pool, device.costs.model, request.start, request.steps)
+            request.painted[job.attempt[1]] = SimulatedPicture(
+                request.pool, device.costs.model, request.start, request.steps
+            )
             request.stages.append(StageSpan("wait_worker", job.arrived_s, job.began_s))
             request.stages.append(StageSpan("paint", job.began_s, self._agenda.now))
         self._later(self._scenario.delays.result, events.AttemptFinished(*job.attempt), request, "receive")
@@ -301,7 +303,7 @@ class Simulation:
         attempt = (effect.request_id, effect.fencing_token)
         if effect.worker_id == RETRIEVAL_POOL:
             assert request is not None
-            request.painted[effect.fencing_token] = Painted(RETRIEVAL_POOL, "", request.start, request.steps)
+            request.painted[effect.fencing_token] = SimulatedPicture(RETRIEVAL_POOL, "", request.start, request.steps)
             self.submit(events.AttemptFinished(*attempt))
             return
         device = self._fleet.devices[effect.worker_id]
@@ -366,7 +368,7 @@ class Simulation:
         self._end(effect.request_id, _OUTCOME_OF[effect.end])
 
     def _end(
-        self, request_id: str, outcome: Outcome, ended_s: float | None = None, painted: Painted | None = None
+        self, request_id: str, outcome: Outcome, ended_s: float | None = None, painted: SimulatedPicture | None = None
     ) -> None:
         request = self._requests.pop(request_id)
         quality = self._fleet.quality_of(request, painted) if painted is not None else None

@@ -15,7 +15,7 @@ from pentimento.supervisor.restarts import Ending, GiveUp, RestartPolicy, decide
 from pentimento.supervisor.suite import ProcessSpec
 
 
-class State(Enum):
+class ProcessState(Enum):
     STARTING = "starting"
     SERVING = "serving"
     FAILED = "failed"
@@ -36,7 +36,7 @@ class SupervisedProcess:
 
     def __init__(self, spec: ProcessSpec, around: Surroundings, changed: Callable[[], None]) -> None:
         self.spec = spec
-        self.state = State.STARTING
+        self.state = ProcessState.STARTING
         self.failure = ""
         self._around = around
         self._changed = changed
@@ -58,14 +58,14 @@ class SupervisedProcess:
             decision = decide(self._around.policy, failures, ending)
             if isinstance(decision, GiveUp):
                 self.failure = decision.reason
-                return self._become(State.FAILED)
+                return self._become(ProcessState.FAILED)
             failures = decision.failures
             how = describe_exit(ending.exit_code)
             self._around.view.note(f"{self.spec.name} ended with {how}; starting it again in {decision.delay_s:.1f} s")
             with suppress(TimeoutError):
                 async with asyncio.timeout(decision.delay_s):
                     await self._stopping.wait()
-        self._become(State.STOPPED)
+        self._become(ProcessState.STOPPED)
 
     def stop(self) -> None:
         """Asks the process to drain and end; `run` returns when it has."""
@@ -81,7 +81,7 @@ class SupervisedProcess:
 
     async def _run_once(self) -> Ending:
         """From one start to its end."""
-        self._become(State.STARTING)
+        self._become(ProcessState.STARTING)
         view, name = self._around.view, self.spec.name
         try:
             child = await start_child(
@@ -105,10 +105,10 @@ class SupervisedProcess:
         """The monotonic time at which it began to serve."""
         await wait_until_serving(self.spec.address)
         self._ever_served = True
-        self._become(State.SERVING)
+        self._become(ProcessState.SERVING)
         return time.monotonic()
 
-    def _become(self, state: State) -> None:
+    def _become(self, state: ProcessState) -> None:
         if state is not self.state:
             self.state = state
             self._changed()

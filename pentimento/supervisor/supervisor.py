@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from pentimento.supervisor.output import LogView
-from pentimento.supervisor.process import State, SupervisedProcess, Surroundings
+from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings
 from pentimento.supervisor.suite import Suite
 
 # A service drains for 30 s at most by its own settings; what still runs then is not going to end by itself.
@@ -75,7 +75,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(self._tell_every_s)
             for process in self.processes:
-                if process.state is State.STARTING:
+                if process.state is ProcessState.STARTING:
                     said = "".join(self.view.tail(process.spec.name, 1))
                     self.view.note(f"{process.spec.name} is still starting; its last line: {said}")
 
@@ -90,7 +90,7 @@ class Supervisor:
 
     def _report_failures(self) -> bool:
         """Says of each failed process why it ended; whether there is any."""
-        failed = [process for process in self.processes if process.state is State.FAILED]
+        failed = [process for process in self.processes if process.state is ProcessState.FAILED]
         for process in failed:
             self.view.note(f"{process.spec.name} {process.failure}; its last lines:", error=True)
             for line in self.view.tail(process.spec.name):
@@ -98,7 +98,7 @@ class Supervisor:
         return bool(failed)
 
     def _all_serve(self) -> bool:
-        return all(process.state is State.SERVING for process in self.processes)
+        return all(process.state is ProcessState.SERVING for process in self.processes)
 
     async def _drain(self, tasks: dict[str, asyncio.Task[None]]) -> None:
         """Stage by stage: nobody stops while one that calls it still works."""

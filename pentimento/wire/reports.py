@@ -3,9 +3,9 @@
 from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.domain.fleet import (
     Fleet,
-    Lease,
     PlanAcknowledgement,
     PoolDemand,
+    ReplicaLease,
     ReplicaReport,
     ReplicaStatus,
     StartShare,
@@ -14,14 +14,14 @@ from pentimento.wire.fleet import plan_from_proto, plan_to_proto, replica_from_p
 from pentimento.wire.generation import plan_version_from_proto, plan_version_to_proto
 
 
-def lease_to_proto(lease: Lease) -> pb.RegisterResponse:
+def lease_to_proto(lease: ReplicaLease) -> pb.RegisterResponse:
     return pb.RegisterResponse(
         lease_ms=lease.lease_ms, report_interval_ms=lease.report_interval_ms, leader_epoch=lease.leader_epoch
     )
 
 
-def lease_from_proto(message: pb.RegisterResponse) -> Lease:
-    return Lease(message.lease_ms, message.report_interval_ms, message.leader_epoch)
+def lease_from_proto(message: pb.RegisterResponse) -> ReplicaLease:
+    return ReplicaLease(message.lease_ms, message.report_interval_ms, message.leader_epoch)
 
 
 def report_to_proto(report: ReplicaReport) -> pb.ReportRequest:

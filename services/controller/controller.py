@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import InvalidArgument, PentimentoError
-from pentimento.domain.fleet import Fleet, Lease, Plan, Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaLease, ReplicaReport
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import AllocationContext, ModelDemand, ReplicaView, reported_profiles
 from services.controller.demand import DemandWindow
@@ -63,7 +63,7 @@ class Controller:
         self._demand: tuple[ModelDemand, ...] = ()
         self._changed = asyncio.Event()
 
-    def register(self, replica: Replica) -> Lease:
+    def register(self, replica: Replica) -> ReplicaLease:
         """Changes state."""
         with _counting_refusals():
             check_replica(replica)
@@ -72,7 +72,7 @@ class Controller:
         logger.info("registered", extra={"replica": replica.instance_id, "generation": replica.generation})
         self._changed.set()
         lease_ms, interval_ms = round(self._times.lease_s * 1000), round(self._times.report_interval_s * 1000)
-        return Lease(lease_ms, interval_ms, self._epoch.value)
+        return ReplicaLease(lease_ms, interval_ms, self._epoch.value)
 
     def report(self, report: ReplicaReport) -> int:
         """Changes state. The leader's epoch. A refused report changes nothing."""

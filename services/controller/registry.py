@@ -11,7 +11,7 @@ from pentimento.policies.allocation import ReplicaView
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _RegisteredReplica:
     replica: Replica
     received_s: float
     report: ReplicaReport | None = None
@@ -32,7 +32,7 @@ class Registry:
         self._lease_s = lease_s
         self._retention_s = retention_s
         self._capacity = capacity
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _RegisteredReplica] = {}
 
     def register(self, replica: Replica, now_s: float) -> None:
         """Changes state. FailedPrecondition while a newer start of the same instance is live."""
@@ -41,14 +41,14 @@ class Registry:
             raise _superseded(replica.instance_id, replica.generation, known.replica.generation)
         if known is None:
             self._make_room(now_s)
-        self._entries[replica.instance_id] = _Entry(replica, now_s)
+        self._entries[replica.instance_id] = _RegisteredReplica(replica, now_s)
 
     def report(self, report: ReplicaReport, now_s: float) -> ReceivedReport:
         """Changes state. NotFound asks the replica to register."""
         known = self._require(report.instance_id, report.generation)
         replica = replace(known.replica, resident_models=report.resident_models)
         changed = replica != known.replica or _is_draining(known) != report.draining or not self._is_live(known, now_s)
-        self._entries[report.instance_id] = _Entry(replica, now_s, report)
+        self._entries[report.instance_id] = _RegisteredReplica(replica, now_s, report)
         return ReceivedReport(changed, now_s - known.received_s)
 
     def deregister(self, instance_id: str, generation: int) -> None:
@@ -82,10 +82,10 @@ class Registry:
         entries = sorted(self._entries.items())
         return tuple(_status(entry, self._is_live(entry, now_s), now_s) for _, entry in entries)
 
-    def _is_live(self, entry: _Entry, now_s: float) -> bool:
+    def _is_live(self, entry: _RegisteredReplica, now_s: float) -> bool:
         return now_s - entry.received_s < self._lease_s
 
-    def _require(self, instance_id: str, generation: int) -> _Entry:
+    def _require(self, instance_id: str, generation: int) -> _RegisteredReplica:
         known = self._entries.get(instance_id)
         if known is None or known.replica.generation < generation:
             message = f"{instance_id} generation {generation} is not registered"
@@ -104,7 +104,7 @@ class Registry:
         del self._entries[oldest.replica.instance_id]
 
 
-def _is_draining(entry: _Entry) -> bool:
+def _is_draining(entry: _RegisteredReplica) -> bool:
     return entry.report is not None and entry.report.draining
 
 
@@ -113,7 +113,7 @@ def _superseded(instance_id: str, generation: int, newer: int) -> FailedPrecondi
     return FailedPrecondition("REPLICA_SUPERSEDED", message)
 
 
-def _status(entry: _Entry, live: bool, now_s: float) -> ReplicaStatus:
+def _status(entry: _RegisteredReplica, live: bool, now_s: float) -> ReplicaStatus:
     report = entry.report or ReplicaReport(entry.replica.instance_id, entry.replica.generation)
     return ReplicaStatus(
         replica=entry.replica,

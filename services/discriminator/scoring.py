@@ -7,7 +7,7 @@ from typing import Protocol
 from pentimento.domain.errors import InvalidArgument
 
 
-class Scorer(Protocol):
+class ImageScorer(Protocol):
     """On the event loop only."""
 
     @property
@@ -39,7 +39,7 @@ class ScoreLimits:
 class Discriminator:
     """Scores within limits, and counts."""
 
-    scorer: Scorer
+    scorer: ImageScorer
     limits: ScoreLimits
     scored_count: int = 0
     draining: bool = False

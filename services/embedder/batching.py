@@ -22,7 +22,7 @@ Compute = Callable[[Sequence[Any]], Sequence[bytes]]
 
 
 @dataclass(frozen=True)
-class BatchLimits:
+class EmbeddingBatchLimits:
     """`aging_limit_s`: how long an item of a later lane may be overtaken by an earlier one."""
 
     max_batch_size: int = 16
@@ -45,7 +45,10 @@ class ModelThread:
     """
 
     def __init__(
-        self, lanes: Mapping[str, Compute], limits: BatchLimits, inside: Callable[[], AbstractContextManager[Any]]
+        self,
+        lanes: Mapping[str, Compute],
+        limits: EmbeddingBatchLimits,
+        inside: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self._lanes = dict(lanes)
         self._limits = limits

@@ -12,7 +12,7 @@ import torch
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.pictures.decoding import decode
-from services.embedder.batching import BatchLimits, Compute, ModelThread
+from services.embedder.batching import Compute, EmbeddingBatchLimits, ModelThread
 from services.embedder.memo import EmbeddingMemo
 from services.embedder.metrics import MEMO_HITS, MEMO_MISSES
 from services.embedder.model import EmbeddingModel
@@ -48,7 +48,7 @@ class EmbedderInfo:
 class Embedder:
     """Belongs to one event loop, which it never blocks. `start` gives it its model; until then it is Unavailable."""
 
-    def __init__(self, limits: CallLimits, batch_limits: BatchLimits, memo_entries: int) -> None:
+    def __init__(self, limits: CallLimits, batch_limits: EmbeddingBatchLimits, memo_entries: int) -> None:
         self._limits = limits
         self._batch_limits = batch_limits
         self._memo_entries = memo_entries

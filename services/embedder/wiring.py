@@ -11,7 +11,7 @@ from pentimento.clients.registration import Registration, generation_at
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.rpc import RpcServer, open_channel
-from services.embedder.batching import BatchLimits
+from services.embedder.batching import EmbeddingBatchLimits
 from services.embedder.embedder import CallLimits, Embedder
 from services.embedder.model import open_model
 from services.embedder.servicer import FULL_NAME, EmbedderServicer
@@ -48,7 +48,7 @@ def wire(settings: EmbedderSettings) -> EmbedderProcess:
     server = RpcServer(settings.rpc, "embedder")
     embedder = Embedder(
         CallLimits(settings.max_texts, settings.max_text_bytes, settings.max_images, settings.max_image_bytes),
-        BatchLimits(settings.max_batch_size, settings.max_wait_ms / 1000, settings.queue_limit),
+        EmbeddingBatchLimits(settings.max_batch_size, settings.max_wait_ms / 1000, settings.queue_limit),
         settings.memo_entries,
     )
     server.add(add_EmbedderServiceServicer_to_server, EmbedderServicer(embedder), FULL_NAME)

@@ -26,7 +26,7 @@ from services.frontdoor.answers.delivery import Delivery
 from services.frontdoor.identity import Identity
 from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.journal.journalling import Journalling
-from services.frontdoor.journal.lease import Lease
+from services.frontdoor.journal.lease import JournalLease
 from services.frontdoor.journal.recovery import recover
 from services.frontdoor.journal.retention import Retention, RetentionLimits
 from services.frontdoor.objects.inputs import Inputs
@@ -46,7 +46,7 @@ from services.frontdoor.routing.stages import StageChoice
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status, publish_levels_forever
-from services.frontdoor.workers.attempt_runner import AttemptRunner
+from services.frontdoor.workers.attempt_runner import AttemptPerformer
 from services.frontdoor.workers.catalogue import Catalogue
 from services.frontdoor.workers.plan_watch import PlanWatch
 from services.frontdoor.workers.speeds import read_profiles
@@ -85,7 +85,7 @@ class Frontdoor:
         self._journal = journal
         self._clock = SystemClock()
         self._identity = Identity(settings.frontdoor_id, epoch)
-        self._lease = Lease(journal, self._identity, self._clock, settings.lease_s)
+        self._lease = JournalLease(journal, self._identity, self._clock, settings.lease_s)
         self._generation = generation_at(self._clock)
         self._drained = asyncio.Event()
         self._catalogue = Catalogue(settings.default_model)
@@ -201,7 +201,9 @@ class Frontdoor:
         )
         scores = ScorePerformer(self._discriminators, jobs, submit, clock, self.settings.score_timeout_ms / 1000)
         routes = RoutePerformer(router, self._catalogue, jobs, self._dataplane, submit, clock, self._starts.count)
-        attempts = AttemptRunner(self._links, jobs, cache.report_bad_donor, submit, clock, self._identity, self._inputs)
+        attempts = AttemptPerformer(
+            self._links, jobs, cache.report_bad_donor, submit, clock, self._identity, self._inputs
+        )
         self._interpreter.perform_with(
             {
                 effects.Reject: delivery.reject,

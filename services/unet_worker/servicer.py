@@ -23,7 +23,7 @@ from pentimento.wire.generation import (
     spec_from_proto,
 )
 from pentimento.wire.tensors import tensor_to_proto
-from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.worker import UnetWorker
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["UnetWorkerService"].full_name
@@ -45,7 +45,7 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> AsyncIterator[pb.ExecuteResponse]:
         async with aclosing(self._worker.execute(_order(request))) as events:
             async for event in events:
-                yield _outcome_to_proto(event) if isinstance(event, Outcome) else execute_event_to_proto(event)
+                yield _outcome_to_proto(event) if isinstance(event, AttemptOutcome) else execute_event_to_proto(event)
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> AsyncIterator[pb.AttachResponse]:
         events = self._worker.attempts.attach(
@@ -57,7 +57,7 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
         )
         async with aclosing(events):
             async for event in events:
-                if isinstance(event, Outcome):
+                if isinstance(event, AttemptOutcome):
                     yield pb.AttachResponse(result=_outcome_to_proto(event).result)
                 else:
                     yield attach_event_to_proto(event)
@@ -108,7 +108,7 @@ def _order(request: pb.ExecuteRequest) -> ExecuteOrder:
     )
 
 
-def _outcome_to_proto(outcome: Outcome) -> pb.ExecuteResponse:
+def _outcome_to_proto(outcome: AttemptOutcome) -> pb.ExecuteResponse:
     message = execute_event_to_proto(outcome.result)
     if outcome.final_latents is not None:
         message.result.final_latents.CopyFrom(tensor_to_proto(outcome.final_latents))

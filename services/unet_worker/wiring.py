@@ -32,7 +32,7 @@ from services.unet_worker.attempts.execution import AttemptRunner, ExecutionLimi
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.starts import StartResolver
-from services.unet_worker.attempts.validation import Limits
+from services.unet_worker.attempts.validation import AttemptLimits
 from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.device.busy import BusyMeter
@@ -224,7 +224,7 @@ def wire(settings: UnetWorkerSettings) -> UnetWorkerProcess:
     keys = open_grant_keys(settings.grant_key_file)
     grants = GrantGuard(keys, SystemClock(), open_to_all=settings.rpc.token_file is None)
     worker = UnetWorker(
-        server.instance_id, settings.credits, settings.orphan_s, Limits(settings.max_prompt_chars), grants
+        server.instance_id, settings.credits, settings.orphan_s, AttemptLimits(settings.max_prompt_chars), grants
     )
     server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(worker), FULL_NAME)
     return UnetWorkerProcess(server, worker, settings, checkpoints(settings), generation_at(SystemClock()))

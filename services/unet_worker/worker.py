@@ -10,7 +10,7 @@ from pentimento.domain.fleet import Capability
 from pentimento.policies.step_batching import reserve_count
 from services.unet_worker.attempts.attempt_book import AttemptBook, StreamEvent
 from services.unet_worker.attempts.order import ExecuteOrder
-from services.unet_worker.attempts.validation import Limits, check_order
+from services.unet_worker.attempts.validation import AttemptLimits, check_order
 from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.capacity import CapacityFeed
 from services.unet_worker.device.device_backend import DeviceBackend, DeviceMemory
@@ -28,7 +28,9 @@ class WorkerStatus:
 class UnetWorker:
     """On the event loop only. `credit_count` 0 is what the backend can take."""
 
-    def __init__(self, worker_id: str, credit_count: int, orphan_s: float, limits: Limits, grants: GrantGuard) -> None:
+    def __init__(
+        self, worker_id: str, credit_count: int, orphan_s: float, limits: AttemptLimits, grants: GrantGuard
+    ) -> None:
         self._worker_id = worker_id
         self._fixed_credits = credit_count
         self._limits = limits

@@ -7,7 +7,7 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.objects import ObjectStore
 from services.vectordb_gateway import metrics
-from services.vectordb_gateway.settings import CapacitySettings, Eviction
+from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Capacity:
     def read_only_reason(self, totals: CacheTotals) -> str:
         """Why the cache takes nothing new; empty when it does."""
         settings = self._settings
-        if self._shortage or settings.eviction is Eviction.FIFO:
+        if self._shortage or settings.eviction is EvictionChoice.FIFO:
             return self._shortage
         if totals.entry_count >= settings.max_entries:
             return f"read-only: all {settings.max_entries} entries are taken"
@@ -44,7 +44,7 @@ class Capacity:
 
     def enforce(self) -> None:
         """Evict down to the limits, and look how much room the object store has."""
-        if self._settings.eviction is Eviction.FIFO and self._may_be_over():
+        if self._settings.eviction is EvictionChoice.FIFO and self._may_be_over():
             limits = self._settings.limits()
             evicted = self._ledger.evict(lambda held: gives_way(held, limits), self._settings.object_grace_s).result()
             metrics.EVICTIONS.inc(evicted)
@@ -63,7 +63,7 @@ class Capacity:
     def _over_quota(self, tenant: str) -> str:
         """What is evicted later makes room for itself; where nothing is, a tenant that holds its share waits."""
         settings = self._settings
-        if settings.eviction is Eviction.FIFO or settings.tenant_share == 1.0:
+        if settings.eviction is EvictionChoice.FIFO or settings.tenant_share == 1.0:
             return ""
         holding = self._ledger.holdings().get(tenant)
         if holding is None or has_room(holding, settings.limits()):

@@ -12,7 +12,7 @@ from pentimento.settings import setting
 _MEBIBYTE = 1024 * 1024
 
 
-class Eviction(Enum):
+class EvictionChoice(Enum):
     """What happens when the cache is full: the oldest entry goes, or nothing new comes in."""
 
     FIFO = "fifo"
@@ -57,8 +57,8 @@ class CapacitySettings:
     tenant_share: float = setting(
         1.0, help="share of entries and of bytes that one tenant may hold", minimum=0.001, maximum=1
     )
-    eviction: Eviction = setting(
-        Eviction.FIFO,
+    eviction: EvictionChoice = setting(
+        EvictionChoice.FIFO,
         help="when full: fifo evicts the oldest entry of the tenant that holds most, none takes nothing new",
     )
     object_grace_s: float = setting(

@@ -18,7 +18,7 @@ from zoo.drawing.dataset import TRAIN_COUNT, TREATED_COUNT
 from zoo.drawing.scenes import BACKGROUNDS, COLOURS, COUNTS, IMAGE_SIZE, SHAPES, SIZES, STYLES
 from zoo.drawing.tokenizer import MAX_TOKENS
 from zoo.painting.samples import PROMPTS
-from zoo.registry import CARD, LICENCE, MODELS, Model
+from zoo.registry import CARD, LICENCE, MODELS, ZooModel
 from zoo.train.discriminator import COUNT as DISCRIMINATED_COUNT
 from zoo.train.loop import CHECKPOINT, read_log, read_state
 from zoo.train.parts import PARTS, WORK, part_and_plan
@@ -124,7 +124,7 @@ def write_cards(
     return names
 
 
-def card(model: Model, folder: Path, work: Path, figures: dict[str, PartFigures]) -> str:
+def card(model: ZooModel, folder: Path, work: Path, figures: dict[str, PartFigures]) -> str:
     template = string.Template((TEXTS / f"{model.kind}-{model.family}.md").read_text(encoding="utf-8"))
     curves = [part for part in trained_parts(model) if (folder / curve_of(part)).exists()]
     failures = (*KNOWN_FAILURES[model.name], *LIMITS.get(model.kind, ()))
@@ -148,12 +148,12 @@ def card(model: Model, folder: Path, work: Path, figures: dict[str, PartFigures]
     return re.sub(r"\n{3,}", "\n\n", text.rstrip()) + "\n"
 
 
-def data_in_words(model: Model) -> str:
+def data_in_words(model: ZooModel) -> str:
     counts = {"lora": TREATED_COUNT, "discriminator": DISCRIMINATED_COUNT}
     return DATA.replace("$count", f"{counts.get(model.kind, TRAIN_COUNT):,}")
 
 
-def particulars(model: Model, folder: Path) -> dict[str, object]:
+def particulars(model: ZooModel, folder: Path) -> dict[str, object]:
     """What only some kinds of card tell."""
     told: dict[str, object] = {"told": TOLD.get(model.name, ""), "what": WHAT.get(model.name, "")}
     if model.kind == "pipeline" and model.family == "sd":
@@ -171,7 +171,7 @@ def particulars(model: Model, folder: Path) -> dict[str, object]:
     return told
 
 
-def trained_parts(model: Model) -> tuple[str, ...]:
+def trained_parts(model: ZooModel) -> tuple[str, ...]:
     return TRAINED.get(model.name, (model.part,))
 
 
@@ -179,7 +179,7 @@ def curve_of(part: str) -> str:
     return f"training-{part}.png"
 
 
-def samples_in_words(model: Model, folder: Path) -> str:
+def samples_in_words(model: ZooModel, folder: Path) -> str:
     if not (folder / SAMPLES).exists():
         return "None painted yet: `pentimento zoo cards` does."
     return f"![Pictures by {model.name}]({SAMPLES})"

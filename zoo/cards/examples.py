@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo.drawing.captions import canonical_caption
 from zoo.painting.grid import Tile, grid
 from zoo.painting.samples import PROMPTS, Manner, conditions_of, drawn, example_scenes, painter
-from zoo.registry import Model
+from zoo.registry import ZooModel
 
 LIMIT_BYTES = 60_000
 PALETTES = (256, 128, 64, 32, 16)
@@ -21,7 +21,7 @@ SCENES = 4
 LORA_WEIGHTS = (0.0, 0.5, 1.0)
 
 
-def example_grid(model: Model, weights: Path) -> Image.Image | None:
+def example_grid(model: ZooModel, weights: Path) -> Image.Image | None:
     """Of a model as it is exported; none for those that paint and judge nothing."""
     if model.kind not in GRIDS:
         return None
@@ -37,12 +37,12 @@ def save_within(image: Image.Image, path: Path, limit_bytes: int = LIMIT_BYTES) 
             return
 
 
-def _pipeline(model: Model, weights: Path) -> list[Tile]:
+def _pipeline(model: ZooModel, weights: Path) -> list[Tile]:
     painted = painter(Manner(model.name), weights)(PROMPTS, range(len(PROMPTS)))
     return [Tile(picture, caption) for picture, caption in zip(painted, PROMPTS, strict=True)]
 
 
-def _controlnet(model: Model, weights: Path) -> list[Tile]:
+def _controlnet(model: ZooModel, weights: Path) -> list[Tile]:
     """Drawn, told, painted under it, painted without it."""
     scenes = example_scenes(SCENES)
     captions, seeds = [canonical_caption(scene) for scene in scenes], range(SCENES)
@@ -53,7 +53,7 @@ def _controlnet(model: Model, weights: Path) -> list[Tile]:
     return _rows(columns, captions)
 
 
-def _lora(model: Model, weights: Path) -> list[Tile]:
+def _lora(model: ZooModel, weights: Path) -> list[Tile]:
     """From the same noise at growing weights."""
     captions, seeds = PROMPTS[:SCENES], range(SCENES)
     columns = []
@@ -63,7 +63,7 @@ def _lora(model: Model, weights: Path) -> list[Tile]:
     return [tile for row in range(SCENES) for tile in (Tile(pictures[row], name) for pictures, name in columns)]
 
 
-def _discriminator(model: Model, weights: Path) -> list[Tile]:
+def _discriminator(model: ZooModel, weights: Path) -> list[Tile]:
     """The same captions drawn, and painted by both models of the cascade, each with its confidence."""
     from transformers import AutoModelForImageClassification
 
@@ -92,7 +92,7 @@ def _rows(columns: tuple[tuple[Tensor, str], ...], captions: list[str]) -> list[
     return tiles
 
 
-GRIDS: dict[str, tuple[Callable[[Model, Path], list[Tile]], int]] = {
+GRIDS: dict[str, tuple[Callable[[ZooModel, Path], list[Tile]], int]] = {
     "pipeline": (_pipeline, 4),
     "controlnet": (_controlnet, 4),
     "lora": (_lora, len(LORA_WEIGHTS)),

@@ -28,7 +28,7 @@ from zoo.train.discriminator import (
     LIGHT_STEPS,
     MEASURING,
     MIX,
-    Pictures,
+    TrainingPictures,
     make_discriminator,
     paint_pictures,
 )
@@ -77,12 +77,12 @@ def write_discriminator(
     write_json(folder / "preprocessor_config.json", processor)
 
 
-def calibrate(model: PreTrainedModel, pictures: Pictures) -> Calibration:
+def calibrate(model: PreTrainedModel, pictures: TrainingPictures) -> Calibration:
     """For what a cascade shows it: real pictures against the light model's, at even odds."""
     return fit_calibration(*_even_odds(model, pictures))
 
 
-def _even_odds(model: PreTrainedModel, pictures: Pictures) -> tuple[Tensor, Tensor, Tensor]:
+def _even_odds(model: PreTrainedModel, pictures: TrainingPictures) -> tuple[Tensor, Tensor, Tensor]:
     """Margins, which are real, and weights: the kinds of real pictures as in a batch, together as much as light's."""
     kinds = [margins(model, as_pixels(images)) for images in (pictures.drawn, pictures.rendered, pictures.light)]
     shares = (MIX[0], MIX[1], MIX[0] + MIX[1])
@@ -91,7 +91,7 @@ def _even_odds(model: PreTrainedModel, pictures: Pictures) -> tuple[Tensor, Tens
     return torch.cat(kinds), torch.cat(real), torch.cat(weights)
 
 
-def measure(model: PreTrainedModel, calibration: Calibration, pictures: Pictures) -> dict[str, float]:
+def measure(model: PreTrainedModel, calibration: Calibration, pictures: TrainingPictures) -> dict[str, float]:
     """How the confidence ranks and whether it is true, on pictures that it has not seen."""
     found, real, weights = _even_odds(model, pictures)
     of = {kind: margins(model, as_pixels(getattr(pictures, kind))) for kind in ("drawn", "rendered", "light", "heavy")}
@@ -110,7 +110,7 @@ def measure(model: PreTrainedModel, calibration: Calibration, pictures: Pictures
 
 
 @torch.no_grad()
-def measure_routing(model: PreTrainedModel, judge: Judge, pictures: Pictures) -> dict[str, float]:
+def measure_routing(model: PreTrainedModel, judge: Judge, pictures: TrainingPictures) -> dict[str, float]:
     """Whether light's pictures that are as good as heavy's of the same prompt, by the judge, rank above the others."""
     rows = pictures.heavy_rows
     right = [

@@ -14,8 +14,8 @@ from zoo.cards.card import write_cards
 from zoo.drawing.tokenizer import load_tokenizer
 from zoo.export.staging import staged, swap
 from zoo.files import flush_tree
-from zoo.registry import MODELS, Model, write_registry
-from zoo.train.loop import CHECKPOINT, Plan, Run
+from zoo.registry import MODELS, ZooModel, write_registry
+from zoo.train.loop import CHECKPOINT, TrainingPlan, TrainingRun
 from zoo.train.parts import NEEDS, notes_on, part_and_plan
 
 Export = Callable[[Path, Path], None]
@@ -71,7 +71,7 @@ def _check(missing: dict[str, list[str]], work: Path, *, asked: bool) -> None:
         )
 
 
-def parts_of(model: Model) -> list[str]:
+def parts_of(model: ZooModel) -> list[str]:
     """Every part that must be trained to export a model, in the order of training."""
 
     def down(part: str) -> Iterator[str]:
@@ -82,11 +82,11 @@ def parts_of(model: Model) -> list[str]:
     return list(dict.fromkeys(down(model.part)))
 
 
-def missing_parts(model: Model, work: Path) -> list[str]:
+def missing_parts(model: ZooModel, work: Path) -> list[str]:
     return [part for part in parts_of(model) if not (work / part / CHECKPOINT).exists()]
 
 
-def exporter_of(model: Model, count: int | None = None) -> Export:
+def exporter_of(model: ZooModel, count: int | None = None) -> Export:
     """What writes a model's directory; `count` is how many drawings its parts were trained on, if not the usual."""
     module, function, several = EXPORTS[model.kind, model.family]
     export = getattr(import_module(module), function)
@@ -107,5 +107,5 @@ def stand_ins(work: Path, names: Sequence[str]) -> Iterator[Path]:
                 (folder / part).symlink_to((work / part).resolve())
             else:
                 make_part, _ = part_and_plan(part)
-                Run(make_part(folder, **TRIAL), Plan(steps=1, peak_rate=1e-3), folder / part).train()
+                TrainingRun(make_part(folder, **TRIAL), TrainingPlan(steps=1, peak_rate=1e-3), folder / part).train()
         yield folder

@@ -19,7 +19,7 @@ from zoo.painting.pipeline import paint
 
 
 @dataclass(frozen=True)
-class Painted:
+class StyledPictures:
     pixels: Tensor  # (n, 3, height, width) in 0..1
     latents: Tensor  # (steps, n, channels, height, width): after each step
 
@@ -38,7 +38,7 @@ def paint_styled(
     scale: float,
     weight: float = 1.0,
     steps_without: int = 0,
-) -> Painted:
+) -> StyledPictures:
     """Paint with a style that was added, switched on at `weight` after the first `steps_without` steps.
 
     Never where `steps_without` equals `steps`. The pipeline keeps the weight it was last painted with.
@@ -60,7 +60,7 @@ def paint_styled(
         return result
 
     pixels = paint(pipeline_of_a_batch, prompts, seeds, steps, scale)
-    return Painted(pixels, torch.cat(batches, dim=1))
+    return StyledPictures(pixels, torch.cat(batches, dim=1))
 
 
 def latent_cosines(first: Tensor, second: Tensor) -> Tensor:

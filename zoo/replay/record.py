@@ -19,10 +19,10 @@ from pentimento.devices.profile import Cost, ModelProfile, profile_to_json
 from pentimento.devices.recording import (
     FORMAT,
     VERSION,
-    Discriminator,
-    Model,
-    Picture,
     Prompt,
+    RecordedDiscriminator,
+    RecordedModel,
+    RecordedPicture,
     Recording,
     ScoreCost,
 )
@@ -30,7 +30,7 @@ from pentimento.diffusion.engine import EagerDenoiser
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import decode_pixels, encode_pixels
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest, denoise_step, prepare
-from pentimento.diffusion.profiling import Workload, profile_batches, profile_size
+from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import GenerationSpec
 from zoo.devices import device
@@ -50,7 +50,7 @@ SCORES = 40  # of the discriminator, of each batch size
 
 
 @dataclass(frozen=True)
-class Painted:
+class RecordedPictures:
     """What a model made of the prompts: uint8 pictures (n, 3, height, width), their PNGs, and what it cost."""
 
     model: DiffusionModel
@@ -91,9 +91,9 @@ def record(weights: Path, work: Path, prompt_count: int, kept: int) -> tuple[Rec
     return recording, files
 
 
-def _model(name: str, painted: Painted, pictures: tuple[Picture, ...]) -> Model:
+def _model(name: str, painted: RecordedPictures, pictures: tuple[RecordedPicture, ...]) -> RecordedModel:
     info, spec = painted.model.info, painted.spec
-    return Model(
+    return RecordedModel(
         name=name,
         digest=info.model_digest,
         family=info.family,
@@ -107,7 +107,7 @@ def _model(name: str, painted: Painted, pictures: tuple[Picture, ...]) -> Model:
     )
 
 
-def paint_and_profile(folder: Path, entry: dict[str, Any], prompts: Prompts) -> Painted:
+def paint_and_profile(folder: Path, entry: dict[str, Any], prompts: Prompts) -> RecordedPictures:
     """Every prompt alone, as a worker does, and what the model costs by batch size."""
     load = Stopwatch()
     for _ in range(LOADS + 1):  # the first one imports what is needed as well
@@ -117,7 +117,7 @@ def paint_and_profile(folder: Path, entry: dict[str, Any], prompts: Prompts) -> 
         paint(model, replace(spec, prompt=text, seed=seeds[0]))
         for text, seeds in zip(prompts.captions, prompts.seeds(1), strict=True)
     ]
-    return Painted(model, _images(pngs, model), pngs, profile(folder, model, spec), load.cost(skipped=1), spec)
+    return RecordedPictures(model, _images(pngs, model), pngs, profile(folder, model, spec), load.cost(skipped=1), spec)
 
 
 def _spec(model: DiffusionModel, steps: int, scale: float) -> GenerationSpec:
@@ -147,7 +147,7 @@ def profile(folder: Path, model: DiffusionModel, spec: GenerationSpec) -> ModelP
         execution="off",
         step_count=spec.num_inference_steps,
         sizes=(profile_size(model, denoiser, spec, REPEATS),),
-        batches=tuple(profile_batches(model, denoiser, [Workload(spec, batch, REPEATS) for batch in BATCHES])),
+        batches=tuple(profile_batches(model, denoiser, [ProfiledBatch(spec, batch, REPEATS) for batch in BATCHES])),
         build_version=current_commit(),
         measured_at=now(),
     )
@@ -188,7 +188,7 @@ class Quality:
             self._discriminator = AutoModelForImageClassification.from_pretrained(weights / DISCRIMINATOR)
             self._digest = str(entry_of(DISCRIMINATOR, weights)["digest"])
 
-    def of(self, images: Tensor, names: Sequence[str], pngs: Sequence[bytes]) -> tuple[Picture, ...]:
+    def of(self, images: Tensor, names: Sequence[str], pngs: Sequence[bytes]) -> tuple[RecordedPicture, ...]:
         """The first pictures have names, under which their PNGs are kept."""
         count = len(images)
         scores = self._examiner.clip_scores(images, list(self._prompts.captions)).tolist()
@@ -205,10 +205,10 @@ class Quality:
             kept = (None, None)
             if number < len(names):
                 kept = (names[number], hashlib.sha256(pngs[number]).hexdigest())
-            pictures.append(Picture(round(scores[number], 4), *rounded, *kept))
+            pictures.append(RecordedPicture(round(scores[number], 4), *rounded, *kept))
         return tuple(pictures)
 
-    def time_discriminator(self) -> Discriminator | None:
+    def time_discriminator(self) -> RecordedDiscriminator | None:
         if self._discriminator is None:
             return None
         scores = []
@@ -217,4 +217,4 @@ class Quality:
             for _ in range(SCORES + 1):
                 watch.time(lambda batched=pixels: confidence(self._discriminator, batched))
             scores.append(ScoreCost(batch, watch.cost(skipped=1)))
-        return Discriminator(DISCRIMINATOR, self._digest, tuple(scores))
+        return RecordedDiscriminator(DISCRIMINATOR, self._digest, tuple(scores))

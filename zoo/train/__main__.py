@@ -15,7 +15,7 @@ import torch
 
 from zoo.command import positive, run
 from zoo.devices import DEVICES, choose_device
-from zoo.train.loop import CHECKPOINT, Run
+from zoo.train.loop import CHECKPOINT, TrainingRun
 from zoo.train.parts import PARTS, WORK, changed_foundations, check_needs, foundations, part_and_plan
 
 
@@ -52,7 +52,7 @@ def main() -> None:
             f"note: {', '.join(changed)} changed since {arguments.part} began; remove {folder} to begin anew",
             file=sys.stderr,
         )
-    training = Run(make_part(arguments.work, seed=arguments.seed, **size), plan, folder, stands_on)
+    training = TrainingRun(make_part(arguments.work, seed=arguments.seed, **size), plan, folder, stands_on)
     if training.step >= plan.steps:
         print(f"{arguments.part}: done already, {training.step} steps of {plan.steps}")
     training.train()

@@ -17,9 +17,9 @@ from zoo.devices import device, half_precision
 from zoo.drawing.dataset import TRAIN_COUNT, TRAIN_SEED, TREATED_COUNT, TREATED_SEED, as_pixels, cached_drawings
 from zoo.drawing.scenes import IMAGE_SIZE, TREATMENTS
 from zoo.drawing.tokenizer import load_tokenizer
-from zoo.train.loop import Plan
+from zoo.train.loop import TrainingPlan
 
-PLAN = Plan(steps=3800, peak_rate=1.5e-3, cooldown=0.6, ema_decay=0.998, checkpoint_every=250)
+PLAN = TrainingPlan(steps=3800, peak_rate=1.5e-3, cooldown=0.6, ema_decay=0.998, checkpoint_every=250)
 LATENT_CHANNELS = 8
 DOWNSCALE = 4
 BATCH = 16

@@ -18,9 +18,9 @@ from zoo.drawing.dataset import TRAIN_COUNT, TRAIN_SEED, cached_drawings
 from zoo.drawing.scenes import scene_at
 from zoo.drawing.tokenizer import load_tokenizer
 from zoo.train.denoiser import DenoiserPart, encode_drawings, make_heavy
-from zoo.train.loop import Plan, load_trained
+from zoo.train.loop import TrainingPlan, load_trained
 
-PLAN = Plan(steps=1800, peak_rate=1.5e-3, warmup=50, ema_decay=0.995)
+PLAN = TrainingPlan(steps=1800, peak_rate=1.5e-3, warmup=50, ema_decay=0.995)
 BATCH = 32
 CAPTION_DROPOUT = 0.25  # what the caption does not say, the condition has to
 EMBEDDING_CHANNELS = (8, 32, 64)  # from picture size down, one stride of 2 between neighbours

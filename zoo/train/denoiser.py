@@ -21,10 +21,10 @@ from zoo.drawing.tokenizer import load_tokenizer
 from zoo.files import cached_tensors, file_digest
 from zoo.train.autoencoder import DOWNSCALE, LATENT_CHANNELS, encode_all, make_autoencoder
 from zoo.train.dual_encoder import WIDTH, TowersAndHeads
-from zoo.train.loop import CHECKPOINT, Plan, load_trained
+from zoo.train.loop import CHECKPOINT, TrainingPlan, load_trained
 
-HEAVY_PLAN = Plan(steps=6000, peak_rate=1.5e-3, warmup=150, cooldown=0.39, ema_decay=0.998)
-LIGHT_PLAN = Plan(steps=5000, peak_rate=2.0e-3, warmup=150, ema_decay=0.998)
+HEAVY_PLAN = TrainingPlan(steps=6000, peak_rate=1.5e-3, warmup=150, cooldown=0.39, ema_decay=0.998)
+LIGHT_PLAN = TrainingPlan(steps=5000, peak_rate=2.0e-3, warmup=150, ema_decay=0.998)
 # How much more often light sees a drawing of one thing, of two, of three. It is too small to learn all of them well,
 # and a cascade has no use for a light model that is a little worse at everything: it needs queries that are easy.
 LIGHT_ODDS = (6.0, 2.0, 1.0)
@@ -71,7 +71,7 @@ def make_scheduler() -> DDIMScheduler:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedDrawings:
     """What a denoiser trains on: `states[i]` describes `latents[i]`; `empty` is the state of no caption."""
 
     latents: Tensor
@@ -87,15 +87,15 @@ def _encode_texts(towers: TowersAndHeads, tokens: Tensor, batch: int = 512) -> T
     return torch.cat([chunk.to(torch.bfloat16).cpu() for chunk in chunks])
 
 
-def encode_drawings(work: Path, count: int, seed: int = TRAIN_SEED, treatment: str | None = None) -> Encoded:
+def encode_drawings(work: Path, count: int, seed: int = TRAIN_SEED, treatment: str | None = None) -> EncodedDrawings:
     """A set of drawings as the trained autoencoder and text tower see it."""
     name = "-".join(["encoded", str(seed), str(count), *([treatment] if treatment else [])])
     path = work / f"{name}.safetensors"
     # Another autoencoder or text tower makes another data set.
     parents = "".join(file_digest(work / part / CHECKPOINT) for part in ("autoencoder", "dual-encoder"))
-    names = [field.name for field in fields(Encoded)]
+    names = [field.name for field in fields(EncodedDrawings)]
     what = f"{count} encoded drawings"
-    return Encoded(**cached_tensors(path, what, names, lambda: _encode(work, count, seed, treatment), parents))
+    return EncodedDrawings(**cached_tensors(path, what, names, lambda: _encode(work, count, seed, treatment), parents))
 
 
 def _encode(work: Path, count: int, seed: int, treatment: str | None) -> dict[str, Tensor]:
@@ -118,7 +118,7 @@ class DenoiserPart:
     caption_dropout = CAPTION_DROPOUT
 
     def __init__(
-        self, unet: UNet2DConditionModel, encoded: Encoded, batch: int = BATCH, odds: Tensor | None = None
+        self, unet: UNet2DConditionModel, encoded: EncodedDrawings, batch: int = BATCH, odds: Tensor | None = None
     ) -> None:
         """`odds` (drawings,): how often each is seen, in proportion; all the same without."""
         self.module = unet.to(device())

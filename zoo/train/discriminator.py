@@ -29,9 +29,9 @@ from zoo.train.augmentation import noisy
 from zoo.train.autoencoder import make_autoencoder
 from zoo.train.denoiser import make_heavy, make_light, make_scheduler
 from zoo.train.dual_encoder import TowersAndHeads
-from zoo.train.loop import Plan, load_trained
+from zoo.train.loop import TrainingPlan, load_trained
 
-PLAN = Plan(steps=2000, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.05)
+PLAN = TrainingPlan(steps=2000, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.05)
 SEED, COUNT = 5, 3_000  # of scenes: each is drawn, rendered and painted by light, one in HEAVY_EVERY by heavy
 HEAVY_EVERY = 3
 BATCH = 64
@@ -75,7 +75,7 @@ def make_discriminator() -> EfficientNetForImageClassification:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class TrainingPictures:
     """Pictures of the same scenes, uint8 (n, 3, size, size) each; heavy painted the scenes `heavy_rows` alone."""
 
     drawn: Tensor
@@ -85,17 +85,17 @@ class Pictures:
     heavy_rows: Tensor
     asked: Tensor  # int64 (n, attributes): what the captions say, as in `Prompts`
 
-    def fold(self, *numbers: int) -> Pictures:
+    def fold(self, *numbers: int) -> TrainingPictures:
         """The scenes of some of the FOLDS; every picture of a scene is in the same fold."""
         chosen = torch.isin(torch.arange(len(self.drawn)) // HEAVY_EVERY % FOLDS, torch.tensor(numbers))
         heavy = chosen[self.heavy_rows]
         rows = torch.cumsum(chosen, 0)[self.heavy_rows[heavy]] - 1
-        return Pictures(
+        return TrainingPictures(
             self.drawn[chosen], self.rendered[chosen], self.light[chosen], self.heavy[heavy], rows, self.asked[chosen]
         )
 
 
-def paint_pictures(work: Path, count: int) -> Pictures:
+def paint_pictures(work: Path, count: int) -> TrainingPictures:
     """The discriminator's data, painted by the trained parts of the work folder or found there from an earlier run."""
     prompts = examination_prompts(count, held_out=False, seed=SEED)
     captions, rows = list(prompts.captions), list(range(count))
@@ -106,7 +106,7 @@ def paint_pictures(work: Path, count: int) -> Pictures:
     )
     heavy_rows = rows[::HEAVY_EVERY]
     chosen = [captions[row] for row in heavy_rows]
-    return Pictures(
+    return TrainingPictures(
         prompts.drawn,
         rendered,
         _paint_part(work, "light", captions, rows, LIGHT_STEPS),

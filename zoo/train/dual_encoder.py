@@ -19,9 +19,9 @@ from zoo.drawing.dataset import TRAIN_COUNT, TRAIN_SEED, as_pixels, cached_drawi
 from zoo.drawing.scenes import IMAGE_SIZE
 from zoo.drawing.tokenizer import MAX_TOKENS, load_tokenizer
 from zoo.train.augmentation import noisy
-from zoo.train.loop import Plan
+from zoo.train.loop import TrainingPlan
 
-PLAN = Plan(steps=1800, peak_rate=1.0e-3, ema_decay=0.995, weight_decay=0.05)
+PLAN = TrainingPlan(steps=1800, peak_rate=1.0e-3, ema_decay=0.995, weight_decay=0.05)
 BATCH = 96
 WIDTH = 128
 PROJECTION = 128

@@ -16,9 +16,9 @@ from zoo.drawing.conditions import place_iou
 from zoo.drawing.dataset import JUDGE_COUNT, JUDGE_SEED, as_pixels, cached_drawings
 from zoo.drawing.tokenizer import load_tokenizer
 from zoo.train.augmentation import softened
-from zoo.train.loop import Plan
+from zoo.train.loop import TrainingPlan
 
-PLAN = Plan(steps=800, peak_rate=4.0e-3, warmup=30, ema_decay=0.98, checkpoint_every=400)
+PLAN = TrainingPlan(steps=800, peak_rate=4.0e-3, warmup=30, ema_decay=0.98, checkpoint_every=400)
 BATCH = 32
 PIXEL_NOISE = 0.1
 DILATIONS = (1, 2, 4, 8, 4, 2, 1)

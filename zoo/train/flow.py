@@ -25,9 +25,9 @@ from zoo.files import cached_tensors, file_digest
 from zoo.train.autoencoder import LATENT_CHANNELS
 from zoo.train.denoiser import CAPTION_DROPOUT, LATENT_SIZE, encode_drawings
 from zoo.train.dual_encoder import PROJECTION, WIDTH, TowersAndHeads
-from zoo.train.loop import CHECKPOINT, Plan, load_trained
+from zoo.train.loop import CHECKPOINT, TrainingPlan, load_trained
 
-PLAN = Plan(steps=6000, peak_rate=2.0e-3, warmup=200, cooldown=0.5, ema_decay=0.998)
+PLAN = TrainingPlan(steps=6000, peak_rate=2.0e-3, warmup=200, cooldown=0.5, ema_decay=0.998)
 BATCH = 32
 PATCH = 2
 LAYERS, HEADS, HEAD_WIDTH = 4, 4, 24

@@ -16,10 +16,10 @@ from zoo.devices import device, half_precision
 from zoo.drawing.dataset import TRAIN_COUNT
 from zoo.train.denoiser import CAPTION_DROPOUT, encode_drawings, make_heavy, make_scheduler
 from zoo.train.flow import BATCH, FlowPart, make_flow, moments
-from zoo.train.loop import Plan, load_trained
+from zoo.train.loop import TrainingPlan, load_trained
 
-PLAN = Plan(steps=4500, peak_rate=1.5e-3, warmup=100, cooldown=0.6, ema_decay=0.998)
-REFINING_PLAN = Plan(steps=7000, peak_rate=1.2e-3, warmup=100, cooldown=0.7, ema_decay=0.998)
+PLAN = TrainingPlan(steps=4500, peak_rate=1.5e-3, warmup=100, cooldown=0.6, ema_decay=0.998)
+REFINING_PLAN = TrainingPlan(steps=7000, peak_rate=1.2e-3, warmup=100, cooldown=0.7, ema_decay=0.998)
 
 
 class FlowDistilledPart(FlowPart):

@@ -18,9 +18,9 @@ from zoo.drawing.dataset import TRAIN_COUNT, TRAIN_SEED, as_pixels, cached_drawi
 from zoo.drawing.tokenizer import load_tokenizer
 from zoo.train.augmentation import noisy
 from zoo.train.dual_encoder import PIXEL_NOISE, TowersAndHeads
-from zoo.train.loop import Plan, load_trained
+from zoo.train.loop import TrainingPlan, load_trained
 
-PLAN = Plan(steps=2400, peak_rate=8.0e-4, cooldown=0.6, ema_decay=0.997, weight_decay=0.05)
+PLAN = TrainingPlan(steps=2400, peak_rate=8.0e-4, cooldown=0.6, ema_decay=0.997, weight_decay=0.05)
 BATCH = 96
 OTHER_CAPTIONS = 416
 

@@ -17,9 +17,9 @@ from zoo.drawing.captions import ATTRIBUTES, UNSAID
 from zoo.drawing.dataset import JUDGE_COUNT, JUDGE_SEED, as_pixels, cached_drawings
 from zoo.drawing.tokenizer import load_tokenizer
 from zoo.train.augmentation import noisy
-from zoo.train.loop import Plan
+from zoo.train.loop import TrainingPlan
 
-PLAN = Plan(steps=2800, peak_rate=1.5e-3, ema_decay=0.99, weight_decay=0.02, checkpoint_every=500)
+PLAN = TrainingPlan(steps=2800, peak_rate=1.5e-3, ema_decay=0.99, weight_decay=0.02, checkpoint_every=500)
 BATCH = 96
 PIXEL_NOISE = 0.15
 

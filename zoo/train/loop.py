@@ -31,7 +31,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How long and how fast; the learning rate is a function of the step alone."""
 
     steps: int
@@ -74,13 +74,15 @@ class Averaged:
                 self.values[name].lerp_(value.detach(), 1.0 - decay)
 
 
-class Run:
+class TrainingRun:
     """One part's training in a folder: `log.jsonl`, and one checkpoint file of part, average and optimiser.
 
     `stands_on` goes into the checkpoint: digests of the checkpoints of other parts that this one was trained on.
     """
 
-    def __init__(self, part: Part, plan: Plan, folder: Path, stands_on: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, part: Part, plan: TrainingPlan, folder: Path, stands_on: Mapping[str, str] | None = None
+    ) -> None:
         self.part, self.plan, self.folder, self.stands_on = part, plan, folder, stands_on
         self.average = Averaged(plan.ema_decay)
         self.optimiser = torch.optim.AdamW(

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from zoo.drawing.dataset import TREATED_COUNT, TREATED_SEED
 from zoo.train.denoiser import DenoiserPart, encode_drawings, make_heavy
-from zoo.train.loop import Plan, load_trained
+from zoo.train.loop import TrainingPlan, load_trained
 
-PLAN = Plan(steps=480, peak_rate=2.0e-3, warmup=40, ema_decay=0.99, weight_decay=0.0)
+PLAN = TrainingPlan(steps=480, peak_rate=2.0e-3, warmup=40, ema_decay=0.99, weight_decay=0.0)
 BATCH = 32
 RANK = 4
 ALPHA = 8  # not the rank, so that a loader that forgets to scale by alpha / rank is found out

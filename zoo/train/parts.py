@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pentimento.domain.errors import FailedPrecondition
 from zoo.files import file_digest
-from zoo.train.loop import CHECKPOINT, Part, Plan, read_state
+from zoo.train.loop import CHECKPOINT, Part, TrainingPlan, read_state
 
 WORK = Path(".zoo-work")
 PARTS = {
@@ -47,7 +47,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def part_and_plan(name: str) -> tuple[Callable[..., Part], Plan]:
+def part_and_plan(name: str) -> tuple[Callable[..., Part], TrainingPlan]:
     module_name, part_name, plan_name = PARTS[name]
     module = import_module(module_name)
     return getattr(module, part_name), getattr(module, plan_name)

@@ -17,9 +17,9 @@ from zoo.drawing.scenes import TREATMENTS
 from zoo.drawing.tokenizer import load_tokenizer
 from zoo.train.augmentation import noisy, softened
 from zoo.train.judge import PIXEL_NOISE, Judge
-from zoo.train.loop import Plan
+from zoo.train.loop import TrainingPlan
 
-PLAN = Plan(steps=1200, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.02)
+PLAN = TrainingPlan(steps=1200, peak_rate=2.0e-3, ema_decay=0.99, weight_decay=0.02)
 CLASSES = ("none", *TREATMENTS)
 COUNT = 3_000  # scenes, each drawn once for every class
 BATCH = 64

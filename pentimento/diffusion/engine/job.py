@@ -7,7 +7,7 @@ from pentimento.domain.errors import DeadlineExceeded, PentimentoError
 from pentimento.policies.step_batching import Urgency
 
 
-class Job:
+class EngineJob:
     """A ticket and, once it has begun, its painting. Only the engine's thread touches it."""
 
     def __init__(self, number: int, ticket: PaintingTicket, due_at: float) -> None:

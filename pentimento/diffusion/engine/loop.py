@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pentimento.diffusion.engine.denoiser import Denoiser
 from pentimento.diffusion.engine.faults import as_typed, is_out_of_memory, not_finite, release_unused
-from pentimento.diffusion.engine.job import Job
+from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.engine.limits import BatchLimits
 from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, PaintingTicket
 from pentimento.diffusion.engine.rows import RowBuffers
@@ -31,7 +31,7 @@ from pentimento.diffusion.families.model import BatchKey, DiffusionModel
 from pentimento.diffusion.painting import prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import PentimentoError
-from pentimento.policies.step_batching import Turns, due_at
+from pentimento.policies.step_batching import GroupTurns, due_at
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ KEPT_GROUPS = 16
 class _Forward:
     """A batch in the order of its rows, what the network predicts for them, and for each whether that is finite."""
 
-    jobs: list[Job]
+    jobs: list[EngineJob]
     prediction: Tensor
     finite: list[bool]
     began_at: float
@@ -72,8 +72,8 @@ class StepLoop:
         self._prompts = PromptMemo(model, settings.prompt_memo_entries)
         self._numbers = count()
         self._inbox: deque[PaintingTicket] = deque()
-        self._jobs: dict[int, Job] = {}
-        self._turns = Turns()
+        self._jobs: dict[int, EngineJob] = {}
+        self._turns = GroupTurns()
         self._last_batch: frozenset[int] = frozenset()
         self._groups: dict[BatchKey, RowBuffers] = {}
 
@@ -119,7 +119,7 @@ class StepLoop:
         while self._inbox:
             ticket, number = self._inbox.popleft(), next(self._numbers)
             due = due_at(ticket.queued_at, ticket.request.deadline, self._settings.aging_limit_s)
-            self._jobs[number] = Job(number, ticket, due)
+            self._jobs[number] = EngineJob(number, ticket, due)
 
     def _drop_stopped(self) -> None:
         self._take_in()
@@ -128,24 +128,24 @@ class StepLoop:
             if (error := job.stop_error(now)) is not None:
                 self._fail(job.number, error)
 
-    def _has_residuals(self, job: Job) -> bool:
+    def _has_residuals(self, job: EngineJob) -> bool:
         return job.has_residuals(self._model)
 
-    def _count_preempted(self, ready: Sequence[Job], chosen: Sequence[Job]) -> None:
+    def _count_preempted(self, ready: Sequence[EngineJob], chosen: Sequence[EngineJob]) -> None:
         batch = frozenset(job.number for job in chosen)
         given_way = sum(job.number in self._last_batch and job.number not in batch for job in ready)
         self._last_batch = batch
         if given_way:
             self._observer.preempted(given_way)
 
-    def _begun(self, chosen: Sequence[Job]) -> list[Job]:
+    def _begun(self, chosen: Sequence[EngineJob]) -> list[EngineJob]:
         """Those of the chosen who can take a step: newcomers are prepared, unless something is wrong with them."""
         for job in chosen:
             if not job.running:
                 self._guard(job, self._begin)
         return [job for job in chosen if job.running and self._guard(job, self._has_residuals)]
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: EngineJob) -> None:
         job.started_at = self._monotonic()
         self._observer.admitted(job.started_at - job.ticket.queued_at)
         painting = prepare(self._model, self._prompts, job.ticket.request)
@@ -155,7 +155,7 @@ class StepLoop:
         job.ticket.listener.started(painting.state.step_index, painting.schedule.step_count)
         self._finish_if_done(job)
 
-    def _forwards(self, jobs: list[Job]) -> Iterator[_Forward]:
+    def _forwards(self, jobs: list[EngineJob]) -> Iterator[_Forward]:
         """The network's predictions for `jobs`. A batch that it cannot take is halved until what it fails on stands
         alone: an error ends the request that causes it and no other, and little memory makes small batches."""
         if not jobs:
@@ -172,7 +172,7 @@ class StepLoop:
         for half in halves:
             yield from self._forwards(half)
 
-    def _forward(self, jobs: list[Job]) -> _Forward:
+    def _forward(self, jobs: list[EngineJob]) -> _Forward:
         began_at = self._monotonic()
         rows = self._rows_for(jobs[0])
         seated = rows.seat(jobs)
@@ -181,7 +181,7 @@ class StepLoop:
         finite = torch.isfinite(prediction[: len(seated) * rows.rows_each].reshape(len(seated), -1)).all(dim=1)
         return _Forward(seated, prediction, finite.tolist(), began_at)
 
-    def _rows_for(self, job: Job) -> RowBuffers:
+    def _rows_for(self, job: EngineJob) -> RowBuffers:
         rows = self._groups.pop(job.key, None)
         if rows is None:
             padded = partial(self._denoiser.padded, job.key)
@@ -191,7 +191,7 @@ class StepLoop:
             self._groups.pop(next(iter(self._groups)))
         return rows
 
-    def _halves(self, jobs: list[Job], error: Exception) -> list[list[Job]]:
+    def _halves(self, jobs: list[EngineJob], error: Exception) -> list[list[EngineJob]]:
         """Ends a request that failed alone."""
         if is_out_of_memory(error):
             self._limits.ran_out(jobs[0].key, len(jobs))
@@ -220,21 +220,21 @@ class StepLoop:
                 self._guard(job, self._tell)
         return seconds
 
-    def _take_step(self, rows: Tensor, job: Job) -> None:
+    def _take_step(self, rows: Tensor, job: EngineJob) -> None:
         take_step(self._model, job.begun, rows)
 
-    def _tell(self, job: Job) -> None:
+    def _tell(self, job: EngineJob) -> None:
         job.tell_step()
         self._finish_if_done(job)
 
-    def _finish_if_done(self, job: Job) -> None:
+    def _finish_if_done(self, job: EngineJob) -> None:
         if not job.begun.done:
             return
         finished = job.finished(self._monotonic())
         self._retire(job)
         job.ticket.listener.finished(finished)
 
-    def _guard(self, job: Job, act: Callable[[Job], T]) -> T | None:
+    def _guard(self, job: EngineJob, act: Callable[[EngineJob], T]) -> T | None:
         """What goes wrong with one request ends that request, never the loop."""
         try:
             return act(job)
@@ -253,7 +253,7 @@ class StepLoop:
         except Exception as raised:
             logger.error("a listener raised %s", type(raised).__name__)
 
-    def _retire(self, job: Job) -> None:
+    def _retire(self, job: EngineJob) -> None:
         """Nothing of it stays: what it held on the device is free from here on."""
         del self._jobs[job.number]
         job.painting, job.residuals = None, None

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.engine.job import Job
+from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.engine.seams import stack_adapters, stack_residuals
 from pentimento.diffusion.families.model import AsAlone, Conditioning, DenoiserInput, DiffusionModel
 from pentimento.diffusion.painting import Painting, fill_model_input
@@ -40,9 +40,9 @@ class RowBuffers:
         self._conditioning_slots = _slots(self._conditioning, self.rows_each)
         self._term_slots = self._terms.split(self.rows_each) if self._terms is not None else ()
         self._inputs: dict[int, DenoiserInput] = {}
-        self._seats: list[Job | None] = []
+        self._seats: list[EngineJob | None] = []
 
-    def seat(self, jobs: Sequence[Job]) -> list[Job]:
+    def seat(self, jobs: Sequence[EngineJob]) -> list[EngineJob]:
         """The batch's requests in the order of their rows; whoever sits already keeps its slot if it can."""
         wanted = set(jobs)
         kept = {slot: job for slot, job in enumerate(self._seats) if job in wanted and slot < len(jobs)}
@@ -54,11 +54,11 @@ class RowBuffers:
         self._seats = [kept[slot] for slot in range(len(jobs))]
         return [kept[slot] for slot in range(len(jobs))]
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: EngineJob) -> None:
         """Keeps nothing of a request that is over."""
         self._seats = [None if seated is job else seated for seated in self._seats]
 
-    def input(self, jobs: Sequence[Job]) -> DenoiserInput:
+    def input(self, jobs: Sequence[EngineJob]) -> DenoiserInput:
         """The next step of all `jobs`, which sit in this order."""
         for job, latents, timesteps in zip(jobs, self._latent_slots, self._timestep_slots, strict=False):
             fill_model_input(job.begun, latents, timesteps)
@@ -72,7 +72,7 @@ class RowBuffers:
         as_alone = self._as_alone(jobs)
         return replace(plain, residuals=residuals, adapters=adapters, as_alone=as_alone)
 
-    def _as_alone(self, jobs: Sequence[Job]) -> AsAlone | None:
+    def _as_alone(self, jobs: Sequence[EngineJob]) -> AsAlone | None:
         """Of two rows each all pictures, which is next to free. Of single rows those whose next step makes much of a
         last bit: small convolutions of one row have another kernel, a third slower in batches than the one for many."""
         guided = self.rows_each > 1

@@ -12,7 +12,7 @@ from pentimento.domain.generation import GenerationSpec, NoiseForm, Scheduler
 
 
 @dataclass(frozen=True)
-class ModelInfo:
+class LoadedModelInfo:
     """What a loaded model is and takes; sizes in pixels. `schedulers` begins with the checkpoint's own;
     `longest_side_px` is None where any size goes."""
 
@@ -143,7 +143,7 @@ class DiffusionModel(Protocol):
     """A loaded model. Only the engine's thread calls it, but for `decode_latent`, which one other thread may."""
 
     @property
-    def info(self) -> ModelInfo: ...
+    def info(self) -> LoadedModelInfo: ...
 
     @property
     def device(self) -> torch.device: ...

@@ -13,7 +13,7 @@ from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
 from pentimento.diffusion.families.clip_text import ClipText
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.loading import DigestsLater, default_size_px, load_schedulers
-from pentimento.diffusion.families.model import Conditioning, DenoiserInput, ModelInfo, PromptStates
+from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo, PromptStates
 from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.t5_text import T5Text, absent_t5
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS, FlowConfig, SchedulerConfig
@@ -53,13 +53,13 @@ class StableDiffusion3:
         self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
         self.info = self._describe(digests)
 
-    def _describe(self, later: DigestsLater) -> ModelInfo:
+    def _describe(self, later: DigestsLater) -> LoadedModelInfo:
         config, factor = self.denoiser.config, self._autoencoder.factor
         width, height = default_size_px(config.sample_size, factor)
         own = next(iter(self._schedulers.values()))
         assert isinstance(own, FlowConfig)
         digests = later()
-        return ModelInfo(
+        return LoadedModelInfo(
             family="stable_diffusion_3",
             model_digest=digests.model,
             vae_digest=digests.components["vae"],

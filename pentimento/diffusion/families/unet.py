@@ -12,7 +12,7 @@ from pentimento.diffusion.families.adapters import adapted
 from pentimento.diffusion.families.autoencoder import Autoencoder
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.loading import DigestsLater, default_size_px
-from pentimento.diffusion.families.model import Conditioning, DenoiserInput, ModelInfo
+from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo
 from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.unet_passes import UNetPasses, covers
 from pentimento.diffusion.schedulers import DiffusionConfig, SchedulerConfig
@@ -100,13 +100,13 @@ def describe_unet_model(
     autoencoder: Autoencoder,
     schedulers: dict[Scheduler, SchedulerConfig],
     later: DigestsLater,
-) -> ModelInfo:
+) -> LoadedModelInfo:
     """Waits for the digests."""
     own = next(iter(schedulers.values()))
     assert isinstance(own, DiffusionConfig)
     digests = later()
     width, height = default_size_px(unet.config.sample_size, autoencoder.factor)
-    return ModelInfo(
+    return LoadedModelInfo(
         family=family,
         model_digest=digests.model,
         vae_digest=digests.components["vae"],

@@ -24,7 +24,7 @@ _BLOCKS = frozenset(
 
 
 @dataclass(frozen=True)
-class Encoded:
+class UNetEncoding:
     """What the encoder hands to the decoder: the mid block's output, and the skip connections from shallow to deep."""
 
     hidden: Tensor
@@ -58,7 +58,7 @@ class UNetPasses:
         embedding = functional.silu(embedding)
         return torch.cat([block.time_emb_proj(embedding) for block in self._residual_blocks], dim=1)
 
-    def encode(self, latents: Tensor, texts: Tensor, terms: Tensor) -> Encoded:
+    def encode(self, latents: Tensor, texts: Tensor, terms: Tensor) -> UNetEncoding:
         """Run the encoder and the mid block on latents (rows, channels, height, width)."""
         layers = iter(self._layers(texts)[: self._encoder_text_count])
         added = iter(self._terms(terms)[: self._encoder_residual_count])
@@ -75,10 +75,10 @@ class UNetPasses:
         hidden = _residual(middle.resnets[0], hidden, next(added))
         for attention, resnet in zip(middle.attentions, middle.resnets[1:], strict=True):
             hidden = _residual(resnet, _attend(attention, hidden, layers), next(added))
-        return Encoded(hidden, tuple(skips))
+        return UNetEncoding(hidden, tuple(skips))
 
     def decode(
-        self, encoded: Encoded, texts: Tensor, terms: Tensor, residuals: ControlResiduals | None = None
+        self, encoded: UNetEncoding, texts: Tensor, terms: Tensor, residuals: ControlResiduals | None = None
     ) -> Tensor:
         """Return the prediction, shaped as the latents. `residuals` are added to the skip connections and to the mid
         block's output first."""
@@ -166,7 +166,7 @@ def _stages(block: Any) -> Iterator[tuple[Any, Any]]:
     return zip(block.resnets, attentions, strict=True)
 
 
-def _controlled(encoded: Encoded, residuals: ControlResiduals | None) -> tuple[Tensor, list[Tensor]]:
+def _controlled(encoded: UNetEncoding, residuals: ControlResiduals | None) -> tuple[Tensor, list[Tensor]]:
     hidden, skips = encoded.hidden, list(encoded.skips)
     if residuals is None:
         return hidden, skips

@@ -27,7 +27,7 @@ _CURVE_WEIGHT = 0.2
 
 
 @dataclass(frozen=True)
-class _Memory:
+class _CascadeMemory:
     """What the allocator carries from one decision to the next."""
 
     demand: float = 0.0
@@ -37,7 +37,7 @@ class _Memory:
     at_s: float = 0.0
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "_Memory":
+    def of(cls, values: Sequence[float]) -> "_CascadeMemory":
         return cls(*values) if values else cls()
 
     def values(self) -> tuple[float, ...]:
@@ -78,14 +78,16 @@ class CascadeAllocator:
         )
         return as_decision(context, settings, solve(problem), memory.values())
 
-    def _remember(self, context: AllocationContext, light: ModelDemand, heavy: ModelDemand) -> _Memory:
-        before = _Memory.of(context.last.memory)
+    def _remember(self, context: AllocationContext, light: ModelDemand, heavy: ModelDemand) -> _CascadeMemory:
+        before = _CascadeMemory.of(context.last.memory)
         known = before.demand if context.last.memory else self.settings.expected_per_s
         elapsed_s = context.now_s - before.at_s if context.last.memory else 0.0
         demand = averaged_demand(light.arrivals_per_s, known, self.settings.demand_weight, elapsed_s)
         bend = _bend(context, self.settings, light, before.bend)
         batches = _aimd(before, light, heavy, max(self.settings.batch_sizes))
-        return replace(_Memory(demand, bend, *batches) if self.aimd else _Memory(demand, bend), at_s=context.now_s)
+        return replace(
+            _CascadeMemory(demand, bend, *batches) if self.aimd else _CascadeMemory(demand, bend), at_s=context.now_s
+        )
 
     def _sizes(self, aimd_batch: float) -> tuple[int, ...]:
         return (int(aimd_batch),) if self.aimd else self.settings.batch_sizes
@@ -164,7 +166,7 @@ def _bend(context: AllocationContext, settings: ServingSettings, light: ModelDem
     return smoothed(min(max(seen, 0.2), 5.0), before, _CURVE_WEIGHT * settings.deferral.tells(threshold))
 
 
-def _aimd(before: _Memory, light: ModelDemand, heavy: ModelDemand, limit: int) -> tuple[float, float]:
+def _aimd(before: _CascadeMemory, light: ModelDemand, heavy: ModelDemand, limit: int) -> tuple[float, float]:
     """Clipper's rule: one more after a period without violations, half after one with."""
     return _next_batch(before.light_batch, light, limit), _next_batch(before.heavy_batch, heavy, limit)
 

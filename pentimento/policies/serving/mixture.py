@@ -68,7 +68,7 @@ def carries(load: MixtureLoad, device_count: int, count: int, large: float, smal
 
 
 @dataclass(frozen=True)
-class _Memory:
+class _MixtureMemory:
     pid: PidMemory
     at_s: float
     rate: float
@@ -76,7 +76,7 @@ class _Memory:
     switched_at_s: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "_Memory | None":
+    def of(cls, values: Sequence[float]) -> "_MixtureMemory | None":
         if not values:
             return None
         value, integral, error, at_s, rate, index, switched_at_s = values
@@ -102,7 +102,7 @@ class MixtureAllocator:
     dwell_s: float = 60.0
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
-        before = _Memory.of(context.last.memory)
+        before = _MixtureMemory.of(context.last.memory)
         device_count = len(context.workers())
         rate, starts = self._demand(context)
         known, elapsed_s = (before.rate, context.now_s - before.at_s) if before else (self.settings.expected_per_s, 0.0)
@@ -114,7 +114,7 @@ class MixtureAllocator:
         target = large_count(self.mode, load, device_count, large, small)
         pid = self._damped(before, target, context.now_s, device_count)
         count = max(1, min(round(pid.value), device_count))
-        memory = _Memory(pid, context.now_s, rate, index, switched_at_s)
+        memory = _MixtureMemory(pid, context.now_s, rate, index, switched_at_s)
         return self._decision(context, count, self.settings.small_models[index], memory.values())
 
     def _demand(self, context: AllocationContext) -> tuple[float, list[tuple[int, float]]]:
@@ -129,7 +129,9 @@ class MixtureAllocator:
         """Of one device, from profiles: the largest batch that is planned with."""
         return batch_costs(context, model, self.settings.batch_sizes)[-1].throughput
 
-    def _small_model(self, context: AllocationContext, load: MixtureLoad, before: _Memory | None) -> tuple[int, float]:
+    def _small_model(
+        self, context: AllocationContext, load: MixtureLoad, before: _MixtureMemory | None
+    ) -> tuple[int, float]:
         current = before.small_index if before else 0
         switched_at_s = before.switched_at_s if before else -math.inf
         if before is not None and context.now_s - switched_at_s < self.dwell_s:
@@ -149,7 +151,7 @@ class MixtureAllocator:
                 return index
         return len(models) - 1
 
-    def _damped(self, before: _Memory | None, target: int, now_s: float, device_count: int) -> PidMemory:
+    def _damped(self, before: _MixtureMemory | None, target: int, now_s: float, device_count: int) -> PidMemory:
         if before is None:
             return PidMemory(float(target), 0.0, 0.0)
         return step(self.gains, before.pid, target, now_s - before.at_s, 1.0, float(device_count))

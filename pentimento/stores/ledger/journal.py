@@ -40,8 +40,8 @@ from pentimento.stores.ledger.records import (
     AcceptKind,
     AcceptOutcome,
     AttemptRecord,
+    JournalledRequest,
     LeaseState,
-    RequestRecord,
     ResultRecord,
 )
 from pentimento.stores.ledger.writer import GroupCommitWriter
@@ -179,19 +179,19 @@ class Journal:
             lambda connection: connection.execute(_FINISH, {**values, "finished_at": self._clock.wall()}).rowcount == 1
         )
 
-    def get(self, request_id: str, tenant: str) -> "Future[RequestRecord | None]":
+    def get(self, request_id: str, tenant: str) -> "Future[JournalledRequest | None]":
         """None when there is no such request of that tenant."""
         statement = _records().where(_requests.c.request_id == request_id, _requests.c.tenant == tenant)
         return self._submit(lambda connection: next(iter(_read(connection, statement)), None))
 
-    def unfinished(self) -> "Future[list[RequestRecord]]":
+    def unfinished(self) -> "Future[list[JournalledRequest]]":
         """Every request that is not terminal, oldest first: what a frontdoor takes over when it starts."""
         statement = _records().where(_IS_OPEN).order_by(_requests.c.accepted_at)
         return self._submit(lambda connection: _read(connection, statement))
 
     def forget_finished(
         self, finished_before: float, limit_count: int, tenant: str = ""
-    ) -> "Future[list[RequestRecord]]":
+    ) -> "Future[list[JournalledRequest]]":
         """Delete up to so many requests that were terminal before that time, with their idempotency keys; oldest first.
         `tenant`: of that one alone. Answers with them, so that their pictures can be deleted too.
         """
@@ -345,7 +345,7 @@ def _save_plan(connection: Connection, plan: bytes) -> None:
         connection.execute(insert(tables.plan), {"singleton": 1, "plan": plan})
 
 
-def _forget(connection: Connection, statement: Select[Any]) -> list[RequestRecord]:
+def _forget(connection: Connection, statement: Select[Any]) -> list[JournalledRequest]:
     records = _read(connection, statement)
     ids = [record.request.request_id for record in records]
     connection.execute(delete(_requests).where(_requests.c.request_id.in_(ids)))
@@ -361,12 +361,12 @@ def _records() -> Select[Any]:
     return select(_requests, *of_attempt).select_from(_requests.outerjoin(_attempts, newest))
 
 
-def _read(connection: Connection, statement: Select[Any]) -> list[RequestRecord]:
+def _read(connection: Connection, statement: Select[Any]) -> list[JournalledRequest]:
     return [_record(row) for row in connection.execute(statement)]
 
 
-def _record(row: Row[Any]) -> RequestRecord:
-    return RequestRecord(
+def _record(row: Row[Any]) -> JournalledRequest:
+    return JournalledRequest(
         request=_accepted(row),
         state=RequestState(row.state),
         route=row.route,

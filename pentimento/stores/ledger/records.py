@@ -63,7 +63,7 @@ class ResultRecord:
 
 
 @dataclass(frozen=True)
-class RequestRecord:
+class JournalledRequest:
     """A request as the journal knows it. Results are committed under the token of `newest_attempt` alone;
     `cascade_stage` is that of its route."""
 

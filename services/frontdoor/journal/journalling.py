@@ -85,8 +85,8 @@ class Journalling:
             job.current = as_painted_by(job.resolved, self._catalogue.find(job.route.model))
         if effect.option and not job.route_journalled:
             # A pool with nothing of its own took it; from here on its route is that pool's.
-            job.take(job.lanes[effect.option])
-            job.audience.routed(job.lanes[effect.option].route)
+            job.take(job.options[effect.option])
+            job.audience.routed(job.options[effect.option].route)
         execution = job.execution(attempt, effect.worker_id)
         self._time_queue(job, execution)
         self._jobs.spawn(job, self._start_attempt(job, execution), effect)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _BEATS_PER_LEASE = 4
 
 
-class Lease:
+class JournalLease:
     """`lease_s`: silence after which a standby takes over."""
 
     def __init__(self, journal: Journal, identity: Identity, clock: Clock, lease_s: float) -> None:

@@ -9,7 +9,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Route
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
-from pentimento.stores.ledger.records import RequestRecord
+from pentimento.stores.ledger.records import JournalledRequest
 from pentimento.wire.generation import route_from_bytes
 from pentimento.wire.journal import resolved_from_bytes, unreadable
 from services.frontdoor.answers.audience import Audience
@@ -43,7 +43,7 @@ async def _refuse(journal: Journal, request_id: str) -> None:
     await asyncio.wrap_future(journal.finish(request_id, RequestState.FAILED, error.reason, error.message))
 
 
-def _recovered(job: Job, record: RequestRecord) -> RecoveredRequest:
+def _recovered(job: Job, record: JournalledRequest) -> RecoveredRequest:
     newest, stage = record.newest_attempt, record.cascade_stage
     # The stage was routed but never tried: what its predecessor painted is gone, and nothing of it runs.
     tried = newest is not None and newest.cascade_stage == stage
@@ -63,7 +63,7 @@ def _recovered(job: Job, record: RequestRecord) -> RecoveredRequest:
     )
 
 
-def _job_of(record: RequestRecord, clock: Clock, default_deadline_s: float) -> Job:
+def _job_of(record: JournalledRequest, clock: Clock, default_deadline_s: float) -> Job:
     accepted = record.request
     now, wall = clock.monotonic(), clock.wall()
     deadline_at = accepted.deadline_at or accepted.accepted_at + default_deadline_s

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
 from pentimento.stores.ledger import Journal
-from pentimento.stores.ledger.records import RequestRecord
+from pentimento.stores.ledger.records import JournalledRequest
 from services.frontdoor.metrics import FORGOTTEN, SWEPT
 from services.frontdoor.objects import inputs, results
 from services.frontdoor.objects.inputs import Inputs
@@ -152,7 +152,7 @@ class Retention:
             for reference in forgotten:
                 await self._keeper.delete(reference.key)
 
-    async def _let_go(self, forgotten: Sequence[RequestRecord]) -> None:
+    async def _let_go(self, forgotten: Sequence[JournalledRequest]) -> None:
         """Changes state: rows are gone already; their count and their pictures follow."""
         for record in forgotten:
             self._requests[record.request.tenant] -= 1

@@ -12,7 +12,7 @@ from pentimento.domain.generation import ObjectReference, Provenance
 from pentimento.domain.image_request import Completed, ImageFormat
 from pentimento.domain.spec_inputs import take_inputs
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
-from pentimento.stores.ledger.records import RequestRecord, ResultRecord
+from pentimento.stores.ledger.records import JournalledRequest, ResultRecord
 from pentimento.wire.generation import provenance_from_bytes, provenance_to_bytes
 from services.frontdoor.metrics import BAD_PICTURES
 from services.frontdoor.objects.object_keeper import ObjectKeeper
@@ -55,7 +55,7 @@ class Results:
         size = (result.width_px, result.height_px)
         return record, Completed(job.request_id, result.image, job.resolved.format, *size, provenance)
 
-    async def load(self, record: RequestRecord, *, with_image: bool = True) -> Completed:
+    async def load(self, record: JournalledRequest, *, with_image: bool = True) -> Completed:
         """The picture of a completed request. Raises NotFound RESULT_GONE, ObjectCorrupt: never wrong bytes."""
         result = record.result
         assert result is not None

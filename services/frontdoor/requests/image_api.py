@@ -24,7 +24,7 @@ from pentimento.domain.image_request import (
 )
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
-from pentimento.stores.ledger.records import AcceptKind, RequestRecord
+from pentimento.stores.ledger.records import AcceptKind, JournalledRequest
 from pentimento.wire.image import request_to_bytes
 from services.frontdoor.answers.audience import Audience, Listener
 from services.frontdoor.answers.delivery import recorded_events
@@ -234,7 +234,7 @@ class ImageApi:
         job = self._jobs.find(request_id)
         return job if job is not None and job.tenant == tenant else None
 
-    async def _record(self, tenant: str, request_id: str) -> RequestRecord:
+    async def _record(self, tenant: str, request_id: str) -> JournalledRequest:
         """NotFound for an unknown id, another tenant's, and whatever is no id at all."""
         looks_right = 0 < len(request_id) <= _MAX_ID_LENGTH and request_id.isascii() and request_id.isprintable()
         record = await asyncio.wrap_future(self._journal.get(request_id, tenant)) if looks_right else None
@@ -242,7 +242,7 @@ class ImageApi:
             raise NotFound("UNKNOWN_REQUEST", "request_id: there is no such request")
         return record
 
-    def _live_state(self, record: RequestRecord) -> RequestState:
+    def _live_state(self, record: JournalledRequest) -> RequestState:
         request = self._interpreter.dataplane.state.requests.get(record.request.request_id)
         if request is None:
             return record.state

@@ -19,7 +19,7 @@ from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
 from pentimento.domain.image_request import Completed, ResolvedRequest
 from pentimento.rpc import spawn_detached
 from services.frontdoor.answers.audience import Audience
-from services.frontdoor.routing.stages import Lane, Stage
+from services.frontdoor.routing.stages import PoolOption, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Job:
     """`arrived_at` and `deadline` are monotonic, `accepted_at` and `deadline_at` wall-clock seconds.
 
     `resolved` is what was accepted, `stages` its cascade; `current`, `held` and `route` are those of the stage it is
-    in, `lanes` the pools that may paint that stage. `draw` is its own for the shares of plans, uniform in 0..1.
+    in, `options` the pools that may paint that stage. `draw` is its own for the shares of plans, uniform in 0..1.
     """
 
     request_id: str
@@ -70,7 +70,7 @@ class Job:
     embedding: "asyncio.Task[Embedding | None] | None" = None
     route: Route | None = None
     route_journalled: bool = False
-    lanes: tuple[Lane, ...] = ()
+    options: tuple[PoolOption, ...] = ()
     queued_at: float = 0.0
     executions: dict[int, Execution] = field(default_factory=dict)
     timings: list[StageTiming] = field(default_factory=list)
@@ -83,9 +83,9 @@ class Job:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
-    def take(self, lane: Lane) -> None:
+    def take(self, option: PoolOption) -> None:
         """Be painted there."""
-        self.current, self.held, self.route = lane.resolved, lane.held, lane.route
+        self.current, self.held, self.route = option.resolved, option.held, option.route
 
     def execution(self, attempt: Attempt, worker_id: str) -> Execution:
         """An attempt at the stage it is in now; kept from here on."""

@@ -15,7 +15,7 @@ from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.serving.entry import IMAGE, start_pools
 from services.frontdoor.requests.jobs import Job, Jobs
 from services.frontdoor.routing.router import Router, steps_saved, work_left
-from services.frontdoor.routing.stages import Lane, as_painted_by, as_started_by, cascade_stages, fits
+from services.frontdoor.routing.stages import PoolOption, as_painted_by, as_started_by, cascade_stages, fits
 from services.frontdoor.workers.catalogue import Catalogue
 
 logger = logging.getLogger(__name__)
@@ -68,25 +68,25 @@ class RoutePerformer:
         route = await self._decide(job, resolved, held)
         self._count_start(stage.pool, steps_saved(route.start))
         job.cascade_stage, job.route_journalled = number, False
-        job.lanes = self._lanes(job, Lane(stage.pool, held, resolved, route))
-        job.take(job.lanes[0])
+        job.options = self._options(job, PoolOption(stage.pool, held, resolved, route))
+        job.take(job.options[0])
         job.queued_at = self._clock.monotonic()
         job.time_stage("route", started_at, job.queued_at)
-        job.audience.routed(job.lanes[0].route)
-        first, *others = (_option(lane) for lane in job.lanes)
+        job.audience.routed(job.options[0].route)
+        first, *others = (_as_route_option(option) for option in job.options)
         self._submit(
             RouteResolved(job.request_id, first.pool, first.model_digest, first.work, number, spare=tuple(others))
         )
 
-    def _lanes(self, job: Job, own: Lane) -> tuple[Lane, ...]:
+    def _options(self, job: Job, own: PoolOption) -> tuple[PoolOption, ...]:
         """The plan's, for a picture to start from; a latent is of use to its own model alone."""
         plan = self._dataplane.state.plan
         if plan is None or not isinstance(own.route.start, FromImage):
             return (own,)
-        lanes = (self._lane(job, own, pool) for pool in start_pools(plan.pools, IMAGE, job.draw, own.pool))
-        return tuple(lane for lane in lanes if lane is not None) or (own,)
+        options = (self._option(job, own, pool) for pool in start_pools(plan.pools, IMAGE, job.draw, own.pool))
+        return tuple(option for option in options if option is not None) or (own,)
 
-    def _lane(self, job: Job, own: Lane, pool: PoolPlan) -> Lane | None:
+    def _option(self, job: Job, own: PoolOption, pool: PoolPlan) -> PoolOption | None:
         """None where the pool's model was never held, or cannot paint it."""
         if pool.model == own.held.model:
             return replace(own, pool=pool.pool)
@@ -103,5 +103,5 @@ class RoutePerformer:
         return replace(route, stages=cascade_stages(job.stages))
 
 
-def _option(lane: Lane) -> RouteOption:
-    return RouteOption(lane.pool, lane.route.model_digest, work_left(lane.resolved, lane.route.start))
+def _as_route_option(option: PoolOption) -> RouteOption:
+    return RouteOption(option.pool, option.route.model_digest, work_left(option.resolved, option.route.start))

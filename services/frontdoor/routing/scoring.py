@@ -16,7 +16,7 @@ from services.frontdoor.routing.stages import cascade_name
 logger = logging.getLogger(__name__)
 
 
-class Scorer(Protocol):
+class CascadeScorer(Protocol):
     """What `DiscriminatorClient.score` is to a cascade."""
 
     async def score(
@@ -64,7 +64,7 @@ class ScorePerformer:
     """Answers Score with Scored."""
 
     def __init__(
-        self, scorer: Scorer, jobs: Jobs, submit: Callable[[Event], None], clock: Clock, timeout_s: float
+        self, scorer: CascadeScorer, jobs: Jobs, submit: Callable[[Event], None], clock: Clock, timeout_s: float
     ) -> None:
         self._scorer = scorer
         self._jobs = jobs

@@ -62,7 +62,7 @@ class StageChoice:
 
 
 @dataclass(frozen=True)
-class Lane:
+class PoolOption:
     """Where a request may be painted: the pool, the request as that pool's model is asked, and its route there."""
 
     pool: str
@@ -71,17 +71,17 @@ class Lane:
     route: Route
 
 
-def as_started_by(lane: Lane, pool: str, resolved: ResolvedRequest, held: HeldModel) -> Lane | None:
+def as_started_by(option: PoolOption, pool: str, resolved: ResolvedRequest, held: HeldModel) -> PoolOption | None:
     """The start from an image handed to another model, at the same share of its steps; None where that is its first."""
-    start = lane.route.start
+    start = option.route.start
     assert isinstance(start, FromImage)
-    steps, own_steps = lane.resolved.spec.num_inference_steps, resolved.spec.num_inference_steps
+    steps, own_steps = option.resolved.spec.num_inference_steps, resolved.spec.num_inference_steps
     first_step = round(start.start_step * own_steps / steps)
     if not first_step:
         return None
     image = replace(start, start_step=min(first_step, own_steps - 1), noise_form=noise_form_of(held.prediction_type))
-    route = replace(lane.route, start=image, model=held.model, model_digest=held.model_digest)
-    return Lane(pool, held, resolved, route)
+    route = replace(option.route, start=image, model=held.model, model_digest=held.model_digest)
+    return PoolOption(pool, held, resolved, route)
 
 
 def cascade_stages(stages: Sequence[Stage]) -> tuple[CascadeStage, ...]:

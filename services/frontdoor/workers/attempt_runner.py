@@ -46,7 +46,7 @@ ATTEMPT_GONE = "ATTEMPT_GONE"
 ON_ITS_WAY_OUT = frozenset({"DRAINING", "WORKER_STOPPED"})
 
 
-class AttemptRunner:
+class AttemptPerformer:
     """Answers Execute and Attach with AttemptFinished or AttemptFailed, unless the worker is lost first."""
 
     def __init__(

@@ -27,13 +27,13 @@ from pentimento.rpc import spawn_detached
 from services.unet_worker import metrics
 from services.unet_worker.attempts.bounded_memory import remember
 from services.unet_worker.attempts.frontdoors import KnownFrontdoors
-from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 
 logger = logging.getLogger(__name__)
 
-Runner = Callable[[ExecuteOrder, Callable[[ExecuteEvent], None]], Awaitable[Outcome]]
+Runner = Callable[[ExecuteOrder, Callable[[ExecuteEvent], None]], Awaitable[AttemptOutcome]]
 AttemptKey = tuple[str, int]
-StreamEvent = Started | StepProgress | PlaceYielded | Outcome
+StreamEvent = Started | StepProgress | PlaceYielded | AttemptOutcome
 
 # Finished attempts that are kept for who may still ask; the oldest go first.
 KEPT_RESULTS = 64
@@ -47,7 +47,7 @@ class HeldAttempt:
         self.reader_epoch = attempt.frontdoor_epoch
         self.task: asyncio.Task[None] | None = None
         self.expiry: asyncio.TimerHandle | None = None
-        self.outcome: Outcome | PentimentoError | None = None
+        self.outcome: AttemptOutcome | PentimentoError | None = None
         self.step, self.step_count = 0, 0
         self.yielded = False
         self._started: Started | None = None
@@ -80,7 +80,7 @@ class HeldAttempt:
                 self.yielded = True
         self._news.set()
 
-    def settle(self, outcome: Outcome | PentimentoError) -> None:
+    def settle(self, outcome: AttemptOutcome | PentimentoError) -> None:
         """The end; only the first one counts."""
         if self.outcome is None:
             self.outcome = outcome
@@ -243,7 +243,7 @@ class AttemptBook:
             self._note_change()
 
     def _count(self, held: HeldAttempt) -> None:
-        if isinstance(held.outcome, Outcome):
+        if isinstance(held.outcome, AttemptOutcome):
             self.completed_count += 1
             metrics.IMAGES.labels("completed").inc()
         else:

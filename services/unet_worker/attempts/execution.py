@@ -18,8 +18,8 @@ from pentimento.domain.generation import CapturedEntries, StageTiming
 from pentimento.wire.tensors import Binding, WireTensor
 from pentimento.wire.torch_tensors import tensor_to_wire
 from services.unet_worker.attempts.accounts import count_result, stage_timings
-from services.unet_worker.attempts.finishing import Finisher, Picture
-from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+from services.unet_worker.attempts.finishing import FinishedPicture, Finisher
+from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.attempts.starts import ResolvedStart, StartResolver
 from services.unet_worker.attempts.yielding import PlaceWatch
 from services.unet_worker.cache.uploads import Uploads
@@ -132,7 +132,7 @@ class AttemptRunner:
         self._watts = watts
         self.running_count = 0
 
-    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         """Emits Started and StepProgress, returns the rest. Raises domain errors; cancelling stops the engine's work at
         its next step."""
         self.running_count += 1
@@ -142,7 +142,7 @@ class AttemptRunner:
             self.running_count -= 1
             self._engine.wake()  # what it does while nobody is here may go on
 
-    async def _run_in_time(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+    async def _run_in_time(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         accepted_at = time.monotonic()
         deadline = accepted_at + order.deadline_remaining_ms / 1000 if order.deadline_remaining_ms else None
         try:
@@ -153,7 +153,7 @@ class AttemptRunner:
 
     async def _run(
         self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None], accepted_at: float, deadline: float | None
-    ) -> Outcome:
+    ) -> AttemptOutcome:
         start = await self._starts.resolve(order.spec, order.route)
         uploads = self._make_uploads(order)
         painting = await self._paint(order, start, uploads, emit, deadline)
@@ -182,9 +182,9 @@ class AttemptRunner:
             bad_donor_reason=start.bad_donor_reason,
         )
         count_result(result)
-        return Outcome(result, _final_latents(order, painting) if order.return_latents else None)
+        return AttemptOutcome(result, _final_latents(order, painting) if order.return_latents else None)
 
-    def _joules(self, painting: FinishedPainting, picture: Picture, device_seconds: float) -> float | None:
+    def _joules(self, painting: FinishedPainting, picture: FinishedPicture, device_seconds: float) -> float | None:
         """The device's power while the picture was made, for the picture's share of its time."""
         watts = self._watts(painting.started_at, picture.decoded_at)
         return watts * device_seconds if watts is not None else None
@@ -211,7 +211,9 @@ class AttemptRunner:
         finally:
             ticket.stop(Cancelled("CANCELLED", "the attempt was stopped"))
 
-    async def _store(self, uploads: Uploads | None, picture: Picture) -> tuple[CapturedEntries, tuple[str, ...]]:
+    async def _store(
+        self, uploads: Uploads | None, picture: FinishedPicture
+    ) -> tuple[CapturedEntries, tuple[str, ...]]:
         if uploads is None:
             return CapturedEntries(""), ()
         uploads.add_image(picture.png)
@@ -223,7 +225,9 @@ def _finite_latent_bytes(latent: Tensor) -> bytes | None:
     return latent_to_bytes(latent) if torch.isfinite(latent).all() else None
 
 
-def _timings(accepted_at: float, painting: FinishedPainting, picture: Picture, now: float) -> tuple[StageTiming, ...]:
+def _timings(
+    accepted_at: float, painting: FinishedPainting, picture: FinishedPicture, now: float
+) -> tuple[StageTiming, ...]:
     return stage_timings(
         accepted_at,
         (

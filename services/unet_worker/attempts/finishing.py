@@ -16,7 +16,7 @@ from pentimento.domain.errors import Internal
 
 
 @dataclass(frozen=True)
-class Picture:
+class FinishedPicture:
     """`png` is what a cache keeps, whatever the format of `image`; times on the monotonic clock, in seconds."""
 
     image: bytes = field(repr=False)
@@ -35,7 +35,7 @@ class Finisher:
             1, thread_name_prefix="finisher", initializer=torch.set_num_threads, initargs=(threads,)
         )
 
-    def finish(self, latent: Tensor, image_format: str, keep_png: bool) -> "Future[Picture]":
+    def finish(self, latent: Tensor, image_format: str, keep_png: bool) -> "Future[FinishedPicture]":
         """The picture of a final latent; Internal NON_FINITE_LATENT when it holds NaN or infinities, ResourceExhausted
         when the device has no memory to decode it."""
         return self._executor.submit(self._finish, latent, image_format, keep_png)
@@ -48,7 +48,7 @@ class Finisher:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     @torch.inference_mode()
-    def _finish(self, latent: Tensor, image_format: str, keep_png: bool) -> Picture:
+    def _finish(self, latent: Tensor, image_format: str, keep_png: bool) -> FinishedPicture:
         started_at = time.monotonic()
         pixels = self._decode(latent)
         decoded_at = time.monotonic()
@@ -58,7 +58,7 @@ class Finisher:
         except ValueError:
             raise Internal("NON_FINITE_PIXELS", "the autoencoder produced values that are not finite") from None
         digest = f"sha256:{hashlib.sha256(image).hexdigest()}"
-        return Picture(image, digest, png, started_at, decoded_at, time.monotonic())
+        return FinishedPicture(image, digest, png, started_at, decoded_at, time.monotonic())
 
     def _decode(self, latent: Tensor) -> Tensor:
         if not torch.isfinite(latent).all():

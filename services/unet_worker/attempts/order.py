@@ -28,7 +28,7 @@ class ExecuteOrder:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttemptOutcome:
     """A finished attempt; the final latents only where they were asked for."""
 
     result: AttemptResult

@@ -16,13 +16,13 @@ MAX_DONOR_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Limits:
+class AttemptLimits:
     """Of this worker, beside those of its model."""
 
     max_prompt_chars: int
 
 
-def check_order(order: ExecuteOrder, held: HeldModel, noise_form: NoiseForm, limits: Limits) -> None:
+def check_order(order: ExecuteOrder, held: HeldModel, noise_form: NoiseForm, limits: AttemptLimits) -> None:
     """Raises FailedPrecondition when the dispatcher believes in another model or start of this worker, NotFound for
     adapters that are not here, InvalidArgument for anything outside its limits."""
     _check_fencing(order, held)
@@ -49,7 +49,7 @@ def _check_fencing(order: ExecuteOrder, held: HeldModel) -> None:
         raise FailedPrecondition("MODEL_DIGEST_MISMATCH", message)
 
 
-def _check_prompts(spec: GenerationSpec, limits: Limits) -> None:
+def _check_prompts(spec: GenerationSpec, limits: AttemptLimits) -> None:
     for name, prompt in (("prompt", spec.prompt), ("negative_prompt", spec.negative_prompt)):
         if len(prompt) > limits.max_prompt_chars:
             raise InvalidArgument.of(

@@ -8,7 +8,7 @@ from typing import Protocol
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
-from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DeviceBackend(Protocol):
         """Raises InvalidArgument for a picture that this device can never paint."""
         ...
 
-    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         """Emits Started and StepProgress, returns the rest. Raises domain errors; cancelling stops the work at the next
         step."""
         ...

@@ -15,7 +15,7 @@ from pentimento.domain.generation import CapturedEntries, FromImage, FromLatent,
 from pentimento.stores.objects import ObjectStore
 from services.unet_worker import metrics
 from services.unet_worker.attempts.accounts import count_result, stage_timings
-from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.attempts.yielding import PlaceWatch
 from services.unet_worker.cache.donors import DonorReader, UnusableDonor
 from services.unet_worker.cache.uploads import Uploads
@@ -30,7 +30,7 @@ from services.unet_worker.emulation.model import (
     finish_cost,
     key_of,
 )
-from services.unet_worker.emulation.pictures import EmulatedPicture, Pictures, stand_in_latent
+from services.unet_worker.emulation.pictures import EmulatedPicture, EmulatedPictures, stand_in_latent
 
 CAPABILITIES = frozenset({Capability.LATENT_START, Capability.IMAGE_START, Capability.EMULATED})
 RECORDED_NOTE = "emulated: profiled times, a recorded picture"
@@ -127,7 +127,7 @@ class EmulatedBackend:
         self._busy = busy
         self._changed = changed
         self._source = source
-        self._pictures = {name: Pictures(fleet, fleet.model(name)) for name in devices.models}
+        self._pictures = {name: EmulatedPictures(fleet, fleet.model(name)) for name in devices.models}
         self._held = {name: emulated_held_model(fleet.model(name), identity[1]) for name in devices.models}
         self._model = self._target = fleet.model(devices.models[0])
         self._loop = asyncio.get_running_loop()
@@ -222,7 +222,7 @@ class EmulatedBackend:
         self.engine.costs = device_costs(self._model, self._devices, self._max_batch)
         self._changed()
 
-    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         """As the real worker's; PNG is the only format, and there are no final latents."""
         if order.image_format != "png":
             raise InvalidArgument.of("image_format", f"must be png on an emulated device, got {order.image_format}")
@@ -243,7 +243,7 @@ class EmulatedBackend:
 
     async def _run(
         self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None], accepted_at: float, deadline: float | None
-    ) -> Outcome:
+    ) -> AttemptOutcome:
         held, model = self.held, self._model
         start = await self._start(order.spec, order.route)
         grant = order.cache_grant
@@ -281,7 +281,7 @@ class EmulatedBackend:
             bad_donor_reason=start.bad_donor_reason,
         )
         count_result(result)
-        return Outcome(result)
+        return AttemptOutcome(result)
 
     async def _start(self, spec: GenerationSpec, route: Route) -> EmulatedStart:
         """Donors are read from the real store, and not looked at."""

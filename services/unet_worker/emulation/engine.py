@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pentimento.devices.profile import Cost
 from pentimento.devices.speed import STEADY, Slowness, SpeedCourse
 from pentimento.domain.errors import PentimentoError
-from pentimento.policies.step_batching import Turns, Urgency, due_at
+from pentimento.policies.step_batching import GroupTurns, Urgency, due_at
 
 # Later than this the process was stopped, not busy, and so was its device.
 STOPPED_S = 1.0
@@ -111,7 +111,7 @@ class EmulatedEngine:
         self._timer = timer
         self._ran = ran
         self._numbers = count()
-        self._turns = Turns()
+        self._turns = GroupTurns()
         self._jobs: dict[int, EmulatedJob] = {}
         self._step: _Step | None = None
 

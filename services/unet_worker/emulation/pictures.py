@@ -7,7 +7,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from pentimento.devices.emulation import EmulatedFleet, EmulatedModel, PictureLabel, labelled
-from pentimento.devices.recording import Model, Recording, quantile_of, read_picture, read_recording
+from pentimento.devices.recording import RecordedModel, Recording, quantile_of, read_picture, read_recording
 from pentimento.pictures.png_text import flat_png
 
 
@@ -19,7 +19,7 @@ class EmulatedPicture:
     label: PictureLabel
 
 
-class Pictures:
+class EmulatedPictures:
     """Of one model. The same prompt and seed give the same picture, confidence and quality, on whichever device."""
 
     def __init__(self, fleet: EmulatedFleet, model: EmulatedModel) -> None:
@@ -29,7 +29,7 @@ class Pictures:
         self._recording: Recording | None = None
         if model.recording is not None:
             self._recording = read_recording(model.recording)
-            self._recorded: Model = self._recording.model(model.name)
+            self._recorded: RecordedModel = self._recording.model(model.name)
             kept = [picture for picture in self._recorded.pictures if picture.file is not None]
             self._pngs = [read_picture(model.recording, picture) for picture in kept]
 

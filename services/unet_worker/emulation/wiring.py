@@ -16,7 +16,7 @@ from pentimento.rpc import RpcServer, open_channel
 from pentimento.rpc.grant_keys import open_grant_keys
 from pentimento.stores.objects import open_objects
 from services.unet_worker import metrics
-from services.unet_worker.attempts.validation import Limits
+from services.unet_worker.attempts.validation import AttemptLimits
 from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.emulation.backend import EmulatedBackend, EmulatedLimits
@@ -144,7 +144,9 @@ def wire(settings: EmulatedWorkerSettings) -> EmulatedWorkerProcess:
     credits = settings.credits or (0 if fleet.step_batching else _one_batch(fleet, devices))
     keys = open_grant_keys(settings.grant_key_file)
     grants = GrantGuard(keys, SystemClock(), open_to_all=settings.rpc.token_file is None)
-    worker = UnetWorker(server.instance_id, credits, settings.orphan_s, Limits(settings.max_prompt_chars), grants)
+    worker = UnetWorker(
+        server.instance_id, credits, settings.orphan_s, AttemptLimits(settings.max_prompt_chars), grants
+    )
     server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(worker), FULL_NAME)
     return EmulatedWorkerProcess(server, worker, settings, fleet, devices, generation_at(SystemClock()))
 

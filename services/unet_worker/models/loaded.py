@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from pentimento.diffusion.engine import StepEngine
-from pentimento.diffusion.families import ModelInfo, batch_key
+from pentimento.diffusion.families import LoadedModelInfo, batch_key
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 from services.unet_worker.attempts.execution import AttemptRunner
 from services.unet_worker.attempts.finishing import Finisher
-from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.device.device_backend import DeviceMemory
 from services.unet_worker.device.energy import EnergyMeter
 from services.unet_worker.device.torch_device import device_memory, device_name
@@ -29,7 +29,7 @@ class LoadedModel:
     """Everything there is once the model is loaded; see `device_backend.DeviceBackend`."""
 
     held: HeldModel
-    info: ModelInfo
+    info: LoadedModelInfo
     torch_device: torch.device
     engine: StepEngine
     finisher: Finisher
@@ -69,7 +69,7 @@ class LoadedModel:
     def check(self, spec: GenerationSpec) -> None:
         self.engine.limits.check(batch_key(spec))
 
-    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         return await self.runner.run(order, emit)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pentimento.devices.profile import ModelProfile, read_profile, run_seconds
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
-from pentimento.diffusion.families import BatchKey, ModelInfo
+from pentimento.diffusion.families import BatchKey, LoadedModelInfo
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
 from services.unet_worker.settings import UnetWorkerSettings
@@ -36,7 +36,7 @@ def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
     return named
 
 
-def held_model(info: ModelInfo, settings: UnetWorkerSettings, generation: int) -> HeldModel:
+def held_model(info: LoadedModelInfo, settings: UnetWorkerSettings, generation: int) -> HeldModel:
     """Raises FailedPrecondition when the model is not the one that settings or the registry beside it expect."""
     entry = _registry_entry(settings.model)
     _check_digest(info, settings, settings.expected_model_digest or str(entry.get("digest", "")))
@@ -61,13 +61,13 @@ def held_model(info: ModelInfo, settings: UnetWorkerSettings, generation: int) -
     )
 
 
-def _check_digest(info: ModelInfo, settings: UnetWorkerSettings, expected: str) -> None:
+def _check_digest(info: LoadedModelInfo, settings: UnetWorkerSettings, expected: str) -> None:
     if expected not in ("", info.model_digest) and not settings.accept_other_digest:
         message = f"{settings.model}: its digest is {info.model_digest}, expected {expected[:80]}"
         raise FailedPrecondition("MODEL_DIGEST_MISMATCH", f"{message} (--accept-other-digest serves it all the same)")
 
 
-def _max_size_px(info: ModelInfo, settings: UnetWorkerSettings) -> int:
+def _max_size_px(info: LoadedModelInfo, settings: UnetWorkerSettings) -> int:
     wanted = settings.max_size_px or SIZE_HEADROOM * max(info.default_width_px, info.default_height_px)
     return wanted if info.longest_side_px is None else min(wanted, info.longest_side_px)
 

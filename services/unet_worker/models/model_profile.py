@@ -13,7 +13,7 @@ from pentimento.devices.profile import BatchProfile, ModelProfile
 from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, Denoiser, EagerDenoiser
 from pentimento.diffusion.families import DiffusionModel, batch_key, load_model
 from pentimento.diffusion.peak_memory import used_bytes
-from pentimento.diffusion.profiling import Workload, profile_batches, profile_size
+from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
@@ -36,7 +36,7 @@ def measure(settings: ProfileSettings) -> ModelProfile:
     idle_memory_bytes = used_bytes(device)
     denoiser = EagerDenoiser(model) if settings.compile is CompileChoice.OFF else _compiled(model, settings)
     specs = list(_specs(model, settings))
-    loads = [Workload(spec, size, settings.repeats) for spec in specs for size in settings.batch_sizes]
+    loads = [ProfiledBatch(spec, size, settings.repeats) for spec in specs for size in settings.batch_sizes]
     return ModelProfile(
         model=settings.model.resolve().name,
         model_digest=model.info.model_digest,

@@ -14,7 +14,7 @@ from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 from services.unet_worker import metrics
-from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.device.device_backend import DeviceBackend, DeviceMemory
 from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.loaded import LoadedModel
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Between:
+class SwitchingBackend:
     """The backend while no model is there: it goes on saying what it held, and takes nothing."""
 
     held: HeldModel
@@ -43,7 +43,7 @@ class Between:
     def check(self, spec: GenerationSpec) -> None:
         """It is for want of credits that nothing is taken."""
 
-    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         raise ResourceExhausted("NO_CREDIT", "another model is being loaded", retry_after_ms=500)
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class ModelSwitch:
     def check(self, spec: GenerationSpec) -> None:
         self._backend.check(spec)
 
-    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         self._attempt_count += 1
         try:
             return await self._backend.run(order, emit)
@@ -166,7 +166,7 @@ class ModelSwitch:
     async def _let_go(self) -> str:
         """Nothing may refer to the model any more: the next one needs its memory. Its name."""
         backend = self.loaded
-        self._backend = Between(backend.held, backend.noise_form, backend.capabilities, backend.torch_device)
+        self._backend = SwitchingBackend(backend.held, backend.noise_form, backend.capabilities, backend.torch_device)
         for gauge in (metrics.QUEUE, metrics.RUNNING):
             gauge.set_function(lambda: 0.0)
         await asyncio.to_thread(backend.close)

@@ -20,8 +20,8 @@ from pentimento.stores.ledger.records import (
     AcceptKind,
     AcceptOutcome,
     AttemptRecord,
+    JournalledRequest,
     LeaseState,
-    RequestRecord,
     ResultRecord,
 )
 
@@ -430,7 +430,7 @@ def test_a_request_is_known_with_all_that_was_ever_written_of_it(ledger_url: str
             change().result()
             told.append(journal.get("r1", "tenant").result())
 
-    new = RequestRecord(
+    new = JournalledRequest(
         accepted,
         RequestState.ACCEPTED,
         route=None,
@@ -472,7 +472,7 @@ def test_a_key_answers_with_the_state_of_the_request_that_holds_it(journal: Jour
 
 def test_what_bytes_hold_is_not_printed() -> None:
     attempt_record = AttemptRecord(attempt(1), "w1", 0.0, 0)
-    record = RequestRecord(
+    record = JournalledRequest(
         request(body=b"secret"),
         RequestState.COMPLETED,
         b"secret",

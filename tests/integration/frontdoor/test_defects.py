@@ -13,7 +13,7 @@ from pentimento.domain.requests import RequestState
 from services.frontdoor.journal.journalling import Journalling
 from services.frontdoor.objects.results import Results
 from services.frontdoor.routing.router import Router
-from services.frontdoor.workers.attempt_runner import AttemptRunner
+from services.frontdoor.workers.attempt_runner import AttemptPerformer
 from tests.integration.frontdoor.paced_worker import PacedWorker
 from tests.integration.frontdoor.suite import REQUEST, Suite
 
@@ -81,7 +81,7 @@ async def test_an_attempt_that_nobody_follows_any_more_is_stopped_at_its_worker(
     suite: Suite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.hold.clear()
-    monkeypatch.setattr(AttemptRunner, "_pass_on", breaking_once(AttemptRunner._pass_on))
+    monkeypatch.setattr(AttemptPerformer, "_pass_on", breaking_once(AttemptPerformer._pass_on))
 
     await paint_in_vain(suite)
 
@@ -89,8 +89,8 @@ async def test_an_attempt_that_nobody_follows_any_more_is_stopped_at_its_worker(
 
 
 async def test_an_attempt_whose_stream_is_cancelled_is_run_again(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    breaking = breaking_once(AttemptRunner._pass_on, asyncio.CancelledError)
-    monkeypatch.setattr(AttemptRunner, "_pass_on", breaking)
+    breaking = breaking_once(AttemptPerformer._pass_on, asyncio.CancelledError)
+    monkeypatch.setattr(AttemptPerformer, "_pass_on", breaking)
 
     assert (await suite.paint()).provenance.attempt_number == 2
 

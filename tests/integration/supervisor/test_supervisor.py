@@ -17,7 +17,7 @@ import pytest
 from pentimento.supervisor.child import Child, start_child
 from pentimento.supervisor.leftovers import MARK, clean_leftovers, marked_processes
 from pentimento.supervisor.output import LogView
-from pentimento.supervisor.process import State, SupervisedProcess, Surroundings
+from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings
 from pentimento.supervisor.restarts import RestartPolicy
 from pentimento.supervisor.suite import ProcessSpec, Suite
 from pentimento.supervisor.supervisor import Supervisor
@@ -102,7 +102,7 @@ async def test_killed_process_serves_again(tmp_path: Path) -> None:
         first = process.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        await until(lambda: process.pid not in (None, first) and process.state is State.SERVING)
+        await until(lambda: process.pid not in (None, first) and process.state is ProcessState.SERVING)
 
 
 async def test_a_process_that_has_served_is_started_again_however_often_it_is_killed(tmp_path: Path) -> None:
@@ -114,7 +114,9 @@ async def test_a_process_that_has_served_is_started_again_however_often_it_is_ki
             killed = process.pid
             assert killed is not None
             os.kill(killed, signal.SIGKILL)
-            await until(lambda killed=killed: process.pid not in (None, killed) and process.state is State.SERVING)
+            await until(
+                lambda killed=killed: process.pid not in (None, killed) and process.state is ProcessState.SERVING
+            )
 
 
 async def test_a_process_that_could_not_be_made_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +134,7 @@ async def test_a_process_that_could_not_be_made_is_tried_again(tmp_path: Path, m
         assert first is not None
         monkeypatch.setattr("pentimento.supervisor.process.start_child", scarce)
         os.kill(first, signal.SIGKILL)
-        await until(lambda: process.pid not in (None, first) and process.state is State.SERVING)
+        await until(lambda: process.pid not in (None, first) and process.state is ProcessState.SERVING)
 
     assert next(failures, None) is None
 

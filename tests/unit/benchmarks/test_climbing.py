@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from benchmarks.climbing import MOST_RUNS, STEP, Promise, Run, Trial, best, climb, climb_up, limit_of
-from benchmarks.worker_load import Answer, Arrival
+from benchmarks.climbing import MOST_RUNS, STEP, ClimbTrial, Promise, RateRun, best, climb, climb_up, limit_of
+from benchmarks.worker_load import Answer, WorkerArrival
 
 
-def run_of(rate_per_s: float, held: bool) -> Run:
-    return Run("side", "phase", 0, rate_per_s, 10, 10, rate_per_s, 1.0, 2.0, 0, held)
+def run_of(rate_per_s: float, held: bool) -> RateRun:
+    return RateRun("side", "phase", 0, rate_per_s, 10, 10, rate_per_s, 1.0, 2.0, 0, held)
 
 
 class Server:
@@ -18,7 +18,7 @@ class Server:
     def __init__(self, most: float) -> None:
         self.most = most
 
-    async def __call__(self, rate_per_s: float) -> Run:
+    async def __call__(self, rate_per_s: float) -> RateRun:
         return run_of(rate_per_s, rate_per_s <= self.most)
 
 
@@ -57,7 +57,7 @@ def test_a_climb_without_end_found_no_limit(held: bool) -> None:
 
 
 def answers(late: int, early: int) -> list[Answer]:
-    return [Answer(Arrival(0, 0.0, 0), 9.0, 0.0)] * late + [Answer(Arrival(0, 0.0, 0), 0.5, 0.0)] * early
+    return [Answer(WorkerArrival(0, 0.0, 0), 9.0, 0.0)] * late + [Answer(WorkerArrival(0, 0.0, 0), 0.5, 0.0)] * early
 
 
 def test_a_promise_is_broken_once_more_than_a_twentieth_of_all_requests_is_late() -> None:
@@ -68,10 +68,10 @@ def test_a_promise_is_broken_once_more_than_a_twentieth_of_all_requests_is_late(
 
 
 async def test_a_run_that_keeps_the_promise_holds() -> None:
-    async def ask(arrival: Arrival) -> None:
+    async def ask(arrival: WorkerArrival) -> None:
         pass
 
-    run = await Trial("side", ask, Promise(5.0), 20, "search").run(1000.0, seed=0)
+    run = await ClimbTrial("side", ask, Promise(5.0), 20, "search").run(1000.0, seed=0)
 
     assert run.held
     assert run.answered == 20
@@ -80,22 +80,22 @@ async def test_a_run_that_keeps_the_promise_holds() -> None:
 async def test_a_run_ends_early_once_its_promise_is_broken() -> None:
     lock = asyncio.Lock()
 
-    async def ask(arrival: Arrival) -> None:
+    async def ask(arrival: WorkerArrival) -> None:
         async with lock:
             await asyncio.sleep(0.02)
 
-    run = await Trial("side", ask, Promise(0.0), 40, "search").run(100.0, seed=0)
+    run = await ClimbTrial("side", ask, Promise(0.0), 40, "search").run(100.0, seed=0)
 
     assert not run.held
     assert run.answered < 40
 
 
 async def test_a_failure_breaks_the_promise() -> None:
-    async def ask(arrival: Arrival) -> None:
+    async def ask(arrival: WorkerArrival) -> None:
         if arrival.number % 20 == 0:
             raise RuntimeError("no")
 
-    run = await Trial("side", ask, Promise(5.0), 20, "search").run(1000.0, seed=0)
+    run = await ClimbTrial("side", ask, Promise(5.0), 20, "search").run(1000.0, seed=0)
 
     assert not run.held
     assert run.failed == 1

@@ -5,13 +5,15 @@ import math
 import pytest
 
 from benchmarks.engine_preempt import DEADLINE_MS, figures_of
-from benchmarks.worker_load import Answer, Arrival, Outcome
+from benchmarks.worker_load import Answer, StreamOutcome, WorkerArrival
 
 
-def outcome(short_s: list[float], seconds: float, error: str = "") -> Outcome:
-    short = [Answer(Arrival(number, 0.0, 40, DEADLINE_MS), value, value, error) for number, value in enumerate(short_s)]
-    long = [Answer(Arrival(100, 0.0, 0), 5.0, 5.0)]
-    return Outcome((*short, *long), seconds)
+def outcome(short_s: list[float], seconds: float, error: str = "") -> StreamOutcome:
+    short = [
+        Answer(WorkerArrival(number, 0.0, 40, DEADLINE_MS), value, value, error) for number, value in enumerate(short_s)
+    ]
+    long = [Answer(WorkerArrival(100, 0.0, 0), 5.0, 5.0)]
+    return StreamOutcome((*short, *long), seconds)
 
 
 def test_the_ratio_is_that_of_the_short_requests_over_all_rounds() -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.attacks.raw_http2 import RawConnection, message_prefix, raw_connection
-from benchmarks.attacks.target import PUBLIC, Target
+from benchmarks.attacks.target import PUBLIC, AttackTarget
 from pentimento.api.embedder.v1 import embedder_service_pb2
 from pentimento.rpc import RpcServerSettings
 from tests.contract.rpc.scripted import EMBED_TEXT, serving
@@ -16,7 +16,7 @@ MESSAGE = embedder_service_pb2.EmbedTextRequest(texts=["a"]).SerializeToString()
 @pytest.fixture
 async def connection() -> AsyncIterator[RawConnection]:
     async with serving(RpcServerSettings(listen=("127.0.0.1:0",))) as server:
-        target = Target({PUBLIC: server.address}, {}, "", "")
+        target = AttackTarget({PUBLIC: server.address}, {}, "", "")
         async with raw_connection(target, server.address) as opened:
             yield opened
 

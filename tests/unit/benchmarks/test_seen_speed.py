@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import seen_speed
 from benchmarks.emulated_runs import steady_load
-from benchmarks.seen_speed import Run, changes_seen, painting, speed_seen, with_course, with_speed
+from benchmarks.seen_speed import ObservedRun, changes_seen, painting, speed_seen, with_course, with_speed
 from benchmarks.stolen_time import WhatIsLeft
 from pentimento.devices.speed import SpeedChanges
 from pentimento.reports import Outcome, RequestRecord, StageSpan
@@ -19,10 +19,10 @@ from tests.unit.simulator.scenarios import one_model
 SCENARIO = one_model({1: 1.0, 2: 1.2, 4: 1.8, 8: 3.2}, steps=50, answers_late=False)
 
 
-def run_on(device: Scenario, duration_s: float) -> Run:
+def run_on(device: Scenario, duration_s: float) -> ObservedRun:
     """As one of a device of which only its costs are known."""
     workload = steady_load(3.2, duration_s, 7.0, seed=0, steps=50, model="m")
-    return Run(SCENARIO, workload, Simulation(device, workload, Random(99)).run())
+    return ObservedRun(SCENARIO, workload, Simulation(device, workload, Random(99)).run())
 
 
 def picture(began_s: float, seconds: float) -> RequestRecord:

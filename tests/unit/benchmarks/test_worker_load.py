@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.worker_load import Answer, Arrival, drive, failures, latency_quantile, poisson, shifted
+from benchmarks.worker_load import Answer, WorkerArrival, drive, failures, latency_quantile, poisson, shifted
 
 
 def test_the_same_seed_gives_the_same_stream() -> None:
@@ -27,7 +27,7 @@ def test_a_shifted_stream_differs_in_its_numbers_alone() -> None:
 
 
 def answer(latency_s: float) -> Answer:
-    return Answer(Arrival(0, 0.0, 0), latency_s, 0.0)
+    return Answer(WorkerArrival(0, 0.0, 0), latency_s, 0.0)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 2.0), (0.75, 3.0), (0.76, math.inf), (1.0, math.inf)])
@@ -36,11 +36,11 @@ def test_a_quantile_that_falls_among_the_failed_is_infinite(share: float, expect
 
 
 async def test_what_fails_is_told_apart_and_ends_nothing_else() -> None:
-    async def ask(arrival: Arrival) -> None:
+    async def ask(arrival: WorkerArrival) -> None:
         if arrival.number == 1:
             raise RuntimeError("no")
 
-    outcome = await drive(ask, [Arrival(number, 0.0, 0) for number in range(3)])
+    outcome = await drive(ask, [WorkerArrival(number, 0.0, 0) for number in range(3)])
 
     assert failures(outcome) == ["RuntimeError: no"]
     assert [math.isinf(one.latency_s) for one in outcome.answers] == [False, True, False]
@@ -50,10 +50,10 @@ async def test_what_fails_is_told_apart_and_ends_nothing_else() -> None:
 async def test_a_stream_that_is_given_up_sends_nobody_any_more() -> None:
     asked = []
 
-    async def ask(arrival: Arrival) -> None:
+    async def ask(arrival: WorkerArrival) -> None:
         asked.append(arrival.number)
 
-    arrivals = [Arrival(number, 0.02 * number, 0) for number in range(10)]
+    arrivals = [WorkerArrival(number, 0.02 * number, 0) for number in range(10)]
     outcome = await drive(ask, arrivals, lambda answers: len(answers) >= 3)
 
     assert outcome.cut_short

@@ -17,13 +17,13 @@ from pentimento.clients.registration import (
     retry_delay_s,
 )
 from pentimento.domain.errors import FailedPrecondition, NotFound, Unavailable
-from pentimento.domain.fleet import Lease, Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaLease, ReplicaReport
 
 FAST = RegistrationTiming(
     first_retry_s=0.001, max_retry_s=0.004, call_timeout_s=0.05, close_timeout_s=0.05, min_interval_s=0.001
 )
 REPLICA = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 7)
-LEASE = Lease(lease_ms=10, report_interval_ms=2, leader_epoch=1)
+LEASE = ReplicaLease(lease_ms=10, report_interval_ms=2, leader_epoch=1)
 
 
 class ScriptedController:
@@ -34,9 +34,9 @@ class ScriptedController:
         self.calls: list[str] = []
         self.arrived = asyncio.Condition()
 
-    async def register(self, replica: Replica) -> Lease:
+    async def register(self, replica: Replica) -> ReplicaLease:
         answer = await self._next("register")
-        assert isinstance(answer, Lease)
+        assert isinstance(answer, ReplicaLease)
         return answer
 
     async def report(self, report: ReplicaReport) -> object:
@@ -160,7 +160,9 @@ async def test_a_closed_registration_does_not_start():
 
 
 async def test_report_soon_does_not_wait_for_its_turn():
-    controller = ScriptedController([Lease(lease_ms=3_600_000, report_interval_ms=1_800_000, leader_epoch=1)], [1])
+    controller = ScriptedController(
+        [ReplicaLease(lease_ms=3_600_000, report_interval_ms=1_800_000, leader_epoch=1)], [1]
+    )
     kept = registration(controller)
     kept.start()
     await controller.until(says("register"))
@@ -192,14 +194,14 @@ numbers = st.one_of(st.integers(), st.floats(allow_nan=True, allow_infinity=True
 def test_whatever_a_lease_says_reports_come_within_our_own_limits(lease_ms, interval_ms):
     timing = RegistrationTiming()
 
-    interval_s = report_interval_s(Lease(lease_ms, interval_ms, 1), timing)
+    interval_s = report_interval_s(ReplicaLease(lease_ms, interval_ms, 1), timing)
 
     assert timing.min_interval_s <= interval_s <= timing.max_interval_s
 
 
 @given(st.integers(200, 10_000), st.integers(100, 20_000))
 def test_a_lease_gets_two_reports_at_least(lease_ms, interval_ms):
-    assert report_interval_s(Lease(lease_ms, interval_ms, 1), RegistrationTiming()) <= lease_ms / 2000
+    assert report_interval_s(ReplicaLease(lease_ms, interval_ms, 1), RegistrationTiming()) <= lease_ms / 2000
 
 
 @given(st.integers(1, 10_000), st.integers())

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost, PlanAcknowledgement, PoolDemand, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.generation import PlanVersion
-from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelProfile, hold_resident
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, AllocationProfile, hold_resident
 from pentimento.policies.serving import SERVING_POLICIES, ServingPolicy
 from pentimento.settings import SettingsError, load_settings
 from services.controller.controller import Controller, ControllerTimes
@@ -145,7 +145,7 @@ def test_what_workers_say_of_their_costs_is_what_the_policy_plans_with(controlle
 
     step_at(controller, clock, 106.0)
 
-    profiles = (ModelProfile("heavy", "gpu", 1, 1.0, 7, 3.0), ModelProfile("heavy", "gpu", 2, 1.5, 7, 3.0))
+    profiles = (AllocationProfile("heavy", "gpu", 1, 1.0, 7, 3.0), AllocationProfile("heavy", "gpu", 2, 1.5, 7, 3.0))
     assert asked[0].profiles == profiles
 
 

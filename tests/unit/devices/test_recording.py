@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pentimento.devices.profile import Cost, ModelProfile, profile_to_json
 from pentimento.devices.recording import (
     LIMIT_BYTES,
-    Discriminator,
-    Model,
-    Picture,
     Prompt,
+    RecordedDiscriminator,
+    RecordedModel,
+    RecordedPicture,
     Recording,
     ScoreCost,
     quantile_of,
@@ -35,10 +35,10 @@ FILES = {"tiny-light-000.png": b"png", "tiny-light.profile.json": profile_to_jso
 
 
 def a_recording(**changes: Any) -> Recording:
-    pictures = (Picture(0.7, 1.0, 0.25, "tiny-light-000.png", PNG_SHA256), Picture(-0.1, None, None))
+    pictures = (RecordedPicture(0.7, 1.0, 0.25, "tiny-light-000.png", PNG_SHA256), RecordedPicture(-0.1, None, None))
     cost = Cost(0.5, 0.25, 3)
     files = ("tiny-light.profile.json", cost, pictures)
-    model = Model("tiny-light", "sha256:00", "stable_diffusion", 64, 64, 12, 2.5, *files)
+    model = RecordedModel("tiny-light", "sha256:00", "stable_diffusion", 64, 64, 12, 2.5, *files)
     recording = Recording(
         format="pentimento-recording",
         version=2,
@@ -49,7 +49,9 @@ def a_recording(**changes: Any) -> Recording:
         threads=1,
         prompts=(Prompt("a red circle", 0), Prompt("a blue star", 1)),
         models=(model,),
-        discriminator=Discriminator("tiny-discriminator", "sha256:01", (ScoreCost(1, cost), ScoreCost(4, cost))),
+        discriminator=RecordedDiscriminator(
+            "tiny-discriminator", "sha256:01", (ScoreCost(1, cost), ScoreCost(4, cost))
+        ),
     )
     return replace(recording, **changes)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pentimento.diffusion.engine import EagerDenoiser
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.profiling import Workload, profile_batch, profile_batches, profile_size
+from pentimento.diffusion.profiling import ProfiledBatch, profile_batch, profile_batches, profile_size
 from pentimento.domain.errors import Internal
 from tests.unit.diffusion.engine.loops import Scripted
 from tests.unit.diffusion.specs import spec_with
@@ -17,7 +17,7 @@ SHORT = spec_with(num_inference_steps=3)
 
 
 def test_every_step_of_the_schedule_is_measured_as_often_as_asked(model: DiffusionModel) -> None:
-    profile = profile_batch(model, EagerDenoiser(model), Workload(SHORT, batch_size=2, repeats=4))
+    profile = profile_batch(model, EagerDenoiser(model), ProfiledBatch(SHORT, batch_size=2, repeats=4))
 
     assert profile is not None
     assert (profile.width_px, profile.height_px, profile.guided, profile.batch_size) == (32, 32, True, 2)
@@ -42,7 +42,7 @@ def refuse(number: int, inputs: Any, prediction: Tensor) -> Tensor:
 
 def test_batches_that_do_not_fit_are_left_out_and_larger_ones_not_tried(model: DiffusionModel) -> None:
     scripted = Scripted(model, refuse)
-    loads = [Workload(SHORT, size, 1) for size in (8, 1, 4, 2)]
+    loads = [ProfiledBatch(SHORT, size, 1) for size in (8, 1, 4, 2)]
 
     sizes = [profile.batch_size for profile in profile_batches(model, scripted, loads)]
 
@@ -54,4 +54,4 @@ def test_a_model_that_fails_is_not_profiled(model: DiffusionModel) -> None:
         raise RuntimeError("broken")
 
     with pytest.raises(Internal):
-        profile_batch(model, Scripted(model, fail), Workload(SHORT, 1, 1))
+        profile_batch(model, Scripted(model, fail), ProfiledBatch(SHORT, 1, 1))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pentimento.domain.errors import ResourceExhausted, Unavailable
-from services.embedder.batching import BatchLimits, ModelThread
+from services.embedder.batching import EmbeddingBatchLimits, ModelThread
 
 # Longer than any test may take: a test in which somebody waits that long fails by its time limit.
 FOREVER_S = 3600.0
@@ -19,7 +19,7 @@ SOON_S = 30.0
 class Model:
     """Echoes its items; holds every batch until `gate` is open, and remembers what it ran."""
 
-    def __init__(self, limits: BatchLimits) -> None:
+    def __init__(self, limits: EmbeddingBatchLimits) -> None:
         self.gate = threading.Event()
         self.entered = threading.Semaphore(0)
         self.batches: list[tuple[str, list[Any]]] = []
@@ -49,7 +49,7 @@ def make() -> Iterator[Any]:
     made: list[Model] = []
 
     def build(**limits: Any) -> Model:
-        made.append(Model(BatchLimits(**limits)))
+        made.append(Model(EmbeddingBatchLimits(**limits)))
         return made[-1]
 
     yield build

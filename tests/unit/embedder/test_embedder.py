@@ -12,12 +12,12 @@ from PIL import Image
 
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
-from services.embedder.batching import BatchLimits
+from services.embedder.batching import EmbeddingBatchLimits
 from services.embedder.embedder import CallLimits, Embedder
 from services.embedder.model import EmbeddingModel
 
 LIMITS = CallLimits(max_texts=8, max_text_bytes=100, max_images=3, max_image_bytes=5000)
-BATCHES = BatchLimits(max_batch_size=4)
+BATCHES = EmbeddingBatchLimits(max_batch_size=4)
 
 
 def new_embedder(memo_entries: int = 100) -> Embedder:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.policies.step_batching import Turns, Urgency, choose_batch, due_at, reserve_count, yielding_steps
+from pentimento.policies.step_batching import GroupTurns, Urgency, choose_batch, due_at, reserve_count, yielding_steps
 
 AGING_LIMIT_S = 20.0
 
@@ -157,7 +157,7 @@ class Turn:
 
 def take_turns(requests: list[Request], step_s: dict[str, float]) -> list[Turn]:
     """Batches of 2, until everybody is done; a request arrives at the end of the step that its second falls into."""
-    turns, taken, now = Turns(), [], 0.0
+    turns, taken, now = GroupTurns(), [], 0.0
     while open_requests := [request for request in requests if request.remaining]:
         present = [request for request in open_requests if request.arrived_at <= now]
         if not present:
@@ -210,7 +210,7 @@ def test_nobody_has_a_turn_that_its_group_has_not_saved_up_for_while_others_ran(
 @given(arrivals(), limits)
 @settings(deadline=None)
 def test_one_group_alone_is_batched_by_urgency_and_nothing_else(requests: list[Request], limit: dict[str, int]) -> None:
-    turns = Turns()
+    turns = GroupTurns()
     alone = [request for request in requests if request.key == requests[0].key]
     for _ in range(20):
         batch = turns.choose(alone, lambda key: limit[str(key)], preempt=True)
@@ -237,7 +237,7 @@ def test_the_most_urgent_of_two_groups_has_twice_the_time_of_the_other() -> None
 
 def test_a_long_step_does_not_get_ahead_of_short_urgent_work_before_it_has_saved_up_for_it() -> None:
     first = [Request(0, "small", 0, 1.0, 10), Request(1, "large", 0, None, 1)]
-    turns = Turns()
+    turns = GroupTurns()
     turns.ran("large", 1.0, [])
     order = []
 
@@ -257,7 +257,7 @@ def test_a_worker_takes_a_quarter_of_a_batch_beyond_it_rounded_up(limit: int, re
 def test_in_a_group_s_turn_its_most_urgent_go_ahead_of_those_that_have_begun() -> None:
     first = Request(0, "a", 0, 1.0, 9)
     begun, urgent = Request(1, "b", 0, 9.0, 9, running=True), Request(2, "b", 0, 5.0, 9)
-    turns = Turns()
+    turns = GroupTurns()
     turns.ran("a", 1.0, [first, begun, urgent])
 
     assert turns.choose([first, begun, urgent], lambda key: 1, preempt=True) == [urgent]
@@ -265,7 +265,7 @@ def test_in_a_group_s_turn_its_most_urgent_go_ahead_of_those_that_have_begun() -
 
 def test_without_preemption_no_group_has_a_turn() -> None:
     first, other = Request(0, "a", 0, 1.0, 9, running=True), Request(1, "b", 0, None, 9)
-    turns = Turns()
+    turns = GroupTurns()
     turns.ran("a", 1.0, [first, other])
 
     assert turns.choose([first, other], lambda key: 1, preempt=False) == [first]
@@ -275,7 +275,7 @@ def test_without_preemption_no_group_has_a_turn() -> None:
 def test_what_256_groups_saved_is_remembered_and_of_more_the_latest(later_count: int, chosen: str) -> None:
     """A group that was forgotten has nothing saved."""
     first, saved = Request(0, "first", 0, 1.0, 9), Request(1, "saved", 0, None, 9)
-    turns = Turns()
+    turns = GroupTurns()
     turns.ran("first", 1.0, [first, saved])
     for number in range(later_count):
         turns.ran(f"later {number}", 1.0, [])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.rpc.turns import Turns
+from pentimento.rpc.turns import ReceivingTurns
 
 
 async def settle_down() -> None:
@@ -18,7 +18,7 @@ async def settle_down() -> None:
 class Crowd:
     """Tasks that enter for a key and note it."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: ReceivingTurns) -> None:
         self.turns = turns
         self.entered: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
@@ -34,7 +34,7 @@ class Crowd:
 
 
 async def test_those_who_wait_get_their_turns_by_key_and_not_by_arrival() -> None:
-    crowd = Crowd(Turns(quick_count=1, steady_count=0, steady_share=0))
+    crowd = Crowd(ReceivingTurns(quick_count=1, steady_count=0, steady_share=0))
     await crowd.come("first", "greedy", "greedy", "greedy", "modest")
 
     for _ in range(4):
@@ -45,7 +45,7 @@ async def test_those_who_wait_get_their_turns_by_key_and_not_by_arrival() -> Non
 
 
 async def test_a_place_offered_to_one_who_goes_away_is_offered_to_the_next() -> None:
-    crowd = Crowd(Turns(quick_count=1, steady_count=0, steady_share=0))
+    crowd = Crowd(ReceivingTurns(quick_count=1, steady_count=0, steady_share=0))
     await crowd.come("first", "gone", "next")
 
     crowd.turns.leave()
@@ -56,7 +56,7 @@ async def test_a_place_offered_to_one_who_goes_away_is_offered_to_the_next() -> 
 
 
 async def test_one_who_went_away_while_waiting_is_passed_over() -> None:
-    crowd = Crowd(Turns(quick_count=1, steady_count=0, steady_share=0))
+    crowd = Crowd(ReceivingTurns(quick_count=1, steady_count=0, steady_share=0))
     await crowd.come("first", "gone", "next")
     crowd.tasks[1].cancel()
     await settle_down()
@@ -77,13 +77,13 @@ async def test_one_who_went_away_while_waiting_is_passed_over() -> None:
     ids=["a share", "all"],
 )
 def test_steady_places_end(steady_count: int, share: int, keys: list[str], found: list[bool]) -> None:
-    turns = Turns(1, steady_count, share)
+    turns = ReceivingTurns(1, steady_count, share)
 
     assert [turns.settle(key) for key in keys] == found
 
 
 def test_a_steady_place_that_is_left_can_be_taken_again() -> None:
-    turns = Turns(1, 1, 1)
+    turns = ReceivingTurns(1, 1, 1)
     turns.settle("a")
 
     turns.unsettle("a")
@@ -96,7 +96,7 @@ def test_no_more_than_the_quick_places_are_ever_taken(quick_count: int, script: 
     """Letters come; a number makes that one leave, who may be in, waiting, or gone."""
 
     async def play() -> None:
-        turns = Turns(quick_count, 0, 0)
+        turns = ReceivingTurns(quick_count, 0, 0)
         crowd = Crowd(turns)
         inside = most = 0
         for step in script:

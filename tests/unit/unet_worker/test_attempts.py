@@ -20,13 +20,15 @@ from pentimento.domain.errors import (
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, Started, StepProgress
 from pentimento.domain.generation import CapturedEntries
 from services.unet_worker.attempts.attempt_book import KEPT_RESULTS, AttemptBook
-from services.unet_worker.attempts.order import ExecuteOrder, Outcome
+from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from tests.unit.unet_worker.orders import ORDER, order_with
 
 
-def outcome_of(order: ExecuteOrder) -> Outcome:
+def outcome_of(order: ExecuteOrder) -> AttemptOutcome:
     attempt = order.attempt
-    return Outcome(AttemptResult(attempt, b"png", 32, 32, "sha256:x", CapturedEntries(""), 8, 0, "sha256:model", 5))
+    return AttemptOutcome(
+        AttemptResult(attempt, b"png", 32, 32, "sha256:x", CapturedEntries(""), 8, 0, "sha256:model", 5)
+    )
 
 
 class Runner:
@@ -38,7 +40,7 @@ class Runner:
         self.error: Exception | None = None
         self.emit: Callable[[ExecuteEvent], None] = lambda event: None
 
-    async def __call__(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> Outcome:
+    async def __call__(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         self.emit = emit
         emit(Started("worker", 0, 8))
         try:

@@ -9,7 +9,7 @@ import pytest
 
 from pentimento.devices.profile import BatchProfile, Cost, ModelProfile, SizeProfile, profile_to_json
 from pentimento.diffusion.checkpoint import BadCheckpoint
-from pentimento.diffusion.families import ModelInfo
+from pentimento.diffusion.families import LoadedModelInfo
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import ModelCost
 from pentimento.domain.generation import NoiseForm, Scheduler
@@ -17,7 +17,7 @@ from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from services.unet_worker.models.model_card import checkpoints, held_model, model_costs
 from services.unet_worker.settings import UnetWorkerSettings
 
-INFO = ModelInfo(
+INFO = LoadedModelInfo(
     family="stable_diffusion",
     model_digest="sha256:model",
     vae_digest="sha256:vae",

@@ -14,12 +14,12 @@ from pentimento.domain.generation import (
     Scheduler,
 )
 from services.unet_worker.attempts.order import ExecuteOrder
-from services.unet_worker.attempts.validation import Limits, check_order
+from services.unet_worker.attempts.validation import AttemptLimits, check_order
 from tests.unit.unet_worker.orders import FROM_IMAGE, FROM_LATENT, HELD, ORDER, ROUTE, order_with
 
 
 def check(order: ExecuteOrder) -> None:
-    check_order(order, HELD, NoiseForm.VARIANCE_PRESERVING, Limits(max_prompt_chars=100))
+    check_order(order, HELD, NoiseForm.VARIANCE_PRESERVING, AttemptLimits(max_prompt_chars=100))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, Threshold
 from pentimento.settings import SettingsError, load_settings
-from services.vectordb_gateway.settings import Eviction, GatewaySettings
+from services.vectordb_gateway.settings import EvictionChoice, GatewaySettings
 
 URLS = ("--index-url", "edge:///i", "--objects-url", "file:///o", "--ledger-url", "sqlite:////l")
 
@@ -17,7 +17,7 @@ def test_defaults_are_nirvanas_for_latents_and_none_for_images() -> None:
     settings = load()
 
     assert settings.selection.rules() == SelectionRules(NIRVANA_LATENT_THRESHOLDS, (), 0.9)
-    assert settings.capacity.eviction is Eviction.FIFO
+    assert settings.capacity.eviction is EvictionChoice.FIFO
 
 
 def test_thresholds_are_pairs() -> None:

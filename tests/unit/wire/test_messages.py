@@ -12,7 +12,7 @@ from pentimento.api.generation.v1 import generation_pb2
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.execution import AttemptResult, Started, StepProgress, WorkerCredits
-from pentimento.domain.fleet import Fleet, HeldModel, Lease, Plan, Replica, ReplicaReport
+from pentimento.domain.fleet import Fleet, HeldModel, Plan, Replica, ReplicaLease, ReplicaReport
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, GenerationSpec, Provenance, Route
 from pentimento.domain.image_request import (
     Accepted,
@@ -44,7 +44,7 @@ ROUND_TRIPS = {
     WorkerCredits: (fleet.credits_to_proto, fleet.credits_from_proto),
     Started: (fleet.execute_event_to_proto, fleet.execute_event_from_proto),
     StepProgress: (fleet.attach_event_to_proto, fleet.execute_event_from_proto),
-    Lease: (reports.lease_to_proto, reports.lease_from_proto),
+    ReplicaLease: (reports.lease_to_proto, reports.lease_from_proto),
     ReplicaReport: (reports.report_to_proto, reports.report_from_proto),
     Fleet: (reports.fleet_to_proto, reports.fleet_from_proto),
     ImageRequest: (image.request_to_proto, image.request_from_proto),

@@ -14,7 +14,7 @@ from pentimento.diffusion.engine import EngineSettings, FinishedPainting, StepEn
 from pentimento.diffusion.families import DenoiserInput, DiffusionModel
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, Internal, PentimentoError, Unavailable
-from pentimento.policies.step_batching import Turns
+from pentimento.policies.step_batching import GroupTurns
 from tests.unit.diffusion.engine.listeners import Listener
 from tests.unit.diffusion.specs import SPEC, paint, spec_with
 
@@ -220,14 +220,14 @@ def test_a_defect_of_the_loop_itself_ends_what_is_there_and_not_the_thread(
 ) -> None:
     defects = [RuntimeError("a prompt might be quoted here")]
 
-    choose = Turns.choose
+    choose = GroupTurns.choose
 
     def choose_or_raise(*args: Any, **options: Any) -> Any:
         if defects:
             raise defects.pop()
         return choose(*args, **options)
 
-    monkeypatch.setattr(Turns, "choose", choose_or_raise)
+    monkeypatch.setattr(GroupTurns, "choose", choose_or_raise)
     engine = StepEngine(model, ALONE)
     heard = submit(engine)
     engine.start()

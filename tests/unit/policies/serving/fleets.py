@@ -6,9 +6,9 @@ from pentimento.domain.fleet import Replica, ReplicaKind, StartShare
 from pentimento.policies.allocation import (
     AllocationContext,
     AllocationDecision,
+    AllocationProfile,
     Allocator,
     ModelDemand,
-    ModelProfile,
     ReplicaView,
     check_decision,
 )
@@ -31,9 +31,11 @@ def worker(index: int, resident: str = "sd15", models: tuple[str, ...] = MODELS)
     return ReplicaView(replica)
 
 
-def profiles(**tables: dict[int, float]) -> tuple[ModelProfile, ...]:
+def profiles(**tables: dict[int, float]) -> tuple[AllocationProfile, ...]:
     return tuple(
-        ModelProfile(model, "", size, seconds, 0) for model, table in tables.items() for size, seconds in table.items()
+        AllocationProfile(model, "", size, seconds, 0)
+        for model, table in tables.items()
+        for size, seconds in table.items()
     )
 
 

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
-from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand, ModelProfile, ReplicaView
+from pentimento.policies.allocation import (
+    AllocationContext,
+    AllocationDecision,
+    AllocationProfile,
+    ModelDemand,
+    ReplicaView,
+)
 from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeSolution, solve
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
 from pentimento.policies.serving.costs import BatchCost, batch_costs
@@ -189,7 +195,7 @@ def test_of_the_devices_that_are_there_the_slowest_counts() -> None:
         replicas = tuple(
             ReplicaView(Replica(f"w{device}", ReplicaKind.UNET_WORKER, "", 1, device=device)) for device in devices
         )
-        measured = tuple(ModelProfile("m", device, 1, s, 0) for device, s in (("a", 1.0), ("b", 3.0), ("c", 9.0)))
+        measured = tuple(AllocationProfile("m", device, 1, s, 0) for device, s in (("a", 1.0), ("b", 3.0), ("c", 9.0)))
         return AllocationContext(0.0, replicas, (), measured)
 
     assert batch_costs(on("a"), "m") == (BatchCost(1, 1.0),)
@@ -275,7 +281,7 @@ def test_proteus_without_time_for_anything_sends_all_to_the_light_model() -> Non
 
 def test_a_batch_that_takes_the_whole_slo_with_its_wait_is_in_time() -> None:
     """Two seconds of waiting and two of running."""
-    quick = ModelProfile("turbo", "", 1, 0.1, 0), ModelProfile("sd15", "", 1, 2.0, 0)
+    quick = AllocationProfile("turbo", "", 1, 0.1, 0), AllocationProfile("sd15", "", 1, 2.0, 0)
     asked_for = replace(context(4, ModelDemand("turbo", 1.0)), profiles=quick)
 
     decision = decide(Proteus(replace(SETTINGS, slo_s=4.0)), asked_for)

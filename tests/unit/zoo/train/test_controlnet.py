@@ -19,10 +19,10 @@ from zoo.painting.pipeline import load_pipeline, paint
 from zoo.train import controlnet
 from zoo.train.autoencoder import LATENT_CHANNELS, make_autoencoder
 from zoo.train.controlnet import ControlNetPart, EdgesPart, LayoutPart, copy_encoder, make_controlnet
-from zoo.train.denoiser import LATENT_SIZE, DenoiserPart, Encoded, make_heavy, make_scheduler
+from zoo.train.denoiser import LATENT_SIZE, DenoiserPart, EncodedDrawings, make_heavy, make_scheduler
 from zoo.train.dual_encoder import WIDTH, make_dual_encoder
 from zoo.train.finder import Finder, find_things
-from zoo.train.loop import Plan, Run
+from zoo.train.loop import TrainingPlan, TrainingRun
 
 pytestmark = pytest.mark.training
 
@@ -76,7 +76,7 @@ def controlled(plain: StableDiffusionPipeline, untrained: Path) -> StableDiffusi
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A work folder of drawings alone: the heavy denoiser and what it trained on are random."""
     noise = torch.Generator().manual_seed(0)
-    encoded = Encoded(
+    encoded = EncodedDrawings(
         torch.randn(COUNT, LATENT_CHANNELS, LATENT_SIZE, LATENT_SIZE, generator=noise),
         torch.ones(COUNT, 1, LATENT_SIZE, LATENT_SIZE),
         torch.randn(COUNT, MAX_TOKENS, WIDTH, generator=noise),
@@ -123,7 +123,7 @@ def test_training_moves_the_controlnet_and_never_the_heavy_denoiser(
     part = make_part(work, count=COUNT, batch=BATCH)
     before = {name: value.clone() for name, value in part.unet.state_dict().items()}
 
-    Run(part, Plan(steps=3, peak_rate=1e-2, warmup=1), work / part.name).train()
+    TrainingRun(part, TrainingPlan(steps=3, peak_rate=1e-2, warmup=1), work / part.name).train()
 
     assert all(torch.equal(before[name], value) for name, value in part.unet.state_dict().items())
     assert all(parameter.grad is None for parameter in part.unet.parameters())
@@ -146,7 +146,7 @@ def test_the_conditions_of_a_batch_are_those_of_its_drawings(work: Path) -> None
 
 def test_an_exported_controlnet_is_halves_that_load_whole(work: Path, tmp_path: Path) -> None:
     part = LayoutPart(work, count=COUNT, batch=BATCH)
-    Run(part, Plan(steps=1, peak_rate=1e-3), work / part.name).train()
+    TrainingRun(part, TrainingPlan(steps=1, peak_rate=1e-3), work / part.name).train()
 
     export_controlnet(work, part.name, tmp_path / "exported")
 

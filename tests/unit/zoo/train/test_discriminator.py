@@ -15,14 +15,14 @@ from zoo.drawing.tokenizer import build_tokenizer
 from zoo.evaluate.calibration import Calibration, auroc, calibration_error, confidence, fit_calibration, margins
 from zoo.export.discriminator import export_discriminator, measure, write_discriminator
 from zoo.train import discriminator
-from zoo.train.discriminator import DiscriminatorPart, Pictures, make_discriminator, paint_pictures
-from zoo.train.loop import CHECKPOINT, Plan, Run
+from zoo.train.discriminator import DiscriminatorPart, TrainingPictures, make_discriminator, paint_pictures
+from zoo.train.loop import CHECKPOINT, TrainingPlan, TrainingRun
 from zoo.train.parts import part_and_plan
 
 pytestmark = pytest.mark.training
 
 COUNT, BATCH = 24, 8
-PLAN = Plan(steps=3, peak_rate=1e-3, warmup=1)
+PLAN = TrainingPlan(steps=3, peak_rate=1e-3, warmup=1)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     build_tokenizer(folder / "tokenizer", count=100, merges=20)
     for name in ("autoencoder", "dual-encoder", "heavy", "light"):
         make_part, _ = part_and_plan(name)
-        Run(make_part(folder, count=8, batch=4), Plan(steps=1, peak_rate=1e-3), folder / name).train()
+        TrainingRun(make_part(folder, count=8, batch=4), TrainingPlan(steps=1, peak_rate=1e-3), folder / name).train()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(discriminator, "LIGHT_STEPS", 1)
         patch.setattr(discriminator, "HEAVY_STEPS", 1)
@@ -44,7 +44,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def trained(work: Path) -> Path:
-    Run(DiscriminatorPart(work, count=COUNT, batch=BATCH), PLAN, work / "discriminator").train()
+    TrainingRun(DiscriminatorPart(work, count=COUNT, batch=BATCH), PLAN, work / "discriminator").train()
     return work
 
 
@@ -73,7 +73,7 @@ def test_pictures_are_painted_once(work: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_every_picture_of_a_scene_is_in_one_fold(work: Path) -> None:
     numbered = torch.arange(48)
     images = numbered[:, None, None, None].to(torch.uint8)
-    pictures = Pictures(images, images, images, images[::3], numbered[::3], numbered[:, None])
+    pictures = TrainingPictures(images, images, images, images[::3], numbered[::3], numbered[:, None])
 
     folds = [pictures.fold(number) for number in range(8)]
 
@@ -84,10 +84,10 @@ def test_every_picture_of_a_scene_is_in_one_fold(work: Path) -> None:
 
 
 def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(work: Path, tmp_path: Path) -> None:
-    Run(DiscriminatorPart(work, count=COUNT, batch=BATCH), PLAN, tmp_path / "whole").train()
-    Run(DiscriminatorPart(work, count=COUNT, batch=BATCH), PLAN, tmp_path / "halves").train(until=2)
+    TrainingRun(DiscriminatorPart(work, count=COUNT, batch=BATCH), PLAN, tmp_path / "whole").train()
+    TrainingRun(DiscriminatorPart(work, count=COUNT, batch=BATCH), PLAN, tmp_path / "halves").train(until=2)
 
-    Run(DiscriminatorPart(work, seed=99, count=COUNT, batch=BATCH), PLAN, tmp_path / "halves").train()
+    TrainingRun(DiscriminatorPart(work, seed=99, count=COUNT, batch=BATCH), PLAN, tmp_path / "halves").train()
 
     whole, halves = (load_file(tmp_path / run / CHECKPOINT) for run in ("whole", "halves"))
     assert whole.keys() == halves.keys()

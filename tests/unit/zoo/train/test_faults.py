@@ -15,10 +15,10 @@ from zoo.drawing.dataset import cached_drawings
 from zoo.drawing.scenes import IMAGE_SIZE
 from zoo.drawing.tokenizer import build_tokenizer, load_tokenizer
 from zoo.files import cached_tensors, read_tensors, write_tensors
-from zoo.train.loop import CHECKPOINT, LOG, Plan, Run, load_trained, opened_log, read_log, read_state
+from zoo.train.loop import CHECKPOINT, LOG, TrainingPlan, TrainingRun, load_trained, opened_log, read_log, read_state
 from zoo.train.parts import NEEDS, changed_foundations, foundations, notes_on
 
-PLAN = Plan(steps=6, peak_rate=1e-2, warmup=1, checkpoint_every=2)
+PLAN = TrainingPlan(steps=6, peak_rate=1e-2, warmup=1, checkpoint_every=2)
 
 
 class Line:
@@ -37,7 +37,7 @@ class Line:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A run that stopped at step 4 of 6."""
-    Run(Line(), PLAN, tmp_path / "line").train(until=4)
+    TrainingRun(Line(), PLAN, tmp_path / "line").train(until=4)
     return tmp_path / "line"
 
 
@@ -45,9 +45,9 @@ def weights(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / CHECKPOINT)
 
 
-def refusal(part: Line, folder: Path, plan: Plan = PLAN) -> str:
+def refusal(part: Line, folder: Path, plan: TrainingPlan = PLAN) -> str:
     with pytest.raises(PentimentoError) as refused:
-        Run(part, plan, folder)
+        TrainingRun(part, plan, folder)
     message = refused.value.message
     assert message.startswith(str(folder / CHECKPOINT))
     assert "\n" not in message
@@ -59,7 +59,7 @@ def test_a_checkpoint_of_another_part_is_named(folder: Path) -> None:
 
 
 def test_a_checkpoint_of_another_seed_is_named(folder: Path) -> None:
-    assert "its seed is 0, not 7" in refusal(Line(), folder, Plan(steps=6, peak_rate=1e-2, seed=7))
+    assert "its seed is 0, not 7" in refusal(Line(), folder, TrainingPlan(steps=6, peak_rate=1e-2, seed=7))
 
 
 def test_a_checkpoint_cut_short_is_named(folder: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_killed_run_forgets_what_it_logged_after_its_checkpoint(folder: Path) 
     with (folder / LOG).open("a", encoding="utf-8") as log:
         log.write('{"step": 5, "loss": 9.0}\n{"step": 6, "lo')
 
-    Run(Line(), PLAN, folder).train()
+    TrainingRun(Line(), PLAN, folder).train()
 
     steps = [json.loads(line)["step"] for line in (folder / LOG).read_text(encoding="utf-8").splitlines()]
     assert steps == [4, 6]
@@ -133,7 +133,7 @@ def test_a_killed_run_forgets_what_it_logged_after_its_checkpoint(folder: Path) 
 def test_a_log_without_a_checkpoint_begins_anew(folder: Path) -> None:
     (folder / CHECKPOINT).unlink()
 
-    Run(Line(), PLAN, folder).train()
+    TrainingRun(Line(), PLAN, folder).train()
 
     assert [line["step"] for line in read_log(folder)] == [6]
 
@@ -143,21 +143,21 @@ def test_a_run_that_was_killed_while_it_wrote_leaves_nothing_half(folder: Path) 
     left = folder / f"{CHECKPOINT}.{gone}.partial"
     left.write_bytes(b"half")
 
-    Run(Line(), PLAN, folder).train()
+    TrainingRun(Line(), PLAN, folder).train()
 
     assert not left.exists()
 
 
 def test_one_folder_has_one_training(folder: Path) -> None:
     with opened_log(folder, 4), pytest.raises(FailedPrecondition, match="another process trains here"):
-        Run(Line(), PLAN, folder).train()
+        TrainingRun(Line(), PLAN, folder).train()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
 
     with pytest.raises(FailedPrecondition, match=r"file/line/log\.jsonl: cannot be written: Not a directory"):
-        Run(Line(), PLAN, tmp_path / "file" / "line").train()
+        TrainingRun(Line(), PLAN, tmp_path / "file" / "line").train()
 
 
 def test_what_fails_to_be_written_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
@@ -226,11 +226,11 @@ def test_a_tokenizer_whose_files_are_damaged_is_named(tmp_path: Path) -> None:
 def test_a_part_tells_when_what_it_stands_on_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NEEDS, "line", ("base", "other"))
     for base in ("base", "other"):
-        Run(Line(base), PLAN, tmp_path / base).train(until=2)
-    Run(Line(), PLAN, tmp_path / "line", foundations("line", tmp_path)).train(until=2)
+        TrainingRun(Line(base), PLAN, tmp_path / base).train(until=2)
+    TrainingRun(Line(), PLAN, tmp_path / "line", foundations("line", tmp_path)).train(until=2)
     before = changed_foundations("line", tmp_path)
 
-    Run(Line("base"), PLAN, tmp_path / "base").train()
+    TrainingRun(Line("base"), PLAN, tmp_path / "base").train()
 
     assert (before, changed_foundations("line", tmp_path)) == ([], ["base"])
     assert [note.partition(";")[0] for note in notes_on("line", tmp_path)] == [

@@ -31,7 +31,7 @@ from zoo.train.flow import (
     padding,
 )
 from zoo.train.flow_distilled import FlowDistilledPart
-from zoo.train.loop import Part, Plan, Run
+from zoo.train.loop import Part, TrainingPlan, TrainingRun
 from zoo.train.parts import part_and_plan
 
 pytestmark = pytest.mark.training
@@ -45,7 +45,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_tokenizer(folder / "tokenizer", count=200, merges=50)
     for name in ("autoencoder", "dual-encoder", "heavy", "flow", "flow-distilled", "flow-refined"):
         make_part, _ = part_and_plan(name)
-        Run(make_part(folder, count=COUNT, batch=BATCH), Plan(steps=2, peak_rate=1e-3), folder / name).train()
+        TrainingRun(
+            make_part(folder, count=COUNT, batch=BATCH), TrainingPlan(steps=2, peak_rate=1e-3), folder / name
+        ).train()
     return folder
 
 

@@ -12,7 +12,7 @@ from transformers import CLIPTextModel, CLIPTokenizer
 
 from zoo.drawing.tokenizer import MAX_TOKENS, build_tokenizer
 from zoo.export.lora import write_kohya, write_lora, write_peft
-from zoo.painting.lora import Painted, add_style, latent_cosines, paint_styled
+from zoo.painting.lora import StyledPictures, add_style, latent_cosines, paint_styled
 from zoo.train.autoencoder import LATENT_CHANNELS, make_autoencoder
 from zoo.train.denoiser import LATENT_SIZE, make_heavy, make_scheduler
 from zoo.train.dual_encoder import WIDTH, make_dual_encoder
@@ -154,7 +154,7 @@ def test_a_lora_of_other_modules_is_refused() -> None:
         styled.load_state_dict(state | {f"another.{name}": value})
 
 
-def painted(pipeline: StableDiffusionPipeline, **options: float) -> Painted:
+def painted(pipeline: StableDiffusionPipeline, **options: float) -> StyledPictures:
     return paint_styled(pipeline, "neon", ["a red circle", "a blue ring"], [1, 2], STEPS, 2.0, **options)  # type: ignore[arg-type]
 
 

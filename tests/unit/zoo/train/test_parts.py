@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from zoo.drawing.tokenizer import build_tokenizer
 from zoo.train import discriminator
-from zoo.train.loop import CHECKPOINT, Plan, Run, read_state
+from zoo.train.loop import CHECKPOINT, TrainingPlan, TrainingRun, read_state
 from zoo.train.parts import NEEDS, PARTS, part_and_plan
 
 pytestmark = pytest.mark.training
@@ -23,7 +23,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_tokenizer(folder / "tokenizer", count=200, merges=50)
     for name in dict.fromkeys(needed for part in PARTS for needed in NEEDS.get(part, ())):
         make_part, _ = part_and_plan(name)
-        Run(make_part(folder, count=COUNT, batch=BATCH), Plan(steps=1, peak_rate=1e-3), folder / name).train()
+        TrainingRun(
+            make_part(folder, count=COUNT, batch=BATCH), TrainingPlan(steps=1, peak_rate=1e-3), folder / name
+        ).train()
     return folder
 
 
@@ -37,11 +39,11 @@ def one_step_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", PARTS)
 def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(name: str, work: Path, tmp_path: Path) -> None:
     make_part, _ = part_and_plan(name)
-    plan = Plan(steps=3, peak_rate=1e-3, warmup=1)
-    Run(make_part(work, count=COUNT, batch=BATCH), plan, tmp_path / "whole").train()
-    Run(make_part(work, count=COUNT, batch=BATCH), plan, tmp_path / "halves").train(until=2)
+    plan = TrainingPlan(steps=3, peak_rate=1e-3, warmup=1)
+    TrainingRun(make_part(work, count=COUNT, batch=BATCH), plan, tmp_path / "whole").train()
+    TrainingRun(make_part(work, count=COUNT, batch=BATCH), plan, tmp_path / "halves").train(until=2)
 
-    Run(make_part(work, seed=99, count=COUNT, batch=BATCH), plan, tmp_path / "halves").train()
+    TrainingRun(make_part(work, seed=99, count=COUNT, batch=BATCH), plan, tmp_path / "halves").train()
 
     whole, halves = (load_file(tmp_path / run / CHECKPOINT) for run in ("whole", "halves"))
     assert read_state(tmp_path / "halves")["step"] == 3
@@ -52,7 +54,7 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(name: str, work: P
 def test_a_run_logs_its_loss_and_speed(work: Path, tmp_path: Path) -> None:
     make_part, _ = part_and_plan("autoencoder")
 
-    Run(make_part(work, count=COUNT, batch=BATCH), Plan(steps=1, peak_rate=1e-3), tmp_path).train()
+    TrainingRun(make_part(work, count=COUNT, batch=BATCH), TrainingPlan(steps=1, peak_rate=1e-3), tmp_path).train()
 
     line = (tmp_path / "log.jsonl").read_text(encoding="utf-8")
     assert '"step": 1' in line
@@ -60,7 +62,7 @@ def test_a_run_logs_its_loss_and_speed(work: Path, tmp_path: Path) -> None:
 
 
 def test_the_learning_rate_is_a_function_of_the_step() -> None:
-    plan = Plan(steps=100, peak_rate=1.0, warmup=10, cooldown=0.5)
+    plan = TrainingPlan(steps=100, peak_rate=1.0, warmup=10, cooldown=0.5)
 
     rates = [plan.rate(step) for step in (0, 9, 40, 75, 99)]
 
