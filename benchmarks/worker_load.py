@@ -33,7 +33,7 @@ from pentimento.domain.generation import (
 from pentimento.rpc import RpcChannelSettings, open_channel
 
 STEPS = 50
-# What NIRVANA's caches leave to do (SYSTEMS.md N4); 0 is a picture from noise.
+# What NIRVANA's caches leave to do (NIRVANA, section 5.3); 0 is a picture from noise.
 FIRST_STEPS = (0, 5, 10, 15, 20, 25)
 
 

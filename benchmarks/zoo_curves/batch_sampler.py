@@ -32,7 +32,7 @@ class BatchSampler:
 
     @torch.inference_mode()
     def renoised(self, pictures: Tensor, seeds: Sequence[int], step: int) -> Tensor:
-        """uint8 pictures (n, 3, height, width) at the noise level before `step` (SYSTEMS.md M2)."""
+        """uint8 pictures (n, 3, height, width) at the noise level before `step` (MoDM, section 5.1)."""
         clean = self.model.encode_image(as_pixels(pictures), torch.Generator())
         return self.schedule.noised_latent(clean, self.noise(seeds), step)
 

@@ -18,7 +18,7 @@ class ControlNetMode(Enum):
 
 
 class NoiseForm(Enum):
-    """How an image is re-noised (SYSTEMS.md M2)."""
+    """How an image is re-noised (MoDM, section 5.1)."""
 
     VARIANCE_PRESERVING = "variance_preserving"
     FLOW_MATCHING = "flow_matching"

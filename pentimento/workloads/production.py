@@ -122,7 +122,8 @@ def production_mix(
     mix: ProductionMix = MLORA,
     tenants_are_users: bool = False,
 ) -> Workload:
-    """SYSTEMS.md L10 at those times: models are named base-000 …, adapters lora-000 … and controlnet-00 …
+    """The production mix (MLoRA, section 3; Katz, section 3) at those times: models are named base-000 …, adapters
+    lora-000 … and controlnet-00 …
 
     A composite: adapters from one log, texts from another, users and their habits from a third.
     """

@@ -49,7 +49,7 @@ class Schedule(Protocol):
         ...
 
     def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
-        """A clean latent re-noised to the level before `step_index` (SYSTEMS.md M2; img2img)."""
+        """A clean latent re-noised to the level before `step_index` (MoDM, section 5.1)."""
         ...
 
     def fill_model_input(self, state: SamplerState, out: Tensor) -> None:

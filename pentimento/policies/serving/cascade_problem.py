@@ -1,4 +1,4 @@
-"""DiffServe's allocation problem (D3; 3.3 of the paper), solved exactly by enumeration.
+"""DiffServe's allocation problem (section 3.3 of the paper), solved exactly by enumeration.
 
     max t  over x1, x2, b1, b2, t
     e(b1) + q(b1) + e(b2) + q(b2) <= L     x1 * T1(b1) >= D     x2 * T2(b2) >= D * f(t)     x1 + x2 <= S
@@ -20,7 +20,8 @@ QueueDelay = Callable[[BatchCost], float]
 
 @dataclass(frozen=True)
 class CascadeProblem:
-    """`demand` is D with its over-provisioning, requests a second; `thresholds` ascend. Everything else as in D3."""
+    """`demand` is D with its over-provisioning, requests a second; `thresholds` ascend. The other symbols are those of
+    the problem above."""
 
     demand: float
     device_count: int

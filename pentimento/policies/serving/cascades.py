@@ -1,4 +1,5 @@
-"""DiffServe (D3) and its ablations and relatives: static cascade, static threshold, AIMD batching, no queueing model.
+"""DiffServe (section 3.3 of the paper) and its ablations and relatives: static cascade, static threshold, AIMD
+batching, no queueing model.
 
 All of them send every request to the light model first and defer by the plan's threshold.
 """
@@ -46,8 +47,8 @@ class _CascadeMemory:
 
 @dataclass(frozen=True)
 class CascadeAllocator:
-    """Solves D3 anew at every call. Demand is averaged with `demand_weight`, times `overprovision`; f(t) starts as
-    profiled and is bent towards the deferred share that is observed.
+    """Solves DiffServe's allocation problem anew at every call. Demand is averaged with `demand_weight`, times
+    `overprovision`; f(t) starts as profiled and is bent towards the deferred share that is observed.
 
     `fixed_threshold` does not move t ("static threshold"). `queueing_model` off replaces Little's law by q(b) = e(b)
     ("no queueing model": a wait of twice the execution in all, as Proteus assumes). `aimd` takes batch sizes from

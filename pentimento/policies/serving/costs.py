@@ -23,7 +23,7 @@ class BatchCost:
 def batch_costs(context: AllocationContext, model: str, sizes: Iterable[int] | None = None) -> tuple[BatchCost, ...]:
     """Ascending batch sizes; `sizes` limits them, those between two profiled ones on the straight line.
 
-    On a mixed fleet the slowest kind of device decides: D3 and MoDM's monitor know one; all kinds count while no device
+    On a mixed fleet the slowest kind of device decides: DiffServe and MoDM know one; all kinds count while no device
     is there. FailedPrecondition when the
     model has no profile: a variant without one is never planned.
     """

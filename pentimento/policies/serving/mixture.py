@@ -1,4 +1,4 @@
-"""MoDM's global monitor (M4-M8; 5.3 and Algorithm 1 of the paper): how many devices hold the large model.
+"""MoDM's global monitor (section 5.3 and Algorithm 1 of the paper): how many devices hold the large model.
 
 Misses need the large model; hits are refined by a small one, and by large devices that have capacity to spare.
 """
@@ -91,8 +91,8 @@ class _MixtureMemory:
 class MixtureAllocator:
     """`headroom` is the share of the throughput that is planned with (0.9 in MoDM's artefact, quality mode).
 
-    The small model (M8) is the best one of `settings.small_models` that carries the load; it changes at most once in
-    `dwell_s`, and back to a better one only with `settings.hysteresis` to spare.
+    The small model (section 7.1 of the paper) is the best one of `settings.small_models` that carries the load; it
+    changes at most once in `dwell_s`, and back to a better one only with `settings.hysteresis` to spare.
     """
 
     settings: ServingSettings

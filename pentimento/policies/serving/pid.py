@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PidGains:
-    """MoDM's (M7). They were tuned with dt = 3 at a period of 180 s: the time base is the minute."""
+    """MoDM's (section 5.3 of the paper). They were tuned with dt = 3 at a period of 180 s: the time base is the
+    minute."""
 
     proportional: float = 0.6
     integral: float = 0.05

@@ -27,7 +27,7 @@ class ServingPolicy:
 
     `plans_batches`: whether devices take the plan's batch sizes, or their own.
     `eviction` names the cache's rule (`policies.eviction`). `cache_hits`: whether refined hits are cached too.
-    `drops_late`: whether requests that are predicted to miss their deadline are dropped early (D5).
+    `drops_late`: whether requests that are predicted to miss their deadline are dropped early (DiffServe, section 4.1).
     """
 
     name: str

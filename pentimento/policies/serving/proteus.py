@@ -1,4 +1,5 @@
-"""Proteus (D6): variants chosen by load, requests sent to them at random, whatever they ask for."""
+"""Proteus, as DiffServe compares with it (section 4.1): variants chosen by load, requests sent to them at random,
+whatever they ask for."""
 
 import math
 from dataclasses import dataclass

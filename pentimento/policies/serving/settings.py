@@ -86,11 +86,11 @@ class ServingSettings:
     """Of every policy here; each reads what it needs. Times in seconds, rates per second.
 
     `light` and `heavy` are the models of a cascade; `small` those that MoDM refines hits with, best first (empty: the
-    light one). `slo_s` is L of D3. `expected_per_s` is the demand that dynamic policies begin with (0: what they see
-    first), `peak_per_s` the one that static policies are provisioned for. `overprovision` is DiffServe's
-    lambda, `demand_weight` the weight of demand's newest second in its average (DiffServe's artefact: centre of mass
-    2.1, so 1 / 3.1). `step_count` is T. `hysteresis` is the share of its throughput that a smaller model must be able
-    to spare before MoDM goes back to the better one.
+    light one). `slo_s` is L of DiffServe's allocation problem. `expected_per_s` is the demand that dynamic policies
+    begin with (0: what they see first), `peak_per_s` the one that static policies are provisioned for. `overprovision`
+    is DiffServe's lambda, `demand_weight` the weight of demand's newest second in its average (DiffServe's artefact:
+    centre of mass 2.1, so 1 / 3.1). `step_count` is T. `hysteresis` is the share of its throughput that a smaller model
+    must be able to spare before MoDM goes back to the better one.
     """
 
     heavy: str

@@ -1,4 +1,5 @@
-"""The production mix against the figures that the papers and the trace's publishers print (SYSTEMS.md L10)."""
+"""The production mix against the figures that the papers and the trace's publishers print (MLoRA and Katz, section
+3)."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
