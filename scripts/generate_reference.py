@@ -191,7 +191,8 @@ def settings_page() -> str:
         "A setting is a flag (`--queue-limit 64`), an environment variable, or a key of a TOML file "
         "(`PENTIMENTO_CONFIG=FILE` or `--config FILE`). A flag wins over a variable, a variable over the file, the "
         "file over the default. `PENTIMENTO_COMMON_…` and the table `[common]` speak to every process. A name that "
-        "does not exist or a wrong value stops the start with one line.",
+        "does not exist or a wrong value stops the start with one line. A setting that is true or false is switched on "
+        "by its flag and off by `--no-…`; in a variable or a file it is `true` or `false`.",
         "",
     ]
     sections = [(section, command, settings_of(where)) for section, command, where in SETTINGS]

@@ -7,21 +7,15 @@ import numpy as np
 import pytest
 
 from benchmarks.emulated_runs import FLEETS, capacity_per_s, steady_load
-from benchmarks.parity import (
+from benchmarks.parity import SIMULATIONS, Side, Turn, pair, rate_and_slo, scenario_of, share_deferred
+from benchmarks.parity_figures import (
     DIAGNOSED,
     PREDICTED,
-    SIMULATIONS,
-    Side,
     Tally,
-    Turn,
     figures,
     interval,
     latencies_apart,
     p50_of,
-    pair,
-    rate_and_slo,
-    scenario_of,
-    share_deferred,
     violations_apart,
 )
 from benchmarks.report import at_most

@@ -28,6 +28,7 @@ NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 PATH = re.compile(r"[\w.\-*]+(/[\w.\-*]+)+/?|[\w\-*]+\.(py|toml|yml|proto)")
 MODULE = re.compile(r"(?<![\w/.])(?:pentimento|services|benchmarks|zoo)(?:\.\w+)+")
 METRIC = re.compile(r"\bpentimento_(?:frontdoor|embedder|gateway|worker|controller|rpc)_[a-z_]+\b")
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 WORD = re.compile(r"[A-Z]+(?:_[A-Z]+)+")
 
 
@@ -133,3 +134,22 @@ def test_log_messages_that_the_runbook_quotes_are_in_the_sources(sources: str):
 
     assert len(quoted) > 20
     assert [text for text in quoted if text not in sources] == []
+
+
+@of_pages((ROOT / "docs/runbook.md", *sorted(ROOT.glob("services/*/README.md"))))
+def test_flags_that_a_page_names_exist(page: Path, sources: str):
+    named = {flag for text in in_backticks(page) for flag in FLAG.findall(text)}
+    settings = (ROOT / "docs/reference/settings.md").read_text()
+
+    known = {*FLAG.findall(settings), *FLAG.findall(sources)}
+    assert sorted(flag for flag in named if flag not in known and flag.replace("--no-", "--") not in known) == []
+
+
+def test_every_benchmark_has_a_section():
+    called = re.compile(r'parse_options\("(\w+)"')
+    names = {name for file in (ROOT / "benchmarks").glob("*.py") for name in called.findall(file.read_text())}
+    headings = re.findall(r"^### (.+)$", (ROOT / "docs/benchmarks.md").read_text(), re.MULTILINE)
+
+    found = {name for heading in headings for name in heading.split(", ")}
+
+    assert sorted(names - found) == []
