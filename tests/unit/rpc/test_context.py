@@ -32,3 +32,16 @@ def test_a_passed_deadline_leaves_no_time() -> None:
         assert context.remaining_s() == 0.0
     finally:
         context.deadline.reset(before)
+
+
+def test_what_remains_is_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context.time, "monotonic", lambda: 10.0)
+    before = context.deadline.set(12.5)
+    try:
+        assert context.remaining_s() == 2.5
+    finally:
+        context.deadline.reset(before)
+
+
+def test_without_a_deadline_there_is_no_end() -> None:
+    assert context.remaining_s() is None

@@ -2,7 +2,7 @@
 
 import grpc
 import pytest
-from google.rpc import status_pb2
+from google.rpc import error_details_pb2, status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,3 +71,97 @@ def test_a_size_refusal_of_another_wording_has_no_numbers() -> None:
     error = error_from_rpc(rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER: message larger than max"))
 
     assert (error.reason, error.metadata) == ("MESSAGE_TOO_LARGE", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("a" * 10, "a" * 10),
+        ("a" * 11, "a" * 7 + "…"),
+        ("é" * 6, "é" * 3 + "…"),
+        ("\ud800" * 3, "???"),
+        ("\ud800" * 11, "?" * 7 + "…"),
+    ],
+)
+def test_what_is_too_long_ends_with_an_ellipsis_within_the_limit(text: str, whole: str) -> None:
+    assert cut(text, 10) == whole
+
+
+def test_a_status_carries_six_of_everything_each_cut_to_its_size() -> None:
+    huge = "x" * 1000
+    violations = tuple(FieldViolation(huge, huge) for _ in range(7))
+    metadata = {f"{number}{huge}": huge for number in range(7)}
+
+    told = from_status(to_status(errors.InvalidArgument(huge, huge, violations=violations, metadata=metadata)))
+
+    assert told is not None
+    assert [len(text.encode()) for text in (told.message, told.reason)] == [512, 96]
+    assert {(len(one.field.encode()), len(one.description.encode())) for one in told.violations} == {(96, 192)}
+    assert {(len(key.encode()), len(value.encode())) for key, value in told.metadata.items()} == {(96, 192)}
+    assert (len(told.violations), len(told.metadata)) == (6, 6)
+
+
+@pytest.mark.parametrize("retry_after_ms", [None, 0, 250])
+def test_when_to_come_back_is_told_where_it_is_known(retry_after_ms: int | None) -> None:
+    status = to_status(errors.Unavailable("BUSY", "m", retry_after_ms=retry_after_ms))
+
+    told = from_status(status)
+
+    assert told is not None and told.retry_after_ms == retry_after_ms
+    assert len(status.details) == (1 if retry_after_ms is None else 2)
+
+
+def test_other_libraries_find_our_domain_in_the_status() -> None:
+    info = error_details_pb2.ErrorInfo()
+    to_status(errors.NotFound("GONE", "m")).details[0].Unpack(info)
+
+    assert (info.reason, info.domain) == ("GONE", "pentimento")
+
+
+@pytest.mark.parametrize(
+    ("code", "cls", "message"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, errors.Unavailable, "the server cannot be reached"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded, "the deadline passed before the answer came"),
+        (grpc.StatusCode.UNIMPLEMENTED, errors.FailedPrecondition, "the server does not know this call"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.ResourceExhausted, "the server or the connection refused more"),
+        (grpc.StatusCode.OUT_OF_RANGE, errors.InvalidArgument, "the call failed with OUT_OF_RANGE"),
+        (grpc.StatusCode.ALREADY_EXISTS, errors.FailedPrecondition, "the call failed with ALREADY_EXISTS"),
+        (grpc.StatusCode.UNKNOWN, errors.Internal, "the call failed with UNKNOWN"),
+        (grpc.StatusCode.DATA_LOSS, errors.Internal, "the call failed with DATA_LOSS"),
+    ],
+)
+def test_a_foreign_status_is_told_in_our_words(code: grpc.StatusCode, cls: type[PentimentoError], message: str) -> None:
+    error = error_from_rpc(rpc_error(code, "theirs"))
+
+    assert (type(error), error.reason, error.message) == (cls, code.name, message)
+
+
+def test_grpc_s_own_refusal_of_a_size_is_told_with_both_sizes() -> None:
+    words = "CLIENT: Sent message larger than max (2097152 vs. 1048576)"
+
+    error = error_from_rpc(rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, words))
+
+    assert (error.reason, error.metadata) == (
+        "MESSAGE_TOO_LARGE",
+        {"size_bytes": "2097152", "limit_bytes": "1048576"},
+    )
+    assert error.message == "the message is too large: 2097152 bytes are more than the limit of 1048576 bytes"
+
+
+@pytest.mark.parametrize("sizes", ["(secret vs. 1048576)", "(2097152 vs. secret)", ""])
+def test_what_is_no_size_is_not_passed_on(sizes: str) -> None:
+    error = error_from_rpc(rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, f"larger than max {sizes}"))
+
+    assert (error.message, error.metadata) == ("the message is too large", {})
+
+
+def test_a_size_is_a_matter_of_exhaustion_alone() -> None:
+    assert error_from_rpc(rpc_error(grpc.StatusCode.INTERNAL, "larger than max (2 vs. 1)")).reason == "INTERNAL"
+
+
+def test_a_subclass_of_no_known_class_is_internal() -> None:
+    class Strange(PentimentoError):
+        pass
+
+    assert to_status(Strange("R", "m")).code == grpc.StatusCode.INTERNAL.value[0]

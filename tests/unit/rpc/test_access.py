@@ -1,0 +1,63 @@
+"""Who may call, by the roles of a contract."""
+
+import pytest
+from google.protobuf import descriptor_pb2
+
+from pentimento.api.auth.v1 import auth_pb2
+from pentimento.api.embedder.v1 import embedder_service_pb2
+from pentimento.domain.errors import PermissionDenied, Unauthenticated
+from pentimento.domain.identity import Caller, Role
+from pentimento.rpc.access import Access, access_of, authorise, declared_access
+
+USER = Caller("acme", frozenset({Role.USER, Role.ADMIN}))
+SUITE = frozenset({Role.SERVICE, Role.ADMIN})
+
+
+def test_one_role_of_those_allowed_suffices() -> None:
+    assert authorise(USER, SUITE, "/a.B/C") is USER
+
+
+@pytest.mark.parametrize(
+    ("allowed", "needed"), [(frozenset({Role.SERVICE}), "service"), (frozenset(), "nobody")], ids=["others", "none"]
+)
+def test_a_caller_without_one_is_told_which_are(allowed: frozenset[Role], needed: str) -> None:
+    with pytest.raises(PermissionDenied) as refused:
+        authorise(USER, allowed, "/a.B/C")
+
+    assert (refused.value.reason, refused.value.message) == ("ROLE_NOT_ALLOWED", f"/a.B/C is for {needed}")
+    assert refused.value.metadata == {"allowed_roles": needed}
+
+
+def test_the_roles_are_told_in_order() -> None:
+    with pytest.raises(PermissionDenied, match=r"is for admin, service$"):
+        authorise(Caller("acme", frozenset({Role.USER})), SUITE, "/a.B/C")
+
+
+def test_nobody_needs_a_token() -> None:
+    with pytest.raises(Unauthenticated) as refused:
+        authorise(None, SUITE, "/a.B/C")
+
+    assert refused.value.reason == "TOKEN_REQUIRED"
+
+
+def test_a_contract_s_roles_and_size_are_read_and_what_it_leaves_out_is_closed_and_small() -> None:
+    options = descriptor_pb2.MethodOptions()
+    silent = access_of(options)
+    options.Extensions[auth_pb2.allowed_roles].append(auth_pb2.ROLE_USER)
+    options.Extensions[auth_pb2.max_request_bytes] = 7
+
+    assert silent == Access(frozenset(), 65_536)
+    assert access_of(options) == Access(frozenset({Role.USER}), 7)
+
+
+def test_a_role_that_this_build_does_not_know_opens_nothing() -> None:
+    options = descriptor_pb2.MethodOptions()
+    options.Extensions[auth_pb2.allowed_roles].append(99)
+
+    assert access_of(options).roles == frozenset()
+
+
+def test_every_method_of_a_service_is_found() -> None:
+    service = embedder_service_pb2.DESCRIPTOR.services_by_name["EmbedderService"]
+
+    assert declared_access(service.full_name).keys() == {method.name for method in service.methods}

@@ -1,0 +1,89 @@
+"""What a channel adds to every call: token, request id, deadline."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.rpc import context, watched_file
+from pentimento.rpc.channel import FileToken, GivenToken, KitCall, NoToken, Token, open_token
+from pentimento.settings import SettingsError
+from pentimento.telemetry.request_id import request_id
+
+
+@pytest.fixture(autouse=True)
+def outside_of_a_call() -> Iterator[None]:
+    """Every test sets what it needs; nothing is left to the next."""
+    before, asked = context.deadline.set(None), request_id.set("")
+    yield
+    context.deadline.reset(before)
+    request_id.reset(asked)
+
+
+def sent(token: Token, default_s: float | None, remaining_s: float | None = None, **options: Any) -> dict[str, Any]:
+    """What the call below is given; `remaining_s` of the call that it is made for."""
+    seen: dict[str, Any] = {}
+
+    def call(request: object, **given: Any) -> None:
+        seen.update(given, request=request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pentimento.rpc.channel.remaining_s", lambda: remaining_s)
+        KitCall(call, token, default_s)("request", **options)
+    return seen | {"metadata": list(seen["metadata"])}
+
+
+@pytest.mark.parametrize(
+    ("default_s", "given_s", "remaining_s", "timeout_s"),
+    [
+        (10.0, None, None, 10.0),
+        (10.0, 99.0, None, 99.0),
+        (10.0, 99.0, 5.0, 5.0),
+        (10.0, 2.0, 5.0, 2.0),
+        (10.0, None, 5.0, 5.0),
+        (None, None, None, None),
+        (None, None, 5.0, 5.0),
+        (None, 2.0, 5.0, 2.0),
+        (10.0, None, 20.0, 10.0),
+    ],
+)
+def test_the_shortest_of_what_is_known_is_the_deadline(
+    default_s: float | None, given_s: float | None, remaining_s: float | None, timeout_s: float | None
+) -> None:
+    assert sent(NoToken(), default_s, remaining_s, timeout=given_s)["timeout"] == timeout_s
+
+
+def test_a_call_carries_what_it_was_given_the_token_and_the_request_id() -> None:
+    request_id.set("req-1")
+
+    found = sent(GivenToken("secret"), None, metadata=(("own", "value"),), wait_for_ready=True)
+
+    assert found["metadata"] == [("own", "value"), ("authorization", "Bearer secret"), ("x-request-id", "req-1")]
+    assert (found["request"], found["wait_for_ready"]) == ("request", True)
+
+
+def test_without_token_and_id_nothing_is_added() -> None:
+    assert sent(NoToken(), None)["metadata"] == []
+
+
+def test_a_token_is_read_again_when_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_file, "CHECK_INTERVAL_S", 0.0)
+    (tmp_path / "token").write_text(" first\n")
+    token = open_token(tmp_path / "token")
+    told = [token.authorization(), token.authorization()]
+    (tmp_path / "token").write_text("the second\n")
+
+    assert [*told, token.authorization()] == ["Bearer first", "Bearer first", "Bearer the second"]
+
+
+def test_without_a_file_there_is_no_token() -> None:
+    assert open_token(None).authorization() is None
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", "schlüssel".encode(), b"two\nlines", b"\x00", b"\xff"])
+def test_what_is_no_token_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(content)
+
+    with pytest.raises(SettingsError, match="token: "):
+        FileToken(tmp_path / "token")

@@ -1,0 +1,179 @@
+"""How many request messages are received at once, of how large ones, and for how long."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from pentimento.domain import errors
+from pentimento.domain.errors import PentimentoError, ResourceExhausted
+from pentimento.rpc import intake as module
+from pentimento.rpc.intake import Intake, checked
+
+MEBIBYTE = 1 << 20
+
+
+class Stream:
+    """A call's context whose messages a test hands in."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.messages: asyncio.Queue[Any] = asyncio.Queue()
+        self.reading = False
+        for message in messages:
+            self.messages.put_nowait(message)
+
+    async def read(self) -> Any:
+        self.reading = True
+        return await self.messages.get()
+
+
+def steady_places(intake: Intake, *keys: str) -> list[bool]:
+    """Whether each of them gets one."""
+    found = []
+    for key in keys:
+        try:
+            intake.keep_place(key)
+            found.append(True)
+        except ResourceExhausted:
+            found.append(False)
+    return found
+
+
+async def settle_down() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("budget_bytes", "shared", "each", "all_"),
+    [(40, True, 15, 30), (40, False, 30, 30), (49, True, 18, 37), (1, True, 1, 1), (5, True, 2, 4), (3, False, 2, 2)],
+)
+def test_three_quarters_of_the_places_are_steady_and_half_of_those_are_one_tenant_s(
+    budget_bytes: int, shared: bool, each: int, all_: int
+) -> None:
+    intake = Intake(1, budget_bytes, 1.0, shared=shared)
+
+    one = sum(steady_places(intake, *["a"] * 50))
+    others = sum(steady_places(intake, *[f"tenant {number}" for number in range(50)]))
+
+    assert (one, one + others) == (each, all_)
+
+
+def test_a_steady_place_that_is_left_is_free_again() -> None:
+    intake = Intake(1, 2, 1.0, shared=True)
+
+    assert steady_places(intake, "a", "b") == [True, False]
+    intake.leave_place("a")
+    assert steady_places(intake, "b") == [True]
+
+
+@pytest.mark.parametrize(("budget_bytes", "quick"), [(40, 10), (3, 1), (11, 2), (1, 1)])
+async def test_a_quarter_of_the_places_is_quick(budget_bytes: int, quick: int) -> None:
+    intake = Intake(1, budget_bytes, 60.0, shared=False)
+    streams = [Stream() for _ in range(20)]
+    calls = [
+        asyncio.create_task(intake.one(stream, "a", 1, may_settle=False))  # type: ignore[arg-type]
+        for stream in streams
+    ]
+    await settle_down()
+
+    reading = sum(stream.reading for stream in streams)
+    for stream in streams:
+        stream.messages.put_nowait(b"x")
+    messages = await asyncio.gather(*calls)
+
+    assert reading == quick
+    assert messages == [b"x"] * 20
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "seconds"), [(0, 5.0), (MEBIBYTE, 6.0), (8 * MEBIBYTE, 13.0), (MEBIBYTE // 2, 5.5)]
+)
+async def test_a_larger_message_has_a_second_more_for_each_mebibyte(
+    limit_bytes: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, timeout = [], asyncio.timeout
+    monkeypatch.setattr(module.asyncio, "timeout", lambda delay: asked.append(delay) or timeout(delay))
+    intake = Intake(1, 2, 5.0, shared=False)
+
+    await intake.one(Stream(b""), "a", limit_bytes, may_settle=True)  # type: ignore[arg-type]
+    streamed = intake.many(Stream(b"", grpc.aio.EOF), limit_bytes)  # type: ignore[arg-type]
+    assert [message async for message in streamed] == [b""]
+
+    assert asked == [seconds] * 2
+
+
+async def refusal(intake: Intake, stream: Stream, *, may_settle: bool = True) -> PentimentoError:
+    with pytest.raises(PentimentoError) as refused:
+        await intake.one(stream, "a", 3, may_settle=may_settle)  # type: ignore[arg-type]
+    return refused.value
+
+
+async def test_a_message_that_does_not_come_or_is_none_is_refused_by_its_reason() -> None:
+    assert (await refusal(Intake(1, 2, 0.01, shared=False), Stream())).reason == "REQUEST_NOT_RECEIVED"
+    assert (await refusal(Intake(1, 2, 1.0, shared=False), Stream(grpc.aio.EOF))).reason == "NO_MESSAGE"
+    assert (await refusal(Intake(1, 2, 1.0, shared=False), Stream(b"four"))).reason == "MESSAGE_TOO_LARGE"
+
+
+async def test_who_never_had_a_turn_is_told_that_there_were_too_many() -> None:
+    intake = Intake(1, 2, 0.05, shared=False)
+    holder = Stream()
+    first = asyncio.create_task(intake.one(holder, "a", 60 * MEBIBYTE, may_settle=False))  # type: ignore[arg-type]
+    await settle_down()
+
+    assert (await refusal(intake, Stream())).reason == "TOO_MANY_MESSAGES"
+    holder.messages.put_nowait(b"x")
+    assert await first == b"x"
+    assert await intake.one(Stream(b"x"), "a", 3, may_settle=True) == b"x"  # type: ignore[arg-type]
+
+
+async def test_a_slow_message_moves_to_a_steady_place_and_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUICK_S", 0.0)
+    intake = Intake(1, 2, 60.0, shared=False)
+    slow = Stream()
+    call = asyncio.create_task(intake.one(slow, "a", 3, may_settle=True))  # type: ignore[arg-type]
+    while steady_places(intake, "b") == [True]:
+        intake.leave_place("b")
+        await asyncio.sleep(0)
+
+    meanwhile = await intake.one(Stream(b"y"), "b", 3, may_settle=False)  # type: ignore[arg-type]
+    slow.messages.put_nowait(b"x")
+
+    assert (meanwhile, await call) == (b"y", b"x")
+    assert steady_places(intake, "b", "b") == [True, False]
+
+
+async def test_a_slow_message_without_a_steady_place_goes_once_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUICK_S", 0.0)
+    intake = Intake(1, 2, 60.0, shared=False)
+    slow = asyncio.create_task(refusal(intake, Stream(), may_settle=False))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    alone = slow.done()
+
+    answer = await intake.one(Stream(b"y"), "b", 3, may_settle=False)  # type: ignore[arg-type]
+
+    assert (alone, answer, (await slow).reason) == (False, b"y", "TOO_MANY_MESSAGES")
+
+
+async def test_every_message_of_a_stream_is_held_to_the_limit() -> None:
+    received = []
+    with pytest.raises(errors.ResourceExhausted):
+        async for message in Intake(1, 2, 1.0, shared=False).many(Stream(b"one", b"two", b"four"), 3):  # type: ignore[arg-type]
+            received.append(message)
+
+    assert received == [b"one", b"two"]
+
+
+async def test_a_stream_s_first_message_must_come_in_time() -> None:
+    with pytest.raises(errors.DeadlineExceeded):
+        async for _ in Intake(1, 2, 0.01, shared=False).many(Stream(), 0):  # type: ignore[arg-type]
+            pass
+
+
+def test_a_message_of_just_the_limit_is_taken() -> None:
+    assert checked(b"abc", 3) == b"abc"
+    with pytest.raises(ResourceExhausted) as refused:
+        checked(b"abcd", 3)
+    assert refused.value.metadata == {"size_bytes": "4", "limit_bytes": "3"}

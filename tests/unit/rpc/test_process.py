@@ -1,0 +1,71 @@
+"""How a process ends, in this one."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.rpc.process import run_service
+from pentimento.settings import SettingsError
+
+
+@pytest.fixture(autouse=True)
+def as_started(monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setattr(sys, "argv", ["program", "--first", "second"])
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (SettingsError("--listen:\n  is wrong"), 2, "--listen: is wrong\n"),
+        (FailedPrecondition("CORRUPT", "the weights\nare corrupt"), 1, "the weights are corrupt\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (ValueError("canary"), 1, ""),
+    ],
+    ids=["settings", "domain", "interrupt", "defect"],
+)
+def test_every_end_has_its_exit_code_and_a_line_where_somebody_can_mend_it(
+    error: BaseException,
+    code: int,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(argv: list[str]) -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        run_service(main)
+
+    assert (ended.value.code, capsys.readouterr().err) == (code, told)
+    assert [record.levelname for record in caplog.records] == (["ERROR"] if isinstance(error, ValueError) else [])
+
+
+def test_a_service_is_given_the_arguments_without_the_program_and_returns() -> None:
+    seen = []
+
+    async def main(argv: list[str]) -> None:
+        seen.extend(argv)
+
+    run_service(main)
+
+    assert seen == ["--first", "second"]
+
+
+@pytest.mark.parametrize(("options", "mode"), [({}, 0o600), ({"private": True}, 0o600), ({"private": False}, 0o644)])
+def test_its_files_are_its_user_s_alone_unless_it_says_otherwise(
+    options: dict[str, bool], mode: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "made"
+
+    async def main(argv: list[str]) -> None:
+        file.touch()
+
+    run_service(main, **options)
+
+    assert file.stat().st_mode & 0o777 == mode
