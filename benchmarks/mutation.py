@@ -81,8 +81,9 @@ def main() -> int:
     figures = []
     with copies(options.rest["processes"]) as trees:
         for suite in chosen:
-            outcomes = run_suite(suite, sample, options.rest["seed"], trees)
-            figures += figures_of(suite.name, outcomes, known, options.rest["list"])
+            told = known if options.rest["list"] else None
+            outcomes = run_suite(suite, sample, options.rest["seed"], trees, told)
+            figures += figures_of(suite.name, outcomes, known)
     return publish(options, figures, notes={"seed": options.rest["seed"], "sample": sample})
 
 

@@ -1,0 +1,67 @@
+"""Signals, and work that they interrupt."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from pentimento.rpc.lifecycle import StopSignals, completes
+
+
+async def received() -> None:
+    """Lets the loop see the signals that were sent."""
+    for _ in range(3):
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_first_signal_asks_the_second_insists_and_the_third_is_the_kernel_s(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    told = []
+    with StopSignals(lambda: None) as signals:
+        told.append((signals.asked.is_set(), signals.insisted.is_set()))
+        for _ in range(2):
+            os.kill(os.getpid(), number)
+            await received()
+            told.append((signals.asked.is_set(), signals.insisted.is_set()))
+        third = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    signal.signal(number, before)
+
+    assert told == [(False, False), (True, False), (True, True)]
+    assert third == (signal.SIG_DFL, signal.SIG_DFL)
+
+
+async def test_a_hangup_stops_nothing_and_is_told_until_the_end() -> None:
+    hangups = []
+    with StopSignals(lambda: hangups.append("hangup")) as signals:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await received()
+        asked = signals.asked.is_set()
+
+    assert (hangups, asked) == (["hangup"], False)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+async def test_work_is_done_raises_what_it_raises_or_is_interrupted() -> None:
+    interrupt, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def quick() -> None:
+        await asyncio.sleep(0)
+
+    async def broken() -> None:
+        raise ValueError("a defect")
+
+    async def endless() -> None:
+        interrupt.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    assert await completes(quick, interrupt)
+    with pytest.raises(ValueError, match="a defect"):
+        await completes(broken, interrupt)
+    assert not await completes(endless, interrupt)
+    assert cancelled.is_set()
+    assert len(asyncio.all_tasks()) == 1

@@ -1,0 +1,111 @@
+"""A server's names and addresses, and how it starts and stops without a call."""
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2_grpc
+
+from pentimento.rpc import RpcServer, RpcServerSettings
+from pentimento.rpc.server import Registrar, limits_of
+from pentimento.settings import SettingsError
+
+
+def test_a_replica_is_named_by_its_settings_or_by_its_service_and_eight_digits() -> None:
+    named = RpcServer(RpcServerSettings(instance_id="mine"), "embedder")
+    other = RpcServer(RpcServerSettings(), "embedder")
+
+    assert named.instance_id == "mine"
+    assert re.fullmatch("embedder-[0-9a-f]{8}", other.instance_id)
+    assert (named.settings.instance_id, named.service) == ("mine", "embedder")
+
+
+def test_the_limits_are_in_seconds() -> None:
+    settings = RpcServerSettings(
+        max_concurrent_calls=1,
+        unary_deadline_ms=2500,
+        max_message_bytes=3000,
+        max_receiving_bytes=4 << 20,
+        receive_timeout_ms=5500,
+    )
+
+    limits = limits_of(settings)
+
+    assert (limits.max_concurrent_calls, limits.unary_deadline_s, limits.max_message_bytes) == (1, 2.5, 3000)
+    assert (limits.max_receiving_bytes, limits.receive_timeout_s) == (4 << 20, 5.5)
+
+
+async def test_every_address_is_bound_at_the_port_it_got_and_given_back(tmp_path: Path) -> None:
+    server = RpcServer(
+        RpcServerSettings(
+            listen=("127.0.0.1:0", f"unix:{tmp_path / 's'}", "localhost:0"), metrics_listen="127.0.0.1:0"
+        ),
+        "s",
+    )
+    before = server.bound_addresses, server.metrics_address
+
+    await server.start()
+    bound, metrics, was_there = server.bound_addresses, server.metrics_address, (tmp_path / "s").exists()
+    await server.stop()
+
+    assert before == ((), "")
+    assert [re.sub(r":\d+$", ":port", address) for address in bound] == [
+        "127.0.0.1:port",
+        f"unix:{tmp_path / 's'}",
+        "localhost:port",
+    ]
+    assert not any(address.endswith(":0") for address in bound)
+    assert was_there and not (tmp_path / "s").exists()
+    assert (server.bound_addresses, server.metrics_address) == ((), "")
+    for address in (bound[0], metrics):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+
+
+async def test_a_stop_may_be_repeated_and_leaves_a_successor_s_socket_alone(tmp_path: Path) -> None:
+    settings = RpcServerSettings(listen=(f"unix:{tmp_path / 's'}",))
+    first, second = RpcServer(settings, "first"), RpcServer(settings, "second")
+    await first.start()
+    await first.stop()
+    await second.start()
+
+    await first.stop()
+    there = (tmp_path / "s").exists()
+    await second.stop()
+
+    assert there
+
+
+async def test_a_socket_that_is_gone_already_keeps_nobody_from_stopping(tmp_path: Path) -> None:
+    server = RpcServer(RpcServerSettings(listen=(f"unix:{tmp_path / 's'}",)), "s")
+    await server.start()
+    (tmp_path / "s").unlink()
+
+    await server.stop()
+
+    assert server.bound_addresses == ()
+
+
+@pytest.mark.parametrize("taken", ["listen", "metrics_listen"])
+async def test_a_start_that_fails_gives_back_what_it_had(tmp_path: Path, taken: str) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        listen = (f"unix:{tmp_path / 's'}", *([address] if taken == "listen" else []))
+        metrics = address if taken == "metrics_listen" else ""
+        server = RpcServer(RpcServerSettings(listen=listen, metrics_listen=metrics), "s")
+
+        with pytest.raises(SettingsError, match=f"--{taken.replace('_', '-')} {address}"):
+            await server.start()
+
+    assert (server.bound_addresses, (tmp_path / "s").exists()) == ((), False)
+
+
+def test_generated_code_leaves_its_handlers_by_method() -> None:
+    registrar = Registrar()
+
+    health_pb2_grpc.add_HealthServicer_to_server(health_pb2_grpc.HealthServicer(), registrar)
+
+    assert {"Check", "Watch"} <= registrar.handlers.keys()
