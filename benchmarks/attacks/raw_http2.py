@@ -133,13 +133,17 @@ class RawConnection:
 
 @asynccontextmanager
 async def raw_connection(target: AttackTarget, address: str) -> AsyncIterator[RawConnection]:
-    """Its reader runs inside the block; ConnectionError and what else breaks it inside are told, not raised."""
+    """Its reader runs inside the block. OSError when it is refused; what breaks it inside is told, not raised."""
     async with asyncio.timeout(CONNECT_LIMIT_S):
         reader, writer = await open_streams(target, address)
     connection = RawConnection(reader, writer, address)
-    reading = asyncio.create_task(connection.read_for_ever())
     try:
         await connection.begin()
+    except OSError:
+        writer.close()
+        raise
+    reading = asyncio.create_task(connection.read_for_ever())
+    try:
         yield connection
     except (OSError, ProtocolError) as error:
         connection.answers[type(error).__name__] += 1
