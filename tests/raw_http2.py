@@ -67,6 +67,11 @@ class RawPeer:
         self.closed = False
         self._flush()
 
+    @property
+    def max_concurrent_streams(self) -> int:
+        """What the server allowed, once its settings came."""
+        return self._connection.remote_settings.max_concurrent_streams
+
     def open(self, headers: Headers) -> int:
         """Opens a call with headers alone; the stream's id."""
         stream_id = self._connection.get_next_available_stream_id()
