@@ -96,7 +96,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="print every survivor")
 
 
-def run_suite(suite: MutatedModule, sample: int, seed: int, trees: Sequence[Path]) -> list[MutantOutcome]:
+def run_suite(
+    suite: MutatedModule, sample: int, seed: int, trees: Sequence[Path], told: Equivalents | None = None
+) -> list[MutantOutcome]:
+    """`told`: prints survivors as they come, those of the equivalents with their reasons."""
     measured = measure(suite, trees[0])
     check_unchanged(suite, measured, trees[0])
     mutants = drawn(suite.paths(), sample, seed)
@@ -104,7 +107,11 @@ def run_suite(suite: MutatedModule, sample: int, seed: int, trees: Sequence[Path
     if measured.failed:
         print(f"{suite.name}: left out, they fail as it is: {', '.join(measured.failed)}", flush=True)
     started = time.monotonic()
-    outcomes = list(run_all(mutants, measured, trees))
+    outcomes = []
+    for outcome in run_all(mutants, measured, trees):
+        outcomes.append(outcome)
+        if told is not None and not outcome.is_killed:
+            print(*row(outcome, told), flush=True)
     print(f"{suite.name}: {time.monotonic() - started:.0f} s", flush=True)
     return outcomes
 
@@ -131,13 +138,9 @@ def known_equivalents() -> Equivalents:
     return {(entry["file"], entry["scope"], entry["before"], entry["after"]): entry["reason"] for entry in entries}
 
 
-def figures_of(name: str, outcomes: Sequence[MutantOutcome], known: Equivalents, listed: bool) -> list[Figure]:
+def figures_of(name: str, outcomes: Sequence[MutantOutcome], known: Equivalents) -> list[Figure]:
     """Killed of those that change anything, which the target is for, and of all."""
     telling = [outcome for outcome in outcomes if outcome.is_killed or outcome.mutant.identity not in known]
-    if listed:
-        for outcome in outcomes:
-            if not outcome.is_killed:
-                print(*row(outcome, known), flush=True)
     print(f"{name}: {Counter(outcome.verdict for outcome in outcomes)}", flush=True)
     return [
         share(f"killed of {name}", telling, known, at_least(TARGET)),
