@@ -29,12 +29,14 @@ class Intake:
     """Receives the messages of one server."""
 
     def __init__(self, largest_bytes: int, budget_bytes: int, timeout_s: float, *, shared: bool) -> None:
-        """`shared`: callers are of several tenants, none of which may hold more than half of the steady places."""
+        """`shared`: callers are of several tenants, none of which may hold more than half of the places."""
         count = max(budget_bytes // largest_bytes, 2)
         quick_count = max(count // 4, 1)
         steady_count = count - quick_count
-        share = max(steady_count // 2, 1) if shared else steady_count
-        self._turns = ReceivingTurns(quick_count, steady_count, share)
+        quick_share, steady_share = quick_count, steady_count
+        if shared:
+            quick_share, steady_share = max(quick_count // 2, 1), max(steady_count // 2, 1)
+        self._turns = ReceivingTurns(quick_count, steady_count, quick_share, steady_share)
         self._timeout_s = timeout_s
 
     async def one(self, context: Context, key: str, limit_bytes: int, *, may_settle: bool) -> bytes:
@@ -105,7 +107,7 @@ class Place:
             if self._settled:
                 self._turns.unsettle(self._key)
             else:
-                self._turns.leave()
+                self._turns.leave(self._key)
 
     def _look_later(self, limit: asyncio.Timeout) -> None:
         self._timer = asyncio.get_running_loop().call_later(QUICK_S, self._look, limit)
@@ -114,7 +116,7 @@ class Place:
         """A message that takes its time moves to a steady place; where there is none it goes once others wait."""
         if self._may_settle and self._turns.settle(self._key):
             self._settled = True
-            self._turns.leave()
+            self._turns.leave(self._key)
         elif self._turns.waited_for:
             self.in_turn = False
             limit.reschedule(asyncio.get_running_loop().time())

@@ -1,5 +1,5 @@
 """Whose request message is received now: quick places, handed round among those who wait, and steady ones for messages
-that take longer. Nobody holds more than a share of the steady ones. One event loop; no locks.
+that take longer. Nobody holds more than a share of either. One event loop; no locks.
 """
 
 import asyncio
@@ -9,8 +9,11 @@ from collections import Counter, deque
 class ReceivingTurns:
     """Places to receive messages in, by key: a tenant, or a peer without one."""
 
-    def __init__(self, quick_count: int, steady_count: int, steady_share: int) -> None:
+    def __init__(self, quick_count: int, steady_count: int, quick_share: int, steady_share: int) -> None:
+        """The shares are what one key may hold of each."""
         self._quick_free_count = quick_count
+        self._quick_share = quick_share
+        self._quick: Counter[str] = Counter()
         self._steady_free_count = steady_count
         self._steady_share = steady_share
         self._steady: Counter[str] = Counter()
@@ -23,9 +26,9 @@ class ReceivingTurns:
         return any(not one.done() for queue in self._waiting.values() for one in queue)
 
     async def enter(self, key: str) -> None:
-        """Returns with a quick place, to be left by `leave` or `settle`."""
-        if self._quick_free_count > 0:
-            self._quick_free_count -= 1
+        """Returns with a quick place, to be left by `leave` or exchanged by `settle`."""
+        if self._may_enter(key):
+            self._take(key)
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, deque()).append(turn)
@@ -33,21 +36,31 @@ class ReceivingTurns:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.leave()
+                self.leave(key)
             raise
 
-    def leave(self) -> None:
-        """Gives a quick place to the next key in turn."""
-        while self._waiting:
-            key = next(iter(self._waiting))
-            queue = self._waiting.pop(key)
+    def leave(self, key: str) -> None:
+        """Gives the key's quick place to the next key in turn that may have it."""
+        self._quick_free_count += 1
+        self._quick[key] -= 1
+        if not self._quick[key]:
+            del self._quick[key]
+        while (following := next(filter(self._may_enter, self._waiting), None)) is not None:
+            queue = self._waiting.pop(following)
             turn = queue.popleft()
             if queue:
-                self._waiting[key] = queue
+                self._waiting[following] = queue
             if not turn.done():
+                self._take(following)
                 turn.set_result(None)
                 return
-        self._quick_free_count += 1
+
+    def _may_enter(self, key: str) -> bool:
+        return self._quick_free_count > 0 and self._quick[key] < self._quick_share
+
+    def _take(self, key: str) -> None:
+        self._quick_free_count -= 1
+        self._quick[key] += 1
 
     def settle(self, key: str) -> bool:
         """Takes a steady place, to be left by `unsettle`; False when there is none for this key."""

@@ -21,6 +21,7 @@ class Crowd:
     def __init__(self, turns: ReceivingTurns) -> None:
         self.turns = turns
         self.entered: list[str] = []
+        self.left_count = 0
         self.tasks: list[asyncio.Task[None]] = []
 
     async def come(self, *keys: str) -> None:
@@ -28,27 +29,49 @@ class Crowd:
             self.tasks.append(asyncio.create_task(self._enter(key)))
             await settle_down()
 
+    async def leave(self) -> None:
+        """The one who entered first of those who are in."""
+        self.turns.leave(self.entered[self.left_count])
+        self.left_count += 1
+        await settle_down()
+
     async def _enter(self, key: str) -> None:
         await self.turns.enter(key)
         self.entered.append(key)
 
 
 async def test_those_who_wait_get_their_turns_by_key_and_not_by_arrival() -> None:
-    crowd = Crowd(ReceivingTurns(quick_count=1, steady_count=0, steady_share=0))
+    crowd = Crowd(ReceivingTurns(quick_count=1, steady_count=0, quick_share=1, steady_share=0))
     await crowd.come("first", "greedy", "greedy", "greedy", "modest")
 
     for _ in range(4):
-        crowd.turns.leave()
-        await settle_down()
+        await crowd.leave()
 
     assert crowd.entered == ["first", "greedy", "modest", "greedy", "greedy"]
 
 
+async def test_one_key_leaves_quick_places_to_others() -> None:
+    crowd = Crowd(ReceivingTurns(quick_count=2, steady_count=0, quick_share=1, steady_share=0))
+
+    await crowd.come("greedy", "greedy", "modest")
+
+    assert crowd.entered == ["greedy", "modest"]
+
+
+async def test_a_key_that_waits_for_its_own_share_does_not_hold_up_the_next() -> None:
+    crowd = Crowd(ReceivingTurns(quick_count=2, steady_count=0, quick_share=1, steady_share=0))
+    await crowd.come("modest", "greedy", "greedy", "third")
+
+    await crowd.leave()
+
+    assert crowd.entered == ["modest", "greedy", "third"]
+
+
 async def test_a_place_offered_to_one_who_goes_away_is_offered_to_the_next() -> None:
-    crowd = Crowd(ReceivingTurns(quick_count=1, steady_count=0, steady_share=0))
+    crowd = Crowd(ReceivingTurns(quick_count=1, steady_count=0, quick_share=1, steady_share=0))
     await crowd.come("first", "gone", "next")
 
-    crowd.turns.leave()
+    crowd.turns.leave("first")
     crowd.tasks[1].cancel()
     await settle_down()
 
@@ -56,13 +79,12 @@ async def test_a_place_offered_to_one_who_goes_away_is_offered_to_the_next() -> 
 
 
 async def test_one_who_went_away_while_waiting_is_passed_over() -> None:
-    crowd = Crowd(ReceivingTurns(quick_count=1, steady_count=0, steady_share=0))
+    crowd = Crowd(ReceivingTurns(quick_count=1, steady_count=0, quick_share=1, steady_share=0))
     await crowd.come("first", "gone", "next")
     crowd.tasks[1].cancel()
     await settle_down()
 
-    crowd.turns.leave()
-    await settle_down()
+    await crowd.leave()
 
     assert crowd.entered == ["first", "next"]
     assert not crowd.turns.waited_for
@@ -77,13 +99,13 @@ async def test_one_who_went_away_while_waiting_is_passed_over() -> None:
     ids=["a share", "all"],
 )
 def test_steady_places_end(steady_count: int, share: int, keys: list[str], found: list[bool]) -> None:
-    turns = ReceivingTurns(1, steady_count, share)
+    turns = ReceivingTurns(1, steady_count, 1, share)
 
     assert [turns.settle(key) for key in keys] == found
 
 
 def test_a_steady_place_that_is_left_can_be_taken_again() -> None:
-    turns = ReceivingTurns(1, 1, 1)
+    turns = ReceivingTurns(1, 1, 1, 1)
     turns.settle("a")
 
     turns.unsettle("a")
@@ -96,7 +118,7 @@ def test_no_more_than_the_quick_places_are_ever_taken(quick_count: int, script: 
     """Letters come; a number makes that one leave, who may be in, waiting, or gone."""
 
     async def play() -> None:
-        turns = ReceivingTurns(quick_count, 0, 0)
+        turns = ReceivingTurns(quick_count, 0, quick_count, 0)
         crowd = Crowd(turns)
         inside = most = 0
         for step in script:
@@ -104,9 +126,8 @@ def test_no_more_than_the_quick_places_are_ever_taken(quick_count: int, script: 
             if isinstance(step, str):
                 await crowd.come(step)
             elif inside:
-                turns.leave()
+                await crowd.leave()
                 inside -= 1
-                await settle_down()
             elif crowd.tasks:
                 crowd.tasks[step % len(crowd.tasks)].cancel()
                 await settle_down()
