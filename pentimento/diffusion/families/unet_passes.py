@@ -5,7 +5,7 @@ It leaves out what does not change from step to step. Keys and values of the tex
 the request too (`time_terms`). The results are the same bits as diffusers' own pass.
 
 The pass has two halves: `encode` runs the encoder and the mid block, `decode` takes ControlNets' residuals and runs the
-decoder (Katz, section 4.1).
+decoder (Katz, section 5).
 """
 
 from collections.abc import Iterator, Sequence
