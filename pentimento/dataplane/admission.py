@@ -24,7 +24,8 @@ def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
 
 
 def on_accept_persisted(state: State, now: float, event: AcceptPersisted) -> list[Effect]:
-    """From here on the request is not lost; one that was cancelled meanwhile ends in the journal too."""
+    """Announce the request, and begin its routing. From here on it is not lost; one that was cancelled meanwhile ends
+    in the journal too."""
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.ACCEPTING:
         return []
@@ -37,6 +38,7 @@ def on_accept_persisted(state: State, now: float, event: AcceptPersisted) -> lis
 
 
 def on_accept_dropped(state: State, now: float, event: AcceptDropped) -> list[Effect]:
+    """Forget the request: it is not to be run."""
     request = state.requests.get(event.request_id)
     if request is not None and request.phase is Phase.ACCEPTING:
         state.remove(request)
@@ -44,7 +46,8 @@ def on_accept_dropped(state: State, now: float, event: AcceptDropped) -> list[Ef
 
 
 def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Effect]:
-    """The route's pool may be another than the one that admitted the request (hit or miss, light or heavy)."""
+    """Queue the request in the lanes of its route. The route's pool may be another than the one that admitted the
+    request (hit or miss, light or heavy)."""
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.ROUTING or request.cascade_stage != event.cascade_stage:
         return []
@@ -60,6 +63,7 @@ def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Ef
 
 
 def on_drain_requested(state: State, now: float, event: DrainRequested) -> list[Effect]:
+    """Refuse new requests from here on; Drained follows once no accepted one is left."""
     state.draining = True
     return []
 

@@ -44,7 +44,7 @@ def start_attempt(state: State, now: float, request: Request, worker: Worker) ->
 
 
 def on_attempt_persisted(state: State, now: float, event: AttemptPersisted) -> list[Effect]:
-    """Run it, unless its worker went or its request ended while the journal wrote."""
+    """Execute the attempt, unless its worker went or its request ended while the journal wrote."""
     key = (event.request_id, event.fencing_token)
     if key not in state.unpersisted:
         return []
@@ -93,6 +93,7 @@ def _leave_to_others(state: State, request: Request) -> list[Effect]:
 
 
 def on_attempt_started(state: State, now: float, event: AttemptStarted) -> list[Effect]:
+    """Note that the worker has begun with the attempt: from here on its loss counts."""
     key = (event.request_id, event.fencing_token)
     worker_id = state.attempt_workers.get(key)
     if worker_id is not None:
@@ -101,6 +102,7 @@ def on_attempt_started(state: State, now: float, event: AttemptStarted) -> list[
 
 
 def on_attempt_yielded(state: State, now: float, event: AttemptYielded) -> list[Effect]:
+    """Free the attempt's credit shortly before its end, and dispatch."""
     key = (event.request_id, event.fencing_token)
     worker_id = state.attempt_workers.get(key)
     if worker_id is None:
@@ -113,7 +115,7 @@ def on_attempt_yielded(state: State, now: float, event: AttemptYielded) -> list[
 
 
 def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> list[Effect]:
-    """Only a live attempt of a running request has its picture scored or committed."""
+    """Score or commit the attempt's picture; only a live attempt of a running request has that."""
     key = (event.request_id, event.fencing_token)
     if key in state.unpersisted:
         return []
@@ -131,6 +133,7 @@ def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> lis
 
 
 def on_attempt_failed(state: State, now: float, event: AttemptFailed) -> list[Effect]:
+    """Free the attempt's credit; run the request again or end it, by the kind of failure."""
     key = (event.request_id, event.fencing_token)
     if key in state.unpersisted:
         return []
@@ -149,7 +152,8 @@ def on_attempt_failed(state: State, now: float, event: AttemptFailed) -> list[Ef
 
 
 def lose_attempt(state: State, now: float, key: AttemptKey) -> list[Effect]:
-    """The worker is gone, and its credit with it. What it had not begun with does not count as a loss."""
+    """Give up an attempt whose worker is gone, and its credit with it. What the worker had not begun with does not
+    count as a loss."""
     to_blame = _is_to_blame(state, key)
     worker = give_back(state, key)
     request = state.requests.get(key[0])

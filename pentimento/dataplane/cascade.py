@@ -10,7 +10,8 @@ from pentimento.dataplane.state import Phase, Request, State, TimerKind
 
 
 def on_picture(state: State, request: Request, token: int) -> list[Effect]:
-    """A stage that is not the last has painted. Should nothing better come, its picture is delivered in time."""
+    """Ask for the score of a picture, or commit it. A picture of a stage that is not the last is delivered in time
+    should nothing better come."""
     effects = stop_attempts(state, request)
     state.enter(request, Phase.SCORING)
     request.picture_token = token
@@ -21,6 +22,7 @@ def on_picture(state: State, request: Request, token: int) -> list[Effect]:
 
 
 def on_scored(state: State, now: float, event: Scored) -> list[Effect]:
+    """Commit the picture, or send the request on to the next stage where the confidence is below the threshold."""
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.SCORING or request.picture_token != event.fencing_token:
         return []

@@ -26,18 +26,19 @@ def commit_picture(state: State, request: Request, picture_token: int, degraded:
 
 
 def resume_commit(request: Request) -> list[Effect]:
+    """Commit the picture that waited for a newer attempt to be journalled."""
     number, token = request.attempt_number, request.fencing_token
     return [CommitResult(request.request_id, number, token, request.picture_token, request.degraded)]
 
 
 def fall_back(state: State, request: Request, reason: str) -> list[Effect]:
-    """The picture of an earlier stage stands in; `reason` labels it."""
+    """Commit the picture of an earlier stage in place of a later one's; `reason` labels it."""
     state.counters.fallen_back += 1
     return commit_picture(state, request, request.fallback_token, reason or "FAILED")
 
 
 def stop_attempts(state: State, request: Request) -> list[Effect]:
-    """Those that run, or may do so unheard of. Their credits come back when their streams end."""
+    """Stop the attempts that run, or may run unreported. Their credits come back when their streams end."""
     if request.phase is Phase.ORPHANED:
         return [StopAttempt(request.request_id, request.fencing_token, request.worker_id)]
     keys = [(request.request_id, token) for token in request.live]
@@ -45,6 +46,7 @@ def stop_attempts(state: State, request: Request) -> list[Effect]:
 
 
 def on_result_committed(state: State, now: float, event: ResultCommitted) -> list[Effect]:
+    """Deliver the committed picture; where another attempt or ending won, deliver what the journal says."""
     request = _committing(state, event.request_id, event.fencing_token)
     if request is None:
         return []
@@ -63,6 +65,7 @@ def on_result_committed(state: State, now: float, event: ResultCommitted) -> lis
 
 
 def on_commit_failed(state: State, now: float, event: CommitFailed) -> list[Effect]:
+    """End the request as failed: its picture could not be stored."""
     request = _committing(state, event.request_id, event.fencing_token)
     if request is None:
         return []
@@ -73,7 +76,7 @@ def on_commit_failed(state: State, now: float, event: CommitFailed) -> list[Effe
 
 
 def release_picture(request: Request) -> list[Effect]:
-    """The grant of a picture that is neither committed nor passed over yet."""
+    """Release the grant of a picture that is neither committed nor passed over yet."""
     if request.phase not in (Phase.SCORING, Phase.COMMITTING) or request.picture_token == request.fallback_token:
         return []
     return [ReleaseGrant(request.request_id, request.picture_token)]

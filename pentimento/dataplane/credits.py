@@ -7,7 +7,7 @@ from pentimento.dataplane.state import Pool, State, Worker
 
 
 def take(state: State, worker: Worker, key: AttemptKey) -> None:
-    """A credit for an attempt of a request."""
+    """Take a credit of the worker for an attempt."""
     worker.in_flight[key] = None
     state.attempt_workers[key] = worker.worker_id
     state.requests[key[0]].live += (key[1],)
@@ -15,20 +15,21 @@ def take(state: State, worker: Worker, key: AttemptKey) -> None:
 
 
 def take_as_peer(state: State, worker: Worker, key: AttemptKey) -> None:
-    """A credit for the other half of an attempt's guidance."""
+    """Take a credit of the worker for the other half of an attempt's guidance."""
     worker.in_flight[key] = None
     state.peers[key] = worker.worker_id
     refresh(state, worker)
 
 
 def yield_credit(state: State, worker: Worker, key: AttemptKey) -> None:
-    """The attempt goes on, and another one may come already."""
+    """Free the attempt's credit while it goes on, so that another one may come already."""
     worker.yielded[key] = None
     refresh(state, worker)
 
 
 def give_back(state: State, key: AttemptKey) -> Worker | None:
-    """The worker that held the attempt; None if it is not in flight any more (a late or repeated word)."""
+    """Free the attempt's credit and return the worker that held it; None if it is not in flight any more (late or
+    repeated news)."""
     worker_id = state.attempt_workers.pop(key, None)
     if worker_id is None:
         return None
@@ -45,6 +46,7 @@ def give_back(state: State, key: AttemptKey) -> Worker | None:
 
 
 def give_back_peer(state: State, key: AttemptKey) -> None:
+    """Free the credit that a second worker held for the attempt's guidance, if one did."""
     peer_id = state.peers.pop(key, None)
     if peer_id is not None:
         peer = state.workers[peer_id]
@@ -53,7 +55,8 @@ def give_back_peer(state: State, key: AttemptKey) -> None:
 
 
 def is_eligible(state: State, worker: Worker) -> bool:
-    """Plans are intent: a worker that the plan leaves out gets nothing, unless the operator named it."""
+    """Return whether the worker may be given attempts. A worker that the plan leaves out gets nothing, unless the
+    operator named it."""
     if not worker.connected or not worker.confirmed or worker.draining:
         return False
     return worker.pinned or worker.worker_id in state.assigned
@@ -78,7 +81,8 @@ def refresh(state: State, worker: Worker) -> None:
 
 
 def latest_deadline(state: State, worker: Worker) -> float:
-    """Of what it has, those that are about to end left out; -inf where that is nothing."""
+    """Return the latest deadline of what the worker has, those that are about to end left out; -inf where that is
+    nothing."""
     return max(
         (
             state.requests[key[0]].deadline
@@ -90,7 +94,7 @@ def latest_deadline(state: State, worker: Worker) -> float:
 
 
 def count(state: State, worker: Worker) -> None:
-    """Keep the credits and the throughput of the worker's pools."""
+    """Update what the worker adds to the credits and the throughput of its pools."""
     counts = worker.connected and not worker.draining
     counted = tuple(_contribution(state, worker, pool) for pool in worker.pools) if counts else ()
     if counted == worker.counted:

@@ -20,13 +20,14 @@ MAX_END_RETRIES = 3
 
 
 def failure_of(effect: Effect) -> EffectFailed:
-    """What the dataplane is told when performing the effect has raised."""
+    """Return the event that answers an effect whose performing has raised."""
     request_id, token = getattr(effect, "request_id", ""), getattr(effect, "fencing_token", 0)
     return EffectFailed(request_id, type(effect).__name__, token)
 
 
 def on_effect_failed(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """Effects that no request waits for (cache entries, grants, what a client is told beside) change nothing."""
+    """Undo what the effect had taken, and end its request as failed. Effects that no request waits for (cache entries,
+    grants, what a client is told beside) change nothing."""
     handler = _HANDLERS.get(event.effect)
     return handler(state, now, event) if handler is not None else []
 

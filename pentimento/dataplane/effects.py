@@ -71,8 +71,8 @@ class PersistAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ReservePair:
-    """The Execute that follows runs on two workers: `peer_id` has a credit set aside for the other half of the guidance
-    (Katz, latent parallelism). Should the peer be lost, the worker goes on alone."""
+    """Run the Execute that follows on two workers: `peer_id` has a credit set aside for the other half of the guidance
+    (Katz, section 7). Should the peer be lost, the worker goes on alone."""
 
     request_id: str
     fencing_token: int
@@ -82,7 +82,7 @@ class ReservePair:
 
 @dataclass(frozen=True, slots=True)
 class Hedge:
-    """The PersistAttempt that follows runs beside the attempt that it names, which takes longer than it should. The
+    """Run the PersistAttempt that follows beside the attempt that it names, which takes longer than it should. The
     first of the two to finish is committed and the other stopped."""
 
     request_id: str
@@ -122,7 +122,7 @@ class StopAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How confident the discriminator is of the attempt's picture; answered by Scored, whatever is down."""
+    """Ask the discriminator for its confidence in the attempt's picture; answered by Scored, whatever is down."""
 
     request_id: str
     fencing_token: int
@@ -156,7 +156,7 @@ class CommitCacheEntries:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseGrant:
-    """Nothing of this attempt enters the cache."""
+    """Give the attempt's grant back: nothing of it enters the cache."""
 
     request_id: str
     fencing_token: int
@@ -208,14 +208,14 @@ class DeliverEnd:
 
 @dataclass(frozen=True, slots=True)
 class DeliverRecorded:
-    """Somebody else ended this request: answer with what the journal says."""
+    """Answer with what the journal says: another frontdoor ended this request."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """No accepted request is left."""
+    """Report that no accepted request is left."""
 
 
 Effect = (

@@ -11,6 +11,7 @@ _SETTLED = frozenset({Phase.COMMITTING, Phase.ENDING})
 
 
 def on_cancel_requested(state: State, now: float, event: CancelRequested) -> list[Effect]:
+    """End the request as cancelled and stop what runs for it; one that has ended stays as it is."""
     request = state.requests.get(event.request_id)
     if request is None:
         return []
@@ -20,7 +21,8 @@ def on_cancel_requested(state: State, now: float, event: CancelRequested) -> lis
 
 
 def on_deadline(state: State, now: float, request: Request) -> list[Effect]:
-    """Queued work is never started, running work stops; what an earlier stage painted is there in time."""
+    """End the request as expired, or fall back to what an earlier stage painted. Queued work is never started, running
+    work stops."""
     if request.phase is Phase.RUNNING:
         learn_slowness(state, request, now - request.started_at)
     if request.phase is Phase.SCORING and state.settings.fall_back:
@@ -32,7 +34,7 @@ def on_deadline(state: State, now: float, request: Request) -> list[Effect]:
 
 
 def drop_late(state: State, now: float, request: Request, wait_s: float) -> list[Effect]:
-    """A queued request that would miss its deadline ends now, before it costs more (DiffServe, section 4.1)."""
+    """End a queued request now that would miss its deadline, before it costs more (DiffServe, section 4.1)."""
     if request.fallback_token:
         return fall_back(state, request, "PREDICTED_LATE")
     left_s = max(request.deadline - now, 0.0)
@@ -43,7 +45,7 @@ def drop_late(state: State, now: float, request: Request, wait_s: float) -> list
 
 
 def stop_request(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
-    """End it unless it has ended; while it is being accepted the end waits for the journal."""
+    """End a request unless it has ended; while it is being accepted the end waits for the journal."""
     if request.phase in _SETTLED or request.end is not None:
         return []
     if request.phase is Phase.ACCEPTING:
@@ -53,14 +55,14 @@ def stop_request(state: State, request: Request, end: End, reason: str, message:
 
 
 def end_request(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
-    """It cannot be painted any more: end it, or fall back to what an earlier stage painted."""
+    """End a request that cannot be painted any more, or fall back to what an earlier stage painted."""
     if request.fallback_token and end is End.FAILED:
         return fall_back(state, request, reason)
     return journal_end(state, request, end, reason, message)
 
 
 def journal_end(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
-    """Stop what runs for it and end it."""
+    """Stop what runs for a request and journal its end."""
     effects = [*stop_attempts(state, request), *release_picture(request)]
     _enter_end(state, request, end, reason, message)
     return [*effects, PersistEnd(request.request_id, end, reason, message)]
@@ -72,6 +74,7 @@ def _enter_end(state: State, request: Request, end: End, reason: str, message: s
 
 
 def on_end_persisted(state: State, now: float, event: EndPersisted) -> list[Effect]:
+    """Deliver the journalled end; where the request had ended already, deliver what the journal says."""
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.ENDING or request.end is None:
         return []
@@ -82,7 +85,7 @@ def on_end_persisted(state: State, now: float, event: EndPersisted) -> list[Effe
 
 
 def deliver_end(state: State, request: Request, end: End) -> list[Effect]:
-    """The request is over."""
+    """Forget a request that has ended and answer its client."""
     state.remove(request)
     _count_end(state, request.pool, end)
     reason, message = request.end_reason, request.end_message

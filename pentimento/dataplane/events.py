@@ -125,6 +125,8 @@ class AttemptFinished:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailed:
+    """An attempt ended without a picture; `kind` decides whether the request gets another."""
+
     request_id: str
     fencing_token: int
     kind: FailureKind
@@ -216,6 +218,8 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class PlanReceived:
+    """A plan of the controller has come."""
+
     plan: Plan
 
 
@@ -263,6 +267,8 @@ class RecoveredRequest:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
+    """The unfinished requests of the journal, after a start or a takeover."""
+
     requests: tuple[RecoveredRequest, ...]
 
 
@@ -283,7 +289,7 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Due at `Dataplane.next_wakeup`."""
+    """The time of `Dataplane.next_wakeup` has come."""
 
 
 Event = (

@@ -19,8 +19,9 @@ class _Backlog:
 
 
 class FairQueue:
-    """Tenants take turns, each worth a quantum of work that lasts for a round: the mean of what waits. Of two tenants
-    that always have something waiting, neither is ever served more than three of the largest requests ahead."""
+    """A queue in which tenants take turns, each worth a quantum of work that lasts for a round: the mean of what waits.
+    Of two tenants that always have something waiting, neither is ever served more than three of the largest requests
+    ahead."""
 
     def __init__(self) -> None:
         self._backlogs: OrderedDict[str, _Backlog] = OrderedDict()
@@ -39,7 +40,7 @@ class FairQueue:
         return request_id in self._waiting
 
     def push(self, request_id: str, tenant: str, due: float, work: float) -> None:
-        """O(log n) in what the tenant has waiting; nothing if it waits already."""
+        """Add a request, unless it waits already; O(log n) in what the tenant has waiting."""
         if request_id in self._waiting:
             return
         self._sequence += 1
@@ -52,7 +53,7 @@ class FairQueue:
         heapq.heappush(backlog.heap, (due, self._sequence, request_id))
 
     def first(self) -> str:
-        """Whose turn it is. Changes the round, not what waits; IndexError when nothing does."""
+        """Return the request whose turn it is. Changes the round, not what waits; IndexError when nothing does."""
         if not self._waiting:
             raise IndexError("nothing waits")
         passed = 0
@@ -70,7 +71,7 @@ class FairQueue:
                 self._skip_rounds()
 
     def serve(self, request_id: str) -> None:
-        """Take out the first one, at its tenant's expense."""
+        """Take out the first request, at its tenant's expense."""
         _, tenant, work = self._waiting[request_id]
         self._backlogs[tenant].deficit -= work
         self.discard(request_id)

@@ -16,7 +16,8 @@ _MAX_CREDITS = 4096
 
 
 def on_worker_reported(state: State, now: float, event: WorkerReported) -> list[Effect]:
-    """Reports are truth. Another generation under the same name is another process: what ran on the old one is lost."""
+    """Update the worker, and dispatch. Reports are truth. Another generation under the same name is another process:
+    what ran on the old one is lost."""
     effects: list[Effect] = []
     worker = state.workers.get(event.worker_id)
     if worker is not None and worker.connected and event.worker_generation < worker.worker_generation:
@@ -36,6 +37,7 @@ def on_worker_reported(state: State, now: float, event: WorkerReported) -> list[
 
 
 def on_worker_lost(state: State, now: float, event: WorkerLost) -> list[Effect]:
+    """Take the worker out of its pools, and run again elsewhere what ran there."""
     worker = state.workers.get(event.worker_id)
     if worker is None or not worker.connected or worker.worker_generation != event.worker_generation:
         return []
@@ -45,7 +47,7 @@ def on_worker_lost(state: State, now: float, event: WorkerLost) -> list[Effect]:
 
 
 def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effect]:
-    """Take a newer plan; an older or repeated one changes nothing, nor does one that makes no sense."""
+    """Adopt a newer plan; an older or repeated one changes nothing, nor does one that makes no sense."""
     if state.plan is not None and event.plan.version <= state.plan.version:
         return []
     if not _is_sane(event.plan):
@@ -62,7 +64,7 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
 
 
 def on_profiles_received(state: State, now: float, event: ProfilesReceived) -> list[Effect]:
-    """Predictions start from them; what makes no sense is left out."""
+    """Start predictions from the profiles; what makes no sense is left out."""
     state.profiles |= {profile.name: profile for profile in event.profiles if is_sane(profile)}
     _set_speeds(state)
     return []
@@ -98,14 +100,14 @@ def _is_sane(plan: Plan) -> bool:
 
 
 def forget_worker(state: State, now: float, worker_id: str) -> None:
-    """A worker that stayed away is no longer shown. One that was back meanwhile has a later timer."""
+    """Forget a worker that stayed away. One that was back meanwhile has a later timer."""
     worker = state.workers.get(worker_id)
     if worker is not None and not worker.connected and now >= worker.forget_at:
         del state.workers[worker_id]
 
 
 def pools_of(plan: Plan | None, worker_id: str, model: str) -> tuple[str, ...]:
-    """The plan's pools of the model that name the worker; the model's own where the plan names none."""
+    """Return the plan's pools of the model that name the worker; the model's own where the plan names none."""
     pools = plan.pools if plan is not None else ()
     named = tuple(pool.pool for pool in pools if pool.model == model and worker_id in pool.worker_ids)
     return named or (model,)

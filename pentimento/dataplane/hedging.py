@@ -6,7 +6,8 @@ from pentimento.dataplane.state import Phase, Request, State
 
 
 def on_hedge_due(state: State, now: float, request: Request) -> list[Effect]:
-    """Only on a worker that idles while nobody waits, and only once for each attempt."""
+    """Start a second attempt beside one that takes too long: only on a worker that idles while nobody waits, and once
+    for each attempt."""
     lane = state.lanes.get(request.lane_key)
     if request.phase is not Phase.RUNNING or now >= request.deadline or len(request.live) != 1 or lane is None:
         return []

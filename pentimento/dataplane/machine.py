@@ -58,7 +58,8 @@ class Dataplane:
         self.state = State(epoch, settings or DataplaneSettings())
 
     def on_event(self, now: float, event: events.Event) -> list[Effect]:
-        """`now` in monotonic seconds. Late, repeated and reordered events are taken in stride."""
+        """Apply an event and return the effects to perform. `now` in monotonic seconds. Late, repeated and reordered
+        events change nothing that they should not."""
         state = self.state
         effects = _HANDLERS[type(event)](state, now, event)
         if state.dirty:
@@ -70,9 +71,9 @@ class Dataplane:
         return effects
 
     def next_wakeup(self) -> float | None:
-        """When TimePassed is due; None while nothing waits for the clock."""
+        """Return when TimePassed is due; None while nothing waits for the clock."""
         return self.state.timers[0][0] if self.state.timers else None
 
     def predicted_wait_s(self, pool: str) -> float:
-        """Seconds that a request admitted to the pool now would wait for a worker."""
+        """Return seconds that a request admitted to the pool now would wait for a worker."""
         return predicted_wait_s(self.state, pool)

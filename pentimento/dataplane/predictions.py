@@ -11,7 +11,7 @@ DEFAULT_WAIT_S = 5.0
 
 
 def predicted_wait_s(state: State, pool_name: str) -> float:
-    """Seconds that a request admitted now would wait for a worker, from what its pool gets through."""
+    """Return seconds that a request admitted now would wait for a worker, from what its pool gets through."""
     pool = state.pools.get(pool_name)
     if pool is None:
         return DEFAULT_WAIT_S
@@ -23,9 +23,9 @@ def predicted_wait_s(state: State, pool_name: str) -> float:
 
 
 def predicted_end_s(state: State, now: float, pool: Pool, request: Request | RequestArrived) -> float | None:
-    """Seconds until a request that joined the queue now would be done; None where that is not known, and while it need
-    not wait: then it is tried, since nobody waits for it. One that was admitted already counts among those who wait,
-    and does not wait for itself.
+    """Return the seconds until a request that joined the queue now would be done. None where that is not known, and
+    while it need not wait: then it is tried, since nobody waits for it. One that was admitted already counts among
+    those who wait, and does not wait for itself.
 
     Tenants take turns: before it is served, each of the others gets as much as its own tenant has, or all it wants.
     """
@@ -42,25 +42,26 @@ def predicted_end_s(state: State, now: float, pool: Pool, request: Request | Req
 
 
 def expected_service_s(pool: Pool, worker: Worker, work: float) -> float:
-    """Seconds that the request takes on a worker whose batch is full, as it is when somebody waits; 0 where no speed is
-    known yet."""
+    """Return seconds that the request takes on a worker whose batch is full, as it is when somebody waits; 0 where no
+    speed is known yet."""
     return pool.speed.seconds(work, max(worker.credit_count, worker.used_credits + 1), worker.slowdown) or 0.0
 
 
 def predicted_service_s(state: State, pool: Pool, worker: Worker, work: float) -> float | None:
-    """Seconds that the request takes once it joins the worker's batch; None where no speed is known yet."""
+    """Return seconds that the request takes once it joins the worker's batch; None where no speed is known yet."""
     return pool.speed.seconds(work, worker.used_credits + 1, worker.slowdown, state.settings.prediction_margin)
 
 
 def retry_after_ms(state: State, pool_name: str) -> int:
-    """When the queue will be half empty, so that those who come back do not all meet a full one."""
+    """Return when the queue will be half empty, so that those who come back do not all meet a full one."""
     settings = state.settings
     wait_ms = predicted_wait_s(state, pool_name) * 1000 / 2
     return round(min(max(wait_ms, settings.min_retry_after_ms), settings.max_retry_after_ms))
 
 
 def learn_speed(state: State, request: Request, worker: Worker, seconds: float) -> None:
-    """From a picture: the worker's batch has been, on average, what it was in the middle of its start and its end."""
+    """Correct the pool's and the worker's slowdown by a picture that took `seconds`. The worker's batch has been, on
+    average, what it was in the middle of its start and its end."""
     speed = state.pool(request.pool).speed
     ratio = _ratio(speed, request, worker, seconds)
     if ratio is not None:
@@ -69,8 +70,8 @@ def learn_speed(state: State, request: Request, worker: Worker, seconds: float) 
 
 
 def learn_slowness(state: State, request: Request, seconds: float) -> None:
-    """From an attempt that was given up after so long: a device that has become too slow for any deadline would never
-    be known as such by those that make it."""
+    """Raise the slowdown by an attempt that was given up after `seconds`. A device that has become too slow for any
+    deadline would never be known as such by pictures that make it."""
     worker = state.workers.get(request.worker_id)
     if worker is None:
         return

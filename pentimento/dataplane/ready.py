@@ -8,7 +8,8 @@ _SLACK = 64
 
 
 class ReadyWorkers:
-    """Lowest cost first, longest there first among equals; every change costs O(log n) in the number of workers."""
+    """Workers that could take a request, lowest cost first, longest there first among equals; every change costs O(log
+    n) in the number of workers."""
 
     def __init__(self) -> None:
         self._costs: dict[str, tuple[float, int]] = {}
@@ -23,14 +24,14 @@ class ReadyWorkers:
         return iter(sorted(self._costs, key=self._costs.__getitem__))
 
     def first(self) -> str:
-        """IndexError when there is none."""
+        """Return the worker of the lowest cost; IndexError when there is none."""
         heap = self._heap
         while self._costs.get(heap[0][2]) != heap[0][:2]:
             heapq.heappop(heap)
         return heap[0][2]
 
     def set(self, worker_id: str, cost: float) -> None:
-        """The worker has a free credit, and the next request would cost so much there."""
+        """Add the worker, or change the cost of the next request there."""
         before = self._costs.get(worker_id)
         if before is not None and before[0] == cost:
             return
@@ -42,4 +43,5 @@ class ReadyWorkers:
             heapq.heapify(self._heap)
 
     def discard(self, worker_id: str) -> None:
+        """Remove the worker, if it is there."""
         self._costs.pop(worker_id, None)

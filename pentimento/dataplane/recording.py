@@ -24,7 +24,7 @@ _EFFECTS = {kind.__name__: kind for kind in get_args(effects.Effect)}
 
 @dataclass(frozen=True)
 class Step:
-    """`effects` are what the recorded dataplane answered."""
+    """One recorded event; `effects` are what the recorded dataplane answered."""
 
     line: int
     now: float
@@ -41,15 +41,18 @@ class Divergence:
 
 
 def header_line(epoch: int, settings: DataplaneSettings) -> str:
+    """Return a recording's first line: its format, epoch and settings as JSON."""
     return json.dumps({"format": FORMAT, "epoch": epoch, "settings": _encode(settings)}) + "\n"
 
 
 def step_line(now: float, event: events.Event, answered: Sequence[effects.Effect]) -> str:
+    """Return the line of one event: its time, the event and its effects as JSON."""
     return json.dumps([now, _tagged(event), [_tagged(effect) for effect in answered]], separators=(",", ":")) + "\n"
 
 
 def read_recording(lines: Iterable[str], source: str) -> tuple[Dataplane, Iterator[Step]]:
-    """A dataplane as the recorded one began, and what happened to it. Raises InvalidArgument with file, line, field."""
+    """Return a dataplane as the recorded one began, and what happened to it. Raises InvalidArgument with file, line,
+    field."""
     numbered = iter(enumerate(lines, start=1))
     number, first = next(numbered, (1, ""))
     header = _parse(first, f"{source}:{number}")
@@ -61,7 +64,7 @@ def read_recording(lines: Iterable[str], source: str) -> tuple[Dataplane, Iterat
 
 
 def replay(dataplane: Dataplane, steps: Iterable[Step]) -> tuple[int, Divergence | None]:
-    """How many steps gave the same effects, and the first that did not."""
+    """Play the steps and return how many gave the same effects, and the first that did not."""
     count = 0
     for step in steps:
         answered = tuple(dataplane.on_event(step.now, step.event))

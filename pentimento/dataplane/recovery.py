@@ -8,7 +8,7 @@ from pentimento.dataplane.state import Phase, Request, State, TimerKind, Worker
 
 
 def on_took_over(state: State, now: float, event: TookOver) -> list[Effect]:
-    """A standby becomes the one; an epoch that is no newer changes nothing."""
+    """Make a standby the active dataplane; an epoch that is no newer changes nothing."""
     state.epoch = max(state.epoch, event.epoch)
     return []
 
@@ -23,7 +23,7 @@ def on_recovered(state: State, now: float, event: Recovered) -> list[Effect]:
 
 
 def attach_orphans(state: State, now: float, worker: Worker) -> list[Effect]:
-    """The worker of orphaned attempts is there: listen to them, whatever its credits. They count as its load."""
+    """Listen again to the orphaned attempts of a worker that is back, whatever its credits. They count as its load."""
     effects: list[Effect] = []
     for request_id in state.orphans.pop(worker.worker_id, {}):
         request = state.requests.get(request_id)
@@ -38,13 +38,13 @@ def attach_orphans(state: State, now: float, worker: Worker) -> list[Effect]:
 
 
 def is_orphan(state: State, key: AttemptKey) -> bool:
-    """Whether the attempt is one of those that wait to be attached to."""
+    """Return whether the attempt is one of those that wait to be attached to."""
     request = state.requests.get(key[0])
     return request is not None and request.phase is Phase.ORPHANED and request.attempt_key == key
 
 
 def on_orphan_wait_over(state: State, request: Request) -> None:
-    """Its worker did not show up: run it again under a newer token, which fences a late result off."""
+    """Run the request again under a newer token, which fences a late result off: its worker did not show up."""
     if request.phase is not Phase.ORPHANED:
         return
     waiting = state.orphans.get(request.worker_id, {})

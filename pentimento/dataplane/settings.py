@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class DataplaneSettings:
-    """Times in seconds. `queue_limit`: requests of a pool that wait for a worker, shared out among the tenants that
-    have any there.
+    """Settings of the dataplane; times in seconds. `queue_limit`: requests of a pool that wait for a worker, shared out
+    among the tenants that have any there.
 
     A request that took `suspect_losses` workers down with it waits up to `suspect_wait_s` for a second worker to be
     there, so that it cannot empty the pool. `orphan_wait_s`: how long a recovered attempt's worker may take to show up.

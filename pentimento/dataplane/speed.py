@@ -10,8 +10,9 @@ _LARGEST_BATCH = 1024
 
 
 class Speed:
-    """`slowdown`: seconds taken for each second profiled or, without a profile, for each unit of work; None while
-    neither is known. `spread`: how far single attempts were from it, on average."""
+    """A pool's speed as profiled and observed. `slowdown`: seconds taken for each second profiled or, without a
+    profile, for each unit of work; None while neither is known. `spread`: how far single attempts were from it, on
+    average."""
 
     def __init__(self, profile: SpeedProfile | None = None) -> None:
         """`profile`: one that `is_sane`."""
@@ -22,43 +23,45 @@ class Speed:
         self.spread = 0.0
 
     def seconds_per_work(self, batch: int) -> float:
-        """e(b) as profiled; 1 without a profile."""
+        """Return e(b) as profiled; 1 without a profile."""
         table = self._table
         return table[batch - 1] if 1 <= batch <= len(table) else table[-1 if batch > 1 else 0]
 
     def crowded_s(self, load: int) -> float:
-        """e(b) of a worker with so many requests; those beyond the largest profiled batch wait, so that one more costs
-        more than on a worker that idles."""
+        """Return e(b) of a worker with so many requests. Those beyond the largest profiled batch wait, so that one more
+        costs more than on a worker that idles."""
         beyond = max(load / len(self._table), 1.0)
         return beyond * self.seconds_per_work(load)
 
     def nominal_s(self, work: float, batch: int) -> float:
-        """Before `slowdown`."""
+        """Return the seconds that a request takes before `slowdown`."""
         return self._fixed_s + work * self.seconds_per_work(batch)
 
     def seconds(self, work: float, batch: int, slowdown: float | None = None, margin: float = 0.0) -> float | None:
-        """What a request of that work takes in a batch of that size, and `margin` spreads more; by a worker's own
-        slowdown where it has one."""
+        """Return the seconds that a request of that work takes in a batch of that size, and `margin` spreads more. A
+        worker's own slowdown is used where it has one; None where no speed is known."""
         slowdown = self.slowdown if slowdown is None else slowdown
         return None if slowdown is None else (slowdown + margin * self.spread) * self.nominal_s(work, batch)
 
     def throughput(self, batch: int) -> float:
-        """Work a second of one worker whose batch is full, before `slowdown`."""
+        """Return the work a second of one worker whose batch is full, before `slowdown`."""
         seconds = self.seconds_per_work(batch)
         return batch / seconds if seconds > 0.0 else 0.0
 
     def learn(self, ratio: float) -> None:
+        """Move slowdown and spread towards an attempt's `ratio` of taken to nominal seconds."""
         if self.slowdown is not None:
             self.spread = averaged(self.spread, abs(ratio - self.slowdown))
         self.slowdown = averaged(self.slowdown, ratio)
 
 
 def averaged(before: float | None, newest: float) -> float:
+    """Return the moving average after `newest`, which is all of it at first."""
     return newest if before is None else before + NEWEST_SHARE * (newest - before)
 
 
 def is_sane(profile: SpeedProfile) -> bool:
-    """Ascending batch sizes, finite seconds."""
+    """Return whether the profile has ascending batch sizes and finite seconds."""
     sizes = [size for size, _ in profile.seconds_per_work]
     seconds = [*(value for _, value in profile.seconds_per_work), profile.fixed_s]
     ascending = all(1 <= size <= _LARGEST_BATCH for size in sizes) and sizes == sorted(set(sizes))

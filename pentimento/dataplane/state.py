@@ -47,6 +47,8 @@ _TIMERS_PER_REQUEST = 4
 
 
 class TimerKind(IntEnum):
+    """What a timer is for."""
+
     DEADLINE = 0
     ORPHAN_WAIT = 1
     SUSPECT_WAIT = 2
@@ -99,14 +101,17 @@ class Request:
 
     @property
     def attempt_key(self) -> AttemptKey:
+        """The newest attempt: request id and fencing token."""
         return (self.request_id, self.fencing_token)
 
     @property
     def lane_key(self) -> LaneKey:
+        """The lane in which it waits: pool and model digest."""
         return (self.pool, self.model_digest)
 
     @property
     def has_next_stage(self) -> bool:
+        """Whether a later stage of the cascade may follow."""
         return self.cascade_stage + 1 < len(self.cascade)
 
 
@@ -146,9 +151,11 @@ class Worker:
 
     @property
     def used_credits(self) -> int:
+        """The credits that are taken: those in flight and abandoned, less those about to end."""
         return len(self.in_flight) + len(self.abandoned) - len(self.yielded)
 
     def holds(self, model_digest: str) -> bool:
+        """Return whether the worker is connected and holds that model."""
         return self.connected and self.model_digest == model_digest
 
 
@@ -165,6 +172,7 @@ class Lane:
     reserve: ReadyWorkers = field(default_factory=ReadyWorkers)
 
     def discard(self, request_id: str) -> None:
+        """Take a request out of all queues of the lane."""
         self.reruns.pop(request_id, None)
         self.fresh.discard(request_id)
         self.spare.discard(request_id)
@@ -172,7 +180,7 @@ class Lane:
 
 @dataclass(slots=True)
 class Backlog:
-    """What waits for a worker."""
+    """What of a tenant waits for a worker."""
 
     count: int = 0
     work: float = 0.0
@@ -206,7 +214,7 @@ class Pool:
     workers: dict[str, Worker] = field(default_factory=dict)
 
     def wait_for(self, request: Request, step: int) -> None:
-        """Count a request in (1) or out (-1)."""
+        """Count a waiting request in (`step` 1) or out (-1)."""
         self.waiting_count += step
         self.waiting_work = self.waiting_work + step * request.work if self.waiting_count else 0.0
         backlog = self.tenants.get(request.tenant)
@@ -218,7 +226,7 @@ class Pool:
             del self.tenants[request.tenant]
 
     def run(self, request: Request, step: int) -> None:
-        """Likewise one that has a worker."""
+        """Count a running request in (`step` 1) or out (-1)."""
         self.running_count += step
         if request.ends_at is None:
             return
@@ -228,7 +236,7 @@ class Pool:
             del self.ends[bisect_left(self.ends, request.ends_at)]
 
     def expect_no_credit(self, request: Request) -> None:
-        """One that runs has given its credit back before its end."""
+        """Forget when a running request gives its credit back: it has."""
         if request.ends_at is not None:
             del self.ends[bisect_left(self.ends, request.ends_at)]
             request.ends_at = None
@@ -236,7 +244,7 @@ class Pool:
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start of this frontdoor."""
+    """What happened since the start of this frontdoor."""
 
     accepted: int = 0
     completed: int = 0
@@ -253,8 +261,8 @@ class Counters:
 
 @dataclass(slots=True)
 class State:
-    """`epoch` is this frontdoor's, larger than that of every one before: the tokens it mints are larger than theirs; 0
-    for a standby."""
+    """Everything that the dataplane knows. `epoch` is this frontdoor's, larger than that of every one before: the
+    tokens it mints are larger than theirs; 0 for a standby."""
 
     epoch: int
     settings: DataplaneSettings = field(default_factory=DataplaneSettings)
@@ -292,18 +300,21 @@ class State:
         return self.settings.drop_late and (self.plan is None or self.plan.drops_late)
 
     def pool(self, name: str) -> Pool:
+        """Return the pool of that name, a new one where there is none."""
         pool = self.pools.get(name)
         if pool is None:
             pool = self.pools[name] = Pool(name)
         return pool
 
     def lane(self, key: LaneKey) -> Lane:
+        """Return the lane of that key, a new one where there is none."""
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane()
         return lane
 
     def set_timer(self, at: float, kind: TimerKind, key: str) -> None:
+        """Wake up at `at` for what `kind` and `key` name."""
         self.timer_count += 1
         heapq.heappush(self.timers, (at, self.timer_count, kind, key))
         if len(self.timers) > _TIMERS_PER_REQUEST * len(self.requests) + _TIMER_SLACK + len(self.workers):
@@ -311,11 +322,11 @@ class State:
             heapq.heapify(self.timers)
 
     def is_set(self, timer: tuple[float, int, TimerKind, str]) -> bool:
-        """Whether anybody waits for it: the timers of requests that are gone do nothing."""
+        """Return whether anything waits for the timer: those of requests that are gone do nothing."""
         return timer[3] in (self.workers if timer[2] is TimerKind.FORGET_WORKER else self.requests)
 
     def add(self, request: Request) -> None:
-        """Take in a request in its first phase."""
+        """Add a request in its first phase."""
         self.requests[request.request_id] = request
         self._count(request, +1)
         self.set_timer(request.deadline, TimerKind.DEADLINE, request.request_id)
@@ -329,7 +340,7 @@ class State:
         self._count(request, +1)
 
     def begin(self, request: Request, now: float, ends_at: float) -> None:
-        """An attempt starts: the first of those that wait, another one of those that are hedged."""
+        """Count an attempt that starts: the first of a request that waits, or another one of one that is hedged."""
         self._count(request, -1)
         if request.phase is Phase.QUEUED:
             self._leave_lanes(request)
@@ -344,13 +355,14 @@ class State:
         self._count(request, +1)
 
     def remove(self, request: Request) -> None:
+        """Forget a request that has ended."""
         self._count(request, -1)
         if request.phase is Phase.QUEUED:
             self._leave_lanes(request)
         del self.requests[request.request_id]
 
     def enqueue(self, request: Request, *, rerun: bool) -> None:
-        """Into its lane, by what is due, or to the back of the lane's reruns."""
+        """Queue a request in its lane, by when it is due, or at the back of the lane's reruns."""
         self.enter(request, Phase.QUEUED)
         key = request.lane_key
         lane = self.lane(key)

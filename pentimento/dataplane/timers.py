@@ -26,7 +26,7 @@ def on_time_passed(state: State, now: float, event: TimePassed) -> list[Effect]:
 
 
 def forget_timers(state: State) -> None:
-    """Timers that nobody waits for any more are no reason to wake up."""
+    """Drop timers that nothing waits for any more: they are no reason to wake up."""
     timers = state.timers
     while timers and not state.is_set(timers[0]):
         heapq.heappop(timers)

@@ -22,9 +22,10 @@ class ReplicaView:
 
 @dataclass(frozen=True)
 class ModelDemand:
-    """What is asked of a model: arrivals per second, requests waiting, how they start (step 0 is noise), the share that
-    a cascade sent on, and how many broke their SLO (late or dropped) since the last look. `mean_queue_length`: requests
-    waiting on average since then; None where only the newest count is known."""
+    """The demand for a model over a period. What is asked of a model: arrivals per second, requests waiting, how they
+    start (step 0 is noise), the share that a cascade sent on, and how many broke their SLO (late or dropped) since the
+    last look. `mean_queue_length`: requests waiting on average since then; None where only the newest count is
+    known."""
 
     model: str
     arrivals_per_s: float
@@ -49,7 +50,8 @@ class AllocationProfile:
 
 @dataclass(frozen=True)
 class AllocationDecision:
-    """`admission_rate` is the share of the demand to admit; `memory` belongs to the allocator that wrote it."""
+    """What an allocator decided: `admission_rate` is the share of the demand to admit; `memory` belongs to the
+    allocator that wrote it."""
 
     assignments: tuple[WorkerAssignment, ...] = ()
     pools: tuple[PoolPlan, ...] = ()
@@ -68,7 +70,7 @@ class AllocationContext:
     last: AllocationDecision = AllocationDecision()
 
     def workers(self) -> tuple[Replica, ...]:
-        """The UNet workers, ordered by instance id so that equal fleets give equal decisions."""
+        """Return the UNet workers, ordered by instance id so that equal fleets give equal decisions."""
         workers = (view.replica for view in self.replicas if view.replica.kind is ReplicaKind.UNET_WORKER)
         return tuple(sorted(workers, key=lambda worker: worker.instance_id))
 
@@ -77,7 +79,7 @@ Allocator = Callable[[AllocationContext], AllocationDecision]
 
 
 def hold_resident(context: AllocationContext) -> AllocationDecision:
-    """Every worker goes on with the model it holds, one pool a model. A worker that holds none is left out."""
+    """Assign to every worker the model that it holds, one pool a model. A worker that holds none is left out."""
     before = {assignment.worker_id: assignment.model for assignment in context.last.assignments}
     assignments = tuple(
         WorkerAssignment(worker.instance_id, worker.address, _kept_model(worker, before), worker.generation)
@@ -102,7 +104,8 @@ def _pool_a_model(assignments: tuple[WorkerAssignment, ...]) -> tuple[PoolPlan, 
 
 
 def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, ...]:
-    """What workers say that their models cost, once a kind of device; where they differ, the slower one counts."""
+    """Return what workers report of their models' costs, once a kind of device; where they differ, the slower one
+    counts."""
     said = {(replica.device, cost) for replica in replicas for cost in replica.costs}
     slowest: dict[tuple[str, str, int], AllocationProfile] = {}
     for device, cost in said:

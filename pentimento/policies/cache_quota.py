@@ -9,20 +9,20 @@ from pentimento.domain.cache import CacheHolding
 
 @dataclass(frozen=True)
 class CacheLimits:
-    """Of the whole cache; `tenant_share` (0..1] of either is what one tenant may hold of it at most."""
+    """Bounds of the whole cache; `tenant_share` (0..1] of either is what one tenant may hold of it at most."""
 
     max_entry_count: int
     max_size_bytes: int
     tenant_share: float = 1.0
 
     def shares(self, holding: CacheHolding) -> tuple[float, float]:
-        """Of the entries and of the bytes there may be."""
+        """Return which shares of the entries and of the bytes a holding takes; above 1 is over the limit."""
         return holding.entry_count / self.max_entry_count, holding.size_bytes / self.max_size_bytes
 
 
 def gives_way(holdings: Mapping[str, CacheHolding], limits: CacheLimits) -> str | None:
-    """The tenant whose oldest entry goes next: the one that holds most of what is over its limit; where nothing is, one
-    that holds more than a tenant may. None when all is within limits."""
+    """Return the tenant whose oldest entry goes next, or None when all is within limits. It is the one that holds most
+    of what is over its limit; where nothing is, one that holds more than a tenant may."""
     held = {tenant: limits.shares(holding) for tenant, holding in holdings.items() if holding.entry_count}
     short = [
         *([0] if sum(holding.entry_count for holding in holdings.values()) > limits.max_entry_count else []),
@@ -36,5 +36,5 @@ def gives_way(holdings: Mapping[str, CacheHolding], limits: CacheLimits) -> str 
 
 
 def has_room(holding: CacheHolding, limits: CacheLimits) -> bool:
-    """Whether a tenant may hold more, where nothing is evicted."""
+    """Return whether a tenant may hold more, where nothing is evicted."""
     return max(limits.shares(holding)) < limits.tenant_share

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Threshold:
-    """From `min_similarity` (cosine) on, `saved_share` (K / N, 0..1) of the denoising steps may be skipped."""
+    """A row of a table of reuse: from `min_similarity` (cosine) on, `saved_share` (K / N, 0..1) of the denoising steps
+    may be skipped."""
 
     min_similarity: float
     saved_share: float
@@ -39,7 +40,7 @@ NIRVANA_LATENT_THRESHOLDS: Thresholds = (
 
 @dataclass(frozen=True)
 class SelectionRules:
-    """What may be reused from which similarity on; an empty table switches that kind off.
+    """The similarities from which on latents and images may be reused; an empty table switches that kind off.
 
     `quality` is the share of the from-scratch quality that the tables were profiled for (both papers' alpha).
     """
@@ -60,7 +61,8 @@ class NearestEntry:
 
 @dataclass(frozen=True)
 class SelectionContext:
-    """`by_text` is the nearest entry in text space, `by_image` in image space; None where there is none.
+    """What a selection looks at: `by_text` is the nearest entry in text space, `by_image` in image space; None where
+    there is none.
 
     `quality` is the share of the from-scratch quality asked for, None for whatever the tables were profiled for.
     """
@@ -73,7 +75,7 @@ class SelectionContext:
 
 @dataclass(frozen=True)
 class UseLatent:
-    """Resume the text match's latent of `resume_step`."""
+    """A start from the text match's latent of `resume_step`."""
 
     resume_step: int
     reason: str
@@ -81,7 +83,7 @@ class UseLatent:
 
 @dataclass(frozen=True)
 class UseImage:
-    """Re-noise the image match's picture to `start_step`."""
+    """A start from the image match's picture, re-noised to `start_step`."""
 
     start_step: int
     reason: str
@@ -89,7 +91,7 @@ class UseImage:
 
 @dataclass(frozen=True)
 class Miss:
-    """Start from noise."""
+    """A start from noise."""
 
     reason: str
 
@@ -98,7 +100,8 @@ Selection = UseLatent | UseImage | Miss
 
 
 def select_start(context: SelectionContext, rules: SelectionRules) -> Selection:
-    """The start that saves most steps within the thresholds; a latent wins a tie, being the requested model's own."""
+    """Return the start that saves most steps within the thresholds; a latent wins a tie, being the requested model's
+    own."""
     if context.quality is not None and context.quality > rules.quality:
         return Miss(f"miss: quality {context.quality:.2f} asked for, thresholds profiled for {rules.quality:.2f}")
     latent = _select_latent(context, rules.latents)
@@ -111,12 +114,13 @@ def select_start(context: SelectionContext, rules: SelectionRules) -> Selection:
 
 
 def capture_steps(step_count: int, rules: SelectionRules) -> tuple[int, ...]:
-    """The K at which latents are worth keeping for a model run of `step_count` steps, ascending: one a threshold."""
+    """Return the K at which latents are worth keeping for a model run of `step_count` steps, ascending: one a
+    threshold."""
     return tuple(sorted({step for rule in rules.latents if (step := _steps(rule, step_count)) > 0}))
 
 
 def allowed_steps(similarity: float, step_count: int, thresholds: Thresholds) -> int:
-    """The most steps that may be skipped at this similarity; 0 when none."""
+    """Return the most steps that may be skipped at this similarity; 0 when none."""
     allowed = (_steps(rule, step_count) for rule in thresholds if similarity >= rule.min_similarity)
     return max(allowed, default=0)
 

@@ -14,44 +14,48 @@ Item = Hashable
 
 
 class Eviction(Protocol):
-    """Which of the items it was told of goes next. All methods but `__len__` change state."""
+    """The rule by which an item of a full cache is chosen to go. All methods but `__len__` change state."""
 
     def add(self, item: Item, saved_steps: float) -> None:
-        """A new item, or a fresh one under the name of an old one. `saved_steps` is K, what a use of it saves."""
+        """Add an item, or a fresh one under the name of an old one. `saved_steps` is K, the steps that a use of it
+        saves."""
         ...
 
     def use(self, item: Item) -> None:
-        """It served a request; an item that is gone is ignored."""
+        """Note that an item served a request; one that is gone is ignored."""
         ...
 
     def remove(self, item: Item) -> None:
-        """It is gone for another reason."""
+        """Forget an item that went for another reason."""
         ...
 
     def pop(self) -> Item:
-        """Takes out the item that goes next; KeyError when there is none."""
+        """Take out the item that goes next and return it; KeyError when there is none."""
         ...
 
     def __len__(self) -> int: ...
 
 
 class Fifo:
-    """The oldest goes first, used or not."""
+    """First in, first out: the oldest goes first, used or not."""
 
     def __init__(self) -> None:
         self._items: OrderedDict[Item, None] = OrderedDict()
 
     def add(self, item: Item, saved_steps: float) -> None:
+        """Add an item as the newest; one that is there is renewed."""
         self._items.pop(item, None)
         self._items[item] = None
 
     def use(self, item: Item) -> None:
-        pass
+        """Ignore it: uses do not count here."""
 
     def remove(self, item: Item) -> None:
+        """Forget an item; one that is gone is ignored."""
         self._items.pop(item, None)
 
     def pop(self) -> Item:
+        """Take out the oldest item; KeyError when there is none."""
         return self._items.popitem(last=False)[0]
 
     def __len__(self) -> int:
@@ -59,7 +63,8 @@ class Fifo:
 
 
 class Lcbfu:
-    """Least computationally beneficial and frequently used: the lowest f * K goes first, the older of equals."""
+    """Least computationally beneficial and frequently used (NIRVANA, section 5.4): the lowest f * K goes first, the
+    older of equals."""
 
     def __init__(self, first_frequency: float = 1.0) -> None:
         self._first = first_frequency
@@ -69,19 +74,23 @@ class Lcbfu:
         self._heap: list[tuple[float, int, Item]] = []
 
     def add(self, item: Item, saved_steps: float) -> None:
+        """Add an item as the newest, with the score f * K of the first frequency."""
         self._count += 1
         self._score(item, self._first * saved_steps, self._count, saved_steps)
 
     def use(self, item: Item) -> None:
+        """Raise the score of an item by K; one that is gone is ignored."""
         if item in self._known:
             score, number, saved_steps = self._known[item]
             self._score(item, score + saved_steps, number, saved_steps)
 
     def remove(self, item: Item) -> None:
+        """Forget an item; one that is gone is ignored."""
         self._known.pop(item, None)
         self._compact()
 
     def pop(self) -> Item:
+        """Take out the item of the lowest score; KeyError when there is none."""
         while self._heap:
             score, number, item = heapq.heappop(self._heap)
             if self._known.get(item, (None, None))[:2] == (score, number):

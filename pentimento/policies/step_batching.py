@@ -30,12 +30,12 @@ class Candidate(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """Requests of equal keys may share a forward pass."""
+        """What must be equal for requests to share a forward pass."""
         ...
 
     @property
     def urgency(self) -> Urgency:
-        """When it is due (`due_at`), then its number in the order of arrival; all different."""
+        """When it is due (`due_at`), then its number in the order of arrival; all different, the smallest first."""
         ...
 
     @property
@@ -48,19 +48,21 @@ C = TypeVar("C", bound=Candidate)
 
 
 def due_at(arrived_at: float, deadline: float | None, aging_limit_s: float) -> float:
-    """Seconds on the clock of `arrived_at`."""
+    """Return when a request is due, in seconds on the clock of `arrived_at`: its deadline, or the arrival plus the
+    aging limit where that is earlier."""
     ages_at = arrived_at + aging_limit_s
     return ages_at if deadline is None else min(deadline, ages_at)
 
 
 def reserve_count(batch_limit: int) -> int:
-    """Attempts that a worker takes beyond a full batch when they are due before one of those in it."""
+    """Return how many attempts a worker takes beyond a full batch, when they are due before one of those in it."""
     return math.ceil(batch_limit * RESERVE_SHARE)
 
 
 def yielding_steps(step_s: float) -> int:
-    """At so many steps before its end a picture yields its place, so that whoever takes it comes just in time: earlier,
-    it would wait at the worker, where nobody can reorder, drop or move it; later, the batch would run with a gap."""
+    """Return how many steps before its end a picture yields its place in the batch. Whoever takes the place then comes
+    just in time. Earlier, it would wait at the worker, where nobody can reorder, drop or move it; later, the batch
+    would run with a gap."""
     return max(1, math.ceil(ON_ITS_WAY_S / step_s)) if step_s > 0.0 else 1
 
 
@@ -77,23 +79,24 @@ class _Share:
 
 
 class GroupTurns:
-    """Whose turn it is among groups, at the device time each has had. While one of n groups runs, each of the others
-    saves up 1 / n of that time; it has a turn once that pays for a step of its own, and its turns use up what it saved.
-    A group whose step was never measured has its first turn at once."""
+    """Turns of groups by device time. Whose turn it is among groups, at the device time each has had. While one of n
+    groups runs, each of the others saves up 1 / n of that time; it has a turn once that pays for a step of its own, and
+    its turns use up what it saved. A group whose step was never measured has its first turn at once."""
 
     def __init__(self) -> None:
         self._shares: OrderedDict[Hashable, _Share] = OrderedDict()
         self._is_turn = False
 
     def choose(self, candidates: Sequence[C], limit_of: Callable[[Any], int], *, preempt: bool) -> list[C]:
-        """`choose_batch`, of the group whose turn it is. Without `preempt` a batch runs to its end, and nobody has."""
+        """Return the batch to run next: `choose_batch`, of the group whose turn it is. Without `preempt` a batch runs
+        to its end, and no group has a turn before it."""
         first = choose_batch(candidates, limit_of, preempt=preempt)
         group = self._next_group(candidates, first[0].key) if preempt and first else []
         self._is_turn = bool(group)
         return choose_batch(group, limit_of, preempt=True) if group else first
 
     def ran(self, key: Hashable, seconds: float, candidates: Sequence[Candidate]) -> None:
-        """Changes state: the batch just chosen, of group `key`, took `seconds`; it was chosen from `candidates`."""
+        """Charge `seconds` to the group `key`, whose batch just ran; it was chosen from `candidates`."""
         share = self._share(key)
         share.step_s = seconds
         if self._is_turn:
@@ -119,7 +122,7 @@ class GroupTurns:
 
 
 def choose_batch(candidates: Sequence[C], limit_of: Callable[[Any], int], *, preempt: bool) -> list[C]:
-    """The requests of a forward pass, most urgent first: equal keys, at most `limit_of(key)` >= 1 of them.
+    """Return the requests of a forward pass, most urgent first: equal keys, at most `limit_of(key)` >= 1 of them.
 
     With `preempt` the most urgent run, whoever ran before. Without, whoever has begun goes on to its end, and nobody
     joins ahead of a more urgent request of another group, which waits for this one to run empty.

@@ -20,8 +20,8 @@ QueueDelay = Callable[[BatchCost], float]
 
 @dataclass(frozen=True)
 class CascadeProblem:
-    """`demand` is D with its over-provisioning, requests a second; `thresholds` ascend. The other symbols are those of
-    the problem above."""
+    """The allocation problem of a cascade with its numbers. `demand` is D with its over-provisioning, requests a
+    second; `thresholds` ascend. The other symbols are those of the problem above."""
 
     demand: float
     device_count: int
@@ -37,8 +37,9 @@ class CascadeProblem:
 
 @dataclass(frozen=True)
 class CascadeSolution:
-    """x1, x2, b1, b2, t. `feasible` is False when no choice keeps all constraints: then this is the best that can be
-    done, everything light, and `admission_rate` the share of D that it carries."""
+    """The devices, batch sizes and threshold that solve it: x1, x2, b1, b2, t. x1, x2, b1, b2, t. `feasible` is False
+    when no choice keeps all constraints: then this is the best that can be done, everything light, and `admission_rate`
+    the share of D that it carries."""
 
     light_count: int
     heavy_count: int
@@ -51,12 +52,13 @@ class CascadeSolution:
 
 
 def grid(count: int) -> tuple[float, ...]:
-    """`count` thresholds from 0 to 1."""
+    """Return `count` thresholds, evenly spaced from 0 to 1."""
     return tuple(index / (count - 1) for index in range(count))
 
 
 def solve(problem: CascadeProblem) -> CascadeSolution:
-    """The largest threshold; among equals what leaves the light pool most to spare, then the lowest latency."""
+    """Return the solution with the largest threshold; among equals the one that leaves the light pool most to spare,
+    then that of the lowest latency."""
     candidates = [
         found for light in problem.light for heavy in problem.heavy if (found := _for_batches(problem, light, heavy))
     ]

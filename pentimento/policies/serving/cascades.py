@@ -47,8 +47,9 @@ class _CascadeMemory:
 
 @dataclass(frozen=True)
 class CascadeAllocator:
-    """Solves DiffServe's allocation problem anew at every call. Demand is averaged with `demand_weight`, times
-    `overprovision`; f(t) starts as profiled and is bent towards the deferred share that is observed.
+    """DiffServe's allocator and, by its flags, those that the paper compares it with. Solves DiffServe's allocation
+    problem anew at every call. Demand is averaged with `demand_weight`, times `overprovision`; f(t) starts as profiled
+    and is bent towards the deferred share that is observed.
 
     `fixed_threshold` does not move t ("static threshold"). `queueing_model` off replaces Little's law by q(b) = e(b)
     ("no queueing model": a wait of twice the execution in all, as Proteus assumes). `aimd` takes batch sizes from
@@ -138,14 +139,15 @@ class StaticCascade:
 
 
 def same_again(cost: BatchCost) -> float:
-    """q(b) = e(b): whoever comes waits for one batch before its own, twice the execution in all (Proteus)."""
+    """Return q(b) = e(b): a request waits for one batch before its own, which makes twice the execution in all
+    (Proteus)."""
     return cost.latency_s
 
 
 def as_decision(
     context: AllocationContext, settings: ServingSettings, solution: CascadeSolution, memory: tuple[float, ...]
 ) -> AllocationDecision:
-    """Everything enters the light pool, which defers by the threshold."""
+    """Turn a solution into assignments and pools: everything enters the light pool, which defers by the threshold."""
     counts = {settings.light: solution.light_count, settings.heavy: solution.heavy_count}
     batches = {settings.light: solution.light_batch, settings.heavy: solution.heavy_batch}
     assignments = place(context, counts, batches)

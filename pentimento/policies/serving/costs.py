@@ -9,7 +9,7 @@ from pentimento.policies.allocation import AllocationContext
 
 @dataclass(frozen=True, slots=True)
 class BatchCost:
-    """A whole run (every step) of `batch_size` requests together takes `latency_s`."""
+    """The cost of a batch: a whole run (every step) of `batch_size` requests together takes `latency_s`."""
 
     batch_size: int
     latency_s: float
@@ -21,7 +21,8 @@ class BatchCost:
 
 
 def batch_costs(context: AllocationContext, model: str, sizes: Iterable[int] | None = None) -> tuple[BatchCost, ...]:
-    """Ascending batch sizes; `sizes` limits them, those between two profiled ones on the straight line.
+    """Return a model's cost by batch size, ascending; `sizes` limits them, those between two profiled ones on the
+    straight line.
 
     On a mixed fleet the slowest kind of device decides: DiffServe and MoDM know one; all kinds count while no device
     is there. FailedPrecondition when the

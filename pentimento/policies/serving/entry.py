@@ -14,7 +14,7 @@ EVERY_START = (RouteShare(NOISE, 1.0), RouteShare(LATENT, 1.0), RouteShare(IMAGE
 
 
 def entry_pools(pools: Sequence[PoolPlan], start: str, draw: float) -> tuple[PoolPlan, ...]:
-    """The pool that a request of this start enters, and those its cascade may send it on to.
+    """Return the pool that a request of this start enters, and those its cascade may send it on to.
 
     `draw` is uniform in 0..1 and decides by the pools' shares. Empty when no pool takes such a start.
     """
@@ -28,22 +28,23 @@ def entry_pools(pools: Sequence[PoolPlan], start: str, draw: float) -> tuple[Poo
 
 
 def request_pools(pools: Sequence[PoolPlan], model: str, draw: float) -> tuple[PoolPlan, ...]:
-    """The pools that a request goes through, before it is known whether the cache helps: that of its own model where it
-    names one, else by the shares of the plan. Empty where the plan says nothing of it."""
+    """Return the pools that a request goes through before it is known whether the cache helps. They are those of its
+    own model where it names one, else by the shares of the plan; empty where the plan says nothing of it."""
     if model:
         return tuple(pool for pool in pools if pool.model == model)[:1]
     return entry_pools(pools, NOISE, draw)
 
 
 def start_pools(pools: Sequence[PoolPlan], start: str, draw: float, own: str) -> tuple[PoolPlan, ...]:
-    """Pools whose lanes may take a request once its start is known, the one it waits in first and then those that take
-    it while they are idle; `own` is the pool that admitted it. Empty where the plan knows neither."""
+    """Return the pools whose lanes may take a request once its start is known. The one it waits in comes first, then
+    those that take it while they are idle; `own` is the pool that admitted it. Empty where the plan knows neither."""
     entered = entry_pools(pools, start, draw)[:1] or tuple(pool for pool in pools if pool.pool == own)[:1]
     return (*entered, *spare_pools(pools, start, entered[0])) if entered else ()
 
 
 def spare_pools(pools: Sequence[PoolPlan], start: str, entered: PoolPlan) -> tuple[PoolPlan, ...]:
-    """Those that may take a request which entered `entered`, while they are idle; none for a request from noise."""
+    """Return the pools that may take a request which entered `entered` while they are idle; none for a request from
+    noise."""
     if start == NOISE:
         return ()
     return tuple(pool for pool in pools if pool != entered and pool.worker_ids and _share(pool, SPARE) > 0)

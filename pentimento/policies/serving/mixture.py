@@ -23,27 +23,30 @@ HITS = (RouteShare(LATENT, 1.0), RouteShare(IMAGE, 1.0))
 
 
 class MixtureMode(Enum):
+    """What MoDM's monitor optimises: quality (section 5.3.1 of the paper) or throughput (section 5.3.2)."""
+
     QUALITY = auto()
     THROUGHPUT = auto()
 
 
 @dataclass(frozen=True)
 class MixtureLoad:
-    """In requests a second of the large model's full runs: W_miss of Eq. 7, W_hit of Eq. 8."""
+    """The load in requests a second of the large model's full runs: W_miss of Eq. 7, W_hit of Eq. 8."""
 
     misses: float
     hits: float
 
     @classmethod
     def of(cls, rate: float, starts: Sequence[tuple[int, float]], step_count: int) -> "MixtureLoad":
-        """`starts` are (start step, share of all requests); what they do not cover starts from noise."""
+        """Return the load at `rate` requests a second. `starts` are (start step, share of all requests); what they do
+        not cover starts from noise."""
         hit_share = sum(share for start, share in starts if start > 0)
         refined = sum(share * (1.0 - start / step_count) for start, share in starts if start > 0)
         return cls(rate * max(0.0, 1.0 - hit_share), rate * refined)
 
 
 def large_count(mode: MixtureMode, load: MixtureLoad, device_count: int, large: float, small: float) -> int:
-    """N_large before damping; `large` and `small` are a device's full runs a second (P_large, P_small).
+    """Return N_large before damping; `large` and `small` are a device's full runs a second (P_large, P_small).
 
     Quality: as many as leave enough for the hits (Eq. 6-10). Throughput: by the ratio of the work (Eq. 11-12), not
     rounded down as Algorithm 1 does it, which would starve the misses. Where even the fewest do not suffice, misses
@@ -62,7 +65,7 @@ def large_count(mode: MixtureMode, load: MixtureLoad, device_count: int, large: 
 
 
 def carries(load: MixtureLoad, device_count: int, count: int, large: float, small: float) -> bool:
-    """Constraints (7) and (9) with `count` large devices."""
+    """Return whether `count` large devices satisfy constraints (7) and (9)."""
     spare = count * large - load.misses
     return count <= device_count and spare >= -1e-9 and spare + (device_count - count) * small >= load.hits - 1e-9
 
@@ -89,7 +92,8 @@ class _MixtureMemory:
 
 @dataclass(frozen=True)
 class MixtureAllocator:
-    """`headroom` is the share of the throughput that is planned with (0.9 in MoDM's artefact, quality mode).
+    """MoDM's monitor as an allocator. `headroom` is the share of the throughput that is planned with (0.9 in MoDM's
+    artefact, quality mode).
 
     The small model (section 7.1 of the paper) is the best one of `settings.small_models` that carries the load; it
     changes at most once in `dwell_s`, and back to a better one only with `settings.hysteresis` to spare.

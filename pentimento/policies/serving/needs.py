@@ -27,7 +27,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 
 
 def check_needs(name: str, settings: ServingSettings) -> None:
-    """Raises InvalidArgument naming the field that the policy of that name lacks."""
+    """Raise InvalidArgument that names the field which the policy of that name lacks."""
     for field in NEEDS[name]:
         value = getattr(settings, field)
         if field in ("slo_s", "peak_per_s"):
@@ -40,7 +40,7 @@ def check_needs(name: str, settings: ServingSettings) -> None:
 
 
 def fleet_settings(fleet: EmulatedFleet) -> ServingSettings:
-    """Models, f(t) and the discriminator's time as the fleet's file has them; all else by default."""
+    """Return settings with the models, f(t) and discriminator's time of the fleet's file; all else by default."""
     heavy = fleet.default_model
     thresholds, shares = zip(*fleet.deferral, strict=True)
     return ServingSettings(

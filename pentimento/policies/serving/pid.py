@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PidGains:
-    """MoDM's (section 5.3 of the paper). They were tuned with dt = 3 at a period of 180 s: the time base is the
-    minute."""
+    """The gains of a PID controller, MoDM's by default (section 5.3 of the paper). They were tuned with dt = 3 at a
+    period of 180 s: the time base is the minute."""
 
     proportional: float = 0.6
     integral: float = 0.05
@@ -19,7 +19,8 @@ MODM_GAINS = PidGains()
 
 @dataclass(frozen=True)
 class PidMemory:
-    """`value` is what is steered, `error` the last one, `integral` in units of error times minutes."""
+    """What a PID controller remembers: `value` is what is steered, `error` the last one, `integral` in units of error
+    times minutes."""
 
     value: float
     integral: float = 0.0
@@ -27,7 +28,8 @@ class PidMemory:
 
 
 def step(gains: PidGains, memory: PidMemory, target: float, elapsed_s: float, low: float, high: float) -> PidMemory:
-    """Moves `value` towards `target`, `elapsed_s` > 0 after the last step, and keeps it within `low` and `high`.
+    """Return the memory after `value` was moved towards `target`, `elapsed_s` > 0 after the last step, and kept within
+    `low` and `high`.
 
     Anti-windup: while the output is held at a limit, an error that pushes further out is not integrated.
     """

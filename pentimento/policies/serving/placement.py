@@ -10,7 +10,8 @@ from pentimento.policies.serving.demand import demand_of
 def place(
     context: AllocationContext, counts: Mapping[str, int], batch_sizes: Mapping[str, int]
 ) -> tuple[WorkerAssignment, ...]:
-    """Workers for each model, in the order of their ids. Counts beyond the fleet are cut from the end of `counts`.
+    """Assign workers to each model, in the order of their ids. Counts beyond the fleet are cut from the end of
+    `counts`.
 
     A worker keeps its model where that model still needs it. A model that is to have none while requests wait for it
     has one until they are done, unless it would be the last of another that is asked for.

@@ -23,7 +23,8 @@ class CacheUse(Enum):
 
 @dataclass(frozen=True)
 class ServingPolicy:
-    """`allocator` decides models, batch sizes, thresholds and shares; routers follow the plan (`serving.entry`).
+    """A serving system as a value. `allocator` decides models, batch sizes, thresholds and shares; routers follow the
+    plan (`serving.entry`).
 
     `plans_batches`: whether devices take the plan's batch sizes, or their own.
     `eviction` names the cache's rule (`policies.eviction`). `cache_hits`: whether refined hits are cached too.
@@ -40,68 +41,78 @@ class ServingPolicy:
 
 
 def resident(settings: ServingSettings) -> ServingPolicy:
-    """Every worker goes on with the model that it holds, in batches of its own: the suite without a policy."""
+    """Build the policy without planning: every worker goes on with the model that it holds, in batches of its own."""
     return ServingPolicy("resident", hold_resident, plans_batches=False)
 
 
 def vanilla(settings: ServingSettings) -> ServingPolicy:
-    """Every request by the heavy model from noise, first come first served; late is late."""
+    """Build the baseline without reuse: every request by the heavy model from noise, first come first served; late is
+    late."""
     return ServingPolicy("vanilla", _heavy(settings), drops_late=False)
 
 
 def clipper_light(settings: ServingSettings) -> ServingPolicy:
-    """Clipper with the light model only: AIMD batches."""
+    """Build Clipper with the light model only: AIMD batches."""
     allocator = OneModel(settings.light, settings.slo_s, settings.batch_sizes, aimd=True)
     return ServingPolicy("clipper-light", allocator)
 
 
 def clipper_heavy(settings: ServingSettings) -> ServingPolicy:
+    """Build Clipper with the heavy model only: AIMD batches."""
     allocator = OneModel(settings.heavy, settings.slo_s, settings.batch_sizes, aimd=True)
     return ServingPolicy("clipper-heavy", allocator)
 
 
 def proteus(settings: ServingSettings) -> ServingPolicy:
+    """Build Proteus: light and heavy by load, requests to them at random."""
     return ServingPolicy("proteus", Proteus(settings))
 
 
 def static_cascade(settings: ServingSettings) -> ServingPolicy:
+    """Build DiffServe-Static: a cascade whose allocation is solved once, for the peak demand."""
     return ServingPolicy("static-cascade", StaticCascade(settings))
 
 
 def static_threshold(settings: ServingSettings) -> ServingPolicy:
+    """Build DiffServe with a threshold that never moves."""
     return ServingPolicy("static-threshold", CascadeAllocator(settings, fixed_threshold=settings.fixed_threshold))
 
 
 def aimd(settings: ServingSettings) -> ServingPolicy:
+    """Build DiffServe with AIMD batch sizes in place of the solver's."""
     return ServingPolicy("aimd", CascadeAllocator(settings, aimd=True))
 
 
 def no_queueing_model(settings: ServingSettings) -> ServingPolicy:
+    """Build DiffServe without Little's law: a wait of twice the execution is assumed."""
     return ServingPolicy("no-queueing-model", CascadeAllocator(settings, queueing_model=False))
 
 
 def diffserve(settings: ServingSettings) -> ServingPolicy:
+    """Build DiffServe: a cascade whose allocation is solved anew for each period's demand."""
     return ServingPolicy("diffserve", CascadeAllocator(settings))
 
 
 def nirvana_only(settings: ServingSettings) -> ServingPolicy:
-    """Latents of misses only, as the paper stores them; LCBFU."""
+    """Build NIRVANA: latents of misses are reused, as the paper stores them, with LCBFU eviction."""
     return ServingPolicy(
         "nirvana-only", _heavy(settings), CacheUse.LATENTS, "lcbfu", cache_hits=False, drops_late=False
     )
 
 
 def modm(settings: ServingSettings) -> ServingPolicy:
+    """Build MoDM: images are reused, hits are refined by the small model."""
     return ServingPolicy("modm", MixtureAllocator(settings), CacheUse.IMAGES, "fifo", drops_late=False)
 
 
 def modm_only(settings: ServingSettings) -> ServingPolicy:
-    """MoDM as it is, under the name of a baseline."""
+    """Build MoDM under the name of a baseline."""
     return ServingPolicy("modm-only", MixtureAllocator(settings), CacheUse.IMAGES, "fifo", drops_late=False)
 
 
 def retrieval_only(settings: ServingSettings) -> ServingPolicy:
-    """The nearest image as it is where one is near, else the heavy model (Pinecone in MoDM's evaluation)."""
+    """Build pure retrieval: the nearest image as it is where one is near, else the heavy model (Pinecone in MoDM's
+    evaluation)."""
     return ServingPolicy("retrieval-only", _heavy(settings), CacheUse.RETRIEVAL, cache_hits=False, drops_late=False)
 
 

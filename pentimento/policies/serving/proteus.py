@@ -27,8 +27,9 @@ class _Split:
 
 @dataclass(frozen=True)
 class Proteus:
-    """The largest random share for the heavy model that the devices carry within the SLO, a wait of twice the execution
-    assumed. Demand is averaged and over-provisioned as DiffServe's, so that only the routing differs."""
+    """An allocator that sends requests at random: the largest share for the heavy model that the devices carry within
+    the SLO, a wait of twice the execution assumed. Demand is averaged and over-provisioned as DiffServe's, so that only
+    the routing differs."""
 
     settings: ServingSettings
 

@@ -30,7 +30,7 @@ class DeferralCurve:
 
     @classmethod
     def of(cls, confidences: Sequence[float], count: int = THRESHOLD_COUNT) -> "DeferralCurve":
-        """Profiled offline: from the discriminator's confidences (0..1) on light pictures, at `count` thresholds."""
+        """Build the curve from the discriminator's confidences (0..1) on light pictures, at `count` thresholds."""
         if not confidences:
             raise ValueError("a deferral curve needs at least one confidence")
         ascending = sorted(confidences)
@@ -38,15 +38,17 @@ class DeferralCurve:
         return cls(thresholds, tuple(bisect.bisect_right(ascending, t) / len(ascending) for t in thresholds))
 
     def share(self, threshold: float) -> float:
-        """f(t), 0..1."""
+        """Return f(t), 0..1."""
         return _between(threshold, self.thresholds, self.shares)
 
     def confidence(self, quantile: float) -> float:
-        """The confidence that a share `quantile` (0..1) of light pictures does not exceed: what a simulator draws."""
+        """Return the confidence that a share `quantile` (0..1) of light pictures does not exceed: what a simulator
+        draws."""
         return _between(quantile, self.shares, self.thresholds)
 
     def bent(self, exponent: float) -> "DeferralCurve":
-        """f(t) ** exponent: still monotone, with the same ends. Above 1 fewer defer than was profiled."""
+        """Return the curve f(t) ** exponent: still monotone, with the same ends. Above 1 fewer defer than was
+        profiled."""
         if exponent == 1.0:
             return self
         # A straight line between two points bends only where there are points.
@@ -55,15 +57,16 @@ class DeferralCurve:
         return DeferralCurve(thresholds, tuple(self.share(threshold) ** exponent for threshold in thresholds))
 
     def bend_towards(self, threshold: float, observed_share: float) -> float | None:
-        """The exponent with which the curve meets what was observed at `threshold`; None where nothing can be told."""
+        """Return the exponent with which the curve meets what was observed at `threshold`; None where the observation
+        fixes none."""
         profiled = self.share(threshold)
         if not (0.0 < profiled < 1.0 and 0.0 < observed_share < 1.0):
             return None
         return math.log(observed_share) / math.log(profiled)
 
     def tells(self, threshold: float) -> float:
-        """How much a share observed at `threshold` tells about that exponent, 0..1: its Fisher information over the
-        largest one. Near 0 and 1 any exponent gives the same share, and all that differs is chance."""
+        """Return how much a share observed at `threshold` says about that exponent, 0..1: its Fisher information over
+        the largest one. Near 0 and 1 any exponent gives the same share, and all that differs is chance."""
         share = self.share(threshold)
         if not 0.0 < share < 1.0:
             return 0.0
@@ -83,7 +86,7 @@ def _between(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:
 
 @dataclass(frozen=True)
 class ServingSettings:
-    """Of every policy here; each reads what it needs. Times in seconds, rates per second.
+    """Settings of every policy here; each reads what it needs. Times in seconds, rates per second.
 
     `light` and `heavy` are the models of a cascade; `small` those that MoDM refines hits with, best first (empty: the
     light one). `slo_s` is L of DiffServe's allocation problem. `expected_per_s` is the demand that dynamic policies
@@ -111,4 +114,5 @@ class ServingSettings:
 
     @property
     def small_models(self) -> tuple[str, ...]:
+        """The models that refine hits, best first: `small`, or the light one."""
         return self.small or ((self.light,) if self.light else ())

@@ -12,8 +12,8 @@ from pentimento.policies.serving.placement import place
 
 @dataclass(frozen=True)
 class OneModel:
-    """All devices hold `model`. Batches: `batch_size`, or with `aimd` Clipper's rule: one more after a period without
-    violations, half after one with, never above what fits the SLO `slo_s`."""
+    """An allocator that gives `model` to all devices. Batches: `batch_size`, or with `aimd` Clipper's rule: one more
+    after a period without violations, half after one with, never above what fits the SLO `slo_s`."""
 
     model: str
     slo_s: float
