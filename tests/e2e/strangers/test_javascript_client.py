@@ -11,15 +11,16 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 EXAMPLE = ROOT / "examples" / "javascript"
 
 
-@pytest.fixture
-def client(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of its own with the example, its packages and the contracts."""
     if not (shutil.which("node") and shutil.which("npm")):
         pytest.skip("node and npm are not installed")
+    folder = tmp_path_factory.mktemp("javascript")
     for name in ("generate.mjs", "package.json", "package-lock.json"):
-        shutil.copyfile(EXAMPLE / name, tmp_path / name)
-    run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"], tmp_path)
-    return tmp_path
+        shutil.copyfile(EXAMPLE / name, folder / name)
+    run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"], folder)
+    return folder
 
 
 def test_contracts_loaded_at_run_time_paint_a_picture(

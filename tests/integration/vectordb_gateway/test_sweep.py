@@ -7,19 +7,23 @@ import pytest
 
 from pentimento.domain.generation import FromLatent
 from pentimento.stores.objects import s3
+from services.vectordb_gateway import maintenance
 from tests.gateways import attempt, embedding, running_gateway, scope
 from tests.s3_server import running_s3_server
+
+PAGE_COUNT, BATCH_COUNT = 10, 4
 
 
 @pytest.fixture(params=["filesystem", "s3"])
 def objects_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    # Several pages of several batches, without thousands of objects.
+    monkeypatch.setattr(s3, "_PAGE_COUNT", PAGE_COUNT)
+    monkeypatch.setattr(maintenance, "_BATCH_COUNT", BATCH_COUNT)
     if request.param == "filesystem":
         yield f"file://{tmp_path}/objects"
         return
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    # Several pages, without thousands of objects.
-    monkeypatch.setattr(s3, "_PAGE_COUNT", 100)
     with running_s3_server() as endpoint:
         yield f"s3://sweep/objects?endpoint={endpoint}&create_bucket=true"
 
@@ -31,7 +35,7 @@ async def test_orphans_are_swept_and_nothing_else_is(tmp_path: Path, objects_url
         grant = await gateway.client.reserve(scope(), attempt(), (5, 10), image=False)
         assert grant is not None
         uploading = gateway.upload(grant)
-        for number in range(600):
+        for number in range(3 * PAGE_COUNT):
             objects.put(f"cache/{cache_id}/orphan{number}", b"latent", durable=False)
         others = {"results/picture", "cache/another/latent"}
         for key in others:

@@ -56,7 +56,7 @@ def test_changes_of_speed_are_found_again(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(seen_speed, "SEEDS", range(1))
     device = with_course(SCENARIO, SpeedChanges(0.2, period_s=4.0))
 
-    found = changes_seen([run_on(device, 200.0)])
+    found = changes_seen([run_on(device, 100.0)])
 
     assert found.variation == pytest.approx(0.2, rel=0.3)
     assert 1.0 < found.period_s < 16.0
