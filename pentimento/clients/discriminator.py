@@ -14,7 +14,7 @@ AttemptKey = tuple[str, int]
 
 
 class DiscriminatorClient:
-    """How likely light images are to pass for real ones (DiffServe, section 3.2)."""
+    """Calls a discriminator, which says how likely light images are to pass for real ones (DiffServe, section 3.2)."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = DiscriminatorServiceStub(channel)
@@ -22,7 +22,7 @@ class DiscriminatorClient:
     async def score(
         self, cascade: str, images: Sequence[tuple[AttemptKey, bytes]], timeout_s: float | None = None
     ) -> dict[AttemptKey, float]:
-        """Softmax of 'real', 0..1, for each image: (request id, fencing token) and PNG, JPEG or WebP bytes.
+        """Return the softmax of 'real', 0..1, for each image: (request id, fencing token) and PNG, JPEG or WebP bytes.
 
         Raises Internal when the answer leaves one out or holds something that is no share.
         """
@@ -43,5 +43,6 @@ class DiscriminatorClient:
         return scores
 
     async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
+        """Return the discriminator's status message."""
         with domain_errors():
             return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)

@@ -12,8 +12,8 @@ from pentimento.wire.cache import embedding_from_proto
 
 
 class EmbedderClient:
-    """Text and image embeddings. `timeout_s` None means the channel's default deadline; the embedder remembers what it
-    computed for callers of the same `memo_partition` (the tenant) only."""
+    """Calls an embedder. Text and image embeddings. `timeout_s` None means the channel's default deadline; the embedder
+    remembers what it computed for callers of the same `memo_partition` (the tenant) only."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = EmbedderServiceStub(channel)
@@ -21,6 +21,7 @@ class EmbedderClient:
     async def embed_text(
         self, texts: Sequence[str], timeout_s: float | None = None, *, memo_partition: str = ""
     ) -> tuple[Embedding, ...]:
+        """Return a vector for each text, in order."""
         with domain_errors():
             request = pb.EmbedTextRequest(texts=texts, memo_partition=memo_partition)
             answer = await self._stub.EmbedText(request, timeout=timeout_s)
@@ -29,12 +30,13 @@ class EmbedderClient:
     async def embed_image(
         self, images: Sequence[bytes], timeout_s: float | None = None, *, memo_partition: str = ""
     ) -> tuple[Embedding, ...]:
-        """`images` are PNG, JPEG or WebP."""
+        """Return a vector for each image, in order; `images` are PNG, JPEG or WebP."""
         with domain_errors():
             request = pb.EmbedImageRequest(images=images, memo_partition=memo_partition)
             answer = await self._stub.EmbedImage(request, timeout=timeout_s)
         return tuple(embedding_from_proto(vector, answer.encoder_digest) for vector in answer.embeddings)
 
     async def info(self, timeout_s: float | None = None) -> pb.GetInfoResponse:
+        """Return the embedder's encoder and limits."""
         with domain_errors():
             return await self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout_s)

@@ -10,7 +10,8 @@ from pentimento.rpc.errors import error_from_rpc
 
 @contextmanager
 def domain_errors() -> Iterator[None]:
-    """Around a call, or the reading of its stream: a failed RPC leaves as the `PentimentoError` of the catalogue."""
+    """Turn a failed RPC into the `PentimentoError` of the catalogue. Goes around a call, or the reading of its
+    stream."""
     try:
         yield
     except grpc.aio.AioRpcError as error:

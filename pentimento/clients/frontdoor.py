@@ -8,9 +8,12 @@ from pentimento.clients.errors import domain_errors
 
 
 class FrontdoorClient:
+    """Calls a frontdoor's own service, which operators and the CLI ask."""
+
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = FrontdoorServiceStub(channel)
 
     async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
+        """Return the frontdoor's status message."""
         with domain_errors():
             return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)

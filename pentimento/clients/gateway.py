@@ -21,7 +21,7 @@ from pentimento.wire.generation import (
 
 
 class GatewayClient:
-    """Lookup, and the writing of entries as reserve, commit or release."""
+    """Calls the gateway: lookup, and the writing of entries as reserve, commit or release."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = VectordbGatewayServiceStub(channel)
@@ -33,7 +33,8 @@ class GatewayClient:
         quality: float | None = None,
         timeout_s: float | None = None,
     ) -> LookupAnswer:
-        """`quality`: share of the from-scratch quality asked for, 0..1; None means the deployment's."""
+        """Return the nearest entries, where to start and why. `quality`: share of the from-scratch quality asked for,
+        0..1; None means the deployment's."""
         request = pb.LookupRequest(
             scope=scope_to_proto(scope),
             text_embedding=embedding_to_proto(embedding),
@@ -53,7 +54,7 @@ class GatewayClient:
         image: bool,
         timeout_s: float | None = None,
     ) -> CacheGrant | None:
-        """None when the cache takes nothing now."""
+        """Ask for a grant to store what the attempt captures; None when the cache takes nothing now."""
         request = pb.ReserveRequest(
             scope=scope_to_proto(scope), attempt=attempt_to_proto(attempt), resume_steps=resume_steps, image=image
         )
@@ -71,7 +72,7 @@ class GatewayClient:
         ancestor_depth: int = 0,
         timeout_s: float | None = None,
     ) -> str:
-        """Id of the entry; the same for a repeated call."""
+        """Make what was captured findable and return the entry's id; the same for a repeated call."""
         request = pb.CommitRequest(
             grant_id=captured.grant_id,
             attempt=attempt_to_proto(attempt),
@@ -86,14 +87,17 @@ class GatewayClient:
             return (await self._stub.Commit(request, timeout=timeout_s)).entry_id
 
     async def release(self, grant_id: str, timeout_s: float | None = None) -> None:
+        """Give a grant back: nothing of it enters the cache."""
         with domain_errors():
             await self._stub.Release(pb.ReleaseRequest(grant_id=grant_id), timeout=timeout_s)
 
     async def report_bad_object(self, entry_id: str, key: str, detail: str, timeout_s: float | None = None) -> None:
+        """Report an object of an entry that is missing or corrupt."""
         request = pb.ReportBadObjectRequest(entry_id=entry_id, key=key, detail=detail)
         with domain_errors():
             await self._stub.ReportBadObject(request, timeout=timeout_s)
 
     async def statistics(self, timeout_s: float | None = None) -> pb.GetStatisticsResponse:
+        """Return the cache's statistics message."""
         with domain_errors():
             return await self._stub.GetStatistics(pb.GetStatisticsRequest(), timeout=timeout_s)

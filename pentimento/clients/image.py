@@ -26,7 +26,7 @@ from pentimento.wire.image import (
 
 
 class ImageClient:
-    """pentimento.api.image.v1.ImageService; closing the stream of `generate` cancels the request."""
+    """Calls pentimento.api.image.v1.ImageService; closing the stream of `generate` cancels the request."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = ImageServiceStub(channel)
@@ -34,7 +34,7 @@ class ImageClient:
     async def generate(
         self, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Accepted, routed, progress, completed."""
+        """Yield accepted, routed, progress, completed."""
         message = pb.GenerateRequest(
             request=request_to_proto(request),
             idempotency_key=idempotency_key,
@@ -49,6 +49,7 @@ class ImageClient:
             call.cancel()
 
     async def cancel(self, request_id: str, timeout_s: float | None = None) -> RequestState:
+        """Cancel the request and return the state it is in afterwards."""
         with domain_errors():
             answer = await self._stub.Cancel(pb.CancelRequest(request_id=request_id), timeout=timeout_s)
         return REQUEST_STATES.from_proto(answer.state)
@@ -56,16 +57,20 @@ class ImageClient:
     async def get_request(
         self, request_id: str, omit_image: bool = False, timeout_s: float | None = None
     ) -> RequestStatus:
+        """Return the request's state, with its picture when it is completed. NotFound when there is none of this
+        tenant."""
         message = pb.GetRequestRequest(request_id=request_id, omit_image=omit_image)
         with domain_errors():
             return status_from_proto(await self._stub.GetRequest(message, timeout=timeout_s))
 
     async def explain(self, request: ImageRequest, timeout_s: float | None = None) -> Explanation:
+        """Return the route that `generate` would take now."""
         message = pb.ExplainRequest(request=request_to_proto(request))
         with domain_errors():
             return explanation_from_proto(await self._stub.Explain(message, timeout=timeout_s))
 
     async def list_models(self, timeout_s: float | None = None) -> tuple[ModelInfo, ...]:
+        """Return the models that are served, with their limits."""
         with domain_errors():
             answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
         return tuple(model_from_proto(model) for model in answer.models)

@@ -28,16 +28,24 @@ logger = logging.getLogger(__name__)
 class FleetRegistry(Protocol):
     """The part of `ControllerClient` that a replica talks to. Every method raises `PentimentoError`s."""
 
-    async def register(self, replica: Replica) -> ReplicaLease: ...
+    async def register(self, replica: Replica) -> ReplicaLease:
+        """Register the replica and return its lease."""
+        ...
 
-    async def report(self, report: ReplicaReport) -> object: ...
+    async def report(self, report: ReplicaReport) -> object:
+        """Send a heartbeat. NotFound asks the replica to register
+        anew."""
+        ...
 
-    async def deregister(self, instance_id: str, generation: int) -> None: ...
+    async def deregister(self, instance_id: str, generation: int) -> None:
+        """Take the replica out of the fleet."""
+        ...
 
 
 @dataclass(frozen=True)
 class RegistrationTiming:
-    """Seconds. The interval of the reports comes from the controller, kept within the two limits here."""
+    """Times of a registration, in seconds. The interval of the reports comes from the controller, kept within the two
+    limits here."""
 
     first_retry_s: float = 0.1
     max_retry_s: float = 2.0
@@ -49,7 +57,8 @@ class RegistrationTiming:
 
 
 def generation_at(clock: Clock) -> int:
-    """Wall milliseconds at the start of a process: grows from start to start of an instance, without any state."""
+    """Return wall milliseconds at the start of a process, which grow from start to start of an instance without any
+    state."""
     return int(clock.wall() * 1000)
 
 
@@ -78,7 +87,7 @@ class Registration:
         self._closed = False
 
     def start(self) -> None:
-        """Begin to keep the replica registered, in a task that `close` ends (changes state)."""
+        """Start a task that keeps the replica registered; `close` ends it."""
         if self._loop is None and not self._closed:
             self._loop = asyncio.create_task(self._keep_registered(), name="registration")
 
@@ -165,7 +174,8 @@ class Registration:
 
 
 def report_interval_s(lease: ReplicaLease | None, timing: RegistrationTiming) -> float:
-    """What the lease asks for, unless it is nonsense: at least two reports a lease, within our own limits."""
+    """Return the seconds between reports that the lease asks for, unless it is nonsense: at least two reports a lease,
+    within our own limits."""
     if lease is None or not _is_positive(lease.report_interval_ms) or not _is_positive(lease.lease_ms):
         return timing.default_interval_s
     asked_s = min(lease.report_interval_ms, lease.lease_ms / 2) / 1000
@@ -173,7 +183,8 @@ def report_interval_s(lease: ReplicaLease | None, timing: RegistrationTiming) ->
 
 
 def retry_delay_s(failures: int, timing: RegistrationTiming, random_source: random.Random) -> float:
-    """Doubles from `first_retry_s` to `max_retry_s`, less up to half, so that a fleet does not return at once."""
+    """Return the next delay: it doubles from `first_retry_s` to `max_retry_s`, less up to half, so that a fleet does
+    not return at once."""
     longest = min(timing.first_retry_s * 2.0 ** min(failures - 1, 30), timing.max_retry_s)
     return longest * random_source.uniform(0.5, 1.0)
 

@@ -19,7 +19,8 @@ from pentimento.wire.generation import (
 
 
 class WorkerClient:
-    """Streams have no deadline of their own: `cancel`, or the deadline that travels in the request, stops the work.
+    """Calls a worker. Streams have no deadline of their own: `cancel`, or the deadline that travels in the request,
+    stops the work.
 
     Closing a stream ends its call at once, but only the listening: an attempt runs on as an orphan for a while.
     """
@@ -30,6 +31,7 @@ class WorkerClient:
     async def watch_credits(
         self, frontdoor_id: str, frontdoor_epoch: int, journal_id: str = ""
     ) -> AsyncGenerator[WorkerCredits, None]:
+        """Yield what the worker holds and takes, on each change and every second."""
         request = pb.WatchCreditsRequest(
             frontdoor_id=frontdoor_id, frontdoor_epoch=frontdoor_epoch, journal_id=journal_id
         )
@@ -55,8 +57,8 @@ class WorkerClient:
         peer: tuple[str, str] | None = None,
         journal_id: str = "",
     ) -> AsyncGenerator[ExecuteEvent, None]:
-        """Started, progress, result; `deadline_remaining_ms` 0 means none. `peer`: (worker id, address) that computes
-        the other half of the guidance."""
+        """Run an attempt and yield started, progress, result; `deadline_remaining_ms` 0 means none. `peer`: (worker id,
+        address) that computes the other half of the guidance."""
         request = pb.ExecuteRequest(
             attempt=attempt_to_proto(attempt),
             spec=spec_to_proto(spec),
@@ -80,7 +82,7 @@ class WorkerClient:
     async def attach(
         self, request_id: str, fencing_token: int, frontdoor_id: str, frontdoor_epoch: int, journal_id: str = ""
     ) -> AsyncGenerator[ExecuteEvent, None]:
-        """Goes on with a running or just finished attempt; NotFound when the worker has it no more."""
+        """Listen again to a running or just finished attempt; NotFound when the worker has it no more."""
         request = pb.AttachRequest(
             request_id=request_id,
             fencing_token=fencing_token,
@@ -97,11 +99,12 @@ class WorkerClient:
             call.cancel()
 
     async def cancel(self, request_id: str, fencing_token: int, timeout_s: float | None = None) -> bool:
-        """True when the attempt was queued or running there."""
+        """Cancel the attempt; True when it was queued or running there."""
         request = pb.CancelAttemptRequest(request_id=request_id, fencing_token=fencing_token)
         with domain_errors():
             return (await self._stub.CancelAttempt(request, timeout=timeout_s)).found
 
     async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
+        """Return the worker's status message."""
         with domain_errors():
             return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)

@@ -107,9 +107,11 @@ FAMILIES = (STABLE_DIFFUSION, STABLE_DIFFUSION_XL, STABLE_DIFFUSION_3)
 
 
 def check_checkpoint(directory: Path) -> Checkpoint:
-    """Raises BadCheckpoint with one line naming what is wrong."""
+    """Return the checkpoint of a directory that may be served. Raises BadCheckpoint with one line naming what is
+    wrong."""
     return open_checkpoint(directory, {name: family.rules for family in FAMILIES for name in family.pipeline_classes})
 
 
 def family_of(checkpoint: Checkpoint) -> Family:
+    """Return the family of a checkpoint."""
     return next(family for family in FAMILIES if checkpoint.pipeline_class in family.pipeline_classes)

@@ -62,6 +62,7 @@ class Checkpoint:
     single_file: Path | None = None
 
     def component_directory(self, component: str) -> Path:
+        """Return the directory of a component."""
         return self.directory / component
 
 
@@ -74,7 +75,8 @@ class CheckpointDigests:
 
 
 def open_checkpoint(directory: Path, rules: dict[str, ComponentRules]) -> Checkpoint:
-    """Checks model_index.json against the rules of its pipeline class, and the header of every weight file.
+    """Return the checkpoint after checking model_index.json against the rules of its pipeline class, and the header of
+    every weight file.
 
     Raises BadCheckpoint naming the class, the key or the file.
     """
@@ -92,7 +94,7 @@ def open_checkpoint(directory: Path, rules: dict[str, ComponentRules]) -> Checkp
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Raises BadCheckpoint when the file is absent, too large or no JSON object."""
+    """Return the JSON object of a file. Raises BadCheckpoint when the file is absent, too large or no JSON object."""
     try:
         check_text_size(path)
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -108,7 +110,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def check_text_size(path: Path) -> None:
-    """Raises BadCheckpoint for what is no file or too large, OSError when it is not there."""
+    """Raise BadCheckpoint for what is no file or too large, OSError when it is not there."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise BadCheckpoint(f"{path}: not a file")
@@ -192,7 +194,7 @@ def _single_file(directory: Path, components: Iterable[str]) -> Path | None:
 
 
 def check_inside(directory: Path, files: Iterable[Path]) -> None:
-    """Raises BadCheckpoint for a link that leads out of `directory`, but for those of the hub's cache."""
+    """Raise BadCheckpoint for a link that leads out of `directory`, but for those of the hub's cache."""
     root = directory.resolve()
     blobs = _hub_blobs(root)
     for path in files:
@@ -213,7 +215,8 @@ def _weight_paths(folder: Path) -> list[Path]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a component, checked; empty for components without weights (tokenizer, scheduler)."""
+    """Return the safetensors files of a component, checked; empty for components without weights (tokenizer,
+    scheduler)."""
     files = _weight_paths(folder)
     for path in files:
         _tensor_names(path)
@@ -228,8 +231,8 @@ def _tensor_names(path: Path) -> frozenset[str]:
 
 
 def read_shard_indexes(folder: Path) -> dict[str, dict[str, str]]:
-    """By index file of `folder`, the shard of each tensor. Raises BadCheckpoint when one names anything but safetensors
-    files of the folder that hold just these tensors."""
+    """Return the shard of each tensor, by index file of `folder`. Raises BadCheckpoint when one names anything but
+    safetensors files of the folder that hold just these tensors."""
     paths = sorted(path for path in folder.glob("*.safetensors.index*.json") if path.is_file())
     return {path.name: _shard_map(path) for path in paths}
 
@@ -248,7 +251,7 @@ def _shard_map(path: Path) -> dict[str, str]:
 
 
 def digest_checkpoint(checkpoint: Checkpoint) -> CheckpointDigests:
-    """The digest of all files that are read (see `digest_files`), and of each component's own."""
+    """Return the digest of all files that are read (see `digest_files`), and of each component's own."""
     sums = _sums(checkpoint.directory, checkpoint.files)
     parts: dict[str, dict[str, str]] = {}
     for name, value in sums.items():
@@ -266,7 +269,7 @@ def _count_in(parts: dict[str, dict[str, str]], single_file: str, sums: Mapping[
 
 
 def digest_directory(directory: Path) -> str:
-    """The digest of a directory that holds one model and nothing else of its suffixes.
+    """Return the digest of a directory that holds one model and nothing else of its suffixes.
 
     It is what a worker calls a pipeline's model digest, an embedder its encoder's, and a registry everything's. A card
     and its pictures are no part of it.
@@ -276,7 +279,7 @@ def digest_directory(directory: Path) -> str:
 
 
 def digest_files(directory: Path, files: Iterable[Path]) -> str:
-    """sha256 over the lines `<relative path>\\0<sha256 of the file>\\n` in path order, after `sha256:`.
+    """Return "sha256:" and the sha256 over the lines `<relative path>\0<sha256 of the file>\n` in path order.
 
     The files of a model are its JSON, tokenizer text and safetensors.
     """

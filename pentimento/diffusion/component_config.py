@@ -50,7 +50,7 @@ _UNBOUNDED = frozenset({"model_max_length"})
 
 
 def allowed_config(path: Path, stored: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """The `keys` of `stored`. Raises BadCheckpoint naming `path` and the key of a value out of bounds."""
+    """Return the `keys` of `stored`. Raises BadCheckpoint naming `path` and the key of a value out of bounds."""
     taken = {key: value for key, value in stored.items() if key in keys}
     for key, value in taken.items():
         if key not in _UNBOUNDED and not _is_bounded(value, _MAX_COUNTS.get(key, _MAX_NUMBER), _MAX_DEPTH):

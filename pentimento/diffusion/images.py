@@ -13,7 +13,7 @@ IMAGE_FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
 
 
 def encode_pixels(pixels: Tensor, image_format: str, max_side_px: int | None = None) -> bytes:
-    """Pixels (1, 3, height, width) in -1..1 as one of IMAGE_FORMATS, shrunk to `max_side_px` if that is given.
+    """Return pixels (1, 3, height, width) in -1..1 as one of IMAGE_FORMATS, shrunk to `max_side_px` if that is given.
 
     Raises ValueError when a pixel is not finite.
     """
@@ -34,7 +34,7 @@ def _to_bytes(pixels: Tensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]
 
 
 def decode_pixels(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
-    """An encoded image as pixels (1, 3, height, width) in -1..1, resized (Lanczos) where its size is another.
+    """Return an encoded image as pixels (1, 3, height, width) in -1..1, resized (Lanczos) where its size is another.
 
     Raises InvalidArgument naming `field` for an image that `pentimento.pictures` refuses.
     """

@@ -17,12 +17,13 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def latent_to_bytes(latent: Tensor) -> bytes:
-    """A latent (1, channels, height, width) as a safetensors file."""
+    """Return a latent (1, channels, height, width) as a safetensors file."""
     return bytes(save({_NAME: latent.detach().cpu().contiguous()}))
 
 
 def latent_from_bytes(data: bytes, shape: Sequence[int]) -> Tensor:
-    """Raises ValueError when the bytes are no latent of that shape, or hold NaN or infinities."""
+    """Return the latent of a safetensors file. Raises ValueError when the bytes are no latent of that shape, or hold
+    NaN or infinities."""
     try:
         latent: Tensor = load(data)[_NAME]
     except (SafetensorError, KeyError):

@@ -29,14 +29,15 @@ from pentimento.domain.generation import GenerationSpec, NoiseForm
 
 @dataclass(frozen=True)
 class NoiseStart:
-    """All steps, from the seed's noise."""
+    """A start from the seed's noise: all steps."""
 
     first_step: int = 0
 
 
 @dataclass(frozen=True)
 class LatentStart:
-    """A stored latent (1, channels, height, width) at unit variance, resumed before `first_step` (NIRVANA)."""
+    """A start from a stored latent (1, channels, height, width) at unit variance, resumed before `first_step`
+    (NIRVANA)."""
 
     latent: Tensor
     first_step: int
@@ -44,7 +45,8 @@ class LatentStart:
 
 @dataclass(frozen=True)
 class ImageStart:
-    """Pixels (1, 3, height, width) in -1..1, re-noised to the level before `first_step` (MoDM, and img2img)."""
+    """A start from pixels (1, 3, height, width) in -1..1, re-noised to the level before `first_step` (MoDM, and
+    img2img)."""
 
     pixels: Tensor
     first_step: int
@@ -61,12 +63,13 @@ class ControlSource(Protocol):
     """Where the ControlNet residuals of one picture come from (Katz). Called on the engine's thread; must not block."""
 
     def ask(self, step_index: int, inputs: DenoiserInput) -> None:
-        """Once before each step: what the network will see, this picture's rows alone."""
+        """Ask for the residuals of a step: what the network will see, this picture's rows alone. Called once before
+        each step."""
         ...
 
     def take(self, step_index: int) -> ControlResiduals | None:
-        """The residuals for what was asked, by rows; None while they are under way. What it raises ends the picture.
-        Whoever completes them wakes the engine."""
+        """Return the residuals for what was asked, by rows; None while they are under way. What it raises ends the
+        picture. Whoever completes them wakes the engine."""
         ...
 
 
@@ -99,11 +102,12 @@ class Painting:
 
     @property
     def row_count(self) -> int:
-        """Two with guidance, the unconditional one first."""
+        """Its rows in a batch: two with guidance, the unconditional one first."""
         return self.conditioning.states.shape[0]
 
     @property
     def done(self) -> bool:
+        """Whether no step is left."""
         return self.state.step_index >= self.schedule.step_count
 
     @property
@@ -120,13 +124,13 @@ class Painting:
 
 
 def schedule_for(model: DiffusionModel, spec: GenerationSpec) -> Schedule:
-    """Raises InvalidArgument when steps or eta do not fit the scheduler."""
+    """Return the schedule of a request's sampler. Raises InvalidArgument when steps or eta do not fit the scheduler."""
     return make_schedule(model.scheduler_config(spec.scheduler), spec.num_inference_steps, spec.eta)
 
 
 def first_img2img_step(step_count: int, strength: float, noise_form: NoiseForm) -> int:
-    """Where img2img starts, by diffusers' rules: about `steps * strength` steps remain, rounded down for diffusion
-    models and up for flows."""
+    """Return the step at which img2img starts, by diffusers' rules: about `steps * strength` steps remain, rounded down
+    for diffusion models and up for flows."""
     if noise_form is NoiseForm.FLOW_MATCHING:
         return int(max(step_count - min(step_count * strength, step_count), 0))
     return step_count - min(int(step_count * strength), step_count)
@@ -134,8 +138,8 @@ def first_img2img_step(step_count: int, strength: float, noise_form: NoiseForm) 
 
 @torch.inference_mode()
 def prepare(model: DiffusionModel, prompts: PromptMemo, request: PaintingRequest) -> Painting:
-    """Conditioning, schedule and initial latent. Noise is drawn as diffusers' pipelines draw it: on the CPU, from the
-    request's seed, in the order image encoder, latent, steps."""
+    """Return a painting before its first step: conditioning, schedule and initial latent. Noise is drawn as diffusers'
+    pipelines draw it: on the CPU, from the request's seed, in the order image encoder, latent, steps."""
     spec = request.spec
     schedule = schedule_for(model, spec)
     generator = torch.Generator("cpu").manual_seed(spec.seed)
@@ -168,13 +172,13 @@ def _noise(model: DiffusionModel, shape: tuple[int, ...], generator: torch.Gener
 
 
 def fill_model_input(painting: Painting, latents: Tensor, timesteps: Tensor) -> None:
-    """Writes the next step's input into `latents` (rows, channels, height, width) and `timesteps` (rows,)."""
+    """Write the next step's input into `latents` (rows, channels, height, width) and `timesteps` (rows,)."""
     painting.schedule.fill_model_input(painting.state, latents)
     timesteps.fill_(painting.timestep)
 
 
 def model_input(model: DiffusionModel, painting: Painting) -> DenoiserInput:
-    """The next step's input of one picture alone, in tensors of its own."""
+    """Return the next step's input of one picture alone, in tensors of its own."""
     latent = painting.state.latent
     latents = latent.new_empty((painting.row_count, *latent.shape[1:]), dtype=model.dtype)
     timesteps = torch.empty(painting.row_count, dtype=torch.float32, device=model.device)
@@ -184,7 +188,7 @@ def model_input(model: DiffusionModel, painting: Painting) -> DenoiserInput:
 
 
 def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> None:
-    """From the network's prediction for the picture's rows to its next state: guide, then advance.
+    """Advance a painting by the network's prediction for its rows: guide, then move the sampler.
 
     Classifier-free guidance (Ho and Salimans 2022) in diffusers' order of operations; row by row even in a batch, where
     it costs microseconds: the arithmetic of a picture then never depends on who shares the batch.
@@ -198,5 +202,5 @@ def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> 
 
 
 def denoise_step(model: DiffusionModel, painting: Painting) -> None:
-    """One step of one picture alone."""
+    """Take one step of one picture alone."""
     take_step(model, painting, model.predict(model_input(model, painting)))

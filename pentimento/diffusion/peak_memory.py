@@ -13,7 +13,8 @@ _KIB = 1024
 
 
 def peak_bytes_of(device: torch.device, work: Callable[[], object]) -> int | None:
-    """All that was in use at the peak of `work`, what had been there before included; bytes."""
+    """Run `work` and return the bytes in use at its peak, what had been there before included; None where that cannot
+    be measured."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         work()
@@ -25,7 +26,7 @@ def peak_bytes_of(device: torch.device, work: Callable[[], object]) -> int | Non
 
 
 def used_bytes(device: torch.device) -> int | None:
-    """In use now."""
+    """Return the bytes in use now; None where that cannot be measured."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else _status_bytes("VmRSS")
 
 

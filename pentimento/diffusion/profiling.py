@@ -39,7 +39,7 @@ class ProfiledBatch:
 def profile_batches(
     model: DiffusionModel, denoiser: Denoiser, loads: Iterable[ProfiledBatch]
 ) -> Iterator[BatchProfile]:
-    """From small batches to large; those that the device has no memory for are left out."""
+    """Yield profiles from small batches to large; those that the device has no memory for are left out."""
     too_much: set[BatchKey] = set()
     for load in sorted(loads, key=lambda load: load.batch_size):
         key = batch_key(load.spec)
@@ -52,7 +52,8 @@ def profile_batches(
 
 
 def profile_batch(model: DiffusionModel, denoiser: Denoiser, load: ProfiledBatch) -> BatchProfile | None:
-    """Every step of every repetition; None when the device has no memory for it. Raises what a painting fails with."""
+    """Return the cost of every step of every repetition; None when the device has no memory for it. Raises what a
+    painting fails with."""
     run = _Run(model, denoiser, load)
     peak = peak_bytes_of(model.device, run.paint)  # the first time also pays for what is made only once
     step_seconds = [run.paint() for _ in range(load.repeats)]
@@ -65,7 +66,7 @@ def profile_batch(model: DiffusionModel, denoiser: Denoiser, load: ProfiledBatch
 
 @torch.inference_mode()
 def profile_size(model: DiffusionModel, denoiser: Denoiser, spec: GenerationSpec, repeats: int) -> SizeProfile:
-    """What is done once for each picture of that size."""
+    """Return the cost of what is done once for each picture of that size."""
     run = _Run(model, denoiser, ProfiledBatch(replace(spec, num_inference_steps=1), 1, repeats))
     for _ in range(repeats + 1):
         run.paint()

@@ -6,7 +6,7 @@ from pentimento.diffusion.families.model import DiffusionModel, PromptStates
 
 
 class PromptMemo:
-    """Least recently used prompts go first. One thread only."""
+    """Encoded prompts, of which the least recently used go first. One thread only."""
 
     def __init__(self, model: DiffusionModel, capacity: int) -> None:
         self._model = model
@@ -14,6 +14,7 @@ class PromptMemo:
         self._states: OrderedDict[tuple[str, bool], PromptStates] = OrderedDict()
 
     def encode(self, prompt: str, *, negative: bool = False) -> PromptStates:
+        """Return the prompt's states, from memory where it was encoded lately."""
         key = (prompt, negative and not prompt)  # only an empty prompt may mean something else as a negative one
         states = self._states.pop(key, None) or self._model.encode_prompt(prompt, negative=negative)
         self._states[key] = states

@@ -13,8 +13,8 @@ _ITEM_SIZES = {
 
 
 def check_safetensors(path: Path) -> frozenset[str]:
-    """The names of its tensors. Raises ValueError saying what is wrong: length, JSON, bytes that do not match a shape,
-    gaps or overlaps."""
+    """Return the names of a file's tensors. Raises ValueError saying what is wrong: length, JSON, bytes that do not
+    match a shape, gaps or overlaps."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)

@@ -20,7 +20,8 @@ KeysOf = Callable[[str], Collection[str]]
 
 @contextmanager
 def staged(checkpoint: Checkpoint, keys_of: KeysOf) -> Iterator[Path]:
-    """The directory, while the context is open. Raises BadCheckpoint for a configuration out of bounds."""
+    """Yield a directory of checked files for stock loaders, while the context is open. Raises BadCheckpoint for a
+    configuration out of bounds."""
     with TemporaryDirectory(prefix="pentimento-model-") as name:
         root = Path(name)
         components = {part: [kind.library, kind.name] for part, kind in checkpoint.components.items()}
@@ -43,7 +44,7 @@ def _stage_component(checkpoint: Checkpoint, part: str, target: Path, keys: Coll
 
 
 def stage_tokenizer(files: Iterable[Path], target: Path) -> None:
-    """Into `target`, of `files` those that are there and that a tokenizer reads. Raises BadCheckpoint."""
+    """Copy into `target` those of `files` that a tokenizer reads. Raises BadCheckpoint."""
     for path in files:
         if path.name in _TOKENIZER_TEXTS and path.is_file():
             (target / path.name).symlink_to(path.resolve())

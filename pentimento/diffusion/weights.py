@@ -40,7 +40,8 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def quiet_loaders() -> None:
-    """Progress bars and advice of the libraries do not belong in a service's log (changes their global settings)."""
+    """Silence the libraries' progress bars and advice, which do not belong in a service's log (changes their global
+    settings)."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
@@ -51,8 +52,8 @@ def quiet_loaders() -> None:
 
 
 def load_components(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """All but the scheduler, in evaluation mode on `device`; stored half precision becomes `dtype`. Raises
-    BadCheckpoint."""
+    """Return all components but the scheduler, in evaluation mode on `device`; stored half precision becomes `dtype`.
+    Raises BadCheckpoint."""
     names = [name for name in checkpoint.components if name != "scheduler"]
     with staged(checkpoint, _keys_of) as root:
         if checkpoint.single_file is None:

@@ -42,6 +42,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """Close the connection and end the thread of the event loop."""
         if self._loop.is_closed():
             return
         self._call(self._finish())
@@ -50,12 +51,13 @@ class Client:
         self._loop.close()
 
     def generate(self, request: ImageRequest, *, idempotency_key: str = "") -> Picture:
+        """Return the finished picture. An interrupt cancels the request."""
         return self._call(self._client.generate(request, idempotency_key=idempotency_key))
 
     def stream(
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> Generator[GenerateEvent, None, None]:
-        """Accepted, routed, progress, completed. Leaving the loop early cancels the request."""
+        """Yield accepted, routed, progress, completed. Leaving the loop early cancels the request."""
         events = self._client.stream(
             request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps
         )
@@ -66,15 +68,20 @@ class Client:
             self._call(events.aclose())
 
     def cancel(self, request_id: str) -> RequestState:
+        """Stop a request within one denoising step, and return the state it is in afterwards."""
         return self._call(self._client.cancel(request_id))
 
     def get_request(self, request_id: str, *, omit_image: bool = False) -> RequestStatus:
+        """Return the request's state, with its picture when it is completed. NotFound when there is none, or it is
+        another tenant's."""
         return self._call(self._client.get_request(request_id, omit_image=omit_image))
 
     def explain(self, request: ImageRequest) -> Explanation:
+        """Return the route that `generate` would take now."""
         return self._call(self._client.explain(request))
 
     def list_models(self) -> tuple[ModelInfo, ...]:
+        """Return the models that are served, with their limits."""
         return self._call(self._client.list_models())
 
     async def _open(
@@ -122,4 +129,5 @@ class Client:
 
 
 async def next_or_none(events: AsyncGenerator[GenerateEvent, None]) -> GenerateEvent | None:
+    """Return the next event; None at the end of the stream."""
     return await anext(events, None)

@@ -59,12 +59,13 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
+        """Close the connection."""
         await self._channel.close()
 
     async def generate(
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> Picture:
-        """The finished picture. Cancelling the task cancels the request."""
+        """Return the finished picture. Cancelling the task cancels the request."""
         stream = self.stream(request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps)
         async with aclosing(stream) as events:
             async for event in events:
@@ -75,7 +76,8 @@ class AsyncClient:
     async def stream(
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
-        """Accepted, routed, progress, completed; a retry goes on in the same stream. Close it (`aclose`) to cancel."""
+        """Yield accepted, routed, progress, completed; a retry goes on in the same stream. Close it (`aclose`) to
+        cancel."""
         key = idempotency_key or uuid.uuid4().hex
         reported = ReportedEvents()
         for attempt in range(1, self._retries.tries + 1):
@@ -94,18 +96,20 @@ class AsyncClient:
                 await asyncio.sleep(self._retries.pause_s(attempt, error.retry_after_ms))
 
     async def cancel(self, request_id: str) -> RequestState:
-        """Stops a request within one denoising step; the state it is in afterwards."""
+        """Stop a request within one denoising step, and return the state it is in afterwards."""
         return await self._images.cancel(request_id)
 
     async def get_request(self, request_id: str, *, omit_image: bool = False) -> RequestStatus:
-        """NotFound when there is none, or it is another tenant's."""
+        """Return the request's state, with its picture when it is completed. NotFound when there is none, or it is
+        another tenant's."""
         return await self._images.get_request(request_id, omit_image)
 
     async def explain(self, request: ImageRequest) -> Explanation:
-        """The route that `generate` would take now."""
+        """Return the route that `generate` would take now."""
         return await self._images.explain(request)
 
     async def list_models(self) -> tuple[ModelInfo, ...]:
+        """Return the models that are served, with their limits."""
         return await self._images.list_models()
 
 
@@ -116,6 +120,7 @@ class ReportedEvents:
         self._kinds: set[type[GenerateEvent]] = set()
 
     def is_new(self, event: GenerateEvent) -> bool:
+        """Return whether the caller has not had such an event yet, and note that it now has."""
         if isinstance(event, Accepted | Routed) and type(event) in self._kinds:
             return False
         self._kinds.add(type(event))

@@ -24,7 +24,7 @@ PROVENANCE_KEYWORD = "pentimento"
 
 @dataclass(frozen=True)
 class Picture:
-    """`data` is the encoded image; width and height in pixels."""
+    """A finished picture. `data` is the encoded image; width and height in pixels."""
 
     data: bytes = dataclasses.field(repr=False)
     format: ImageFormat
@@ -34,16 +34,17 @@ class Picture:
 
     @classmethod
     def of(cls, completed: Completed) -> "Picture":
+        """Build a picture from the event that completed its request."""
         return cls(completed.image, completed.format, completed.width_px, completed.height_px, completed.provenance)
 
     def to_pil(self) -> "Image":
-        """The picture as a PIL image."""
+        """Return the picture as a PIL image."""
         from PIL import Image
 
         return Image.open(io.BytesIO(self.data))
 
     def save(self, path: str | Path) -> Path:
-        """Writes the file whole or not at all. A PNG carries its provenance; its pixels stay what they were."""
+        """Write the file whole or not at all. A PNG carries its provenance; its pixels stay what they were."""
         target = Path(path)
         data = with_provenance(self.data, self.provenance) if self.format is ImageFormat.PNG else self.data
         fresh = target.with_name(target.name + ".tmp")
@@ -53,7 +54,7 @@ class Picture:
 
 
 def with_provenance(png: bytes, provenance: Provenance) -> bytes:
-    """The PNG with an iTXt chunk `pentimento` (UTF-8 JSON) after its header."""
+    """Return the PNG with an iTXt chunk `pentimento` (UTF-8 JSON) after its header."""
     text = json.dumps(provenance_as_json(provenance), ensure_ascii=False).encode()
     # Keyword, NUL, not compressed, compression method, empty language tag, empty translated keyword (PNG 1.2, 4.2.3.3).
     chunk = png_chunk(b"iTXt", PROVENANCE_KEYWORD.encode() + b"\0\0\0\0\0" + text)
@@ -62,11 +63,12 @@ def with_provenance(png: bytes, provenance: Provenance) -> bytes:
 
 
 def png_chunk(kind: bytes, data: bytes) -> bytes:
+    """Return a PNG chunk with its length and checksum."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def read_provenance(png: bytes) -> dict[str, Any]:
-    """What `with_provenance` wrote. InvalidArgument when the file is no PNG or carries none."""
+    """Return what `with_provenance` wrote. InvalidArgument when the file is no PNG or carries none."""
     if not png.startswith(PNG_SIGNATURE):
         raise InvalidArgument.of("png", "must be a PNG file")
     prefix = PROVENANCE_KEYWORD.encode() + b"\0\0\0\0\0"
@@ -81,13 +83,13 @@ def read_provenance(png: bytes) -> dict[str, Any]:
 
 
 def provenance_as_json(provenance: Provenance) -> dict[str, Any]:
-    """Plain JSON values; image bytes are named by their digest instead of being repeated, those that the frontdoor left
-    out under `inputs`."""
+    """Return the provenance as plain JSON values. Image bytes are named by their digest instead of being repeated,
+    those that the frontdoor left out under `inputs`."""
     return {field.name: as_json(getattr(provenance, field.name)) for field in dataclasses.fields(provenance)}
 
 
 def as_json(value: Any) -> Any:
-    """A start says which kind it is, since its fields alone do not."""
+    """Return the value as plain JSON. A start says which kind it is, since its fields alone do not."""
     if isinstance(value, bytes):
         return "sha256:" + hashlib.sha256(value).hexdigest() if value else ""
     if isinstance(value, Enum):

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Seconds; at most `tries` calls in all. Pauses double, and are drawn at random so that clients spread out."""
+    """When a failed call is tried again; seconds, and at most `tries` calls in all. Pauses double, and are drawn at
+    random so that clients spread out."""
 
     tries: int = 6
     first_pause_s: float = 0.2
@@ -14,6 +15,7 @@ class RetryPolicy:
     generator: random.Random = field(default_factory=random.Random, repr=False)
 
     def pause_s(self, attempt: int, wished_ms: int | None) -> float:
-        """After the failure of try `attempt` (1, 2, …): at least what the server asked for (RetryInfo)."""
+        """Return the pause after the failure of try `attempt` (1, 2, …): at least what the server asked for
+        (RetryInfo)."""
         longest = min(self.first_pause_s * 2 ** (attempt - 1), self.max_pause_s)
         return max(self.generator.uniform(longest / 2, longest), (wished_ms or 0) / 1000)

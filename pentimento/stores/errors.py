@@ -13,27 +13,37 @@ from pentimento.domain.errors import FailedPrecondition, Internal, NotFound, Res
 
 
 class ObjectMissing(NotFound):
+    """No object lies under that key."""
+
     def __init__(self, key: str) -> None:
         super().__init__("OBJECT_MISSING", "the object is not in the store")
         self.key = key
 
 
 class ObjectCorrupt(Internal):
+    """The object's bytes are not those that its reference promises."""
+
     def __init__(self, key: str, detail: str) -> None:
         super().__init__("OBJECT_CORRUPT", f"the object is corrupt: {detail}")
         self.key = key
 
 
 class StoreFull(ResourceExhausted):
+    """The store's disk or quota has no room."""
+
     def __init__(self, store: str, detail: str) -> None:
         super().__init__("STORE_FULL", f"{store} is full: {detail}")
 
 
 class StoreUnavailable(Unavailable):
+    """The store does not answer, or not in time."""
+
     def __init__(self, store: str, detail: str) -> None:
         super().__init__("STORE_UNAVAILABLE", f"{store} cannot be reached: {detail}")
 
 
 class SchemaMismatch(FailedPrecondition):
+    """The store was written by another version, or for vectors of another size."""
+
     def __init__(self, store: str, detail: str) -> None:
         super().__init__("SCHEMA_MISMATCH", f"{store}: {detail}")

@@ -27,6 +27,7 @@ class Dtype(Enum):
 
     @property
     def item_size(self) -> int:
+        """Bytes of an element."""
         return _ITEM_SIZES[self]
 
 
@@ -57,7 +58,8 @@ UNBOUND = Binding()
 
 @dataclass(frozen=True)
 class WireTensor:
-    """Row-major elements. Raises InvalidArgument when bytes and dims disagree: a value of it is always sound."""
+    """A tensor as it travels: row-major elements. Raises InvalidArgument when bytes and dims disagree: a value of it is
+    always sound."""
 
     dtype: Dtype
     dims: tuple[int, ...]
@@ -76,7 +78,7 @@ class WireTensor:
 
 
 def tensor_to_proto(tensor: WireTensor) -> pb.Tensor:
-    """Inline. Raises InvalidArgument for more than MAX_INLINE_BYTES."""
+    """Return the tensor as an inline message. Raises InvalidArgument for more than MAX_INLINE_BYTES."""
     if len(tensor.data) > MAX_INLINE_BYTES:
         raise InvalidArgument.of("tensor.inline", f"must be at most {MAX_INLINE_BYTES} bytes, got {len(tensor.data)}")
     binding = tensor.binding
@@ -101,7 +103,7 @@ def tensor_from_proto(
     dims: Sequence[int] | None = None,
     binding: Binding | None = None,
 ) -> WireTensor:
-    """An inline tensor of one of `dtypes`, with exactly `dims` and `binding` where those are given.
+    """Return an inline tensor of one of `dtypes`, with exactly `dims` and `binding` where those are given.
 
     Raises InvalidArgument naming the field; nothing is allocated for a tensor that is refused.
     """

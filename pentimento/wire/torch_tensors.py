@@ -19,7 +19,7 @@ _WIRE_DTYPES = {value: key for key, value in _TORCH_DTYPES.items()}
 
 
 def tensor_to_wire(tensor: Tensor, binding: Binding = UNBOUND) -> WireTensor:
-    """Copies to the host. Raises KeyError for an element type that does not travel."""
+    """Copy a tensor to the host, to travel. Raises KeyError for an element type that does not travel."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return WireTensor(
         _WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes(), binding
@@ -27,7 +27,8 @@ def tensor_to_wire(tensor: Tensor, binding: Binding = UNBOUND) -> WireTensor:
 
 
 def tensor_from_wire(wire: WireTensor) -> Tensor:
-    """A tensor of its own memory on the host. Raises InvalidArgument for floating-point values that are not finite."""
+    """Return a tensor of its own memory on the host. Raises InvalidArgument for floating-point values that are not
+    finite."""
     dtype = _TORCH_DTYPES[wire.dtype]
     tensor = torch.frombuffer(bytearray(wire.data), dtype=dtype) if wire.data else torch.empty(0, dtype=dtype)
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():

@@ -16,30 +16,35 @@ MAX_GRAPHS = 64
 
 
 class Denoiser(Protocol):
-    """Called on the engine's thread."""
+    """The forward pass that the engine calls, on its own thread."""
 
     def padded(self, key: BatchKey, request_count: int) -> int:
-        """How many requests are computed for a batch of that many; at least as many."""
+        """Return how many requests are computed for a batch of that many; at least as many."""
         ...
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
-        """The prediction, shaped as the latents; the caller may keep it."""
+        """Return the prediction, shaped as the latents; the caller may keep it."""
         ...
 
 
 class EagerDenoiser:
+    """The model's own forward pass, run eagerly."""
+
     def __init__(self, model: DiffusionModel) -> None:
         self._model = model
 
     def padded(self, key: BatchKey, request_count: int) -> int:
+        """Return `request_count`: nothing is padded."""
         return request_count
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
+        """Return the prediction, shaped as the latents."""
         return self._model.predict(inputs)
 
 
 class CompileMode(Enum):
-    """`graphs` replays CUDA graphs besides: no launches to wait for, memory kept for every batch size."""
+    """How the forward pass is compiled. `graphs` replays CUDA graphs besides: no launches to wait for, memory kept for
+    every batch size."""
 
     OFF = "off"
     COMPILE = "compile"
@@ -63,8 +68,8 @@ class CompiledDenoiser:
         self._shapes: set[torch.Size] = set()
 
     def warm(self, key: BatchKey, batch_sizes: Sequence[int]) -> None:
-        """Compiles for these numbers of requests; seconds to minutes each. On the engine's thread, which CUDA graphs
-        belong to."""
+        """Compile for these numbers of requests; seconds to minutes each. Runs on the engine's thread, which CUDA
+        graphs belong to."""
         for size in sorted(batch_sizes):
             inputs = example_input(self._model, key, size * rows_of(key))
             for _ in range(3):  # CUDA graphs: a warm-up, the recording, a replay
@@ -73,13 +78,15 @@ class CompiledDenoiser:
             self._sizes[key] = (*self.sizes(key), size)
 
     def sizes(self, key: BatchKey) -> tuple[int, ...]:
-        """The batch sizes that run compiled, ascending."""
+        """Return the batch sizes that run compiled, ascending."""
         return self._sizes.get(key, ())
 
     def padded(self, key: BatchKey, request_count: int) -> int:
+        """Return the next warm batch size, or `request_count` where none is."""
         return next((size for size in self.sizes(key) if size >= request_count), request_count)
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
+        """Return the prediction, compiled where its shape is warm, else eager."""
         if inputs.residuals is not None or inputs.adapters is not None or inputs.latents.shape not in self._shapes:
             return self._model.predict(inputs)
         return self._run(inputs)
@@ -102,6 +109,6 @@ def _forward_of(model: DiffusionModel) -> Callable[..., Tensor]:
 
 
 def batch_sizes_up_to(most: int) -> tuple[int, ...]:
-    """Powers of two below `most`, and `most`: padding never doubles a batch."""
+    """Return the powers of two below `most`, and `most`: padding never doubles a batch."""
     powers = [2**exponent for exponent in range(most.bit_length()) if 2**exponent < most]
     return (*powers, most)

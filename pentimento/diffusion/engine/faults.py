@@ -13,19 +13,19 @@ _CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of the device, or of the host where the model runs there."""
+    """Return whether the error says that the device is out of memory, or the host where the model runs there."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or _CPU_ALLOCATOR in str(error)
 
 
 def release_unused(device: torch.device) -> None:
-    """Hands the blocks that torch's allocator keeps for later back to the device: what was cut for a large batch may
-    lie in the way of small ones. To be called when the error is over, whose traceback holds the failed pass's tensors.
-    """
+    """Give the blocks that torch's allocator keeps for later back to the device: what was cut for a large batch may lie
+    in the way of small ones. To be called when the error is over, whose traceback holds the failed pass's tensors."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def as_typed(error: Exception) -> PentimentoError:
+    """Return the error as one of ours: out of memory, or a defect."""
     if isinstance(error, PentimentoError):
         return error
     if is_out_of_memory(error):
@@ -36,8 +36,10 @@ def as_typed(error: Exception) -> PentimentoError:
 
 
 def out_of_memory() -> PentimentoError:
+    """Return the error of a picture that the device has no memory for."""
     return ResourceExhausted(DEVICE_OUT_OF_MEMORY, "the picture does not fit the device's memory")
 
 
 def not_finite() -> PentimentoError:
+    """Return the error of a picture whose prediction has NaN or infinities."""
     return Internal("NON_FINITE_LATENT", "the model produced values that are not finite")

@@ -24,22 +24,25 @@ class EngineJob:
 
     @property
     def running(self) -> bool:
+        """Whether its painting has begun."""
         return self.painting is not None
 
     @property
     def begun(self) -> Painting:
+        """Its painting, which has begun."""
         assert self.painting is not None
         return self.painting
 
     def stop_error(self, now: float) -> PentimentoError | None:
-        """Why it must not go on, None when it may."""
+        """Return why it must not go on; None when it may."""
         deadline = self.ticket.request.deadline
         if self.ticket.stop_error is None and deadline is not None and now >= deadline:
             return DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done")
         return self.ticket.stop_error
 
     def has_residuals(self, model: DiffusionModel) -> bool:
-        """Whether nothing is missing for the next step; asks for it first. Without a ControlNet nothing ever is."""
+        """Ask for the next step's residuals, and return whether nothing is missing. Without a ControlNet nothing ever
+        is."""
         source = self.ticket.request.control
         if source is None or self.painting is None:
             return True
@@ -52,7 +55,7 @@ class EngineJob:
         return self.residuals is not None
 
     def tell_step(self) -> None:
-        """News of the step just taken, to the listener; what it raises is its own."""
+        """Report the step just taken to the listener; what the listener raises is its own."""
         painting, listener = self.begun, self.ticket.listener
         step, request = painting.state.step_index, painting.request
         if step in request.capture_steps and not painting.done:
@@ -63,6 +66,7 @@ class EngineJob:
         listener.stepped(step, painting.predicted_clean if preview_due else None)
 
     def finished(self, now: float) -> FinishedPainting:
+        """Return the finished painting with its times."""
         painting = self.begun
         return FinishedPainting(
             latent=painting.state.latent,

@@ -22,6 +22,7 @@ class MemoryPoint:
 
     @property
     def area(self) -> int:
+        """Rows times pixels."""
         return self.rows * self.pixels
 
 
@@ -36,11 +37,13 @@ class MemoryModel:
     decoder_bytes_per_pixel: float = 0.0
 
     def peak_bytes(self, rows: int, pixels: int) -> float:
+        """Return the expected peak for so many rows of so many pixels."""
         return self.fixed_bytes + pixels * (rows * self.bytes_per_pixel + self.decoder_bytes_per_pixel)
 
 
 def fit_memory(points: Sequence[MemoryPoint], decoder_bytes_per_pixel: float = 0.0) -> MemoryModel:
-    """The steepest slope between any two points, raised until none lies above it: never less than was measured.
+    """Return the line with the steepest slope between any two points, raised until no point lies above it: never less
+    than was measured.
 
     One point alone says nothing of the slope: all of it counts as slope.
     """
@@ -58,13 +61,13 @@ class MemoryBudget:
     model: MemoryModel
 
     def largest_batch(self, pixels: int, rows_each: int, most: int) -> int:
-        """Requests of `rows_each` rows that fit, 0..most."""
+        """Return how many requests of `rows_each` rows fit, 0..most."""
         fitting = (n for n in range(most, 0, -1) if self.model.peak_bytes(n * rows_each, pixels) <= self.total_bytes)
         return next(fitting, 0)
 
 
 def rows_of(key: BatchKey) -> int:
-    """Rows of one request: with guidance an unconditional one and a conditional one."""
+    """Return the rows of one request: with guidance an unconditional one and a conditional one."""
     return 2 if key.guided else 1
 
 
@@ -78,11 +81,12 @@ class BatchLimits:
         self._shrunk: dict[BatchKey, tuple[int, float]] = {}
 
     def set_budget(self, budget: MemoryBudget | None) -> None:
-        """Replaced whole, once memory has been measured."""
+        """Replace the budget, once memory has been measured."""
         self._budget = budget
 
     def limit(self, key: BatchKey) -> int:
-        """At least 1: what does not fit at all is refused by `check` before it gets here."""
+        """Return how many requests of a key may share a pass, at least 1: what does not fit at all is refused by
+        `check` before."""
         count, until = self._shrunk.get(key, (self.max_batch, 0.0))
         most = self.max_batch if self._monotonic() >= until else count
         if self._budget is None:
@@ -90,7 +94,7 @@ class BatchLimits:
         return max(self._budget.largest_batch(key.width_px * key.height_px, rows_of(key), most), 1)
 
     def check(self, key: BatchKey) -> None:
-        """Raises InvalidArgument naming the size and the budget when a request of this key never fits."""
+        """Raise InvalidArgument naming the size and the budget when a request of this key never fits."""
         budget = self._budget
         pixels = key.width_px * key.height_px
         if budget is None or budget.largest_batch(pixels, rows_of(key), 1):
@@ -103,5 +107,5 @@ class BatchLimits:
         )
 
     def ran_out(self, key: BatchKey, request_count: int) -> None:
-        """The device had no memory for that many: half of it is the limit for a while."""
+        """Halve the limit for a while: the device had no memory for that many."""
         self._shrunk[key] = (max(request_count // 2, 1), self._monotonic() + RECOVERY_S)

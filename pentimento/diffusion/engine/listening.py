@@ -30,21 +30,29 @@ class FinishedPainting:
 
 
 class PaintingListener(Protocol):
-    """Hears of one painting, from the engine's thread; must not block. Ends with `finished` or `failed`, once."""
+    """Who is told of one painting, on the engine's thread; must not block. It ends with `finished` or `failed`,
+    once."""
 
-    def started(self, first_step: int, step_count: int) -> None: ...
+    def started(self, first_step: int, step_count: int) -> None:
+        """Take note that the painting has begun; `step_count`
+        steps lie before its end."""
+        ...
 
     def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        """`step` steps are done; the predicted clean latent comes along when a preview is due."""
+        """Take note that `step` steps are done; the predicted clean latent comes along when a preview is due."""
         ...
 
     def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        """A copy of the latent before `step`, at unit variance."""
+        """Take a copy of the latent before `step`, at unit variance."""
         ...
 
-    def finished(self, painting: FinishedPainting) -> None: ...
+    def finished(self, painting: FinishedPainting) -> None:
+        """Take the finished painting."""
+        ...
 
-    def failed(self, error: PentimentoError) -> None: ...
+    def failed(self, error: PentimentoError) -> None:
+        """Take the error that ended the painting."""
+        ...
 
 
 @dataclass(eq=False)
@@ -58,6 +66,7 @@ class PaintingTicket:
     stop_error: PentimentoError | None = None
 
     def stop(self, error: PentimentoError) -> None:
+        """End the painting with `error` at the next step."""
         if self.stop_error is None:
             self.stop_error = error
             self.wake()
@@ -73,34 +82,41 @@ class BatchReport:
 
 
 class EngineObserver(Protocol):
-    """Hears of the engine as a whole, from its thread; must not block."""
+    """Who is told of the engine as a whole, on its thread; must not block."""
 
     def admitted(self, waited_s: float) -> None:
-        """A request left the queue."""
+        """Take note that a request left the queue after `waited_s`."""
         ...
 
-    def ran(self, report: BatchReport) -> None: ...
+    def ran(self, report: BatchReport) -> None:
+        """Take the report of a batch."""
+        ...
 
     def preempted(self, request_count: int) -> None:
-        """Requests that had begun, and could have gone on, gave way to more urgent ones."""
+        """Take note that so many requests, which had begun and could have gone on, were left out for more urgent
+        ones."""
         ...
 
     def ran_out_of_memory(self, request_count: int) -> None:
-        """The device had no memory for a forward pass of that many requests."""
+        """Take note that the device had no memory for a forward pass of that many requests."""
         ...
 
 
 class SilentObserver:
-    """Nobody listens."""
+    """An observer that ignores everything."""
 
     def admitted(self, waited_s: float) -> None:
+        """Ignore it."""
         pass
 
     def ran(self, report: BatchReport) -> None:
+        """Ignore it."""
         pass
 
     def preempted(self, request_count: int) -> None:
+        """Ignore it."""
         pass
 
     def ran_out_of_memory(self, request_count: int) -> None:
+        """Ignore it."""
         pass

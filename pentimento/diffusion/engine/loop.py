@@ -52,7 +52,7 @@ class _Forward:
 
 
 class StepLoop:
-    """One thread only, but for `submit` and the counts."""
+    """The engine's loop without its thread. One thread only, but for `submit` and the counts."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class StepLoop:
         self._groups: dict[BatchKey, RowBuffers] = {}
 
     def submit(self, ticket: PaintingTicket) -> None:
-        """Any thread may; the request is seen at the next tick."""
+        """Add a request, on any thread; it is seen at the next tick."""
         self._inbox.append(ticket)
 
     def tick(self) -> bool:
-        """One denoising step of the batch whose turn it is; False when nobody could take one."""
+        """Take one denoising step of the batch whose turn it is; False when there was none to take."""
         self._drop_stopped()
         ready = [job for job in self._jobs.values() if self._guard(job, self._has_residuals)]
         chosen = self._turns.choose(ready, self._limits.limit, preempt=self._settings.preempt)
@@ -94,23 +94,26 @@ class StepLoop:
 
     @property
     def running_count(self) -> int:
+        """Requests that have begun."""
         return sum(job.running for job in list(self._jobs.values()))
 
     @property
     def waiting_count(self) -> int:
+        """Requests that have not begun."""
         return len(self._inbox) + len(self._jobs) - self.running_count
 
     @property
     def idle(self) -> bool:
-        """Nobody is here."""
+        """Whether no request is here."""
         return not self._inbox and not self._jobs
 
     def next_deadline(self) -> float | None:
-        """When somebody must be dropped even if nothing else happens."""
+        """Return when a request must be dropped even if nothing else happens."""
         deadlines = (job.ticket.request.deadline for job in self._jobs.values())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def fail_all(self, error: PentimentoError) -> None:
+        """End every request with `error`."""
         self._take_in()
         for number in list(self._jobs):
             self._fail(number, error)

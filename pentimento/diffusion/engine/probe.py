@@ -14,7 +14,7 @@ from pentimento.diffusion.peak_memory import peak_bytes_of, used_bytes
 
 
 def example_input(model: DiffusionModel, key: BatchKey, row_count: int) -> DenoiserInput:
-    """Noise in the middle of a schedule, conditioned on the empty prompt. In inference mode only."""
+    """Return noise in the middle of a schedule, conditioned on the empty prompt. In inference mode only."""
     shape = (row_count, *model.latent_shape(key.width_px, key.height_px)[1:])
     latents = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(model.device, model.dtype)
     timestep = model.info.train_step_count // 2
@@ -25,7 +25,7 @@ def example_input(model: DiffusionModel, key: BatchKey, row_count: int) -> Denoi
 
 
 class Interrupted(Exception):
-    """Somebody needs the thread on which a forward pass ran."""
+    """A measurement was given up because a request needs the thread."""
 
 
 class _Interruptible(TorchFunctionMode):
@@ -62,8 +62,8 @@ class MemoryProbe:
         self.pending = tuple(sorted(batch_sizes))
 
     def memory(self) -> MemoryModel | None:
-        """From what was measured so far; None where memory cannot be measured. From one batch size alone it is a bound:
-        all that the process had counts as the price of a row."""
+        """Return the model of memory from what was measured so far; None where memory cannot be measured. From one
+        batch size alone it is a bound: all that the process had counts as the price of a row."""
         if not self._points or self._decoder_bytes_per_pixel is None:
             return None
         return fit_memory(self._points, self._decoder_bytes_per_pixel)
@@ -71,7 +71,8 @@ class MemoryProbe:
     def measure_next(
         self, wanted: Callable[[], bool] | None = None, half_done: Callable[[], None] = lambda: None
     ) -> None:
-        """The smallest that is pending. As soon as `wanted` says so it raises Interrupted, and stays pending."""
+        """Measure the smallest number that is pending. As soon as `wanted` says so it raises Interrupted, and the
+        number stays pending."""
         size, *rest = self.pending
         rows = size * rows_of(self._key)
         try:
@@ -90,7 +91,7 @@ class MemoryProbe:
             self._points.append(MemoryPoint(rows, self._key.width_px * self._key.height_px, peak))
 
     def measure_decoder(self) -> None:
-        """It may run beside a forward pass."""
+        """Measure the decoder, which may run beside a forward pass."""
         model, key = self._model, self._key
         before = used_bytes(model.device)
         latent = torch.zeros(model.latent_shape(key.width_px, key.height_px), dtype=model.dtype, device=model.device)

@@ -19,8 +19,8 @@ from pentimento.diffusion.painting import Painting, fill_model_input
 
 
 class RowBuffers:
-    """For up to `capacity` requests like `example`; `padded` gives the requests that are computed for a batch of n,
-    where only some sizes are compiled."""
+    """The input tensors of up to `capacity` requests like `example`; `padded` gives the requests that are computed for
+    a batch of n, where only some sizes are compiled."""
 
     def __init__(
         self, model: DiffusionModel, example: Painting, capacity: int, padded: Callable[[int], int] = lambda n: n
@@ -43,7 +43,7 @@ class RowBuffers:
         self._seats: list[EngineJob | None] = []
 
     def seat(self, jobs: Sequence[EngineJob]) -> list[EngineJob]:
-        """The batch's requests in the order of their rows; whoever sits already keeps its slot if it can."""
+        """Return the batch's requests in the order of their rows; a request that has a slot keeps it if it can."""
         wanted = set(jobs)
         kept = {slot: job for slot, job in enumerate(self._seats) if job in wanted and slot < len(jobs)}
         standing = [job for job in [*reversed(self._seats), *jobs] if job in wanted and job not in kept.values()]
@@ -55,11 +55,11 @@ class RowBuffers:
         return [kept[slot] for slot in range(len(jobs))]
 
     def leave(self, job: EngineJob) -> None:
-        """Keeps nothing of a request that is over."""
+        """Forget a request that is over."""
         self._seats = [None if seated is job else seated for seated in self._seats]
 
     def input(self, jobs: Sequence[EngineJob]) -> DenoiserInput:
-        """The next step of all `jobs`, which sit in this order."""
+        """Return the input of the next step of all `jobs`, which sit in this order."""
         for job, latents, timesteps in zip(jobs, self._latent_slots, self._timestep_slots, strict=False):
             fill_model_input(job.begun, latents, timesteps)
         for job, slot in zip(jobs, self._term_slots, strict=False):

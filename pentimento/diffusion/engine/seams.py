@@ -14,8 +14,8 @@ from pentimento.diffusion.families.model import ControlResiduals, LowRankUpdate,
 def stack_residuals(
     parts: Sequence[ControlResiduals | None], rows_each: int, row_count: int
 ) -> ControlResiduals | None:
-    """None when no part brings any. Raises ValueError when two requests' residuals are not for the same blocks or not
-    of one shape, or not of `rows_each` rows."""
+    """Return the residuals of all rows; None when no part brings any. Raises ValueError when two requests' residuals
+    are not for the same blocks or not of one shape, or not of `rows_each` rows."""
     present = [part if part is not None and _blocks(part) != _NO_BLOCKS else None for part in parts]
     example = next((part for part in present if part is not None), None)
     if example is None:
@@ -59,7 +59,8 @@ def _stack(parts: Iterable[Tensor | None], example: Tensor, rows_each: int, row_
 def stack_adapters(
     parts: Sequence[PerSampleAdapters | None], rows_each: int, row_count: int
 ) -> PerSampleAdapters | None:
-    """Each request's single row for all of its rows; ranks are padded with zeros to the highest."""
+    """Return the adapters of all rows, each request's single row for all of its own; ranks are padded with zeros to the
+    highest. None when no part brings any."""
     present = [part for part in parts if part is not None]
     if not present:
         return None

@@ -27,7 +27,8 @@ T = TypeVar("T")
 
 
 class StepEngine:
-    """Takes requests from any thread. `denoiser` is the forward pass where it is not the model's own."""
+    """The loop on a thread of its own, which takes requests from any thread. `denoiser` is the forward pass where it is
+    not the model's own."""
 
     def __init__(
         self,
@@ -50,11 +51,12 @@ class StepEngine:
         self._thread = threading.Thread(target=self._run, name="step-engine", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, request: PaintingRequest, listener: PaintingListener) -> PaintingTicket:
-        """Queues a request; its listener hears the rest. Raises InvalidArgument when it does not fit the memory budget,
-        Unavailable once the engine is closed."""
+        """Queue a request; its listener is told the rest. Raises InvalidArgument when it does not fit the memory
+        budget, Unavailable once the engine is closed."""
         self.limits.check(batch_key(request.spec))
         ticket = PaintingTicket(request, listener, self._monotonic(), self.wake)
         with self._changed:
@@ -65,7 +67,7 @@ class StepEngine:
         return ticket
 
     def call(self, act: Callable[[], T]) -> "Future[T]":
-        """Runs `act` on the engine's thread between two steps. Raises Unavailable once the engine is closed."""
+        """Run `act` on the engine's thread between two steps. Raises Unavailable once the engine is closed."""
         future: Future[T] = Future()
         with self._changed:
             if self._closing:
@@ -81,21 +83,23 @@ class StepEngine:
         self.wake()
 
     def wake(self) -> None:
-        """Something changed that the engine may be waiting for: a request, a stop, residuals that were late."""
+        """Wake the engine: a request, a stop or late residuals have come."""
         with self._changed:
             self._news = True
             self._changed.notify()
 
     @property
     def waiting_count(self) -> int:
+        """Requests that have not begun."""
         return self._loop.waiting_count
 
     @property
     def running_count(self) -> int:
+        """Requests that have begun."""
         return self._loop.running_count
 
     def close(self) -> None:
-        """Stops after the step at hand; what is left fails with Unavailable."""
+        """Stop after the step at hand; what is left fails with Unavailable."""
         with self._changed:
             self._closing = True
         self.wake()

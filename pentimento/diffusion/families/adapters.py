@@ -11,7 +11,8 @@ from pentimento.diffusion.families.model import LowRankUpdate, PerSampleAdapters
 
 
 def adapted(denoiser: torch.nn.Module, adapters: PerSampleAdapters | None) -> AbstractContextManager[None]:
-    """While it is open, the named linear layers of `denoiser` add their rows' updates. KeyError for an unknown name."""
+    """Add the rows' updates to the named linear layers of `denoiser` while the context is open. KeyError for an unknown
+    name."""
     return nullcontext() if adapters is None else _hooked(denoiser, adapters)
 
 
@@ -35,7 +36,7 @@ def _adding(update: LowRankUpdate) -> Any:
 
 
 def low_rank_product(inputs: Tensor, update: LowRankUpdate) -> Tensor:
-    """up(down(x)) by row: inputs (rows, ..., inputs) to (rows, ..., outputs)."""
+    """Return up(down(x)) by row: inputs (rows, ..., inputs) to (rows, ..., outputs)."""
     rows = inputs.shape[0]
     flat = inputs.reshape(rows, -1, inputs.shape[-1])
     product = torch.bmm(torch.bmm(flat, update.down.transpose(1, 2)), update.up.transpose(1, 2))

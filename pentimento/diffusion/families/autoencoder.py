@@ -31,10 +31,11 @@ class Autoencoder:
         self._latent_channels: int = module.config.latent_channels
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
+        """Return the shape of a latent, (1, channels, height, width), for a picture of that size."""
         return (1, self._latent_channels, height_px // self.factor, width_px // self.factor)
 
     def encode(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Pixels (1, 3, height, width) in -1..1 to a latent; a stochastic encoder draws from `generator`."""
+        """Return the latent of pixels (1, 3, height, width) in -1..1; a stochastic encoder draws from `generator`."""
         encoded = self._module.encode(pixels.to(self._device, self._module.dtype))
         latent = encoded.latent_dist.sample(generator) if hasattr(encoded, "latent_dist") else encoded.latents
         scale = self._scale
@@ -42,14 +43,14 @@ class Autoencoder:
         return normalised
 
     def decode(self, latent: Tensor) -> Tensor:
-        """A latent to pixels (1, 3, height, width), about -1..1."""
+        """Return the pixels (1, 3, height, width), about -1..1, of a latent."""
         scale = self._scale
         own = latent.to(self._module.dtype) * scale.deviation / scale.scale + scale.shift
         pixels: Tensor = self._module.decode(own, return_dict=False)[0]
         return pixels
 
     def check_channels(self, directory: object, denoiser_config: Any) -> None:
-        """Raises BadCheckpoint when the denoiser takes or makes other latents than these."""
+        """Raise BadCheckpoint when the denoiser takes or makes other latents than these."""
         taken, made = denoiser_config.in_channels, denoiser_config.out_channels
         if taken != self._latent_channels:
             raise BadCheckpoint(
@@ -61,7 +62,7 @@ class Autoencoder:
 
 
 def channel_statistics(config: Any) -> tuple[Tensor, Tensor] | None:
-    """Mean and deviation by channel, (1, channels, 1, 1), where the autoencoder states both."""
+    """Return mean and deviation by channel, (1, channels, 1, 1), where the autoencoder states both; else None."""
     mean, deviation = getattr(config, "latents_mean", None), getattr(config, "latents_std", None)
     if mean is None or deviation is None:
         return None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class EncodedText:
-    """One row: `states` (1, tokens, width); `pooled` (1, width) where the encoder projects one."""
+    """An encoded prompt, one row: `states` (1, tokens, width); `pooled` (1, width) where the encoder projects one."""
 
     states: Tensor
     pooled: Tensor | None
@@ -26,7 +26,7 @@ class ClipText:
         self.token_limit: int = tokenizer.model_max_length
 
     def last_states(self, prompt: str) -> EncodedText:
-        """Stable Diffusion 1.x and 2.x."""
+        """Return the last hidden states, as Stable Diffusion 1.x and 2.x want them."""
         tokens, truncated = self._tokens(prompt, self.token_limit)
         masked = getattr(self._encoder.config, "use_attention_mask", False)
         mask = tokens.attention_mask.to(self._device) if masked else None
@@ -34,7 +34,8 @@ class ClipText:
         return EncodedText(states, None, truncated)
 
     def penultimate_states(self, prompt: str, token_limit: int) -> EncodedText:
-        """SDXL and SD3: the hidden states before the last layer, and the projection of an encoder that has one."""
+        """Return the hidden states before the last layer, and the projection of an encoder that has one, as SDXL and
+        SD3 want them."""
         tokens, truncated = self._tokens(prompt, token_limit)
         output = self._encoder(tokens.input_ids.to(self._device), output_hidden_states=True)
         pooled = output[0] if output[0].ndim == 2 else None

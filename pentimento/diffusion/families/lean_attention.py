@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def skip_signature_checks(model: torch.nn.Module) -> None:
-    """Attention modules call their processor, whichever is set by then, directly (changes the model)."""
+    """Make attention modules call their processor, whichever is set by then, directly (changes the model)."""
     for module in model.modules():
         if isinstance(module, Attention):
             module.forward = partial(_forward, module)

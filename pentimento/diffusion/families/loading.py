@@ -12,7 +12,7 @@ DigestsLater = Callable[[], CheckpointDigests]
 
 
 def refuse_keys(checkpoint: Checkpoint, component: str, keys: Iterable[str]) -> dict[str, Any]:
-    """The component's configuration. BadCheckpoint when it sets a key that belongs to another kind of model."""
+    """Return the component's configuration. BadCheckpoint when it sets a key that belongs to another kind of model."""
     path = checkpoint.component_directory(component) / "config.json"
     config = read_json_object(path)
     for key in keys:
@@ -24,8 +24,8 @@ def refuse_keys(checkpoint: Checkpoint, component: str, keys: Iterable[str]) -> 
 def load_schedulers(
     checkpoint: Checkpoint, supported: tuple[Scheduler, ...], overrides: Mapping[str, Any] | None = None
 ) -> dict[Scheduler, SchedulerConfig]:
-    """What the checkpoint can be sampled with, its own first; `overrides` are what the family's pipelines set. Raises
-    BadCheckpoint."""
+    """Return what the checkpoint can be sampled with, its own first; `overrides` are what the family's pipelines set.
+    Raises BadCheckpoint."""
     path = checkpoint.component_directory("scheduler") / "scheduler_config.json"
     stored = read_json_object(path)
     # Where the two disagree the index wins, as in diffusers; a class that nobody knows is no scheduler's file.
@@ -38,7 +38,7 @@ def load_schedulers(
 
 
 def default_size_px(sample_size: int | list[int] | tuple[int, int] | None, factor: int) -> tuple[int, int]:
-    """Width and height of the pictures that a denoiser was trained on."""
+    """Return width and height of the pictures that a denoiser was trained on."""
     if sample_size is None:
         raise BadCheckpoint("the denoiser's configuration has no sample_size")
     height, width = sample_size if isinstance(sample_size, list | tuple) else (sample_size, sample_size)

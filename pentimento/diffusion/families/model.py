@@ -49,7 +49,7 @@ class Conditioning:
 
     @staticmethod
     def concatenate(parts: "Sequence[Conditioning]") -> "Conditioning":
-        """One after the other, by rows; parts of one model."""
+        """Return the rows of parts of one model, one after the other."""
         return Conditioning(
             torch.cat([part.states for part in parts]),
             _concatenate_optional([part.pooled for part in parts]),
@@ -131,11 +131,12 @@ class BatchKey:
 
 
 def is_guided(spec: GenerationSpec) -> bool:
-    """Whether classifier-free guidance runs, by diffusers' rule."""
+    """Return whether classifier-free guidance runs, by diffusers' rule."""
     return spec.guidance_scale > 1.0
 
 
 def batch_key(spec: GenerationSpec) -> BatchKey:
+    """Return the key of requests like `spec`."""
     return BatchKey(spec.width_px, spec.height_px, is_guided(spec))
 
 
@@ -143,47 +144,63 @@ class DiffusionModel(Protocol):
     """A loaded model. Only the engine's thread calls it, but for `decode_latent`, which one other thread may."""
 
     @property
-    def info(self) -> LoadedModelInfo: ...
+    def info(self) -> LoadedModelInfo:
+        """What the model is and takes."""
+        ...
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        ...
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """The type of latents and weights."""
+        ...
 
     @property
     def denoiser(self) -> torch.nn.Module:
         """The network behind `predict`, for what works on its layers: compilation, adapters."""
         ...
 
-    def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig: ...
+    def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
+        """Return the configuration of one of the
+        model's schedulers."""
+        ...
 
-    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]: ...
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
+        """Return the shape of a latent,
+        (1, channels, height, width),
+        for a picture of that size."""
+        ...
 
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
-        """An empty `negative` prompt is an absent one, which some families encode as zeros."""
+        """Return the prompt's text states, pooled text and truncation. An empty `negative` prompt is an absent one,
+        which some families encode as zeros."""
         ...
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
-        """One row, with all that the family conditions on."""
+        """Return one row with all that the family conditions on."""
         ...
 
     def project(self, conditioning: Conditioning) -> Conditioning:
-        """The same with `projected`, where the family has such; the rows of one picture."""
+        """Return the conditioning with `projected`, where the family has such; the rows of one picture."""
         ...
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
-        """`DenoiserInput.time_terms` of a picture's rows; None where they depend on more than the timestep."""
+        """Return `DenoiserInput.time_terms` of a picture's rows; None where they depend on more than the timestep."""
         ...
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
-        """The network's prediction, shaped as the latents. `as_alone` is kept where that is possible: `row_kernels`."""
+        """Return the network's prediction, shaped as the latents. `as_alone` is kept where that is possible:
+        `row_kernels`."""
         ...
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Pixels (1, 3, height, width) in -1..1 to a clean latent; a stochastic encoder draws from `generator`."""
+        """Return the clean latent of pixels (1, 3, height, width) in -1..1; a stochastic encoder draws from
+        `generator`."""
         ...
 
     def decode_latent(self, latent: Tensor) -> Tensor:
-        """A clean latent to pixels (1, 3, height, width), about -1..1."""
+        """Return the pixels (1, 3, height, width), about -1..1, of a clean latent."""
         ...

@@ -15,7 +15,7 @@ FamilyLoader = Callable[[Checkpoint, Callable[[], CheckpointDigests], torch.devi
 
 
 def load_model(directory: Path, device: torch.device, dtype: torch.dtype) -> DiffusionModel:
-    """Checks the directory, then loads it. Raises BadCheckpoint with one line naming what is wrong."""
+    """Return the model of a directory after checking it. Raises BadCheckpoint with one line naming what is wrong."""
     checkpoint = check_checkpoint(directory)
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as pool:
         # Hashing gigabytes and importing libraries take seconds each, and get along on two cores.

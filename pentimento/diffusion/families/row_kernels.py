@@ -59,7 +59,7 @@ class _Grouping:
 
 
 class RowKernels:
-    """Which layers of one network those are, found in the first pass of a shape."""
+    """Which layers of one network run picture by picture, found in the first pass of a shape."""
 
     def __init__(self, network: nn.Module) -> None:
         self._layers = [module for module in network.modules() if isinstance(module, Layer)]
@@ -68,7 +68,7 @@ class RowKernels:
         self._found: dict[tuple[object, ...], dict[Layer, _Grouping]] = {}
 
     def held(self, inputs: DenoiserInput) -> AbstractContextManager[None]:
-        """While it is open, the network keeps `inputs.as_alone`. Without any nothing is touched."""
+        """Keep `inputs.as_alone` while the context is open. Without any nothing is touched."""
         wanted, shape = inputs.as_alone, inputs.latents.shape
         if wanted is None or not self._applies:
             return nullcontext()

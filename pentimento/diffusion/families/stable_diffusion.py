@@ -18,7 +18,8 @@ _PIPELINE_OVERRIDES = {"steps_offset": 1, "clip_sample": False}
 
 
 def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "StableDiffusion":
-    """Raises BadCheckpoint when a configuration or weight file is not what this family serves."""
+    """Return the loaded family adapter. Raises BadCheckpoint when a configuration or weight file is not what this
+    family serves."""
     refuse_keys(checkpoint, "unet", (*FOREIGN_KEYS, "addition_embed_type"))
     return StableDiffusion(checkpoint, digests, device, dtype)
 
@@ -40,29 +41,38 @@ class StableDiffusion:
         self.info = describe_unet_model("stable_diffusion", self.denoiser, self._autoencoder, self._schedulers, digests)
 
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
+        """Return the configuration of one of the model's schedulers."""
         return self._schedulers[scheduler]
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
+        """Return the shape of a latent for a picture of that size."""
         return self._autoencoder.latent_shape(width_px, height_px)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
+        """Return the prompt's text states, as this family's encoders see it."""
         encoded = self._text.last_states(prompt)
         return PromptStates(Conditioning(encoded.states.to(self.dtype)), encoded.truncated)
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
+        """Return one row with all that this family conditions on."""
         return prompt.conditioning
 
     def project(self, conditioning: Conditioning) -> Conditioning:
+        """Return the conditioning with keys and values of its text states."""
         return self._unet.project(conditioning)
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
+        """Return the terms of a timestep (rows, widths)."""
         return self._unet.time_terms(timestep, row_count)
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
+        """Return the network's prediction, shaped as the latents."""
         return self._unet.predict(inputs)
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the clean latent of pixels (1, 3, height, width) in -1..1."""
         return self._autoencoder.encode(pixels, generator)
 
     def decode_latent(self, latent: Tensor) -> Tensor:
+        """Return the pixels of a clean latent."""
         return self._autoencoder.decode(latent)

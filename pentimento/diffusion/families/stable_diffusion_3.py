@@ -26,7 +26,8 @@ _DEFAULT_T5_TOKENS = 256
 
 
 def load(checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype) -> "StableDiffusion3":
-    """Raises BadCheckpoint when a configuration or weight file is not what this family serves."""
+    """Return the loaded family adapter. Raises BadCheckpoint when a configuration or weight file is not what this
+    family serves."""
     if ("text_encoder_3" in checkpoint.components) != ("tokenizer_3" in checkpoint.components):
         raise BadCheckpoint(f"{checkpoint.directory}: text_encoder_3 and tokenizer_3 must both be there, or neither")
     return StableDiffusion3(checkpoint, digests, device, dtype)
@@ -75,12 +76,15 @@ class StableDiffusion3:
         )
 
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
+        """Return the configuration of one of the model's schedulers."""
         return self._schedulers[scheduler]
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
+        """Return the shape of a latent for a picture of that size."""
         return self._autoencoder.latent_shape(width_px, height_px)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
+        """Return the prompt's text states, as this family's encoders see it."""
         limit = self._clips[0].token_limit
         first, second = (clip.penultimate_states(prompt, limit) for clip in self._clips)
         assert first.pooled is not None and second.pooled is not None
@@ -93,17 +97,19 @@ class StableDiffusion3:
         return PromptStates(Conditioning(states, pooled), first.truncated and second.truncated and t5.truncated)
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
+        """Return one row with all that this family conditions on."""
         return prompt.conditioning
 
     def project(self, conditioning: Conditioning) -> Conditioning:
-        """The same: a transformer's text states change from layer to layer."""
+        """Return it as it is: a transformer's text states change from layer to layer."""
         return conditioning
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
-        """None: they depend on the pooled text, too."""
+        """Return None: the terms depend on the pooled text, too."""
         return None
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
+        """Return the network's prediction, shaped as the latents."""
         residuals = inputs.residuals
         with self._kernels.held(inputs), adapted(self.denoiser, inputs.adapters):
             prediction: Tensor = self.denoiser(
@@ -117,9 +123,11 @@ class StableDiffusion3:
         return prediction
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the clean latent of pixels (1, 3, height, width) in -1..1."""
         return self._autoencoder.encode(pixels, generator)
 
     def decode_latent(self, latent: Tensor) -> Tensor:
+        """Return the pixels of a clean latent."""
         return self._autoencoder.decode(latent)
 
 

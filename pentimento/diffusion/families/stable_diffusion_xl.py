@@ -24,7 +24,8 @@ _SIZE_COUNT = 6
 def load(
     checkpoint: Checkpoint, digests: DigestsLater, device: torch.device, dtype: torch.dtype
 ) -> "StableDiffusionXl":
-    """Raises BadCheckpoint when a configuration or weight file is not what this family serves."""
+    """Return the loaded family adapter. Raises BadCheckpoint when a configuration or weight file is not what this
+    family serves."""
     config = refuse_keys(checkpoint, "unet", FOREIGN_KEYS)
     if config.get("addition_embed_type") != "text_time":
         path = checkpoint.component_directory("unet") / "config.json"
@@ -59,13 +60,16 @@ class StableDiffusionXl:
         )
 
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
+        """Return the configuration of one of the model's schedulers."""
         return self._schedulers[scheduler]
 
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
+        """Return the shape of a latent for a picture of that size."""
         return self._autoencoder.latent_shape(width_px, height_px)
 
     def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
-        """diffusers tells an absent negative prompt from an empty one; here an empty one is absent."""
+        """Return the prompt's text states. diffusers tells an absent negative prompt from an empty one; here an empty
+        one is absent."""
         first, second = (text.penultimate_states(prompt, text.token_limit) for text in self._texts)
         assert second.pooled is not None
         states = torch.cat([first.states, second.states], dim=-1).to(self.dtype)
@@ -75,25 +79,30 @@ class StableDiffusionXl:
         return PromptStates(conditioning, first.truncated and second.truncated)
 
     def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
+        """Return one row with all that this family conditions on."""
         sizes = torch.tensor([[height_px, width_px, 0, 0, height_px, width_px]], dtype=self.dtype, device=self.device)
         return Conditioning(prompt.conditioning.states, prompt.conditioning.pooled, sizes)
 
     def project(self, conditioning: Conditioning) -> Conditioning:
+        """Return the conditioning with keys and values of its text states."""
         return self._unet.project(conditioning)
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
-        """None: they depend on the pooled text and the sizes, too."""
+        """Return None: the terms depend on the pooled text and the sizes, too."""
         return None
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
+        """Return the network's prediction, shaped as the latents."""
         texts = inputs.conditioning
         assert texts.pooled is not None and texts.sizes is not None
         return self._unet.predict(inputs, {"text_embeds": texts.pooled, "time_ids": texts.sizes})
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the clean latent of pixels (1, 3, height, width) in -1..1."""
         return self._autoencoder.encode(pixels, generator)
 
     def decode_latent(self, latent: Tensor) -> Tensor:
+        """Return the pixels of a clean latent."""
         return self._autoencoder.decode(latent)
 
 

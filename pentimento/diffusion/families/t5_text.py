@@ -16,7 +16,7 @@ class T5Text:
         self._device = device
 
     def states(self, prompt: str, token_count: int) -> EncodedText:
-        """(1, token_count, width)."""
+        """Return the hidden states, (1, token_count, width)."""
         count = len(self._tokenizer(prompt, verbose=False).input_ids)
         tokens = self._tokenizer(
             prompt, padding="max_length", max_length=token_count, truncation=True, return_tensors="pt"
@@ -26,5 +26,5 @@ class T5Text:
 
 
 def absent_t5(token_count: int, width: int) -> EncodedText:
-    """What SD3 sees of a checkpoint without T5; it reads nothing, so CLIP alone decides what was cut off."""
+    """Return what SD3 sees of a checkpoint without T5; nothing was read, so CLIP alone decides what was cut off."""
     return EncodedText(torch.zeros(1, token_count, width), None, truncated=True)

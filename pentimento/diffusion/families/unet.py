@@ -79,7 +79,7 @@ class UNetDenoiser:
 
 
 def predict_with_unet(unet: Any, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> Tensor:
-    """The prediction by diffusers' own forward pass."""
+    """Return the prediction by diffusers' own forward pass."""
     residuals = inputs.residuals
     with adapted(unet, inputs.adapters):
         prediction: Tensor = unet(
@@ -101,7 +101,7 @@ def describe_unet_model(
     schedulers: dict[Scheduler, SchedulerConfig],
     later: DigestsLater,
 ) -> LoadedModelInfo:
-    """Waits for the digests."""
+    """Return what the model is and takes; waits for the digests."""
     own = next(iter(schedulers.values()))
     assert isinstance(own, DiffusionConfig)
     digests = later()

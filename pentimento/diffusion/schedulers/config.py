@@ -18,7 +18,8 @@ class PredictionType(Enum):
 
 
 class TimestepSpacing(Enum):
-    """Table 2 of "Common Diffusion Noise Schedules and Sample Steps are Flawed" (Lin et al. 2023)."""
+    """How sampling timesteps are spread over the training ones, as in table 2 of "Common Diffusion Noise Schedules and
+    Sample Steps are Flawed" (Lin et al. 2023)."""
 
     LEADING = "leading"
     TRAILING = "trailing"
@@ -26,6 +27,8 @@ class TimestepSpacing(Enum):
 
 
 class BetaSchedule(Enum):
+    """How the training noise grows with the timestep."""
+
     LINEAR = "linear"
     SCALED_LINEAR = "scaled_linear"
     SQUARED_COSINE = "squaredcos_cap_v2"
@@ -107,7 +110,8 @@ _ENUMERATIONS: Mapping[str, type[Enum]] = {
 def scheduler_configs(
     class_name: str, stored: Mapping[str, Any], supported: tuple[Scheduler, ...]
 ) -> dict[Scheduler, SchedulerConfig]:
-    """What a checkpoint with that scheduler class and configuration can be sampled with, its own scheduler first.
+    """Return what a checkpoint with that scheduler class and configuration can be sampled with, its own scheduler
+    first.
 
     Raises UnsupportedConfig, naming class or key, when its own is not `supported` or asks for what is not implemented;
     others of `supported` are left out in that case.
@@ -126,7 +130,7 @@ def scheduler_configs(
 
 
 def scheduler_config(scheduler: Scheduler, stored: Mapping[str, Any]) -> SchedulerConfig:
-    """`stored` as diffusers' class for `scheduler` would read it; keys that begin with "_" are its own notes.
+    """Return `stored` as diffusers' class for `scheduler` would read it; keys that begin with "_" are its own notes.
 
     Raises UnsupportedConfig naming the key for anything that would change the picture and is not implemented.
     """

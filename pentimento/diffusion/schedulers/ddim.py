@@ -26,6 +26,8 @@ class DdimStep:
 
 @dataclass(frozen=True)
 class DdimSchedule:
+    """The steps of DDIM (Song et al. 2021)."""
+
     config: DiffusionConfig
     timesteps: Tensor
     sigmas: tuple[float, ...]
@@ -35,19 +37,24 @@ class DdimSchedule:
 
     @property
     def step_count(self) -> int:
+        """How many steps there are."""
         return len(self.steps)
 
     def initial_latent(self, noise: Tensor) -> Tensor:
+        """Return unit noise as the latent before step 0."""
         return noise
 
     def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
+        """Return a clean latent re-noised to the level before `step_index`."""
         step = self.steps[step_index]
         return step.root_alpha * clean + step.root_beta * noise
 
     def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
+        """Write the latent as the network wants it into every row of `out`."""
         out.copy_(state.latent)
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
+        """Return the next state, and the clean latent that the network now predicts."""
         step = self.steps[state.step_index]
         clean, epsilon = self._clean_and_noise(step, state.latent, prediction)
         if self.config.clip_sample:
@@ -68,14 +75,16 @@ class DdimSchedule:
                 return prediction, (latent - step.root_alpha * prediction) / step.root_beta
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
+        """Return the latent in the form that is stored."""
         return state.latent
 
     def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
+        """Return a stored latent as the state before `step_index`."""
         return SamplerState(latent, step_index)
 
 
 def make_ddim_schedule(config: DiffusionConfig, step_count: int, eta: float) -> DdimSchedule:
-    """Raises ValueError when the steps do not fit the training schedule."""
+    """Build the schedule. Raises ValueError when the steps do not fit the training schedule."""
     alphas = cumulative_alphas(config)
     timesteps = torch.from_numpy(spaced_timesteps(config, step_count).round().astype(np.int64))
     alpha = alphas[timesteps]

@@ -37,6 +37,8 @@ class DpmSolverStep:
 
 @dataclass(frozen=True)
 class DpmSolverSchedule:
+    """The steps of DPM-Solver++ (Lu et al. 2022)."""
+
     config: DiffusionConfig
     timesteps: Tensor
     sigmas: tuple[float, ...]
@@ -46,19 +48,24 @@ class DpmSolverSchedule:
 
     @property
     def step_count(self) -> int:
+        """How many steps there are."""
         return len(self.steps)
 
     def initial_latent(self, noise: Tensor) -> Tensor:
+        """Return unit noise as the latent before step 0."""
         return noise
 
     def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
+        """Return a clean latent re-noised to the level before `step_index`."""
         step = self.steps[step_index]
         return step.alpha * clean + step.sigma * noise
 
     def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
+        """Write the latent as the network wants it into every row of `out`."""
         out.copy_(state.latent)
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
+        """Return the next state, and the clean latent that the network now predicts."""
         step = self.steps[state.step_index]
         clean = self._clean(step, state.latent, prediction)
         following = step.latent_weight * state.latent.float() + step.clean_weight * clean
@@ -76,14 +83,16 @@ class DpmSolverSchedule:
                 return prediction
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
+        """Return the latent in the form that is stored."""
         return state.latent
 
     def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
+        """Return a stored latent as the state before `step_index`."""
         return SamplerState(latent, step_index)
 
 
 def make_dpm_solver_schedule(config: DiffusionConfig, step_count: int) -> DpmSolverSchedule:
-    """Raises ValueError when the steps do not fit the training schedule."""
+    """Build the schedule. Raises ValueError when the steps do not fit the training schedule."""
     alphas = positive_alphas(config)
     trained_sigmas = ((1 - alphas) / alphas) ** 0.5
     timesteps, levels = _noise_levels(config, trained_sigmas.numpy(), step_count)

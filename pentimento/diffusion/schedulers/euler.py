@@ -28,6 +28,8 @@ class EulerStep:
 
 @dataclass(frozen=True)
 class EulerSchedule:
+    """The steps of Euler and Euler ancestral (Karras et al. 2022)."""
+
     config: DiffusionConfig
     timesteps: Tensor
     sigmas: tuple[float, ...]
@@ -37,22 +39,28 @@ class EulerSchedule:
 
     @property
     def scheduler(self) -> Scheduler:
+        """The scheduler that these steps are of."""
         return self.config.scheduler
 
     @property
     def step_count(self) -> int:
+        """How many steps there are."""
         return len(self.steps)
 
     def initial_latent(self, noise: Tensor) -> Tensor:
+        """Return unit noise as the latent before step 0."""
         return noise * self.initial_scale
 
     def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
+        """Return a clean latent re-noised to the level before `step_index`."""
         return clean + noise * self.steps[step_index].sigma
 
     def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
+        """Write the latent as the network wants it into every row of `out`."""
         torch.div(state.latent.expand_as(out), self.steps[state.step_index].scale, out=out)
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
+        """Return the next state, and the clean latent that the network now predicts."""
         step = self.steps[state.step_index]
         latent = state.latent.float()
         clean = self._clean(step, latent, prediction)
@@ -71,15 +79,18 @@ class EulerSchedule:
                 return prediction
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
+        """Return the latent in the form that is stored."""
         return state.latent / self.steps[state.step_index].scale
 
     def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
+        """Return a stored latent as the state before `step_index`."""
         return SamplerState(latent * self.steps[step_index].scale, step_index)
 
 
 def make_euler_schedule(config: DiffusionConfig, step_count: int) -> EulerSchedule:
-    """Euler or, by `config.scheduler`, Euler ancestral, which takes each step a little further down and adds fresh
-    noise up to the next level. Raises ValueError when the steps do not fit the training schedule."""
+    """Build the schedule of Euler or, by `config.scheduler`, Euler ancestral, which takes each step a little further
+    down and adds fresh noise up to the next level. Raises ValueError when the steps do not fit the training
+    schedule."""
     timesteps, sigmas = _noise_levels(config, step_count)
     is_ancestral = config.scheduler is Scheduler.EULER_ANCESTRAL
     return EulerSchedule(

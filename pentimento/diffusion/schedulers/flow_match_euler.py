@@ -18,7 +18,7 @@ Levels = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class FlowStep:
-    """The level before a step, and the (negative) way to the next one."""
+    """The level before a step, and the (negative) distance to the next one."""
 
     sigma: float
     difference: float
@@ -26,7 +26,8 @@ class FlowStep:
 
 @dataclass(frozen=True)
 class FlowMatchEulerSchedule:
-    """Latents are stored as they are: samplers of one model share one form of noise."""
+    """The steps of Euler along a flow's straight path. Latents are stored as they are: samplers of one model share one
+    form of noise."""
 
     config: FlowConfig
     timesteps: Tensor
@@ -37,33 +38,40 @@ class FlowMatchEulerSchedule:
 
     @property
     def step_count(self) -> int:
+        """How many steps there are."""
         return len(self.steps)
 
     def initial_latent(self, noise: Tensor) -> Tensor:
+        """Return unit noise as the latent before step 0."""
         return noise
 
     def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
+        """Return a clean latent re-noised to the level before `step_index`."""
         sigma = self.steps[step_index].sigma
         return sigma * noise + (1.0 - sigma) * clean
 
     def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
+        """Write the latent as the network wants it into every row of `out`."""
         out.copy_(state.latent)
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
+        """Return the next state, and the clean latent that the network now predicts."""
         step = self.steps[state.step_index]
         latent = state.latent.float()
         following = latent + step.difference * prediction
         return SamplerState(following.to(prediction.dtype), state.step_index + 1), latent - step.sigma * prediction
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
+        """Return the latent in the form that is stored."""
         return state.latent
 
     def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
+        """Return a stored latent as the state before `step_index`."""
         return SamplerState(latent, step_index)
 
 
 def make_flow_match_euler_schedule(config: FlowConfig, step_count: int) -> FlowMatchEulerSchedule:
-    """Raises ValueError when there are more steps than the network was trained at."""
+    """Build the schedule. Raises ValueError when there are more steps than the network was trained at."""
     trained = config.num_train_timesteps
     if step_count > trained:
         raise ValueError(f"{step_count} steps do not fit a training schedule of {trained}")

@@ -76,7 +76,7 @@ _KNOWN = _HARMLESS.union(_FIXED_FOR_ALL, *_READ.values(), *_FIXED.values())
 
 
 def read_keys(scheduler: Scheduler, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that `scheduler` reads. Raises UnsupportedConfig naming the first that is refused."""
+    """Return the keys that `scheduler` reads. Raises UnsupportedConfig naming the first that is refused."""
     fixed = {**_FIXED_FOR_ALL, **_FIXED[scheduler]}
     for key, value in stored.items():
         if key not in _KNOWN:

@@ -16,7 +16,7 @@ _SMALLEST_ALPHA = 2**-24
 
 
 def cumulative_alphas(config: DiffusionConfig) -> Tensor:
-    """alpha-bar of every training timestep: float32 of shape (num_train_timesteps,)."""
+    """Return alpha-bar of every training timestep: float32 of shape (num_train_timesteps,)."""
     betas = _betas(config)
     if config.rescale_betas_zero_snr:
         betas = _rescale_to_zero_terminal_snr(betas)
@@ -24,7 +24,7 @@ def cumulative_alphas(config: DiffusionConfig) -> Tensor:
 
 
 def positive_alphas(config: DiffusionConfig) -> Tensor:
-    """alpha-bar for samplers that divide by it."""
+    """Return alpha-bar for samplers that divide by it."""
     alphas = cumulative_alphas(config)
     if config.rescale_betas_zero_snr:
         alphas[-1] = _SMALLEST_ALPHA
@@ -64,7 +64,7 @@ def _rescale_to_zero_terminal_snr(betas: Tensor) -> Tensor:
 
 
 def spaced_timesteps(config: DiffusionConfig, step_count: int) -> Timesteps:
-    """Sampling timesteps, descending, unrounded only for `linspace`.
+    """Return sampling timesteps, descending, unrounded only for `linspace`.
 
     Raises ValueError when they leave the training schedule.
     """
@@ -80,7 +80,7 @@ def spaced_timesteps(config: DiffusionConfig, step_count: int) -> Timesteps:
 
 
 def spaced_timesteps_between(config: DiffusionConfig, step_count: int) -> Timesteps:
-    """The same for a solver that counts both ends of each step: `step_count` + 1 points without the last.
+    """Return the timesteps of a solver that counts both ends of each step: `step_count` + 1 points without the last.
 
     Raises ValueError when they leave the training schedule, or two would be the same.
     """

@@ -17,7 +17,8 @@ FLOW_SCHEDULERS = (Scheduler.FLOW_MATCH_EULER,)
 
 @lru_cache(maxsize=64)
 def make_schedule(config: SchedulerConfig, step_count: int, eta: float) -> Schedule:
-    """The schedule of `config.scheduler`. InvalidArgument for steps that do not fit, or an eta it has no use for."""
+    """Return the schedule of `config.scheduler`. InvalidArgument for steps that do not fit, or an eta it has no use
+    for."""
     if eta != 0.0 and config.scheduler is not Scheduler.DDIM:
         raise InvalidArgument.of("eta", f"must be 0 with scheduler {config.scheduler.value}, got {eta}")
     try:

@@ -23,10 +23,14 @@ class Schedule(Protocol):
     """`step_count` steps of one sampler. Latents are in the sampler's own scale except where stated."""
 
     @property
-    def scheduler(self) -> Scheduler: ...
+    def scheduler(self) -> Scheduler:
+        """The scheduler that these steps are of."""
+        ...
 
     @property
-    def step_count(self) -> int: ...
+    def step_count(self) -> int:
+        """How many steps there are."""
+        ...
 
     @property
     def timesteps(self) -> Tensor:
@@ -45,33 +49,34 @@ class Schedule(Protocol):
         ...
 
     def initial_latent(self, noise: Tensor) -> Tensor:
-        """Unit noise as the latent before step 0."""
+        """Return unit noise as the latent before step 0."""
         ...
 
     def noised_latent(self, clean: Tensor, noise: Tensor, step_index: int) -> Tensor:
-        """A clean latent re-noised to the level before `step_index` (MoDM, section 5.1)."""
+        """Return a clean latent re-noised to the level before `step_index` (MoDM, section 5.1)."""
         ...
 
     def fill_model_input(self, state: SamplerState, out: Tensor) -> None:
-        """Writes the latent as the network wants it into every row of `out` (rows, channels, height, width)."""
+        """Write the latent as the network wants it into every row of `out` (rows, channels, height, width)."""
         ...
 
     def advance(self, state: SamplerState, prediction: Tensor, noise: Tensor | None) -> tuple[SamplerState, Tensor]:
-        """One step: the next state, and the clean latent that the network now predicts."""
+        """Take one step: return the next state, and the clean latent that the network now predicts."""
         ...
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
-        """The latent in the form that is stored, one for all samplers of a model: at unit variance, of a flow as is."""
+        """Return the latent in the form that is stored, one for all samplers of a model: at unit variance, of a flow as
+        is."""
         ...
 
     def from_variance_preserving(self, latent: Tensor, step_index: int) -> SamplerState:
-        """A stored latent as the state before `step_index`."""
+        """Return a stored latent as the state before `step_index`."""
         ...
 
 
 def nearest_step(schedule: Schedule, sigma: float, relative_tolerance: float = 0.01) -> int | None:
-    """The step at whose start latents have noise level `sigma`, None when no step is that near: joining a schedule at
-    another level than the latent's own would leave noise in the picture or take detail out of it."""
+    """Return the step at whose start latents have noise level `sigma`, None when no step is that near: joining a
+    schedule at another level than the latent's own would leave noise in the picture or take detail out of it."""
     distances = [abs(math.log(level / sigma)) for level in schedule.sigmas]
     step = min(range(schedule.step_count), key=distances.__getitem__)
     return step if distances[step] <= relative_tolerance else None

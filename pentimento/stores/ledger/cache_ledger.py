@@ -57,7 +57,8 @@ _LIVE_ENTRY = (
 
 
 def open_cache_ledger(url: str, clock: Clock | None = None) -> "CacheLedger":
-    """Connect and migrate; urls as in `open_engine`. Raises StoreUnavailable, SchemaMismatch, InvalidArgument."""
+    """Connect to the ledger at `url` (as in `open_engine`), migrate and return it. Raises StoreUnavailable,
+    SchemaMismatch, InvalidArgument."""
     engine = open_engine(url)
     migrate(engine, "cache", tables.MIGRATIONS)
     with typed_errors(), engine.begin() as connection:
@@ -68,7 +69,7 @@ def open_cache_ledger(url: str, clock: Clock | None = None) -> "CacheLedger":
 
 
 class CacheLedger:
-    """See the module's docstring. Futures and reads fail with StoreFull or StoreUnavailable."""
+    """The cache's tables, as the module's docstring says. Futures and reads fail with StoreFull or StoreUnavailable."""
 
     def __init__(self, engine: Engine, clock: Clock, cache_id: str) -> None:
         self._engine = engine
@@ -79,7 +80,7 @@ class CacheLedger:
     # Changes.
 
     def bind_encoder(self, binding: EncoderBinding) -> "Future[EncoderBinding]":
-        """Bind the cache to an encoder if it is bound to none; the binding in force."""
+        """Bind the cache to an encoder if it is bound to none, and return the binding in force."""
         return self._submit(lambda connection: writes.bind_encoder(connection, binding))
 
     def reserve(self, grant: GrantRecord) -> "Future[None]":
@@ -87,7 +88,7 @@ class CacheLedger:
         return self._submit(lambda connection: writes.reserve(connection, grant))
 
     def commit(self, commit: EntryCommit) -> "Future[str]":
-        """Turn a grant into a live entry; its id, the first one when repeated. Keys not captured are doomed.
+        """Turn a grant into a live entry and return its id, the first one when repeated. Keys not captured are doomed.
 
         Fails with NotFound when the grant is gone, FailedPrecondition when it is another attempt's or scope's,
         InvalidArgument when it does not cover what was captured.
@@ -99,11 +100,11 @@ class CacheLedger:
         return self._submit(lambda connection: writes.release(connection, [grant_id], self._clock.wall()) == 1)
 
     def expire_grants(self) -> "Future[int]":
-        """Release the open grants that ran out, and forget committed ones of that age; the number released."""
+        """Release the open grants that ran out, forget committed ones of that age, and return the number released."""
         return self._submit(lambda connection: writes.expire(connection, self._clock.wall()))
 
     def mark_indexed(self, entry_ids: Collection[str], indexed: bool = True) -> "Future[None]":
-        """Whether the index holds them."""
+        """Record whether the index holds the entries."""
         statement = update(_entries).where(_entries.c.entry_id.in_(entry_ids)).values(indexed=int(indexed))
         return self._submit(lambda connection: _run(connection, statement))
 
@@ -113,7 +114,7 @@ class CacheLedger:
         return self._submit(lambda connection: writes.doom(connection, list(entry_ids), now, now + grace_s))
 
     def evict(self, who: WhoGivesWay, grace_s: float) -> "Future[int]":
-        """Doom the oldest entry of whoever gives way until nobody does; the number doomed."""
+        """Doom the oldest entry of the tenant that `who` names until it names none, and return the number doomed."""
         now = self._clock.wall()
         return self._submit(lambda connection: writes.evict(connection, who, now, now + grace_s))
 
@@ -130,41 +131,41 @@ class CacheLedger:
     # Reads.
 
     def binding(self) -> EncoderBinding | None:
-        """The encoder that the cache is bound to."""
+        """Return the encoder that the cache is bound to."""
         with self._reading() as connection:
             row = connection.execute(select(_state.c.encoder_digest, _state.c.dimension_count)).one()
         return EncoderBinding(row.encoder_digest, row.dimension_count) if row.encoder_digest else None
 
     def live_entry(self, entry_id: str) -> CachedEntry | None:
-        """The entry with the objects it holds, if it is live."""
+        """Return the entry with the objects it holds, or None where it is not live."""
         with self._reading() as connection:
             rows = connection.execute(_LIVE_ENTRY, {"entry_id": entry_id}).all()
         return _entry(rows) if rows else None
 
     def unindexed(self, limit_count: int) -> list[EntryVectors]:
-        """Live entries that the index does not hold yet, oldest first."""
+        """Return live entries that the index does not hold yet, oldest first."""
         statement = select(_entries).where(_entries.c.indexed == 0, _IS_LIVE).order_by(_entries.c.sequence)
         with self._reading() as connection:
             return [_vectors(row) for row in connection.execute(statement.limit(limit_count))]
 
     def indexed_ids(self) -> set[str]:
-        """Live entries that the index should hold."""
+        """Return the ids of live entries that the index should hold."""
         with self._reading() as connection:
             return set(connection.scalars(select(_entries.c.entry_id).where(_entries.c.indexed == 1, _IS_LIVE)))
 
     def entry_ids(self) -> set[str]:
-        """Entries whose rows are here, doomed ones too."""
+        """Return the ids of entries whose rows are here, doomed ones too."""
         with self._reading() as connection:
             return set(connection.scalars(select(_entries.c.entry_id)))
 
     def doomed_ids(self, limit_count: int) -> list[str]:
-        """Doomed entries whose rows are still here."""
+        """Return the ids of doomed entries whose rows are still here."""
         statement = select(_entries.c.entry_id).where(_entries.c.doomed_at.is_not(None)).limit(limit_count)
         with self._reading() as connection:
             return list(connection.scalars(statement))
 
     def deletable_keys(self, limit_count: int) -> list[str]:
-        """Keys of doomed objects whose grace is over and whose entry is out of the index."""
+        """Return keys of doomed objects whose grace is over and whose entry is out of the index."""
         still_indexed = select(_entries.c.entry_id)
         statement = select(_objects.c.key).where(
             _objects.c.delete_after <= self._clock.wall(),
@@ -174,18 +175,18 @@ class CacheLedger:
             return list(connection.scalars(statement.limit(limit_count)))
 
     def known_keys(self, keys: Sequence[str]) -> set[str]:
-        """Those of the keys that are granted, held or doomed."""
+        """Return those of the keys that are granted, held or doomed."""
         with self._reading() as connection:
             return set(connection.scalars(select(_objects.c.key).where(_objects.c.key.in_(keys))))
 
     def held_references(self) -> list[ObjectReference]:
-        """The objects of all live entries."""
+        """Return the objects of all live entries."""
         statement = select(_objects).join(_entries, _entries.c.entry_id == _objects.c.entry_id).where(_IS_LIVE)
         with self._reading() as connection:
             return [_reference(row) for row in connection.execute(statement)]
 
     def totals(self) -> CacheTotals:
-        """As kept with every change."""
+        """Return the totals, which are kept up to date with every change."""
         open_grants = select(func.count()).select_from(tables.grants).where(tables.grants.c.entry_id.is_(None))
         with self._reading() as connection:
             row = connection.execute(select(_state)).one()
@@ -194,12 +195,12 @@ class CacheLedger:
             )
 
     def holdings(self) -> dict[str, CacheHolding]:
-        """By tenant, of live entries."""
+        """Return what each tenant holds in live entries."""
         with self._reading() as connection:
             return writes.holdings(connection)
 
     def check_integrity(self) -> list[str]:
-        """What the rows contradict each other in."""
+        """Return a sentence for each contradiction between the rows."""
         with self._reading() as connection:
             return list(_contradictions(connection))
 

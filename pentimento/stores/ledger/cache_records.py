@@ -23,7 +23,7 @@ class GrantedKey:
 
 @dataclass(frozen=True)
 class GrantRecord:
-    """`pool` is whose entry it becomes: the tenant's, or the shared pool's."""
+    """A grant as the ledger keeps it. `pool` is whose entry it becomes: the tenant's, or the shared pool's."""
 
     grant_id: str
     pool: str
@@ -54,6 +54,8 @@ class EntryCommit:
 
 @dataclass(frozen=True)
 class HeldLatent:
+    """A latent that a live entry holds, after so many steps."""
+
     resume_step: int
     sigma: float
     object: ObjectReference
@@ -86,7 +88,7 @@ class EntryVectors:
 
 @dataclass(frozen=True)
 class CacheTotals:
-    """Of live entries and of the objects they hold."""
+    """Numbers and bytes of live entries and of the objects they hold."""
 
     entry_count: int
     object_count: int

@@ -23,6 +23,7 @@ WhoGivesWay = Callable[[Mapping[str, CacheHolding]], str | None]
 
 
 def bind_encoder(connection: Connection, binding: EncoderBinding) -> EncoderBinding:
+    """Bind the cache to an encoder if it is bound to none, and return the binding in force."""
     unbound = update(_state).where(_state.c.encoder_digest.is_(None))
     connection.execute(unbound.values(encoder_digest=binding.encoder_digest, dimension_count=binding.dimension_count))
     row = connection.execute(select(_state.c.encoder_digest, _state.c.dimension_count)).one()
@@ -30,6 +31,7 @@ def bind_encoder(connection: Connection, binding: EncoderBinding) -> EncoderBind
 
 
 def reserve(connection: Connection, grant: GrantRecord) -> None:
+    """Insert a grant and its keys."""
     row = {name: getattr(grant, name) for name in _grants.c.keys() if name != "entry_id"}  # noqa: SIM118
     connection.execute(insert(_grants), row)
     keys = [{"key": each.key, "grant_id": grant.grant_id, "resume_step": each.resume_step} for each in grant.keys]
@@ -38,6 +40,7 @@ def reserve(connection: Connection, grant: GrantRecord) -> None:
 
 
 def commit(connection: Connection, commit: EntryCommit) -> str:
+    """Turn a grant into a live entry, doom the keys not captured, and return the entry's id."""
     grant_id = commit.captured.grant_id
     claim = update(_grants).where(_grants.c.grant_id == grant_id, _grants.c.entry_id.is_(None))
     is_first = connection.execute(claim.values(entry_id=commit.entry_id)).rowcount == 1
@@ -51,7 +54,7 @@ def commit(connection: Connection, commit: EntryCommit) -> str:
 
 
 def release(connection: Connection, grant_ids: Sequence[str], delete_after: float) -> int:
-    """Delete open grants and doom their objects; the number of grants."""
+    """Delete open grants, doom their objects, and return the number of grants."""
     is_open = _grants.c.entry_id.is_(None)
     released = list(
         connection.scalars(
@@ -65,6 +68,7 @@ def release(connection: Connection, grant_ids: Sequence[str], delete_after: floa
 
 
 def expire(connection: Connection, now: float) -> int:
+    """Release the open grants that ran out, forget committed ones of that age, and return the number released."""
     is_over = _grants.c.expires_at <= now
     over = list(connection.scalars(select(_grants.c.grant_id).where(is_over, _grants.c.entry_id.is_(None))))
     connection.execute(delete(_grants).where(is_over, _grants.c.entry_id.is_not(None)))
@@ -72,6 +76,7 @@ def expire(connection: Connection, now: float) -> int:
 
 
 def doom(connection: Connection, entry_ids: Sequence[str], now: float, delete_after: float) -> int:
+    """Take entries out of service and return their number; their objects stay until `delete_after`."""
     is_live = _entries.c.doomed_at.is_(None)
     statement = update(_entries).where(_entries.c.entry_id.in_(entry_ids), is_live).values(doomed_at=now)
     columns = (_entries.c.entry_id, _entries.c.object_count, _entries.c.size_bytes)
@@ -86,7 +91,7 @@ def doom(connection: Connection, entry_ids: Sequence[str], now: float, delete_af
 
 
 def evict(connection: Connection, who: WhoGivesWay, now: float, delete_after: float) -> int:
-    """Doom the oldest entry of whoever gives way, until nobody does; the number doomed."""
+    """Doom the oldest entry of the tenant that `who` names, until it names none; return the number doomed."""
     held, evicted = holdings(connection), 0
     while chosen := _chosen(connection, held, who):
         evicted += doom(connection, chosen, now, delete_after)
@@ -94,7 +99,7 @@ def evict(connection: Connection, who: WhoGivesWay, now: float, delete_after: fl
 
 
 def holdings(connection: Connection) -> dict[str, CacheHolding]:
-    """By tenant, of live entries."""
+    """Return what each tenant holds in live entries."""
     columns = (_entries.c.tenant, func.count().label("entries"), func.sum(_entries.c.size_bytes).label("bytes"))
     statement = select(*columns).where(_entries.c.doomed_at.is_(None)).group_by(_entries.c.tenant)
     return {row.tenant: CacheHolding(row.entries, int(row.bytes)) for row in connection.execute(statement)}

@@ -35,7 +35,7 @@ class LedgerContention(StoreUnavailable):
 
 
 def open_engine(url: str) -> Engine:
-    """`sqlite:////absolute/path` or `postgresql+psycopg://user@host/database?passfile=…`.
+    """Return an engine for `sqlite:////absolute/path` or `postgresql+psycopg://user@host/database?passfile=…`.
 
     SQLite runs in WAL mode with `synchronous=FULL`: a commit that returned survives a power cut, as in PostgreSQL.
     Raises InvalidArgument for any other url. Nothing is connected yet.
@@ -56,7 +56,7 @@ def open_engine(url: str) -> Engine:
 
 @contextmanager
 def typed_errors(store: str = "ledger") -> Iterator[None]:
-    """SQLAlchemy's errors as ours; values of a statement never reach a message."""
+    """Turn SQLAlchemy's errors into ours; values of a statement never reach a message."""
     try:
         yield
     except DataError as error:
@@ -74,7 +74,7 @@ def typed_errors(store: str = "ledger") -> Iterator[None]:
 
 
 def insert_unless_present(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
-    """Insert a row; False, and nothing changed, when it collides with another on any unique key."""
+    """Insert a row and return True; False, and nothing changed, when it collides with another on any unique key."""
     return connection.execute(_insert_unless_present(connection.dialect.name, table), dict(row)).first() is not None
 
 

@@ -83,7 +83,8 @@ _FINISH = update(_requests).where(_IS_IT, _IS_OPEN)
 
 
 def open_journal(url: str, clock: Clock | None = None) -> "Journal":
-    """Connect and migrate; urls as in `open_engine`. Raises StoreUnavailable, SchemaMismatch, InvalidArgument."""
+    """Connect to the journal at `url` (as in `open_engine`), migrate and return it. Raises StoreUnavailable,
+    SchemaMismatch, InvalidArgument."""
     engine = open_engine(url)
     migrate(engine, "journal", tables.MIGRATIONS)
     with typed_errors(), engine.begin() as connection:
@@ -92,7 +93,8 @@ def open_journal(url: str, clock: Clock | None = None) -> "Journal":
 
 
 class Journal:
-    """Every method returns at once; its future resolves after the commit that makes the answer durable.
+    """The tables of requests. Every method returns at once; its future resolves after the commit that makes the answer
+    durable.
 
     Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be in; every method may
     be called again with the same arguments. All but `get`, `unfinished` and `load_plan` change state.
@@ -105,17 +107,18 @@ class Journal:
         self._clock = clock
 
     def claim_epoch(self, frontdoor_id: str) -> "Future[int]":
-        """An epoch larger than every one claimed before, by anybody, in this journal or earlier in another. Its holder
-        is the active one from then on."""
+        """Claim an epoch and return it. It is larger than every one claimed before, by anybody, in this journal or
+        earlier in another. Its holder is the active one from then on."""
         statement = _claim(frontdoor_id, epoch_at(self._clock.wall()))
         return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
 
     def identity(self) -> "Future[str]":
-        """What tells this journal from every other: one that was lost and begun anew, or renewed, is another."""
+        """Return the journal's identity: one that was lost and begun anew, or renewed, has another."""
         return self._submit(lambda connection: str(connection.execute(select(_epoch.c.journal_id)).scalar_one()))
 
     def renew(self, above: int) -> "Future[int]":
-        """Make it another journal, whose epochs are larger than `above` and all claimed before; the newest so far.
+        """Make it another journal, whose epochs are larger than `above` and all claimed before; return the newest so
+        far.
 
         Whoever is active stops at its next beat and, started again, claims one above it.
         """
@@ -124,12 +127,12 @@ class Journal:
         return self._submit(lambda connection: int(connection.execute(statement).scalar_one()))
 
     def lease(self) -> "Future[LeaseState]":
-        """Which epoch is active, and its holder's beats: a standby watches whether they go on."""
+        """Return which epoch is active, and its holder's beats: a standby watches whether they go on."""
         statement = select(_epoch.c.epoch, _epoch.c.beat)
         return self._submit(lambda connection: LeaseState(*connection.execute(statement).one()))
 
     def beat(self, epoch: int) -> "Future[bool]":
-        """Show that the holder of the epoch is there; False when a newer epoch was claimed: it has to stop."""
+        """Record that the holder of the epoch is alive; False when a newer epoch was claimed: it has to stop."""
         statement = update(_epoch).where(_epoch.c.epoch == epoch).values(beat=_epoch.c.beat + 1)
         return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
 
@@ -148,14 +151,15 @@ class Journal:
         return self._submit(lambda connection: _accept(connection, record))
 
     def find_key(self, tenant: str, idempotency_key: str, body_hash: str) -> "Future[AcceptOutcome | None]":
-        """What `accept` would answer of the request that holds the key; None where nobody does. Changes nothing."""
+        """Return what `accept` would answer of the request that holds the key; None where none does. Changes
+        nothing."""
         of_key = and_(_requests.c.tenant == tenant, _requests.c.idempotency_key == idempotency_key)
         statement = select(*_OF_HOLDER).where(of_key)
         return self._submit(lambda connection: _outcome(connection.execute(statement).one_or_none(), tenant, body_hash))
 
     def record_route(self, request_id: str, route: bytes, cascade_stage: int = 0) -> "Future[bytes]":
-        """Pin the route of a request for a stage of its cascade. The first route of the newest stage stays; the answer
-        is the one in force."""
+        """Pin the route of a request for a stage of its cascade, and return the one in force. The first route of the
+        newest stage stays."""
         return self._submit(lambda connection: _pin_route(connection, request_id, route, cascade_stage))
 
     def start_attempt(self, attempt: Attempt, worker_id: str, cascade_stage: int = 0) -> "Future[bool]":
@@ -180,21 +184,20 @@ class Journal:
         )
 
     def get(self, request_id: str, tenant: str) -> "Future[JournalledRequest | None]":
-        """None when there is no such request of that tenant."""
+        """Return the request; None when there is no such request of that tenant."""
         statement = _records().where(_requests.c.request_id == request_id, _requests.c.tenant == tenant)
         return self._submit(lambda connection: next(iter(_read(connection, statement)), None))
 
     def unfinished(self) -> "Future[list[JournalledRequest]]":
-        """Every request that is not terminal, oldest first: what a frontdoor takes over when it starts."""
+        """Return every request that is not terminal, oldest first: what a frontdoor takes over when it starts."""
         statement = _records().where(_IS_OPEN).order_by(_requests.c.accepted_at)
         return self._submit(lambda connection: _read(connection, statement))
 
     def forget_finished(
         self, finished_before: float, limit_count: int, tenant: str = ""
     ) -> "Future[list[JournalledRequest]]":
-        """Delete up to so many requests that were terminal before that time, with their idempotency keys; oldest first.
-        `tenant`: of that one alone. Answers with them, so that their pictures can be deleted too.
-        """
+        """Delete up to so many requests that were terminal before that time, with their idempotency keys, and return
+        them, oldest first. `tenant`: of that one alone."""
         statement = _records().where(_requests.c.finished_at < finished_before)
         if tenant:
             statement = statement.where(_requests.c.tenant == tenant)
@@ -206,7 +209,7 @@ class Journal:
         return self._submit(lambda connection: _save_plan(connection, plan))
 
     def load_plan(self) -> "Future[bytes | None]":
-        """The plan last saved."""
+        """Return the plan last saved."""
         return self._submit(lambda connection: connection.execute(select(tables.plan.c.plan)).scalar_one_or_none())
 
     def close(self) -> None:

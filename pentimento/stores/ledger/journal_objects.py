@@ -26,8 +26,8 @@ _PAGES_AT_ONCE = 1024
 
 
 class JournalObjects:
-    """Futures as the journal's: each resolves after the commit, fails with StoreFull or StoreUnavailable, and its call
-    may be repeated. `spool`, `unspool`, `forget_pictures` and `give_back_pages` change state."""
+    """The spool and the kept pictures of a journal. Its futures are as the journal's: each resolves after the commit,
+    fails with StoreFull or StoreUnavailable, and its call may be repeated."""
 
     def __init__(self, writer: GroupCommitWriter, url: URL) -> None:
         self._writer = writer
@@ -45,7 +45,7 @@ class JournalObjects:
         return self._submit(lambda connection: insert_unless_present(connection, _spool, row))
 
     def spooled(self) -> "Future[list[SpooledObject]]":
-        """All that wait."""
+        """Return all objects that wait."""
         statement = select(_spool.c.tenant, _spool.c.key, _spool.c.digest, _spool.c.size_bytes)
         return self._submit(
             lambda connection: [
@@ -55,17 +55,17 @@ class JournalObjects:
         )
 
     def read_spooled(self, key: str) -> "Future[bytes | None]":
-        """None where nothing waits under that key."""
+        """Return the bytes that wait under the key; None where nothing does."""
         statement = select(_spool.c.data).where(_spool.c.key == key)
         return self._submit(lambda connection: connection.execute(statement).scalar_one_or_none())
 
     def unspool(self, key: str) -> "Future[bool]":
-        """False when nothing waited under that key."""
+        """Delete what waits under the key; False when nothing did."""
         statement = delete(_spool).where(_spool.c.key == key)
         return self._submit(lambda connection: connection.execute(statement).rowcount == 1)
 
     def kept(self) -> "Future[list[KeptResults]]":
-        """What is kept of every tenant's requests that have ended."""
+        """Return what is kept of every tenant's requests that have ended."""
         picture_bytes = func.coalesce(func.sum(_columns.image_size_bytes).filter(_HAS_PICTURE), 0)
         of_tenant = select(_columns.tenant, func.count(), picture_bytes).where(_columns.finished_at.is_not(None))
         statement = of_tenant.group_by(_columns.tenant)
@@ -77,12 +77,12 @@ class JournalObjects:
         )
 
     def forget_pictures(self, tenant: str, size_bytes: int) -> "Future[list[ObjectReference]]":
-        """Forget the tenant's oldest pictures, of so many bytes at least or up to a limit of their number; their
-        requests stay. Answers with them, so that they can be deleted."""
+        """Forget the tenant's oldest pictures, of so many bytes at least or up to a limit of their number, and return
+        them, so that they can be deleted. Their requests stay."""
         return self._submit(lambda connection: _forget_pictures(connection, tenant, size_bytes))
 
     def named(self, keys: Sequence[str]) -> "Future[set[str]]":
-        """Those of the keys under which a request's picture is kept."""
+        """Return those of the keys under which a request's picture is kept."""
         statement = select(_columns.image_key).where(_columns.image_key.in_(keys))
         return self._submit(lambda connection: set(connection.execute(statement).scalars()))
 
@@ -91,7 +91,7 @@ class JournalObjects:
         return self._submit(_give_back_pages)
 
     def free_bytes(self) -> int | None:
-        """Room left on the disk of SQLite's file; None for a server. Blocks."""
+        """Return the room left on the disk of SQLite's file; None for a server. Blocks."""
         if self._file is None:
             return None
         found = os.statvfs(self._file.parent)

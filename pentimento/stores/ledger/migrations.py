@@ -26,7 +26,7 @@ class Migration:
 
 
 def migrate(engine: Engine, component: str, migrations: Sequence[Migration]) -> int:
-    """Bring the component's tables to the newest version, all in one transaction; the version reached.
+    """Bring the component's tables to the newest version, all in one transaction, and return the version reached.
 
     Raises SchemaMismatch when the tables are newer than this build, StoreUnavailable when there is no database.
     """

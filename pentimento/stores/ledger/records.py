@@ -25,6 +25,8 @@ class AcceptedRequest:
 
 
 class AcceptKind(Enum):
+    """How the journal answered an acceptance."""
+
     NEW = auto()
     # The same idempotency key and body: `request_id` is the first request's.
     EXISTING = auto()
@@ -34,7 +36,8 @@ class AcceptKind(Enum):
 
 @dataclass(frozen=True)
 class AcceptOutcome:
-    """`request_id` and `state` are those of the request that holds the key now."""
+    """The journal's answer to an acceptance: `request_id` and `state` are those of the request that holds the key
+    now."""
 
     kind: AcceptKind
     request_id: str
@@ -43,6 +46,8 @@ class AcceptOutcome:
 
 @dataclass(frozen=True)
 class AttemptRecord:
+    """An attempt as the journal knows it."""
+
     attempt: Attempt
     worker_id: str
     started_at: float
@@ -51,8 +56,8 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class ResultRecord:
-    """The picture lies in the object store, unless its key is "": then it was forgotten before the rest.
-    `provenance` is the serialised record of how it came to be."""
+    """A committed result. The picture lies in the object store, unless its key is "": then it was forgotten before the
+    rest. `provenance` is the serialised record of how it came to be."""
 
     image: ObjectReference
     image_format: str

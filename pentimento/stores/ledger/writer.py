@@ -25,7 +25,8 @@ class _Job:
 
 
 class GroupCommitWriter:
-    """Owns the only connection that writes. Jobs run in the order of `submit`; one that fails undoes itself alone.
+    """A thread that commits the work of many callers together. Owns the only connection that writes. Jobs run in the
+    order of `submit`; one that fails undoes itself alone.
 
     A job may be run more than once before its commit, and does nothing but use its connection.
     """

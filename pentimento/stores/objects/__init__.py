@@ -10,7 +10,7 @@ __all__ = ["ObjectStore", "open_objects"]
 
 
 def open_objects(url: str) -> ObjectStore:
-    """`file:///directory` or `s3://bucket/prefix`; raises InvalidArgument for any other url.
+    """Return the store at `file:///directory` or `s3://bucket/prefix`; raises InvalidArgument for any other url.
 
     Options of S3 are the query: `endpoint`, `region`, `create_bucket=true`. Its credentials come from boto3's own chain
     (environment, files, instance role).

@@ -38,7 +38,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class FilesystemObjectStore:
-    """See the module's docstring. Opening it sweeps what writers that died left in staging."""
+    """Objects as files, as the module's docstring says. Opening it sweeps what writers that died left in staging."""
 
     backend = "filesystem"
 
@@ -52,6 +52,7 @@ class FilesystemObjectStore:
         self.sweep_staging()
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> ObjectReference:
+        """Write the object, flush it and return its reference; with `durable` False it may be lost in a power cut."""
         target = self._path(check_key(key))
         with _typed_errors():
             self._make_shard(target.parent)
@@ -71,6 +72,7 @@ class FilesystemObjectStore:
         return refer_to(key, data)
 
     def get(self, reference: ObjectReference) -> bytes:
+        """Return the bytes, checked. Raises ObjectMissing, ObjectCorrupt."""
         path = self._path(check_key(reference.key))
         with _typed_errors(), self._open(path, reference.key) as file:
             size = os.fstat(file.fileno()).st_size
@@ -79,6 +81,7 @@ class FilesystemObjectStore:
             return verify(reference, file.read(size))
 
     def set_aside(self, reference: ObjectReference) -> bool:
+        """Move a corrupt object to the quarantine, and return whether it was corrupt."""
         if not is_corrupt(self, reference):
             return False
         with _typed_errors():
@@ -93,10 +96,12 @@ class FilesystemObjectStore:
         return True
 
     def delete(self, key: str) -> None:
+        """Delete the object, if there is one."""
         with _typed_errors():
             self._path(check_key(key)).unlink(missing_ok=True)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
+        """Yield every key that starts with `prefix`, in no order."""
         with _typed_errors():
             for path in self._objects.glob("[0-9a-f][0-9a-f]/*"):
                 key = path.name.replace(".", "/")
@@ -104,18 +109,20 @@ class FilesystemObjectStore:
                     yield key
 
     def free_bytes(self) -> int | None:
+        """Return the room left on the disk."""
         with _typed_errors():
             found = os.statvfs(self._objects)
         return found.f_bavail * found.f_frsize
 
     def check_integrity(self, references: Iterable[ObjectReference] = ()) -> list[str]:
+        """Return a sentence for each foreign, partial, missing or corrupt file."""
         with _typed_errors():
             problems = [f"foreign file {path}" for path in self._objects.glob("*/*") if not self._is_object(path)]
             problems += [f"abandoned upload {path}" for path in self._staging.iterdir() if _is_abandoned(path)]
         return problems + list(broken_references(self, references))
 
     def sweep_staging(self) -> int:
-        """Delete the uploads of writers that are gone; those under way are locked and stay. The number deleted."""
+        """Delete the uploads of writers that are gone, and return their number; those under way are locked and stay."""
         with _typed_errors():
             return sum(_is_abandoned(path, remove=True) for path in self._staging.iterdir())
 

@@ -42,7 +42,7 @@ _CONFIG = Config(
 
 
 class S3ObjectStore:
-    """Keys live under `<prefix>/` of one bucket. Credentials come from boto3's own chain."""
+    """Objects in one bucket, under `<prefix>/`. Credentials come from boto3's own chain."""
 
     backend = "s3"
 
@@ -53,7 +53,8 @@ class S3ObjectStore:
 
     @classmethod
     def from_options(cls, bucket: str, prefix: str, options: Mapping[str, str]) -> "S3ObjectStore":
-        """From the query of an `s3:` url. Raises StoreUnavailable only where it is asked to create the bucket."""
+        """Build a store from the query of an `s3:` url. Raises StoreUnavailable only where it is asked to create the
+        bucket."""
         if unknown := set(options) - _OPTIONS:
             raise InvalidArgument.of("objects_url", f"s3 urls take {sorted(_OPTIONS)}, got {sorted(unknown)}")
         region = options.get("region", "us-east-1")
@@ -64,6 +65,7 @@ class S3ObjectStore:
         return store
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> ObjectReference:
+        """Upload the object and return its reference."""
         reference = refer_to(check_key(key), data)
         with _typed_errors(key):
             self._client.put_object(
@@ -72,6 +74,7 @@ class S3ObjectStore:
         return reference
 
     def get(self, reference: ObjectReference) -> bytes:
+        """Return the bytes, checked. Raises ObjectMissing, ObjectCorrupt."""
         key = check_key(reference.key)
         with _typed_errors(key):
             answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)
@@ -83,6 +86,7 @@ class S3ObjectStore:
         return verify(reference, data)
 
     def set_aside(self, reference: ObjectReference) -> bool:
+        """Copy a corrupt object to the quarantine, delete it, and return whether it was corrupt."""
         if not is_corrupt(self, reference):
             return False
         key = reference.key
@@ -98,19 +102,23 @@ class S3ObjectStore:
         return True
 
     def delete(self, key: str) -> None:
+        """Delete the object, if there is one."""
         with _typed_errors(check_key(key)):
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
+        """Yield every key that starts with `prefix`, in no order."""
         with _typed_errors(prefix):
             for key, _ in self._listed(prefix):
                 if not key.startswith(_QUARANTINE):
                     yield key
 
     def free_bytes(self) -> int | None:
+        """Return None: a bucket does not say what room it has."""
         return None
 
     def check_integrity(self, references: Iterable[ObjectReference] = ()) -> list[str]:
+        """Return a sentence for each reference that is missing or corrupt."""
         return list(broken_references(self, references))
 
     def _listed(self, prefix: str) -> Iterator[tuple[str, int]]:

@@ -25,36 +25,39 @@ class ObjectStore(Protocol):
 
     @property
     def backend(self) -> str:
-        """`filesystem` or `s3`."""
+        """The kind of store: `filesystem` or `s3`."""
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> ObjectReference:
-        """Readable on return, and safe from a power cut unless `durable` is given up (caches can do without).
+        """Store the object and return its reference. It is readable on return, and safe from a power cut unless
+        `durable` is given up (caches can do without).
 
         Raises InvalidArgument for a bad key, StoreFull with nothing left behind.
         """
 
     def get(self, reference: ObjectReference) -> bytes:
-        """The bytes, checked against size and digest. Raises ObjectMissing, ObjectCorrupt."""
+        """Return the bytes, checked against size and digest. Raises ObjectMissing, ObjectCorrupt."""
 
     def set_aside(self, reference: ObjectReference) -> bool:
-        """Take what lies under the key out of service if it is not what the reference promises, and keep it for
-        whoever looks into it, beside the last few such. Whether it was corrupt. For those whose reference is sound."""
+        """Take what lies under the key out of service if it is not what the reference promises, and return whether it
+        was not. It is kept for whoever looks into it, beside the last few such. For those whose reference is sound."""
 
     def delete(self, key: str) -> None:
-        """Also succeeds when there is no such object."""
+        """Delete the object; succeeds also when there is none."""
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        """Every key that starts with `prefix`, in no order. Objects put or deleted meanwhile may or may not be seen."""
+        """Yield every key that starts with `prefix`, in no order. Objects put or deleted meanwhile may or may not be
+        seen."""
 
     def free_bytes(self) -> int | None:
-        """Room left for objects; None where the backend does not say."""
+        """Return the room left for objects; None where the backend does not say."""
 
     def check_integrity(self, references: Iterable[ObjectReference] = ()) -> list[str]:
-        """What is wrong, in words: foreign or partial files, and whichever of `references` is missing or corrupt."""
+        """Return a sentence for each thing that is wrong: foreign or partial files, and whichever of `references` is
+        missing or corrupt."""
 
 
 def check_key(key: str) -> str:
-    """The key, if it is one. Raises InvalidArgument."""
+    """Return the key, if it is one. Raises InvalidArgument."""
     if len(key) > MAX_KEY_LENGTH or not KEY_PATTERN.fullmatch(key):
         limit = f"at most {MAX_KEY_LENGTH} characters, up to 4 segments of letters, digits, '_', '-'"
         raise InvalidArgument.of("key", f"must be {limit}, got {key[:80]!r}")
@@ -62,15 +65,17 @@ def check_key(key: str) -> str:
 
 
 def digest_of(data: bytes) -> str:
+    """Return the digest of the data, "sha256:" and hexadecimal digits."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def refer_to(key: str, data: bytes) -> ObjectReference:
+    """Return the reference of that data under that key."""
     return ObjectReference(key, digest_of(data), len(data))
 
 
 def verify(reference: ObjectReference, data: bytes) -> bytes:
-    """`data`, if it is what the reference promises. Raises ObjectCorrupt."""
+    """Return `data`, if it is what the reference promises. Raises ObjectCorrupt."""
     if len(data) != reference.size_bytes:
         raise ObjectCorrupt(reference.key, f"expected {reference.size_bytes} bytes, found {len(data)}")
     if digest_of(data) != reference.digest:
@@ -79,7 +84,7 @@ def verify(reference: ObjectReference, data: bytes) -> bytes:
 
 
 def is_corrupt(store: ObjectStore, reference: ObjectReference) -> bool:
-    """Whether something else than the object lies under its key."""
+    """Return whether something else than the object lies under its key."""
     try:
         store.get(reference)
     except ObjectCorrupt:
@@ -90,7 +95,7 @@ def is_corrupt(store: ObjectStore, reference: ObjectReference) -> bool:
 
 
 def beyond_bounds(sizes: Mapping[str, int]) -> list[str]:
-    """Of what was set aside those that go, by names that sort by age: all but the newest that fit the bounds."""
+    """Return the names that go of what was set aside: all but the newest that fit the bounds. Names sort by age."""
     left_bytes, left_count, gone = MAX_ASIDE_BYTES, MAX_ASIDE_COUNT, []
     for name in sorted(sizes, reverse=True):
         left_bytes, left_count = left_bytes - sizes[name], left_count - 1
@@ -100,12 +105,12 @@ def beyond_bounds(sizes: Mapping[str, int]) -> list[str]:
 
 
 def aside_name(key: str, wall_ns: int) -> str:
-    """For an object that is set aside at that time."""
+    """Return a name for an object that is set aside at that time."""
     return f"{wall_ns:020d}.{key.replace('/', '.')}"
 
 
 def broken_references(store: ObjectStore, references: Iterable[ObjectReference]) -> Iterator[str]:
-    """A sentence for each reference that cannot be read back."""
+    """Yield a sentence for each reference that cannot be read back."""
     for reference in references:
         try:
             store.get(reference)

@@ -10,7 +10,7 @@ __all__ = ["Space", "VectorIndex", "VectorMatch", "VectorPoint", "VectorQuery", 
 
 
 def open_vectors(url: str) -> VectorIndex:
-    """`edge:///directory` or `qdrant://host:port`; raises InvalidArgument for any other url.
+    """Return the index at `edge:///directory` or `qdrant://host:port`; raises InvalidArgument for any other url.
 
     Options of Qdrant are the query: `collection`, `tls=true`, `api_key_file`.
     """

@@ -24,7 +24,8 @@ _BATCH_COUNT = 64
 
 
 class EdgeVectorIndex:
-    """See the module's docstring. The child starts with `prepare` and is started again whenever it dies."""
+    """An index in a child process, as the module's docstring says. The child starts with `prepare` and is started again
+    whenever it dies."""
 
     backend = "qdrant-edge"
 
@@ -41,6 +42,7 @@ class EdgeVectorIndex:
         return self._process
 
     def prepare(self, dimension_count: int) -> None:
+        """Start the child and open the index. Raises SchemaMismatch when it holds vectors of another size."""
         with self._lock:
             self._check_dimensions(dimension_count)
             if self._process is None:
@@ -48,6 +50,7 @@ class EdgeVectorIndex:
         self._process.wait_ready(_START_TIMEOUT_S)
 
     def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
+        """Return the nearest points, best first. Raises StoreUnavailable after `timeout_s`."""
         if self._process is None:
             return []
         check_vector("vector", query.vector, self._dimension_count)
@@ -63,6 +66,7 @@ class EdgeVectorIndex:
         return [VectorMatch(entry_id, similarity) for entry_id, similarity in reply.header["matches"]]
 
     def upsert(self, points: Sequence[VectorPoint]) -> None:
+        """Insert or replace points."""
         for point in points:
             check_vector("text", point.text, self._dimension_count)
             if point.image is not None:
@@ -73,10 +77,12 @@ class EdgeVectorIndex:
             self._call(header, body)
 
     def delete(self, entry_ids: Sequence[str]) -> None:
+        """Delete points; ids that are not there are ignored."""
         for batch in _batches(entry_ids):
             self._call({"op": "delete", "ids": list(batch)})
 
     def entry_ids(self) -> Iterator[str]:
+        """Yield every id, in no order."""
         header: dict[str, Any] = {"op": "ids"}
         while self._process is not None:
             page = self._call(header)
@@ -86,6 +92,7 @@ class EdgeVectorIndex:
             header = {"op": "ids", "after": page["next"]}
 
     def close(self) -> None:
+        """End the child, which flushes first."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:

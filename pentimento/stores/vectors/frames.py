@@ -12,16 +12,18 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Frame:
+    """A message between an index and its child: a header of JSON values and a body of bytes."""
+
     header: dict[str, Any]
     body: bytes = field(default=b"", repr=False)
 
 
 class BrokenWire(Exception):
-    """The other end is gone, or what it sends are not frames."""
+    """The connection is broken: the other end is gone, or what it sends are not frames."""
 
 
 def send_frame(wire: socket.socket, frame: Frame) -> None:
-    """Raises BrokenWire, also when the socket's timeout passes: half a frame may be out by then."""
+    """Send a frame. Raises BrokenWire, also when the socket's timeout passes: half a frame may be out by then."""
     header = json.dumps(frame.header, separators=(",", ":")).encode()
     try:
         wire.sendall(_SIZES.pack(len(header), len(frame.body)) + header + frame.body)
@@ -30,7 +32,7 @@ def send_frame(wire: socket.socket, frame: Frame) -> None:
 
 
 def receive_frame(wire: socket.socket) -> Frame:
-    """Raises BrokenWire; TimeoutError when nothing came within the socket's timeout."""
+    """Return the next frame. Raises BrokenWire; TimeoutError when nothing came within the socket's timeout."""
     header_size, body_size = _SIZES.unpack(_receive(wire, _SIZES.size, first=True))
     if header_size + body_size > MAX_FRAME_BYTES:
         raise BrokenWire(f"frame of {header_size + body_size} bytes")

@@ -59,13 +59,14 @@ class VectorQuery:
             raise InvalidArgument.of("limit_count", f"must be between 1 and 100, got {self.limit_count}")
 
     def conditions(self) -> dict[str, list[str]]:
-        """Payload field to the values it may have; a point must meet all of them. The one place that says so."""
+        """Return the payload fields with the values they may have; a point must meet all of them. The one place that
+        says so."""
         return {"tenant": list(self.tenants), "compatibility_key": [self.compatibility_key]}
 
 
 @dataclass(frozen=True)
 class VectorMatch:
-    """`similarity` is the cosine, -1..1."""
+    """A point that was found; `similarity` is the cosine, -1..1."""
 
     entry_id: str
     similarity: float
@@ -79,29 +80,29 @@ class VectorIndex(Protocol):
 
     @property
     def backend(self) -> str:
-        """`qdrant-edge` or `qdrant`."""
+        """The kind of index: `qdrant-edge` or `qdrant`."""
 
     def prepare(self, dimension_count: int) -> None:
         """Make or open the index for vectors of that size. Raises SchemaMismatch when it holds vectors of another."""
 
     def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
-        """The nearest points, best first; none before `prepare`. Raises StoreUnavailable after `timeout_s`."""
+        """Return the nearest points, best first; none before `prepare`. Raises StoreUnavailable after `timeout_s`."""
 
     def upsert(self, points: Sequence[VectorPoint]) -> None:
-        """Insert or replace."""
+        """Insert or replace points."""
 
     def delete(self, entry_ids: Sequence[str]) -> None:
-        """Also succeeds for ids that are not there."""
+        """Delete points; succeeds also for ids that are not there."""
 
     def entry_ids(self) -> Iterator[str]:
-        """Every id, in no order."""
+        """Yield every id, in no order."""
 
     def close(self) -> None:
         """Let go of the backend."""
 
 
 def check_vector(name: str, values: bytes, dimension_count: int) -> None:
-    """Raises InvalidArgument unless `values` are `dimension_count` finite float32 of about unit length."""
+    """Raise InvalidArgument unless `values` are `dimension_count` finite float32 of about unit length."""
     if len(values) != 4 * dimension_count:
         raise InvalidArgument.of(name, f"must be {dimension_count} float32 values, got {len(values)} bytes")
     length = math.sqrt(math.fsum(value * value for value in floats(values)))
@@ -111,7 +112,7 @@ def check_vector(name: str, values: bytes, dimension_count: int) -> None:
 
 
 def floats(values: bytes) -> list[float]:
-    """float32, little-endian."""
+    """Return the numbers of float32 bytes, little-endian."""
     return array("f", values).tolist()
 
 

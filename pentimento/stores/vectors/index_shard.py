@@ -44,7 +44,8 @@ class IndexShard:
         }
 
     def answer(self, frame: Frame) -> Frame:
-        """The reply; whatever goes wrong with one frame is said in it and leaves the shard serving."""
+        """Return the reply to a frame; whatever goes wrong with one frame is said in it and leaves the shard
+        serving."""
         reply: dict[str, Any] = {"id": frame.header["id"]}
         try:
             reply |= self._operations[frame.header["op"]](frame)

@@ -29,7 +29,7 @@ class QdrantVectorIndex:
 
     @classmethod
     def from_options(cls, host: str, port: int, options: Mapping[str, str]) -> "QdrantVectorIndex":
-        """From the query of a `qdrant:` url. Nothing is connected yet."""
+        """Build an index from the query of a `qdrant:` url. Nothing is connected yet."""
         if unknown := set(options) - _OPTIONS:
             raise InvalidArgument.of("index_url", f"qdrant urls take {sorted(_OPTIONS)}, got {sorted(unknown)}")
         api_key = Path(options["api_key_file"]).read_text().strip() if "api_key_file" in options else None
@@ -45,6 +45,7 @@ class QdrantVectorIndex:
         return cls(client, options.get("collection", "pentimento"))
 
     def prepare(self, dimension_count: int) -> None:
+        """Make or open the collection. Raises SchemaMismatch when it holds vectors of another size."""
         with _typed_errors():
             if not self._client.collection_exists(self._collection):
                 self._create(dimension_count)
@@ -55,6 +56,7 @@ class QdrantVectorIndex:
         self._dimension_count = dimension_count
 
     def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
+        """Return the nearest points, best first. Raises StoreUnavailable after `timeout_s`."""
         if not self._dimension_count:
             return []
         check_vector("vector", query.vector, self._dimension_count)
@@ -72,6 +74,7 @@ class QdrantVectorIndex:
         return [VectorMatch(str(point.id), point.score) for point in answer.points]
 
     def upsert(self, points: Sequence[VectorPoint]) -> None:
+        """Insert or replace points."""
         for point in points:
             check_vector("text", point.text, self._dimension_count)
             if point.image is not None:
@@ -82,12 +85,14 @@ class QdrantVectorIndex:
                 self._client.upsert(self._collection, batch, wait=True)
 
     def delete(self, entry_ids: Sequence[str]) -> None:
+        """Delete points; ids that are not there are ignored."""
         for start in range(0, len(entry_ids), _BATCH_COUNT):
             batch: list[Any] = list(entry_ids[start : start + _BATCH_COUNT])
             with _typed_errors():
                 self._client.delete(self._collection, models.PointIdsList(points=batch), wait=True)
 
     def entry_ids(self) -> Iterator[str]:
+        """Yield every id, in no order."""
         offset: Any = None
         while self._dimension_count:
             with _typed_errors():
@@ -97,6 +102,7 @@ class QdrantVectorIndex:
                 return
 
     def close(self) -> None:
+        """Close the connection."""
         self._client.close()
 
     def _create(self, dimension_count: int) -> None:

@@ -24,7 +24,7 @@ _STORE = "vector index"
 
 @dataclass(frozen=True)
 class ShardTiming:
-    """Seconds. A child that has not answered anything for `hang_s` is killed and started anew."""
+    """Times of a child, in seconds. A child that has not answered anything for `hang_s` is killed and started anew."""
 
     first_restart_s: float = 0.1
     max_restart_s: float = 5.0
@@ -67,7 +67,7 @@ class ShardProcess:
         self._thread.start()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return once the child serves. Raises StoreUnavailable when that takes longer."""
+        """Wait until the child serves. Raises StoreUnavailable when that takes longer than `timeout_s`."""
         if not self._ready.wait(timeout_s):
             raise StoreUnavailable(_STORE, f"its process did not start within {timeout_s:g} s")
 

@@ -1,0 +1,52 @@
+"""What a reader calls says what it does: docstrings of the packages that others build on."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3] / "pentimento"
+PACKAGES = ("policies", "dataplane", "stores", "clients", "sdk", "diffusion")
+MODULES = ("wire/tensors.py", "wire/torch_tensors.py")
+LEAST_SHARE = 0.95
+# With which no imperative begins.
+NO_VERBS = "A An The All Each Every Its Their Whose Whether What Which Who How When Where Of By None Changes"
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def public(body: list[ast.stmt]) -> Iterator[Definition]:
+    for node in body:
+        if isinstance(node, Definition) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                yield from public(node.body)
+
+
+def definitions() -> Iterator[tuple[str, Definition]]:
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    for path in (*paths, *(ROOT / module for module in MODULES)):
+        for node in public(ast.parse(path.read_text()).body):
+            yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
+
+
+def is_called(node: Definition) -> bool:
+    """Whether it is a function or method: classes and properties are, they do nothing."""
+    is_property = any("property" in ast.unparse(one) for one in node.decorator_list)
+    return not isinstance(node, ast.ClassDef) and not is_property
+
+
+def test_what_is_public_has_a_docstring() -> None:
+    known = {place: ast.get_docstring(node) for place, node in definitions()}
+
+    missing = [place for place, text in known.items() if not text]
+    assert len(missing) <= (1 - LEAST_SHARE) * len(known), missing
+
+
+def test_what_is_called_says_first_what_it_does() -> None:
+    firsts = {
+        place: text.split(maxsplit=1)[0]
+        for place, node in definitions()
+        if is_called(node) and (text := ast.get_docstring(node))
+    }
+
+    assert {place: first for place, first in firsts.items() if first in NO_VERBS.split(" ")} == {}
