@@ -1,16 +1,43 @@
-"""One real suite for the whole tier: every service a process of its own, the zoo's weights, real stores."""
+"""One real suite for the whole tier: every service a process of its own, the zoo's weights, real stores. It starts
+where another was killed."""
 
+import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
 import pytest
 
 from pentimento.sdk import AsyncClient
-from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.supervisor.leftovers import marked_processes
+from pentimento.supervisor.local import COMMAND, LocalSuite, local_suite
+
+
+@dataclass(frozen=True)
+class Crash:
+    """What a suite left whose supervisor was killed (-9) while its processes started."""
+
+    state_directory: Path
+    processes: list[psutil.Process]
 
 
 @pytest.fixture(scope="session")
-def suite() -> Iterator[LocalSuite]:
-    with local_suite() as running:
+def crash() -> Iterator[Crash]:
+    with tempfile.TemporaryDirectory(prefix="pentimento-") as folder:
+        state = Path(folder) / "state"
+        supervisor = subprocess.Popen([*COMMAND, "--listen", "127.0.0.1:0", "--state-dir", str(state)])
+        while len(left := marked_processes(state)) < 5:
+            assert supervisor.poll() is None
+        supervisor.kill()
+        supervisor.wait()
+        yield Crash(state, left)
+
+
+@pytest.fixture(scope="session")
+def suite(crash: Crash) -> Iterator[LocalSuite]:
+    with local_suite(state_dir=crash.state_directory) as running:
         yield running
 
 

@@ -1,59 +1,23 @@
-"""How a suite starts and ends: refused, interrupted, killed."""
+"""How a suite starts and ends: refused, killed; test_tokens.py has one that is interrupted."""
 
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from pentimento.supervisor.leftovers import marked_processes
-from pentimento.supervisor.local import COMMAND, LocalSuite, local_suite
+from pentimento.supervisor.local import COMMAND, LocalSuite
 from pentimento.supervisor.models import find_model
+from tests.e2e.conftest import Crash
 
 
-def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
-    mapped = {Path(mapping.path) for process in processes for mapping in process.memory_maps()}
-    return {path for path in mapped if path.is_relative_to("/dev/shm")}
+def test_killed_supervisor_leaves_nothing_that_the_next_start_minds(crash: Crash, suite: LocalSuite) -> None:
+    left = [process for process in crash.processes if process.is_running()]
 
-
-@pytest.fixture(scope="module")
-def after_crash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalSuite, list[psutil.Process]]]:
-    """A suite on the state directory of one whose supervisor was killed (-9) while its processes started, and those."""
-    state = tmp_path_factory.mktemp("life") / "state"
-    supervisor = subprocess.Popen([*COMMAND, "--listen", "127.0.0.1:0", "--state-dir", str(state)])
-    while len(left := marked_processes(state)) < 5:
-        assert supervisor.poll() is None
-    supervisor.kill()
-    supervisor.wait()
-    with local_suite(state_dir=state) as suite:
-        yield suite, left
-
-
-def test_killed_supervisor_leaves_nothing_that_the_next_start_minds(
-    after_crash: tuple[LocalSuite, list[psutil.Process]],
-) -> None:
-    _, left = after_crash
-
-    assert not [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_interrupt_leaves_nothing_behind(after_crash: tuple[LocalSuite, list[psutil.Process]]) -> None:
-    suite, _ = after_crash
-    processes = marked_processes(suite.state.path)
-    shared = shared_memory_of(processes)
-
-    suite.supervisor.send_signal(signal.SIGINT)
-
-    assert suite.supervisor.wait(60) == 0
-    assert len(processes) >= 5
-    assert not [process for process in processes if process.is_running()]
-    assert not suite.state.sockets.exists()
-    assert suite.state.endpoint() is None
-    assert not [path for path in shared if path.exists()]
+    assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_second_suite_on_the_same_state_is_refused_with_one_line(suite: LocalSuite) -> None:

@@ -1,9 +1,12 @@
-"""Once a token file is configured every call needs a token, and each role its own calls."""
+"""Once a token file is configured every call needs a token, and each role its own calls. The suite that has it is
+interrupted in the end."""
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pentimento.clients.controller import ControllerClient
@@ -14,6 +17,7 @@ from pentimento.domain.identity import Role
 from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.rpc import RpcChannelSettings, new_token, open_channel, token_entry
 from pentimento.sdk import AsyncClient
+from pentimento.supervisor.leftovers import marked_processes
 from pentimento.supervisor.local import LocalSuite, local_suite
 
 REQUEST = ImageRequest("a red circle", num_inference_steps=2, cache=CacheMode.OFF)
@@ -107,3 +111,24 @@ def test_no_token_and_no_prompt_in_any_log(guarded: Guarded) -> None:
 
     assert guarded.user not in logs
     assert "a red circle" not in logs
+
+
+def shared_memory_of(processes: list[psutil.Process]) -> set[Path]:
+    mapped = {Path(mapping.path) for process in processes for mapping in process.memory_maps()}
+    return {path for path in mapped if path.is_relative_to("/dev/shm")}
+
+
+def test_interrupt_leaves_nothing_behind(guarded: Guarded) -> None:
+    """The last test here: it ends the suite."""
+    suite = guarded.suite
+    processes = marked_processes(suite.state.path)
+    shared = shared_memory_of(processes)
+
+    suite.supervisor.send_signal(signal.SIGINT)
+
+    assert suite.supervisor.wait(60) == 0
+    assert len(processes) >= 5
+    assert not [process for process in processes if process.is_running()]
+    assert not suite.state.sockets.exists()
+    assert suite.state.endpoint() is None
+    assert not [path for path in shared if path.exists()]
