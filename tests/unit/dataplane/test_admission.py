@@ -111,3 +111,13 @@ def test_the_plan_admits_its_share_evenly() -> None:
     verdicts = [kinds(driver.arrive(f"r{number}"))[0] for number in range(8)]
 
     assert verdicts.count(effects.Reject) == 2
+
+
+def test_a_request_that_was_never_journalled_is_forgotten_and_one_that_was_is_not(driver: Driver) -> None:
+    driver.arrive("unwritten")
+    driver.queue("written")
+
+    told = [driver.send(events.AcceptDropped(name)) for name in ("unwritten", "written", "unknown")]
+
+    assert told == [[], [], []]
+    assert driver.dataplane.state.requests.keys() == {"written"}

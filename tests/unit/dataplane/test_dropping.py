@@ -164,3 +164,14 @@ def test_only_who_has_a_picture_to_fall_back_on_is_judged_again_once_it_is_route
 
     assert busy.send(events.RouteResolved("r1", "m", "d", 10.0)) == []
     assert busy.dataplane.state.pools["m"].waiting_count == 3
+
+
+def test_who_is_dropped_is_told_when_half_of_the_queue_will_be_gone(busy: Driver) -> None:
+    """Three wait, and pictures take 13.6 s by what was learnt: half of the queue will be gone in 20.4 s."""
+    busy.queue("r1", deadline=busy.now + 45.0)
+    token = busy.dataplane.state.requests["running"].fencing_token
+    busy.now += 28.0
+
+    drop = only(effects.Drop, busy.send(events.AttemptFinished("running", token)))
+
+    assert drop.retry_after_ms == 20_400

@@ -155,3 +155,37 @@ def test_credits_and_throughput_follow_the_workers_of_a_pool(driver: Driver) -> 
     driver.send(events.WorkerLost("w2", 1))
 
     assert (pool.credit_count, pool.throughput) == (0, 0.0)
+
+
+def test_an_attempt_that_was_given_up_early_says_nothing_of_a_device_known_to_be_slower(driver: Driver) -> None:
+    """A picture of 3 s instead of 1 makes the pool 1.4 times slower and its worker 3 times; then one is given up after
+    a second, as long as it should take."""
+    driver.profile()
+    driver.worker()
+    run = driver.run("r1")
+    driver.now += 3.0
+    driver.send(events.AttemptFinished("r1", run.fencing_token))
+    state = driver.dataplane.state
+    before = state.pools["m"].speed.slowdown, state.workers["w1"].slowdown
+
+    driver.run("r2", deadline=driver.now + 1.0)
+    driver.now += 1.0
+    driver.send(events.TimePassed())
+
+    assert before == (pytest.approx(1.4), pytest.approx(3.0))
+    assert (state.pools["m"].speed.slowdown, state.workers["w1"].slowdown) == before
+
+
+def test_a_yield_that_is_told_twice_takes_nobody_else_s_end(driver: Driver) -> None:
+    driver.profile("m", (2, 10.0))
+    driver.worker(credit_count=2)
+    first = driver.run("r1")
+    driver.now += 1.0
+    driver.run("r2")
+    ends = driver.dataplane.state.pools["m"].ends[:]
+
+    for _ in range(2):
+        driver.send(events.AttemptYielded("r1", first.fencing_token))
+
+    assert len(ends) == 2
+    assert driver.dataplane.state.pools["m"].ends == ends[1:]
