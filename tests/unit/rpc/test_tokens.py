@@ -124,3 +124,43 @@ def test_nobody_is_nobody(tmp_path: Path) -> None:
 
 def test_without_a_file_everybody_has_every_role() -> None:
     assert OpenDoor().identify(None) == OPEN_CALLER
+
+
+def test_a_token_s_digest_is_its_sha_256_without_blanks() -> None:
+    digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+
+    assert hash_token("hello") == hash_token(" hello\n") == digest
+
+
+def test_new_tokens_are_256_random_bits() -> None:
+    tokens = {new_token() for _ in range(5)}
+
+    assert {len(token) for token in tokens} == {43}
+    assert len(tokens) == 5
+
+
+def test_an_entry_is_written_as_the_file_wants_it() -> None:
+    entry_lines = token_entry("hello", "acme", frozenset({Role.USER, Role.ADMIN})).splitlines()
+
+    assert entry_lines == [
+        "[[token]]",
+        f'sha256 = "{hash_token("hello")}"',
+        'tenant = "acme"',
+        'roles = ["admin", "user"]',
+    ]
+
+
+@pytest.mark.parametrize(("value", "reason"), [("Basic x", "MALFORMED_TOKEN"), ("Bearer x", "UNKNOWN_TOKEN")])
+def test_who_is_not_known_is_told_why(tmp_path: Path, value: str, reason: str) -> None:
+    (tmp_path / "tokens.toml").write_text("")
+
+    with pytest.raises(Unauthenticated) as refused:
+        TokenFile(tmp_path / "tokens.toml").identify(value)
+
+    assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize(("number", "text"), [(1, "[[token]]\n"), (2, entry() + "[[token]]\n"), (2, entry() * 2)])
+def test_the_wrong_entry_is_named_by_its_number(number: int, text: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^tokens.toml: \[\[token\]\] number {number} "):
+        parse_tokens(text, "tokens.toml")

@@ -1,5 +1,7 @@
 """Socket files: permissions, leftovers, and what is not ours to remove."""
 
+import fcntl
+import os
 import socket
 import stat
 import tempfile
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.rpc.unix_sockets import claimed_socket
+from pentimento.rpc.unix_sockets import claimed_socket, is_answered
 from pentimento.settings import SettingsError
 
 
@@ -52,3 +54,35 @@ def test_a_file_that_is_no_socket_is_left_alone(path: Path) -> None:
         pass
 
     assert path.read_text() == "precious"
+
+
+def test_directories_are_made_down_to_the_socket_and_the_umask_is_as_it_was(path: Path) -> None:
+    before = os.umask(0o022)
+    deep = path.parent / "further" / "s"
+    with bind(deep):
+        made = deep.exists()
+    after = os.umask(before)
+
+    assert (made, after) == (True, 0o022)
+
+
+def test_a_socket_that_may_not_be_asked_belongs_to_somebody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full backlog answers so."""
+    bind(path).close()
+
+    def refuse(_socket: socket.socket, _address: str) -> None:
+        raise BlockingIOError
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+    assert is_answered(path)
+
+
+def test_two_cannot_look_and_bind_at_once(path: Path) -> None:
+    with claimed_socket(path):
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+    with claimed_socket(path):
+        pass
