@@ -25,9 +25,9 @@ from pentimento.dataplane import effects
 from pentimento.dataplane.recording import read_recording, replay
 from pentimento.domain.errors import Internal, PentimentoError, Unavailable
 from pentimento.domain.image_request import ImageRequest
+from pentimento.testing.cascade import running_cascade
+from pentimento.testing.frontdoor_suite import FrontdoorSuite
 from services.frontdoor.interpreter import Interpreter, Performer
-from tests.integration.frontdoor.cascade import running_cascade
-from tests.integration.frontdoor.suite import Suite
 
 HASH_SEEDS = ("0", "1", "31337")
 CONFIDENCES = (0.9, 0.2, None)
@@ -118,7 +118,7 @@ def break_now_and_then(interpreter: Interpreter, rng: random.Random) -> None:
     interpreter.perform_with({kind: breaking(perform) for kind, perform in performers.items()} | told)
 
 
-async def ask(suite: Suite, deadline_ms: int, *, leaves: bool) -> None:
+async def ask(suite: FrontdoorSuite, deadline_ms: int, *, leaves: bool) -> None:
     """A client that takes whatever comes, or leaves as soon as it is accepted."""
     request = ImageRequest(prompt="a red circle", num_inference_steps=5, seed=1)
     stream = suite.client.generate(replace(request, deadline_ms=deadline_ms) if deadline_ms else request)

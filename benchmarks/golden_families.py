@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,13 +18,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.diffusers_reference import Case, DiffusersReference
 from benchmarks.report import Figure, Options, at_most, measured, parse_options, publish
-from benchmarks.worker_process import worker_process
-from benchmarks.worker_under_test import WorkerUnderTest, await_serving, noise_image
 from pentimento.domain.generation import Scheduler
 from pentimento.rpc import RpcChannelSettings, open_channel
-from tests.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from pentimento.testing.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from pentimento.testing.diffusers_reference import Case, DiffusersReference
+from pentimento.testing.worker_process import worker_process
+from pentimento.testing.worker_under_test import WorkerUnderTest, await_serving, difference
 
 WEIGHTS = Path(__file__).parent.parent / "zoo" / "weights"
 TARGET = at_most(1e-4)
@@ -57,16 +56,6 @@ def all_cases(schedulers: Sequence[Scheduler], quick: bool) -> list[Case]:
         for scheduler, guidance, strength in itertools.product(schedulers, guidances, (0.3, 0.8, 1.0))
     ]
     return painted + stochastic + changed
-
-
-async def difference(worker: WorkerUnderTest, reference: DiffusersReference, case: Case) -> float | None:
-    """Largest absolute difference of an element, infinite when ours is not finite; None when diffusers' is not."""
-    image = noise_image(worker.held.default_width_px, worker.held.default_height_px)
-    theirs = reference.latents(case, image)
-    if not theirs.isfinite().all():
-        return None
-    distance = (await worker.latents(case, image) - theirs).abs().max().item()
-    return distance if math.isfinite(distance) else math.inf
 
 
 async def compare(model: Path, quick: bool) -> Compared:

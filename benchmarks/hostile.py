@@ -30,8 +30,7 @@ from benchmarks.attacks.calls import CROSSED
 from benchmarks.attacks.table import ATTACKS
 from benchmarks.attacks.target import PUBLIC, AttackTarget
 from benchmarks.bystander import PAINT, Bystander
-from benchmarks.report import AttackTarget as Bound
-from benchmarks.report import Figure, Interval, Options, at_most, counted, parse_options, publish
+from benchmarks.report import Figure, Interval, Options, Target, at_most, counted, parse_options, publish
 from benchmarks.statistics import CONFIDENCE, quantile, ratio_interval
 from benchmarks.suite_processes import members, peak_rss_bytes, reset_peak
 from pentimento.domain.errors import PentimentoError
@@ -39,7 +38,7 @@ from pentimento.domain.identity import Role
 from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
-from tests.contract.rpc.certificates import Authority
+from pentimento.testing.certificates import Authority
 
 MIB = 1 << 20
 GROWTH = at_most(256.0, "MiB")
@@ -282,7 +281,7 @@ def figures_of(played: list[Played]) -> list[Figure]:
     ]
 
 
-def slowdown(name: str, played: Sequence[Played], *, paints: bool, target: Bound = SLOWDOWN) -> Figure:
+def slowdown(name: str, played: Sequence[Played], *, paints: bool, target: Target = SLOWDOWN) -> Figure:
     """p99 over all attacks ÷ p99 over all quiet phases; samples are the milliseconds of both. Missing where a run was
     too short for either."""
     quiet = milliseconds([one.quiet_s for one in played], paints)

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from benchmarks.painted import LatentListener
 from benchmarks.worker_load import STEPS
-from benchmarks.worker_process import start_on
 from pentimento.diffusion.engine import (
     BatchLimits,
     EagerDenoiser,
@@ -40,6 +39,7 @@ from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import encode_pixels
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
+from pentimento.testing.worker_process import start_on
 
 END_S = 10.0
 TOGETHER = ("mixed", "equal-starts")

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.machine import ROOT
 from benchmarks.mutation_operators import Mutant, Source
 from benchmarks.mutation_runs import (
     NICENESS,
@@ -38,6 +37,7 @@ from benchmarks.report import (
     publish,
 )
 from benchmarks.statistics import CONFIDENCE, binomial_interval
+from pentimento.testing.machine import ROOT
 
 EQUIVALENTS = ROOT / "benchmarks" / "mutation_equivalents.toml"
 TARGET = 0.9

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-from benchmarks.machine import ROOT, git
 from benchmarks.mutation_operators import Mutant
 from benchmarks.mutation_plugin import PLUGINS
+from pentimento.testing.machine import ROOT, git
 
 NICENESS = 10
 # A mutant that hangs is stopped after its tests' time so many times over, and some more for a busy machine.

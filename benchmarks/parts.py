@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import current_commit
-from benchmarks.report import Figure, at_least, now
+from benchmarks.report import Figure, at_least
+from pentimento.testing.machine import current_commit, now
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,13 @@ one, `notes` how it was done. A figure that could not be measured is null, and s
 import argparse
 import json
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.machine import ROOT, current_commit, describe_machine
 from benchmarks.statistics import CONFIDENCE, binomial_interval, bootstrap_interval
+from pentimento.testing.machine import ROOT, current_commit, describe_machine, now
 
 Sample = TypeVar("Sample")
 
@@ -216,7 +215,3 @@ def print_figures(figures: Sequence[Figure], ok: bool) -> None:
 
 def verdict(ok: bool) -> str:
     return "ok" if ok else "short"
-
-
-def now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

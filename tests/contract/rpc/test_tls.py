@@ -7,7 +7,7 @@ import pytest
 
 from pentimento.domain import errors
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, error_from_rpc
-from tests.contract.rpc.certificates import Authority, Pair
+from pentimento.testing.certificates import Authority, Pair
 from tests.contract.rpc.scripted import channel_to, embed, serving
 
 

@@ -18,7 +18,7 @@ from pentimento.clients.worker import WorkerClient
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import Completed, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel
-from tests.checkpoints import write_checkpoint
+from pentimento.testing.checkpoints import write_checkpoint
 from tests.faults.frontdoor.processes import ROOT, Processes, kill, processes, serving
 
 pytestmark = pytest.mark.faults

@@ -12,8 +12,8 @@ from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.image_request import Accepted, Completed, ImageRequest, Progress
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.stores.ledger import open_journal
+from pentimento.testing.paced_worker import picture_of
 from tests.faults.frontdoor.processes import Processes, kill, processes, serving
-from tests.integration.frontdoor.paced_worker import picture_of
 
 pytestmark = pytest.mark.faults
 

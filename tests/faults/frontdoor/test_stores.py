@@ -11,9 +11,9 @@ from pentimento.clients.image import ImageClient
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import Accepted, Completed, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.testing.frontdoor_suite import until
 from tests.faults.frontdoor.processes import Processes, kill, processes, serving
 from tests.integration.frontdoor.inputs import png
-from tests.integration.frontdoor.suite import until
 
 pytestmark = pytest.mark.faults
 

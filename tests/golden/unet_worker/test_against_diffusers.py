@@ -10,11 +10,10 @@ import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler
 
-from benchmarks.diffusers_reference import Case, DiffusersReference
-from benchmarks.golden_families import difference
-from benchmarks.worker_under_test import WorkerUnderTest, await_serving
 from pentimento.domain.generation import Scheduler
-from tests.checkpoints import T5_TOKENS, write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from pentimento.testing.checkpoints import T5_TOKENS, write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from pentimento.testing.diffusers_reference import Case, DiffusersReference
+from pentimento.testing.worker_under_test import WorkerUnderTest, await_serving, difference
 from tests.integration.unet_worker.conftest import serve
 
 PROMPT, NEGATIVE = "a red circle", "blurred"

@@ -12,6 +12,7 @@ from pentimento.domain.fleet import Plan
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
 from pentimento.policies.serving import ServingPolicy
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.wire.generation import plan_version_from_proto
 from services.controller.settings import ControllerSettings, PolicySettings
 from services.controller.wiring import ControllerProcess
@@ -21,7 +22,6 @@ from services.discriminator.wiring import wire as wire_discriminator
 from services.unet_worker.emulation.wiring import EmulatedWorkerProcess
 from services.unet_worker.emulation.wiring import wire as wire_worker
 from services.unet_worker.settings import EmulatedWorkerSettings
-from tests.integration.frontdoor.suite import Suite, running_suite
 
 # A device paints 20 light pictures a second, or 10 heavy ones.
 FLEET = """\
@@ -73,7 +73,7 @@ class RecordingSettings(ControllerSettings):
 
 @dataclass(frozen=True)
 class PlannedFleet:
-    suite: Suite
+    suite: FrontdoorSuite
     controller: ControllerProcess
     workers: tuple[EmulatedWorkerProcess, ...]
     settings: RecordingSettings

@@ -12,15 +12,15 @@ from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
 from pentimento.policies.allocation import AllocationDecision
 from pentimento.policies.serving import SERVING_POLICIES
 from pentimento.stores.ledger import open_journal
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, settings_of
 from tests.integration.emulation.planned_fleet import PlannedFleet, planned_fleet
-from tests.integration.frontdoor.suite import Suite, settings_of
 
 REQUEST = ImageRequest("a red circle", cache=CacheMode.OFF)
 # More than one light device paints, so that the cascade has to give it more of them.
 RATE = 36.0
 
 
-async def ending(suite: Suite, number: int) -> str:
+async def ending(suite: FrontdoorSuite, number: int) -> str:
     """How a request's stream ended: the model that painted it, or the reason of its error."""
     try:
         completed = await suite.paint(replace(REQUEST, prompt=f"picture {number}"))
@@ -30,7 +30,7 @@ async def ending(suite: Suite, number: int) -> str:
     return completed.provenance.spec.model
 
 
-async def loaded(suite: Suite, count: int, rate: float) -> Counter[str]:
+async def loaded(suite: FrontdoorSuite, count: int, rate: float) -> Counter[str]:
     """Sent at their times, whatever comes back."""
     began = asyncio.get_running_loop().time()
     endings = []

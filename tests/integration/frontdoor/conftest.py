@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.frontdoor.paced_worker import PacedWorker, serve
-from tests.integration.frontdoor.suite import Suite, running_suite
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker, serve
 
 
 @pytest.fixture
@@ -24,6 +24,6 @@ async def worker(folder: Path) -> AsyncIterator[PacedWorker]:
 
 
 @pytest.fixture
-async def suite(folder: Path, worker: PacedWorker) -> AsyncIterator[Suite]:
+async def suite(folder: Path, worker: PacedWorker) -> AsyncIterator[FrontdoorSuite]:
     async with running_suite(folder) as running:
         yield running

@@ -8,9 +8,9 @@ import pytest
 from pentimento.domain.errors import Internal, Unavailable
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
-from tests.integration.frontdoor.paced_worker import PacedWorker
-from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
 
 FIFTY = ImageRequest(prompt="a red circle", num_inference_steps=50, seed=1)
 LATENT = FromLatent(
@@ -33,7 +33,7 @@ async def gateway() -> ChosenGateway:
 @asynccontextmanager
 async def cached_suite(
     folder: Path, embedder: ChosenEmbedder, gateway: ChosenGateway, **waits: int
-) -> AsyncIterator[Suite]:
+) -> AsyncIterator[FrontdoorSuite]:
     address = f"unix:{folder / 'c'}"
     server = await serve_cache(embedder, gateway, address)
     async with running_suite(folder, embedder_address=address, gateway_address=address, **{**WAITS, **waits}) as suite:
@@ -44,12 +44,14 @@ async def cached_suite(
 @pytest.fixture
 async def cached(
     folder: Path, worker: PacedWorker, embedder: ChosenEmbedder, gateway: ChosenGateway
-) -> AsyncIterator[Suite]:
+) -> AsyncIterator[FrontdoorSuite]:
     async with cached_suite(folder, embedder, gateway) as running:
         yield running
 
 
-async def test_a_hit_starts_where_the_gateway_says(cached: Suite, gateway: ChosenGateway, worker: PacedWorker) -> None:
+async def test_a_hit_starts_where_the_gateway_says(
+    cached: FrontdoorSuite, gateway: ChosenGateway, worker: PacedWorker
+) -> None:
     gateway.start = LATENT
 
     completed = await cached.paint(FIFTY)
@@ -58,7 +60,9 @@ async def test_a_hit_starts_where_the_gateway_says(cached: Suite, gateway: Chose
     assert worker.orders[0].route.start.latent.resume_step == 15
 
 
-async def test_the_scope_of_a_lookup_holds_all_that_changes_the_picture(cached: Suite, gateway: ChosenGateway) -> None:
+async def test_the_scope_of_a_lookup_holds_all_that_changes_the_picture(
+    cached: FrontdoorSuite, gateway: ChosenGateway
+) -> None:
     for request in (FIFTY, replace(FIFTY, scheduler="euler"), replace(FIFTY, eta=0.5), replace(FIFTY, width_px=64)):
         await cached.paint(request)
 
@@ -67,7 +71,7 @@ async def test_the_scope_of_a_lookup_holds_all_that_changes_the_picture(cached: 
     assert len({scope.SerializeToString(deterministic=True) for scope in scopes}) == 4
 
 
-async def test_what_an_accepted_attempt_captured_is_committed(cached: Suite, gateway: ChosenGateway) -> None:
+async def test_what_an_accepted_attempt_captured_is_committed(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
     await cached.paint(FIFTY)
 
     await gateway.wait_until(lambda: gateway.committed)
@@ -77,7 +81,7 @@ async def test_what_an_accepted_attempt_captured_is_committed(cached: Suite, gat
     assert not gateway.released
 
 
-async def test_a_hit_captures_what_lies_after_its_start(cached: Suite, gateway: ChosenGateway) -> None:
+async def test_a_hit_captures_what_lies_after_its_start(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
     gateway.start = LATENT
 
     await cached.paint(FIFTY)
@@ -88,7 +92,7 @@ async def test_a_hit_captures_what_lies_after_its_start(cached: Suite, gateway: 
 
 
 async def test_a_failed_attempt_gives_its_grant_back(
-    cached: Suite, gateway: ChosenGateway, worker: PacedWorker
+    cached: FrontdoorSuite, gateway: ChosenGateway, worker: PacedWorker
 ) -> None:
     worker.fail_with = Internal("NAN_IN_LATENT", "step 2 gave NaN")
 
@@ -100,7 +104,7 @@ async def test_a_failed_attempt_gives_its_grant_back(
 
 
 async def test_every_attempt_has_a_grant_of_its_own_and_one_is_committed(
-    cached: Suite, gateway: ChosenGateway, worker: PacedWorker
+    cached: FrontdoorSuite, gateway: ChosenGateway, worker: PacedWorker
 ) -> None:
     worker.fail_with = Unavailable("BROKEN", "the device was lost")
 
@@ -117,14 +121,14 @@ async def test_every_attempt_has_a_grant_of_its_own_and_one_is_committed(
     ("mode", "looked_up", "reserved"), [(CacheMode.OFF, 0, 0), (CacheMode.READ, 1, 0), (CacheMode.READ_WRITE, 1, 1)]
 )
 async def test_the_cache_does_what_the_request_allows(
-    cached: Suite, gateway: ChosenGateway, mode: CacheMode, looked_up: int, reserved: int
+    cached: FrontdoorSuite, gateway: ChosenGateway, mode: CacheMode, looked_up: int, reserved: int
 ) -> None:
     await cached.paint(replace(FIFTY, cache=mode))
 
     assert (len(gateway.lookups), len(gateway.reserved)) == (looked_up, reserved)
 
 
-async def test_the_shared_pool_is_asked_for_by_name(cached: Suite, gateway: ChosenGateway) -> None:
+async def test_the_shared_pool_is_asked_for_by_name(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
     await cached.paint(FIFTY)
     await cached.paint(replace(FIFTY, cache=CacheMode.SHARED))
 
@@ -136,7 +140,7 @@ DOWN = Unavailable("DOWN", "this part is down")
 
 @pytest.mark.parametrize("part", ["embedder", "gateway"])
 async def test_a_part_that_is_down_costs_the_cache_and_not_the_picture(
-    cached: Suite, embedder: ChosenEmbedder, gateway: ChosenGateway, part: str
+    cached: FrontdoorSuite, embedder: ChosenEmbedder, gateway: ChosenGateway, part: str
 ) -> None:
     broken = embedder if part == "embedder" else gateway
     broken.error = DOWN
@@ -183,7 +187,7 @@ async def test_cache_parts_that_are_not_there_cost_the_cache_and_not_the_picture
     assert "cache skipped: embedder unavailable" in completed.provenance.notes
 
 
-async def test_explain_shows_the_hit_without_reserving(cached: Suite, gateway: ChosenGateway) -> None:
+async def test_explain_shows_the_hit_without_reserving(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
     gateway.start = LATENT
 
     explanation = await cached.client.explain(FIFTY)

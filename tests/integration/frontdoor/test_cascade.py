@@ -9,8 +9,8 @@ from pentimento.dataplane.recording import read_recording, replay
 from pentimento.domain.errors import Internal
 from pentimento.domain.image_request import Completed, ImageRequest
 from pentimento.domain.requests import RequestState
-from tests.integration.frontdoor.cascade import running_cascade, running_parts
-from tests.integration.frontdoor.suite import Suite, running_suite
+from pentimento.testing.cascade import running_cascade, running_parts
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1)
 
@@ -108,7 +108,7 @@ async def test_a_deferred_request_outlives_its_frontdoor(folder: Path) -> None:
     assert len(parts.discriminator.asked) == 1
 
 
-async def ended(suite: Suite, request_id: str) -> Completed:
+async def ended(suite: FrontdoorSuite, request_id: str) -> Completed:
     *_, last = [event async for event in suite.client.generate(UNNAMED, "key")]
     assert isinstance(last, Completed) and last.request_id == request_id
     assert (await suite.client.get_request(request_id)).state is RequestState.COMPLETED

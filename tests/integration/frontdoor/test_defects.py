@@ -10,12 +10,12 @@ from pentimento.dataplane import effects
 from pentimento.dataplane.defects import REASON
 from pentimento.domain.errors import Cancelled, Internal
 from pentimento.domain.requests import RequestState
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite
+from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.journal.journalling import Journalling
 from services.frontdoor.objects.results import Results
 from services.frontdoor.routing.router import Router
 from services.frontdoor.workers.attempt_runner import AttemptPerformer
-from tests.integration.frontdoor.paced_worker import PacedWorker
-from tests.integration.frontdoor.suite import REQUEST, Suite
 
 
 def breaking_once(work: Callable[..., Any], error: type[BaseException] = ZeroDivisionError) -> Callable[..., Any]:
@@ -33,13 +33,13 @@ def breaking_once(work: Callable[..., Any], error: type[BaseException] = ZeroDiv
     return call_coroutine if asyncio.iscoroutinefunction(work) else call
 
 
-def break_performer(suite: Suite, kind: type) -> None:
+def break_performer(suite: FrontdoorSuite, kind: type) -> None:
     """The next effect of that kind is not performed: its performer raises."""
     interpreter = suite.frontdoor._interpreter
     interpreter.perform_with({**interpreter._performers, kind: breaking_once(interpreter._performers[kind])})
 
 
-async def paint_in_vain(suite: Suite) -> RequestState:
+async def paint_in_vain(suite: FrontdoorSuite) -> RequestState:
     """Ask for a picture that is accepted and then ends in a defect; the state that the journal keeps."""
     stream = suite.client.generate(REQUEST)
     request_id = await suite.accepted(stream)
@@ -53,7 +53,7 @@ async def paint_in_vain(suite: Suite) -> RequestState:
 
 
 @pytest.mark.parametrize("kind", [effects.ResolveRoute, effects.PersistAttempt, effects.Execute, effects.CommitResult])
-async def test_a_performer_that_raises_ends_its_request_and_nobody_elses(suite: Suite, kind: type) -> None:
+async def test_a_performer_that_raises_ends_its_request_and_nobody_elses(suite: FrontdoorSuite, kind: type) -> None:
     break_performer(suite, kind)
 
     assert await paint_in_vain(suite) is RequestState.FAILED
@@ -65,7 +65,7 @@ async def test_a_performer_that_raises_ends_its_request_and_nobody_elses(suite: 
 )
 @pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
 async def test_work_that_breaks_down_or_is_cancelled_ends_its_request_and_nobody_elses(
-    suite: Suite,
+    suite: FrontdoorSuite,
     monkeypatch: pytest.MonkeyPatch,
     performer: type,
     method: str,
@@ -78,7 +78,7 @@ async def test_work_that_breaks_down_or_is_cancelled_ends_its_request_and_nobody
 
 
 async def test_an_attempt_that_nobody_follows_any_more_is_stopped_at_its_worker(
-    suite: Suite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+    suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.hold.clear()
     monkeypatch.setattr(AttemptPerformer, "_pass_on", breaking_once(AttemptPerformer._pass_on))
@@ -88,14 +88,16 @@ async def test_an_attempt_that_nobody_follows_any_more_is_stopped_at_its_worker(
     await worker.wait_until(lambda: not worker.running)
 
 
-async def test_an_attempt_whose_stream_is_cancelled_is_run_again(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_attempt_whose_stream_is_cancelled_is_run_again(
+    suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     breaking = breaking_once(AttemptPerformer._pass_on, asyncio.CancelledError)
     monkeypatch.setattr(AttemptPerformer, "_pass_on", breaking)
 
     assert (await suite.paint()).provenance.attempt_number == 2
 
 
-async def test_a_request_whose_acceptance_breaks_down_is_told_so(suite: Suite) -> None:
+async def test_a_request_whose_acceptance_breaks_down_is_told_so(suite: FrontdoorSuite) -> None:
     break_performer(suite, effects.PersistAccepted)
 
     with pytest.raises(Internal):
@@ -104,19 +106,21 @@ async def test_a_request_whose_acceptance_breaks_down_is_told_so(suite: Suite) -
     assert (await suite.paint()).image
 
 
-async def test_a_picture_whose_delivery_breaks_down_comes_from_the_journal(suite: Suite) -> None:
+async def test_a_picture_whose_delivery_breaks_down_comes_from_the_journal(suite: FrontdoorSuite) -> None:
     break_performer(suite, effects.Deliver)
 
     assert (await suite.paint()).image
 
 
-async def test_a_prompt_that_cannot_be_embedded_costs_no_picture(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prompt_that_cannot_be_embedded_costs_no_picture(
+    suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Router, "embed", breaking_once(Router.embed))
 
     assert (await suite.paint()).image
 
 
-async def test_an_end_that_breaks_down_is_journalled_once_more(suite: Suite, worker: PacedWorker) -> None:
+async def test_an_end_that_breaks_down_is_journalled_once_more(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     stream = suite.client.generate(REQUEST)
     request_id = await suite.accepted(stream)

@@ -25,11 +25,11 @@ from pentimento.domain.image_request import (
     Routed,
 )
 from pentimento.domain.requests import RequestState
-from tests.integration.frontdoor.paced_worker import PacedWorker, picture_of
-from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker, picture_of
 
 
-async def test_the_stream_is_accepted_routed_progress_completed(suite: Suite) -> None:
+async def test_the_stream_is_accepted_routed_progress_completed(suite: FrontdoorSuite) -> None:
     accepted, routed, *progress, completed = await suite.events()
 
     assert isinstance(accepted, Accepted) and isinstance(routed, Routed) and isinstance(completed, Completed)
@@ -37,7 +37,7 @@ async def test_the_stream_is_accepted_routed_progress_completed(suite: Suite) ->
     assert completed.image == picture_of(completed.provenance.spec)
 
 
-async def test_the_provenance_tells_how_the_picture_came_to_be(suite: Suite) -> None:
+async def test_the_provenance_tells_how_the_picture_came_to_be(suite: FrontdoorSuite) -> None:
     completed = await suite.paint()
 
     provenance = completed.provenance
@@ -46,7 +46,7 @@ async def test_the_provenance_tells_how_the_picture_came_to_be(suite: Suite) -> 
     assert {"accept", "route", "queue", "execute"} <= {timing.stage for timing in provenance.timings}
 
 
-async def test_a_seed_that_nobody_named_is_drawn_and_recorded(suite: Suite) -> None:
+async def test_a_seed_that_nobody_named_is_drawn_and_recorded(suite: FrontdoorSuite) -> None:
     request = ImageRequest(prompt="a red circle", num_inference_steps=1)
 
     first, second = await suite.paint(request), await suite.paint(request)
@@ -54,7 +54,7 @@ async def test_a_seed_that_nobody_named_is_drawn_and_recorded(suite: Suite) -> N
     assert first.provenance.spec.seed != second.provenance.spec.seed
 
 
-async def test_the_request_can_be_asked_for_afterwards(suite: Suite) -> None:
+async def test_the_request_can_be_asked_for_afterwards(suite: FrontdoorSuite) -> None:
     completed = await suite.paint()
 
     status = await suite.client.get_request(completed.request_id)
@@ -63,7 +63,7 @@ async def test_the_request_can_be_asked_for_afterwards(suite: Suite) -> None:
     assert status.completed == completed
 
 
-async def test_the_picture_can_be_left_out(suite: Suite) -> None:
+async def test_the_picture_can_be_left_out(suite: FrontdoorSuite) -> None:
     completed = await suite.paint()
 
     status = await suite.client.get_request(completed.request_id, omit_image=True)
@@ -72,7 +72,7 @@ async def test_the_picture_can_be_left_out(suite: Suite) -> None:
     assert status.completed.image == b""
 
 
-async def test_a_picture_that_was_changed_in_the_store_is_never_served(suite: Suite) -> None:
+async def test_a_picture_that_was_changed_in_the_store_is_never_served(suite: FrontdoorSuite) -> None:
     completed = await suite.paint()
     (stored,) = (suite.folder / "objects").rglob("results.*")
     stored.write_bytes(b"x" * len(completed.image))
@@ -87,7 +87,7 @@ async def test_a_picture_that_was_changed_in_the_store_is_never_served(suite: Su
     ]
 
 
-async def test_a_picture_that_is_gone_from_the_store_is_not_found(suite: Suite) -> None:
+async def test_a_picture_that_is_gone_from_the_store_is_not_found(suite: FrontdoorSuite) -> None:
     completed = await suite.paint()
     (stored,) = (suite.folder / "objects").rglob("results.*")
     stored.unlink()
@@ -99,7 +99,7 @@ async def test_a_picture_that_is_gone_from_the_store_is_not_found(suite: Suite) 
 
 
 @pytest.mark.parametrize("request_id", ["", "r-unknown", "x" * 5000, "a\0b"])
-async def test_an_unknown_id_is_not_found(suite: Suite, request_id: str) -> None:
+async def test_an_unknown_id_is_not_found(suite: FrontdoorSuite, request_id: str) -> None:
     for call in (suite.client.get_request(request_id), suite.client.cancel(request_id)):
         with pytest.raises(NotFound):
             await call
@@ -115,7 +115,7 @@ async def test_an_unknown_id_is_not_found(suite: Suite, request_id: str) -> None
     ],
 )
 async def test_bad_input_is_refused_before_anything_is_journalled(
-    suite: Suite, request_: ImageRequest, error: type[Exception]
+    suite: FrontdoorSuite, request_: ImageRequest, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         await suite.paint(request_)
@@ -125,7 +125,7 @@ async def test_bad_input_is_refused_before_anything_is_journalled(
     assert (await suite.paint()).image
 
 
-async def test_the_same_key_and_body_finds_the_finished_picture(suite: Suite, worker: PacedWorker) -> None:
+async def test_the_same_key_and_body_finds_the_finished_picture(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     first = await suite.paint(idempotency_key="key")
 
     accepted, *_, second = await suite.events(idempotency_key="key")
@@ -135,7 +135,7 @@ async def test_the_same_key_and_body_finds_the_finished_picture(suite: Suite, wo
     assert len(worker.executed) == 1
 
 
-async def test_the_same_key_and_body_joins_the_running_request(suite: Suite, worker: PacedWorker) -> None:
+async def test_the_same_key_and_body_joins_the_running_request(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     first = suite.client.generate(REQUEST, "key")
     request_id = await suite.accepted(first)
@@ -175,7 +175,7 @@ OTHER_VALUES: dict[str, object] = {
 }
 
 
-async def test_the_same_key_with_another_body_is_refused_whatever_differs(suite: Suite) -> None:
+async def test_the_same_key_with_another_body_is_refused_whatever_differs(suite: FrontdoorSuite) -> None:
     await suite.paint(idempotency_key="key")
 
     reasons = {}
@@ -191,14 +191,14 @@ def test_every_field_of_a_request_has_another_value_here() -> None:
     assert OTHER_VALUES.keys() == {field.name for field in fields(ImageRequest)} - {"loras", "controlnets"}
 
 
-async def test_twenty_clients_with_one_key_get_one_picture(suite: Suite, worker: PacedWorker) -> None:
+async def test_twenty_clients_with_one_key_get_one_picture(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     pictures = await asyncio.gather(*(suite.paint(idempotency_key="key") for _ in range(4)))
 
     assert len({picture.request_id for picture in pictures}) == 1
     assert len(worker.executed) == 1
 
 
-async def test_a_client_that_goes_away_stops_the_work(suite: Suite, worker: PacedWorker) -> None:
+async def test_a_client_that_goes_away_stops_the_work(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     stream = suite.client.generate(REQUEST)
     request_id = await suite.accepted(stream)
@@ -210,7 +210,7 @@ async def test_a_client_that_goes_away_stops_the_work(suite: Suite, worker: Pace
     assert await suite.client.cancel(request_id) is RequestState.CANCELLED
 
 
-async def test_a_request_goes_on_while_somebody_listens(suite: Suite, worker: PacedWorker) -> None:
+async def test_a_request_goes_on_while_somebody_listens(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     first, second = suite.client.generate(REQUEST, "key"), suite.client.generate(REQUEST, "key")
     await suite.accepted(first)
@@ -222,7 +222,7 @@ async def test_a_request_goes_on_while_somebody_listens(suite: Suite, worker: Pa
     assert isinstance([event async for event in second][-1], Completed)
 
 
-async def test_cancel_stops_the_work_and_ends_the_stream(suite: Suite, worker: PacedWorker) -> None:
+async def test_cancel_stops_the_work_and_ends_the_stream(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     stream = suite.client.generate(REQUEST)
     request_id = await suite.accepted(stream)
@@ -236,13 +236,15 @@ async def test_cancel_stops_the_work_and_ends_the_stream(suite: Suite, worker: P
     await worker.wait_until(lambda: not worker.running)
 
 
-async def test_a_cancel_that_comes_too_late_tells_so(suite: Suite) -> None:
+async def test_a_cancel_that_comes_too_late_tells_so(suite: FrontdoorSuite) -> None:
     completed = await suite.paint()
 
     assert await suite.client.cancel(completed.request_id) is RequestState.COMPLETED
 
 
-async def test_a_request_past_its_deadline_expires_and_its_work_stops(suite: Suite, worker: PacedWorker) -> None:
+async def test_a_request_past_its_deadline_expires_and_its_work_stops(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
     worker.hold.clear()
 
     with pytest.raises(DeadlineExceeded):
@@ -251,7 +253,7 @@ async def test_a_request_past_its_deadline_expires_and_its_work_stops(suite: Sui
     await worker.wait_until(lambda: not worker.running)
 
 
-async def test_a_failed_attempt_tells_the_workers_reason(suite: Suite, worker: PacedWorker) -> None:
+async def test_a_failed_attempt_tells_the_workers_reason(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.fail_with = Internal("NAN_IN_LATENT", "step 2 gave NaN")
     stream = suite.client.generate(REQUEST)
     request_id = await suite.accepted(stream)
@@ -268,7 +270,7 @@ async def test_a_failed_attempt_tells_the_workers_reason(suite: Suite, worker: P
     )
 
 
-async def test_a_stream_that_says_nothing_for_long_stays_open(suite: Suite, worker: PacedWorker) -> None:
+async def test_a_stream_that_says_nothing_for_long_stays_open(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     """Keepalive pings come once a second meanwhile; the fourth must not be taken for abuse."""
     worker.hold.clear()
     painting = asyncio.ensure_future(suite.paint())
@@ -279,14 +281,16 @@ async def test_a_stream_that_says_nothing_for_long_stays_open(suite: Suite, work
     assert (await painting).image
 
 
-async def test_credits_bound_what_a_worker_gets(suite: Suite, worker: PacedWorker) -> None:
+async def test_credits_bound_what_a_worker_gets(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     pictures = await asyncio.gather(*(suite.paint() for _ in range(12)))
 
     assert len(pictures) == 12
     assert worker.most_running == 1
 
 
-async def test_a_full_queue_answers_at_once_with_a_time_to_come_back(folder_suite: Suite, worker: PacedWorker) -> None:
+async def test_a_full_queue_answers_at_once_with_a_time_to_come_back(
+    folder_suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
     worker.hold.clear()
     running = folder_suite.client.generate(REQUEST)
     await folder_suite.accepted(running)
@@ -307,20 +311,20 @@ async def folder_suite(folder, worker):  # type: ignore[no-untyped-def]
         yield running
 
 
-async def test_the_models_of_the_workers_are_listed(suite: Suite) -> None:
+async def test_the_models_of_the_workers_are_listed(suite: FrontdoorSuite) -> None:
     (model,) = await suite.client.list_models()
 
     assert (model.name, model.ready_worker_count, model.max_size_px) == ("tiny", 1, 64)
 
 
-async def test_explain_tells_the_route_and_accepts_nothing(suite: Suite) -> None:
+async def test_explain_tells_the_route_and_accepts_nothing(suite: FrontdoorSuite) -> None:
     explanation = await suite.client.explain(REQUEST)
 
     assert (explanation.pool, explanation.route.model, explanation.predicted_wait_ms) == ("tiny", "tiny", 0.0)
     assert (await suite.operator.status()).accepted_count == 0
 
 
-async def test_the_status_shows_pools_and_workers(suite: Suite) -> None:
+async def test_the_status_shows_pools_and_workers(suite: FrontdoorSuite) -> None:
     await suite.paint()
 
     status = await suite.operator.status()

@@ -12,9 +12,9 @@ from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.store import digest_of
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
+from pentimento.testing.paced_worker import PacedWorker
 from tests.integration.frontdoor.inputs import png, store_away
-from tests.integration.frontdoor.paced_worker import PacedWorker
-from tests.integration.frontdoor.suite import Suite, running_suite, until
 
 IMAGE = png()
 REQUEST = ImageRequest("a red circle", num_inference_steps=4, seed=1, init_image=InitImage(IMAGE, 0.5))
@@ -24,7 +24,7 @@ def stored_inputs(folder: Path) -> list[Path]:
     return list((folder / "objects").rglob("inputs.*"))
 
 
-async def test_the_worker_gets_the_image_and_the_journal_does_not(suite: Suite, worker: PacedWorker) -> None:
+async def test_the_worker_gets_the_image_and_the_journal_does_not(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     stream = suite.client.generate(REQUEST)
     await suite.accepted(stream)
@@ -41,7 +41,7 @@ async def test_the_worker_gets_the_image_and_the_journal_does_not(suite: Suite, 
 
 
 async def test_requests_that_share_an_image_store_it_once_and_until_the_last_has_ended(
-    suite: Suite, worker: PacedWorker
+    suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
     worker.hold.clear()
     first, second = suite.client.generate(REQUEST), suite.client.generate(REQUEST)
@@ -57,7 +57,7 @@ async def test_requests_that_share_an_image_store_it_once_and_until_the_last_has
     await until(lambda: not stored_inputs(suite.folder))
 
 
-async def test_tenants_never_share_what_they_sent(suite: Suite, worker: PacedWorker) -> None:
+async def test_tenants_never_share_what_they_sent(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     api = suite.frontdoor._api
     streams = [api.generate(tenant, REQUEST) for tenant in ("a", "b")]
@@ -69,7 +69,7 @@ async def test_tenants_never_share_what_they_sent(suite: Suite, worker: PacedWor
         await stream.aclose()
 
 
-async def test_a_request_that_is_refused_or_replayed_leaves_nothing(suite: Suite, worker: PacedWorker) -> None:
+async def test_a_request_that_is_refused_or_replayed_leaves_nothing(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     await suite.paint(REQUEST, idempotency_key="key")
     await suite.paint(REQUEST, idempotency_key="key")
 
@@ -79,7 +79,7 @@ async def test_a_request_that_is_refused_or_replayed_leaves_nothing(suite: Suite
     await until(lambda: not stored_inputs(suite.folder))
 
 
-async def test_provenance_names_what_the_request_came_with_and_does_not_repeat_it(suite: Suite) -> None:
+async def test_provenance_names_what_the_request_came_with_and_does_not_repeat_it(suite: FrontdoorSuite) -> None:
     provenance = (await suite.paint(REQUEST)).provenance
 
     assert provenance.spec.init_image == InitImage(b"", 0.5)
@@ -121,7 +121,7 @@ async def test_what_a_crash_left_is_swept_and_what_is_in_use_is_not(folder: Path
 
 
 async def test_a_request_whose_image_cannot_be_read_makes_room_for_others_and_may_be_sent_again(
-    suite: Suite, worker: PacedWorker
+    suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
     worker.hold.clear()
     running = suite.client.generate(ImageRequest("x", num_inference_steps=1))
@@ -141,7 +141,7 @@ async def test_a_request_whose_image_cannot_be_read_makes_room_for_others_and_ma
     assert not [spec for spec in worker.executed if spec.init_image]
 
 
-async def test_an_image_that_is_gone_is_never_painted_without(suite: Suite, worker: PacedWorker) -> None:
+async def test_an_image_that_is_gone_is_never_painted_without(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
     running = suite.client.generate(ImageRequest("x", num_inference_steps=1))
     await suite.accepted(running)

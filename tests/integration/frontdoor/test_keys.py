@@ -9,13 +9,15 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition, ResourceExhausted
 from pentimento.domain.image_request import Accepted, Completed
-from tests.integration.frontdoor.paced_worker import PacedWorker
-from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker
 
 OTHER = replace(REQUEST, prompt="a blue ring")
 
 
-async def test_a_call_too_many_is_refused_before_anything_is_done_for_it(suite: Suite, worker: PacedWorker) -> None:
+async def test_a_call_too_many_is_refused_before_anything_is_done_for_it(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
     worker.hold.clear()
     streams = [suite.client.generate(REQUEST, "key") for _ in range(4)]
     ids = {await suite.accepted(stream) for stream in streams}
@@ -98,7 +100,9 @@ async def test_a_running_key_is_joined_where_the_queue_is_full(folder: Path, wor
         assert isinstance([event async for event in waiting][-1], Completed)
 
 
-async def test_a_call_without_a_key_asks_the_journal_for_none(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_without_a_key_asks_the_journal_for_none(
+    suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(suite.frontdoor._journal, "find_key", None)
 
     assert (await suite.paint()).image

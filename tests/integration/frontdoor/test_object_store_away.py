@@ -11,9 +11,9 @@ from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import StoreFull
 from pentimento.stores.objects.filesystem import FilesystemObjectStore
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
+from pentimento.testing.paced_worker import PacedWorker
 from tests.integration.frontdoor.inputs import png, store_away
-from tests.integration.frontdoor.paced_worker import PacedWorker
-from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite, until
 
 
 def stored_pictures(folder: Path) -> list[Path]:
@@ -21,7 +21,7 @@ def stored_pictures(folder: Path) -> list[Path]:
 
 
 async def test_a_picture_is_delivered_and_found_again_while_the_store_is_away(
-    suite: Suite, worker: PacedWorker
+    suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
     with store_away(suite.folder):
         first = await suite.paint(idempotency_key="key")
@@ -46,7 +46,7 @@ async def test_a_picture_that_waits_outlives_its_frontdoor(folder: Path, worker:
     assert status.completed == completed
 
 
-async def test_what_waited_is_moved_once_the_store_is_back(suite: Suite) -> None:
+async def test_what_waited_is_moved_once_the_store_is_back(suite: FrontdoorSuite) -> None:
     with store_away(suite.folder):
         completed = await suite.paint()
 
@@ -73,7 +73,7 @@ async def test_a_store_that_hangs_holds_up_a_picture_for_a_bounded_time_only(
     assert all(picture.image for picture in pictures)
 
 
-async def test_a_full_store_is_as_one_that_is_away(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_store_is_as_one_that_is_away(suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object, **options: object) -> object:
         raise StoreFull("object store", "no space left")
 
@@ -128,7 +128,9 @@ async def test_one_tenant_leaves_the_others_their_room(folder: Path, worker: Pac
                 [event async for event in api.generate("greedy", REQUEST)]
 
 
-async def test_a_request_with_an_image_is_painted_while_the_store_is_away(suite: Suite, worker: PacedWorker) -> None:
+async def test_a_request_with_an_image_is_painted_while_the_store_is_away(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
     image = png()
     with store_away(suite.folder):
         completed = await suite.paint(ImageRequest("x", num_inference_steps=4, init_image=InitImage(image, 0.5)))
@@ -137,7 +139,7 @@ async def test_a_request_with_an_image_is_painted_while_the_store_is_away(suite:
     assert worker.executed[0].init_image == InitImage(image, 0.5)
 
 
-async def test_an_error_of_the_store_tells_the_client_neither_path_nor_key(suite: Suite) -> None:
+async def test_an_error_of_the_store_tells_the_client_neither_path_nor_key(suite: FrontdoorSuite) -> None:
     completed = await suite.paint()
 
     with store_away(suite.folder), pytest.raises(PentimentoError) as caught:

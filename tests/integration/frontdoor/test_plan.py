@@ -16,11 +16,11 @@ from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.policies.serving.entry import EVERY_START
 from pentimento.policies.serving.mixture import HITS, SPARING
 from pentimento.stores.ledger import open_journal
+from pentimento.testing.cascade import running_parts
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, settings_of
+from pentimento.testing.paced_worker import PacedWorker
 from pentimento.wire.fleet import plan_to_bytes
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
-from tests.integration.frontdoor.cascade import running_parts
-from tests.integration.frontdoor.paced_worker import PacedWorker
-from tests.integration.frontdoor.suite import Suite, running_suite, settings_of
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1)
 DONOR = Donor("entry", "sha256:1", 0.91)
@@ -33,7 +33,7 @@ WAITS = {"embed_timeout_ms": 60_000, "lookup_timeout_ms": 60_000, "reserve_timeo
 
 @dataclass(frozen=True)
 class Planned:
-    suite: Suite
+    suite: FrontdoorSuite
     light: PacedWorker
     heavy: PacedWorker
 

@@ -10,19 +10,19 @@ from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import ImageRequest
 from pentimento.domain.requests import RequestState
 from pentimento.stores.objects import open_objects
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker
 from tests.integration.frontdoor.inputs import png
-from tests.integration.frontdoor.paced_worker import PacedWorker
-from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
 
 
-async def refusal(suite: Suite, request: ImageRequest = REQUEST) -> ResourceExhausted:
+async def refusal(suite: FrontdoorSuite, request: ImageRequest = REQUEST) -> ResourceExhausted:
     with pytest.raises(ResourceExhausted) as caught:
         await suite.paint(request)
     assert (caught.value.retry_after_ms or 0) > 0
     return caught.value
 
 
-async def forgotten(suite: Suite, request_id: str) -> NotFound:
+async def forgotten(suite: FrontdoorSuite, request_id: str) -> NotFound:
     """What a client hears of a picture, asked for until it is gone."""
     while True:
         try:
@@ -127,7 +127,7 @@ async def test_beyond_their_number_a_tenants_oldest_requests_are_forgotten(folde
     assert gone.reason == "UNKNOWN_REQUEST"
 
 
-async def test_a_picture_that_no_request_names_is_swept_and_others_are_not(suite: Suite) -> None:
+async def test_a_picture_that_no_request_names_is_swept_and_others_are_not(suite: FrontdoorSuite) -> None:
     completed = await suite.paint()
     objects = open_objects(f"file://{suite.folder / 'objects'}")
     objects.put("results/orphan", b"left by a crash")

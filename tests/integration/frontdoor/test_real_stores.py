@@ -9,9 +9,9 @@ import pytest
 
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import ImageRequest
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
+from pentimento.testing.paced_worker import PacedWorker
 from tests.integration.frontdoor.inputs import png
-from tests.integration.frontdoor.paced_worker import PacedWorker
-from tests.integration.frontdoor.suite import Suite, running_suite, until
 from tests.postgresql import running_server, why_not
 from tests.s3_server import running_s3_server
 
@@ -39,7 +39,7 @@ def keys(endpoint: str) -> list[str]:
     return [found["Key"] for found in client.list_objects_v2(Bucket="bucket").get("Contents", ())]
 
 
-async def swept(suite: Suite) -> None:
+async def swept(suite: FrontdoorSuite) -> None:
     for _ in range(2):
         await suite.frontdoor._retention.sweep()
 

@@ -13,9 +13,9 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.domain.image_request import Accepted, Completed
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker, picture_of
 from pentimento.wire.fleet import plan_to_bytes
-from tests.integration.frontdoor.paced_worker import PacedWorker, picture_of
-from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
 
 
 async def start_and_break(folder: Path, worker: PacedWorker) -> str:
@@ -28,7 +28,7 @@ async def start_and_break(folder: Path, worker: PacedWorker) -> str:
     return request_id
 
 
-async def finished(suite: Suite, request_id: str) -> Completed:
+async def finished(suite: FrontdoorSuite, request_id: str) -> Completed:
     """The picture, asked for until it is there."""
     while True:
         status = await suite.client.get_request(request_id)

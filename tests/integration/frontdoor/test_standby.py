@@ -13,9 +13,9 @@ from pentimento.domain.errors import Unavailable
 from pentimento.domain.image_request import Completed
 from pentimento.rpc import open_channel
 from pentimento.stores.ledger import open_journal
+from pentimento.testing.frontdoor_suite import REQUEST, running_suite, settings_of
+from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.wiring import Frontdoor
-from tests.integration.frontdoor.paced_worker import PacedWorker
-from tests.integration.frontdoor.suite import REQUEST, running_suite, settings_of
 
 LEASE_S = 1.0
 

@@ -12,13 +12,15 @@ from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.image_request import Completed
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import ControllerProcess, wire
-from tests.integration.frontdoor.paced_worker import PacedWorker
-from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
 
 
-async def test_a_drain_waits_for_accepted_requests_and_refuses_new_ones(suite: Suite, worker: PacedWorker) -> None:
+async def test_a_drain_waits_for_accepted_requests_and_refuses_new_ones(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
     worker.hold.clear()
     painting = asyncio.ensure_future(suite.paint())
     await worker.wait_until(lambda: worker.running)

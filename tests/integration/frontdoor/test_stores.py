@@ -8,7 +8,7 @@ import pytest
 
 from pentimento.domain.errors import Unavailable
 from pentimento.stores.errors import StoreUnavailable
-from tests.integration.frontdoor.suite import Suite
+from pentimento.testing.frontdoor_suite import FrontdoorSuite
 
 
 def failing_first(method: Callable[..., "Future[Any]"], times: int) -> Callable[..., "Future[Any]"]:
@@ -27,7 +27,7 @@ def failing_first(method: Callable[..., "Future[Any]"], times: int) -> Callable[
 
 @pytest.mark.parametrize("method", ["record_route", "start_attempt", "commit_result"])
 async def test_an_accepted_request_waits_for_its_journal(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch, method: str
+    suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     journal = suite.frontdoor._journal
     monkeypatch.setattr(journal, method, failing_first(getattr(journal, method), times=2))
@@ -38,7 +38,7 @@ async def test_an_accepted_request_waits_for_its_journal(
 
 
 async def test_a_request_that_cannot_be_journalled_is_not_accepted(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
+    suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = suite.frontdoor._journal
     monkeypatch.setattr(journal, "accept", failing_first(journal.accept, times=1))

@@ -14,8 +14,8 @@ from pentimento.domain.errors import InvalidArgument, NotFound, PermissionDenied
 from pentimento.domain.identity import Role
 from pentimento.domain.image_request import Completed, ImageRequest
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
-from tests.integration.frontdoor.paced_worker import PacedWorker
-from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker
 
 CANARY = "a canary in a coal mine"
 
@@ -84,7 +84,9 @@ async def test_without_a_token_or_with_too_few_rights_nothing_is_answered(tenant
         await tenants.operator.status()
 
 
-async def test_prompts_appear_neither_in_logs_nor_in_metrics(suite: Suite, caplog: pytest.LogCaptureFixture) -> None:
+async def test_prompts_appear_neither_in_logs_nor_in_metrics(
+    suite: FrontdoorSuite, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
 
     await suite.paint(ImageRequest(prompt=CANARY, negative_prompt=CANARY, num_inference_steps=1))

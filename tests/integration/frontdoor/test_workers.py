@@ -9,8 +9,8 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.execution import AttemptResult
-from tests.integration.frontdoor.paced_worker import PacedWorker, Running, picture_of, serve
-from tests.integration.frontdoor.suite import REQUEST, Suite, running_suite
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker, Running, picture_of, serve
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ async def second(folder: Path) -> AsyncIterator[PacedWorker]:
 
 
 @pytest.fixture
-async def pair(folder: Path, worker: PacedWorker, second: PacedWorker) -> AsyncIterator[Suite]:
+async def pair(folder: Path, worker: PacedWorker, second: PacedWorker) -> AsyncIterator[FrontdoorSuite]:
     addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
     async with running_suite(folder, worker_addresses=addresses) as suite:
         await suite.wait_for_workers(2)
@@ -30,7 +30,7 @@ async def pair(folder: Path, worker: PacedWorker, second: PacedWorker) -> AsyncI
 
 
 async def test_a_broken_attempt_is_run_elsewhere_with_the_same_seed(
-    pair: Suite, worker: PacedWorker, second: PacedWorker
+    pair: FrontdoorSuite, worker: PacedWorker, second: PacedWorker
 ) -> None:
     worker.fail_with = second.fail_with = Unavailable("BROKEN", "the device was lost")
 
@@ -42,7 +42,7 @@ async def test_a_broken_attempt_is_run_elsewhere_with_the_same_seed(
 
 
 async def test_a_request_that_loses_every_worker_fails_and_the_next_one_does_not(
-    suite: Suite, worker: PacedWorker
+    suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
     async def lose_three() -> None:
         for _ in range(3):
@@ -59,7 +59,7 @@ async def test_a_request_that_loses_every_worker_fails_and_the_next_one_does_not
 
 
 async def test_a_model_that_changed_under_the_plan_is_dispatched_by_what_the_worker_says(
-    suite: Suite, worker: PacedWorker
+    suite: FrontdoorSuite, worker: PacedWorker
 ) -> None:
     await suite.paint()
     worker.held = replace(worker.held, worker_generation=2)
@@ -69,7 +69,7 @@ async def test_a_model_that_changed_under_the_plan_is_dispatched_by_what_the_wor
     assert completed.provenance.worker_generation == 2
 
 
-async def test_a_mismatch_is_queued_again_without_counting(suite: Suite, worker: PacedWorker) -> None:
+async def test_a_mismatch_is_queued_again_without_counting(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.fail_with = FailedPrecondition("MODEL_DIGEST_MISMATCH", "another model")
 
     completed = await suite.paint()
@@ -79,7 +79,7 @@ async def test_a_mismatch_is_queued_again_without_counting(suite: Suite, worker:
 
 
 async def test_a_picture_that_is_not_its_digest_is_never_delivered(
-    suite: Suite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+    suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = worker._result
 
@@ -128,7 +128,7 @@ async def test_what_a_silent_worker_still_runs_is_stopped_when_it_is_back(folder
         assert (await painting).provenance.attempt_number == 2
 
 
-async def test_a_worker_hears_how_long_its_client_waits(suite: Suite, worker: PacedWorker) -> None:
+async def test_a_worker_hears_how_long_its_client_waits(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     await suite.paint(replace(REQUEST, deadline_ms=600_000))
 
     assert 300_000 < worker.orders[0].deadline_remaining_ms <= 600_000

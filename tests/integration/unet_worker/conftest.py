@@ -14,11 +14,11 @@ from pentimento.clients.worker import WorkerClient
 from pentimento.domain.fleet import HeldModel
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.settings import UnetWorkerSettings
 from services.unet_worker.wiring import UnetWorkerProcess, wire
-from tests.checkpoints import write_checkpoint
 
 
 @dataclass(frozen=True)

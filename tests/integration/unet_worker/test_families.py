@@ -7,7 +7,7 @@ import pytest
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import FromImage, GenerationSpec, NoiseForm, Scheduler
-from tests.checkpoints import write_flow_checkpoint, write_xl_checkpoint
+from pentimento.testing.checkpoints import write_flow_checkpoint, write_xl_checkpoint
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import DONOR, GRANT, attempt, execute, from_latent, result_of, spec_with
 

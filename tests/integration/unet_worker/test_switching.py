@@ -12,7 +12,7 @@ import pytest
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.domain.execution import AttemptResult, WorkerCredits
 from pentimento.domain.generation import FromNoise, Route
-from tests.checkpoints import write_checkpoint
+from pentimento.testing.checkpoints import write_checkpoint
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import SPEC, attempt, execute, result_of, spec_with
 

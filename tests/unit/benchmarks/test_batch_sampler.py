@@ -16,7 +16,7 @@ from pentimento.diffusion.painting import (
 )
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import GenerationSpec, Scheduler
-from tests.checkpoints import SIDE_PX, write_checkpoint
+from pentimento.testing.checkpoints import SIDE_PX, write_checkpoint
 
 STEPS, SCALE = 4, 2.5
 PROMPTS, SEEDS = ("a red circle", "two stars"), (3, 8)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.machine import ROOT
 from benchmarks.mutation import drawn, known_equivalents
 from benchmarks.mutation_operators import Mutant, Source
 from benchmarks.mutation_runs import Measured
+from pentimento.testing.machine import ROOT
 
 SOURCE = '''"""A word about the module."""
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pentimento.diffusion.families import DiffusionModel, load_model
-from tests.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from pentimento.testing.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
 
 
 @pytest.fixture(scope="session")

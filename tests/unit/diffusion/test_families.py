@@ -22,7 +22,7 @@ from pentimento.diffusion.families import (
 )
 from pentimento.diffusion.painting import ImageStart, PaintingRequest
 from pentimento.domain.generation import NoiseForm, Scheduler
-from tests.checkpoints import SIDE_PX, T5_TOKENS, TOKENS, write_flow_checkpoint, write_xl_checkpoint
+from pentimento.testing.checkpoints import SIDE_PX, T5_TOKENS, TOKENS, write_flow_checkpoint, write_xl_checkpoint
 from tests.unit.diffusion.specs import SPEC, paint, spec_with
 
 PROMPT = "a red circle"

@@ -17,7 +17,7 @@ from pentimento.diffusion.families import (
     load_model,
     row_kernels,
 )
-from tests.checkpoints import SIDE_PX
+from pentimento.testing.checkpoints import SIDE_PX
 
 # From 16 rows on torch takes another convolution for 1x1 kernels.
 BATCHES = (3, 17)

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.errors import NotFound, Unavailable
+from pentimento.testing.held_models import HELD
 from services.frontdoor.workers.catalogue import Catalogue
-from tests.unit.frontdoor.models import HELD
 
 
 def test_before_any_worker_was_heard_every_model_is_awaited() -> None:

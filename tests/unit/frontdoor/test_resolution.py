@@ -10,9 +10,9 @@ from PIL import Image
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
 from pentimento.domain.generation import ControlNetSelection, InitImage, LoraSelection, Scheduler
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
+from pentimento.testing.held_models import HELD
 from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
-from tests.unit.frontdoor.models import HELD
 
 LIMITS = RequestLimits(max_request_cost=64 * 64 * 100)
 

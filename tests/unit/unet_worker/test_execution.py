@@ -19,11 +19,11 @@ from pentimento.domain.errors import DeadlineExceeded, Internal, Unavailable
 from pentimento.domain.execution import ExecuteEvent, Started
 from pentimento.domain.generation import CacheGrant, LatentSlot, ObjectReference
 from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.attempts.execution import AttemptRunner, ExecutionLimits
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.starts import StartResolver
 from services.unet_worker.cache.uploads import Uploads
-from tests.checkpoints import write_checkpoint
 from tests.unit.unet_worker.orders import FROM_LATENT, HELD, ORDER, order_with
 
 GRANT = CacheGrant("grant", (LatentSlot(2, "latents/k2"), LatentSlot(6, "latents/k6")), "images/one", 60_000)

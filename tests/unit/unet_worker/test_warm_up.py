@@ -18,10 +18,10 @@ from pentimento.diffusion.engine import (
 )
 from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel, load_model
 from pentimento.domain.errors import InvalidArgument
+from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.device import torch_device
 from services.unet_worker.device.torch_device import memory_budget_bytes
 from services.unet_worker.models.warm_up import BatchMeasurement
-from tests.checkpoints import write_checkpoint
 
 KEY = BatchKey(32, 32, guided=True)
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingReque
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Cancelled
 from pentimento.domain.generation import Scheduler
-from tests.checkpoints import write_checkpoint
+from pentimento.testing.checkpoints import write_checkpoint
 from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
 from tests.unit.diffusion.specs import paint, run_steps, spec_with
 

@@ -13,9 +13,9 @@ from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import (
 )
 from pentimento.domain.errors import Internal
 from pentimento.rpc import RpcServer, RpcServerSettings
-from tests.integration.frontdoor.paced_worker import PacedWorker, serve
-from tests.integration.frontdoor.suite import Suite, running_suite
-from tests.unit.frontdoor.models import HELD
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
+from pentimento.testing.held_models import HELD
+from pentimento.testing.paced_worker import PacedWorker, serve
 
 DISCRIMINATOR = pb.DESCRIPTOR.services_by_name["DiscriminatorService"].full_name
 
@@ -38,14 +38,15 @@ class FixedDiscriminator(DiscriminatorServiceServicer):
         return pb.ScoreResponse(scores=scores)
 
 
-class Parts:
+class CascadeParts:
     """What a frontdoor finds, and how it is set to use it."""
 
     def __init__(self, folder: Path, confidence: float | None) -> None:
-        self.light, self.heavy = PacedWorker("w1"), PacedWorker("w2")
+        self.light = PacedWorker("w1")  # type: ignore[abstract]
+        self.heavy = PacedWorker("w2")  # type: ignore[abstract]
         self.light.held = replace(HELD, model="light", model_digest="sha256:light", default_steps=2)
         self.heavy.held = replace(HELD, model="heavy", model_digest="sha256:heavy", default_steps=4)
-        self.discriminator = FixedDiscriminator(confidence)
+        self.discriminator = FixedDiscriminator(confidence)  # type: ignore[abstract]
         self.settings: dict[str, Any] = {
             "worker_addresses": (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}"),
             "discriminator_addresses": (f"unix:{folder / 'd'}",),
@@ -55,8 +56,8 @@ class Parts:
         }
 
 
-class Cascade:
-    def __init__(self, suite: Suite, parts: Parts) -> None:
+class CascadeSuite:
+    def __init__(self, suite: FrontdoorSuite, parts: CascadeParts) -> None:
         self.suite = suite
         self.light = parts.light
         self.heavy = parts.heavy
@@ -64,8 +65,8 @@ class Cascade:
 
 
 @asynccontextmanager
-async def running_parts(folder: Path, confidence: float | None) -> AsyncIterator[Parts]:
-    parts = Parts(folder, confidence)
+async def running_parts(folder: Path, confidence: float | None) -> AsyncIterator[CascadeParts]:
+    parts = CascadeParts(folder, confidence)
     async with AsyncExitStack() as stack:
         for worker in (parts.light, parts.heavy):
             server = await serve(worker, f"unix:{folder / worker.worker_id}")
@@ -78,10 +79,10 @@ async def running_parts(folder: Path, confidence: float | None) -> AsyncIterator
 
 
 @asynccontextmanager
-async def running_cascade(folder: Path, confidence: float | None, **changes: Any) -> AsyncIterator[Cascade]:
+async def running_cascade(folder: Path, confidence: float | None, **changes: Any) -> AsyncIterator[CascadeSuite]:
     async with (
         running_parts(folder, confidence) as parts,
         running_suite(folder, **{**parts.settings, **changes}) as suite,
     ):
         await suite.wait_for_workers(2)
-        yield Cascade(suite, parts)
+        yield CascadeSuite(suite, parts)

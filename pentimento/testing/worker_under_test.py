@@ -3,17 +3,18 @@
 import asyncio
 import io
 import itertools
+import math
 
 import grpc.aio
 import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.diffusers_reference import Case
-from benchmarks.worker_process import START_S
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, InitImage, Route
+from pentimento.testing.diffusers_reference import Case, DiffusersReference
+from pentimento.testing.worker_process import START_S
 from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
 from pentimento.wire.tensors import tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
@@ -39,6 +40,16 @@ class WorkerUnderTest:
         )
         answers = [answer async for answer in self._stub.Execute(request)]
         return tensor_from_wire(tensor_from_proto(answers[-1].result.final_latents))
+
+
+async def difference(worker: WorkerUnderTest, reference: DiffusersReference, case: Case) -> float | None:
+    """Largest absolute difference of an element, infinite when ours is not finite; None when diffusers' is not."""
+    image = noise_image(worker.held.default_width_px, worker.held.default_height_px)
+    theirs = reference.latents(case, image)
+    if not theirs.isfinite().all():
+        return None
+    distance = (await worker.latents(case, image) - theirs).abs().max().item()
+    return distance if math.isfinite(distance) else math.inf
 
 
 def spec_of(case: Case, held: pb.HeldModel, image: Image.Image) -> GenerationSpec:

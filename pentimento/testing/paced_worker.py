@@ -2,7 +2,7 @@
 
 What it paints is a function of the request alone, so that reruns can be compared; whether pictures are right is tested
 with the real worker. In a test's own process `hold` stops it before its last step; as a process of its own
-(`python -m tests.integration.frontdoor.paced_worker ADDRESS NAME STEP_SECONDS`) every step takes that long.
+(`python -m pentimento.testing.paced_worker ADDRESS NAME STEP_SECONDS`) every step takes that long.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import Attempt, CapturedEntries, CapturedLatent, GenerationSpec, ObjectReference
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.stores.objects.store import digest_of
+from pentimento.testing.held_models import HELD
 from pentimento.wire.fleet import attach_event_to_proto, credits_to_proto, execute_event_to_proto
 from pentimento.wire.generation import attempt_from_proto, spec_from_proto
-from tests.unit.frontdoor.models import HELD
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["UnetWorkerService"].full_name
 
@@ -62,7 +62,8 @@ class Running:
 
 
 class PacedWorker(UnetWorkerServiceServicer):
-    """`fail_with` is what the next attempt ends with, `held` the model it says it holds."""
+    """`fail_with` is what the next attempt ends with, `held` the model it says it holds. RPCs that it lacks answer
+    UNIMPLEMENTED."""
 
     def __init__(self, worker_id: str, credit_count: int = 1, step_s: float = 0.0) -> None:
         self.worker_id = worker_id
@@ -231,7 +232,7 @@ async def serve(worker: PacedWorker, address: str) -> RpcServer:
 
 
 async def main(address: str, worker_id: str, step_s: float) -> None:
-    worker = PacedWorker(worker_id, step_s=step_s)
+    worker = PacedWorker(worker_id, step_s=step_s)  # type: ignore[abstract]
     # As with the real worker, generations grow from start to start.
     worker.held = HeldModel(**{**vars(HELD), "worker_generation": int(time.time() * 1000)})
     server = await serve(worker, address)

@@ -17,7 +17,7 @@ from services.frontdoor.wiring import Frontdoor
 REQUEST = ImageRequest(prompt="a red circle", num_inference_steps=3, seed=1)
 
 
-class Suite:
+class FrontdoorSuite:
     """What a test needs of a running frontdoor."""
 
     def __init__(self, folder: Path, frontdoor: Frontdoor, client: ImageClient, operator: FrontdoorClient) -> None:
@@ -70,7 +70,7 @@ def settings_of(folder: Path, token_file: Path | None = None, **changes: Any) ->
 
 
 @asynccontextmanager
-async def running_suite(folder: Path, **changes: Any) -> AsyncIterator[Suite]:
+async def running_suite(folder: Path, **changes: Any) -> AsyncIterator[FrontdoorSuite]:
     """Left as a killed process would leave it: without a drain."""
     settings = settings_of(folder, **changes)
     journal = open_journal(settings.ledger_url)
@@ -80,7 +80,7 @@ async def running_suite(folder: Path, **changes: Any) -> AsyncIterator[Suite]:
     frontdoor.server.set_serving()
     try:
         async with open_channel(settings.rpc.listen[0], settings.channels) as channel:
-            yield Suite(folder, frontdoor, ImageClient(channel), FrontdoorClient(channel))
+            yield FrontdoorSuite(folder, frontdoor, ImageClient(channel), FrontdoorClient(channel))
     finally:
         frontdoor.stop_listening_to_clients()
         await frontdoor.server.stop()

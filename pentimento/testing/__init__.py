@@ -1,0 +1,13 @@
+"""What tests, benchmarks and the zoo share. Nothing that serves imports it; what it needs, the extra `dev` brings.
+
+| module | what it does |
+| --- | --- |
+| `checkpoints` | tiny checkpoints of every family, in diffusers' layout |
+| `diffusers_reference` | the latents that diffusers' own pipelines end with |
+| `worker_process`, `worker_under_test` | a worker process, and its final latents beside the reference's |
+| `paced_worker` | a worker that is told when to step |
+| `frontdoor_suite`, `cascade` | a frontdoor in this process, over one such worker or over a light and a heavy one |
+| `held_models` | a model as a worker would report it |
+| `certificates` | a certificate authority, and what it signs |
+| `machine` | what a figure was measured on, and when |
+"""
