@@ -50,17 +50,22 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 
 
 def cases_for(schedulers: Sequence[Scheduler]) -> list[Case]:
+    """Every scheduler from noise and from an image; what depends on no scheduler (an empty negative prompt, no
+    guidance) with the first alone. `benchmarks.golden_families` has them all."""
     stochastic = [Case("", "", Scheduler.DDIM, seed=3, steps=3, guidance_scale=7.5, eta=0.8)]
-    return [
+    guided_otherwise = [
+        Case(PROMPT, "", schedulers[0], seed=2, steps=3, guidance_scale=2.0),
+        Case(PROMPT, "", schedulers[0], seed=4, steps=4, guidance_scale=1.0),
+    ]
+    each = [
         case
         for scheduler in schedulers
         for case in (
             Case(PROMPT, NEGATIVE, scheduler, seed=1, steps=5, guidance_scale=3.0),
-            Case(PROMPT, "", scheduler, seed=2, steps=3, guidance_scale=2.0),
-            Case(PROMPT, "", scheduler, seed=4, steps=4, guidance_scale=1.0),
             Case(PROMPT, NEGATIVE, scheduler, seed=6, steps=7, guidance_scale=3.0, strength=0.5),
         )
-    ] + (stochastic if Scheduler.DDIM in schedulers else [])
+    ]
+    return [*each, *guided_otherwise, *(stochastic if Scheduler.DDIM in schedulers else [])]
 
 
 @pytest.fixture(autouse=True)

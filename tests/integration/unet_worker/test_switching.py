@@ -47,7 +47,7 @@ async def paint(worker: Served, request_id: str) -> AttemptResult:
 
 async def test_what_runs_is_painted_first_and_then_the_other_model_is_served(switching: Served, other: Path) -> None:
     before = switching.held
-    running = asyncio.ensure_future(result_of(execute(switching, spec=spec_with(num_inference_steps=200))))
+    running = asyncio.ensure_future(result_of(execute(switching, spec=spec_with(num_inference_steps=80))))
     while not switching.switch.running_count:  # noqa: ASYNC110 - another thread
         await asyncio.sleep(0.01)
 
@@ -74,7 +74,7 @@ async def test_it_paints_as_a_worker_that_held_the_model_all_along(switching: Se
 
 
 async def test_nothing_is_taken_while_it_switches(switching: Served) -> None:
-    running = asyncio.ensure_future(result_of(execute(switching, spec=spec_with(num_inference_steps=200))))
+    running = asyncio.ensure_future(result_of(execute(switching, spec=spec_with(num_inference_steps=80))))
     while not switching.switch.running_count:  # noqa: ASYNC110 - another thread
         await asyncio.sleep(0.01)
     switching.switch.assign("other", 8)

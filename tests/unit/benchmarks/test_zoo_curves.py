@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.parts import PartResult, merge_parts
 from benchmarks.report import Figure, Options, at_least, publish
+from benchmarks.zoo_curves import resuming
 from benchmarks.zoo_curves.caption_pairs import KINDS, caption_pairs, changed
 from benchmarks.zoo_curves.resuming import FIFTHS, breaks
 from zoo.drawing.captions import attributes
@@ -42,6 +43,12 @@ def grid_of(by_fifth: list[float], seed: int) -> np.ndarray:
     return noise + np.array(by_fifth)
 
 
+@pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resuming, "RESAMPLES", 500)
+
+
+@pytest.mark.usefixtures("few_resamples")
 def test_an_order_within_the_noise_is_not_broken() -> None:
     fifths = np.tile(np.arange(FIFTHS), (60, 1))
     by_step = {5: grid_of([0.7, 0.7, 0.7, 0.7, 0.7], 1), 10: grid_of([0.4, 0.5, 0.6, 0.7, 0.7], 2)}
@@ -49,6 +56,7 @@ def test_an_order_within_the_noise_is_not_broken() -> None:
     assert breaks(by_step, fifths, range(FIFTHS)) == []
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_a_fall_with_similarity_and_a_rise_with_the_step_are_breaks() -> None:
     fifths = np.tile(np.arange(FIFTHS), (60, 1))
     by_step = {5: grid_of([0.5, 0.5, 0.5, 0.5, 0.5], 1), 10: grid_of([0.4, 0.5, 0.7, 0.5, 0.5], 2)}
