@@ -4,7 +4,7 @@
     python scripts/generate_reference.py --check    # exits 1 and lists the pages that are out of date
 
 `api.md` comes from the contracts in `protos/`, `settings.md` from the settings classes of the services, `metrics.md`
-from the metrics that the processes register.
+from the metrics that the processes register, `reasons.md` from `pentimento.domain.reasons`.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from grpc_tools import protoc
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 
+from pentimento.domain.reasons import Reason
 from pentimento.rpc.access import access_of
 from pentimento.settings.declaration import Setting, by_name
 
@@ -292,12 +293,29 @@ def own_metrics() -> dict[str, tuple[str, tuple[str, ...], str]]:
     return {name: metric for name, metric in found.items() if name.startswith("pentimento_")}
 
 
+def reasons_page() -> str:
+    """Return the page of every reason that a process acts on."""
+    rows = [f"| `{reason}` | {cell(reason.meaning)} | {cell(reason.advice)} |" for reason in Reason]
+    lines = [
+        HEAD,
+        "# Reasons",
+        "",
+        "Reasons that one process gives and another acts on. They are the `reason` of google.rpc's ErrorInfo, and of a "
+        "request's end. [The runbook](../runbook.md) has those that are for people alone.",
+        "",
+        "| reason | meaning | what to do |",
+        "| --- | --- | --- |",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def cell(text: str) -> str:
     """Return text that does not break a table."""
     return text.replace("|", "\\|")
 
 
-PAGES = {"api.md": api_page, "settings.md": settings_page, "metrics.md": metrics_page}
+PAGES = {"api.md": api_page, "settings.md": settings_page, "metrics.md": metrics_page, "reasons.md": reasons_page}
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from pentimento.dataplane.endings import drop_late, end_request
 from pentimento.dataplane.events import AcceptDropped, AcceptPersisted, DrainRequested, RequestArrived, RouteResolved
 from pentimento.dataplane.predictions import predicted_end_s, retry_after_ms
 from pentimento.dataplane.state import Phase, Pool, Request, State
+from pentimento.domain.reasons import Reason
 
 
 def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
@@ -71,9 +72,9 @@ def on_drain_requested(state: State, now: float, event: DrainRequested) -> list[
 def _refusal(state: State, now: float, pool: Pool, event: RequestArrived) -> Reject | None:
     soonest_ms = state.settings.min_retry_after_ms
     if state.draining:
-        return Reject(event.request_id, "DRAINING", "this frontdoor is shutting down", soonest_ms)
+        return Reject(event.request_id, Reason.DRAINING, "this frontdoor is shutting down", soonest_ms)
     if not state.epoch:
-        return Reject(event.request_id, "STANDBY", "this frontdoor is a standby", soonest_ms)
+        return Reject(event.request_id, Reason.STANDBY, "this frontdoor is a standby", soonest_ms)
     message = _why_full(state.settings.queue_limit, pool, event.tenant)
     if message:
         return Reject(event.request_id, "QUEUE_FULL", message, retry_after_ms(state, pool.name))
@@ -104,7 +105,7 @@ def _too_late(state: State, now: float, pool: Pool, event: RequestArrived) -> Re
     if end_s is None or now + end_s <= event.deadline:
         return None
     message = f"predicted to take {end_s:.3g} s, the deadline is in {max(event.deadline - now, 0.0):.3g} s"
-    return Reject(event.request_id, "PREDICTED_LATE", message, retry_after_ms(state, pool.name))
+    return Reject(event.request_id, Reason.PREDICTED_LATE, message, retry_after_ms(state, pool.name))
 
 
 def _plan_admits(state: State) -> bool:

@@ -24,6 +24,7 @@ from pentimento.dataplane.events import (
 )
 from pentimento.dataplane.predictions import expected_service_s, learn_speed
 from pentimento.dataplane.state import ATTEMPTED, Phase, Request, State, TimerKind, Worker
+from pentimento.domain.reasons import Reason
 
 _UNCOUNTED = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.GONE})
 # What we believed of the worker was stale: nothing more goes there before its next word.
@@ -199,7 +200,7 @@ def _rerun_elsewhere(state: State, now: float, request: Request, worker: Worker,
         request.excluded |= {(worker.worker_id, worker.worker_generation)}
     if request.losses > state.settings.max_reruns:
         message = f"{request.losses} workers were lost while they ran this request"
-        return end_request(state, request, End.FAILED, "WORKER_LOST", message)
+        return end_request(state, request, End.FAILED, Reason.WORKER_LOST, message)
     state.counters.rerun += 1
     if request.losses >= state.settings.suspect_losses:
         request.suspect_until = now + state.settings.suspect_wait_s

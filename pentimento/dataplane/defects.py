@@ -10,10 +10,10 @@ from pentimento.dataplane.effects import DeliverRecorded, Effect, End, PersistEn
 from pentimento.dataplane.endings import deliver_end, end_request, journal_end, stop_request
 from pentimento.dataplane.events import CommitFailed, EffectFailed, Scored
 from pentimento.dataplane.state import Phase, State
+from pentimento.domain.reasons import Reason
 
 Handler = Callable[[State, float, EffectFailed], list[Effect]]
 
-REASON = "EFFECT_FAILED"
 _MESSAGE = "a defect of the frontdoor ended this request"
 # The journalling of an end is tried so many times more; then the client is answered without.
 MAX_END_RETRIES = 3
@@ -37,19 +37,19 @@ def _never_accepted(state: State, now: float, event: EffectFailed) -> list[Effec
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.ACCEPTING:
         return []
-    return journal_end(state, request, End.FAILED, REASON, _MESSAGE)
+    return journal_end(state, request, End.FAILED, Reason.EFFECT_FAILED, _MESSAGE)
 
 
 def _never_announced(state: State, now: float, event: EffectFailed) -> list[Effect]:
     request = state.requests.get(event.request_id)
-    return [] if request is None else stop_request(state, request, End.FAILED, REASON, _MESSAGE)
+    return [] if request is None else stop_request(state, request, End.FAILED, Reason.EFFECT_FAILED, _MESSAGE)
 
 
 def _never_routed(state: State, now: float, event: EffectFailed) -> list[Effect]:
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.ROUTING:
         return []
-    return end_request(state, request, End.FAILED, REASON, _MESSAGE)
+    return end_request(state, request, End.FAILED, Reason.EFFECT_FAILED, _MESSAGE)
 
 
 def _never_journalled(state: State, now: float, event: EffectFailed) -> list[Effect]:
@@ -63,7 +63,7 @@ def _never_journalled(state: State, now: float, event: EffectFailed) -> list[Eff
     request = state.requests.get(event.request_id)
     if request is None or request.attempt_key != key or request.phase is Phase.ENDING:
         return release
-    return release + journal_end(state, request, End.FAILED, REASON, _MESSAGE)
+    return release + journal_end(state, request, End.FAILED, Reason.EFFECT_FAILED, _MESSAGE)
 
 
 def _never_followed(state: State, now: float, event: EffectFailed) -> list[Effect]:
@@ -76,7 +76,7 @@ def _never_followed(state: State, now: float, event: EffectFailed) -> list[Effec
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.RUNNING or request.live:
         return stop
-    return stop + end_request(state, request, End.FAILED, REASON, _MESSAGE)
+    return stop + end_request(state, request, End.FAILED, Reason.EFFECT_FAILED, _MESSAGE)
 
 
 def _never_paired(state: State, now: float, event: EffectFailed) -> list[Effect]:
@@ -91,7 +91,9 @@ def _never_scored(state: State, now: float, event: EffectFailed) -> list[Effect]
 
 def _never_committed(state: State, now: float, event: EffectFailed) -> list[Effect]:
     """Should it be committed after all, the end loses in the journal and the picture is delivered from there."""
-    return on_commit_failed(state, now, CommitFailed(event.request_id, event.fencing_token, REASON, _MESSAGE))
+    return on_commit_failed(
+        state, now, CommitFailed(event.request_id, event.fencing_token, Reason.EFFECT_FAILED, _MESSAGE)
+    )
 
 
 def _never_ended(state: State, now: float, event: EffectFailed) -> list[Effect]:

@@ -5,6 +5,7 @@ from pentimento.dataplane.effects import DeliverEnd, DeliverRecorded, Drop, Effe
 from pentimento.dataplane.events import CancelRequested, EndPersisted
 from pentimento.dataplane.predictions import learn_slowness, retry_after_ms
 from pentimento.dataplane.state import Phase, Request, State
+from pentimento.domain.reasons import Reason
 
 # The picture is there or the end is decided: too late to change anything.
 _SETTLED = frozenset({Phase.COMMITTING, Phase.ENDING})
@@ -16,7 +17,7 @@ def on_cancel_requested(state: State, now: float, event: CancelRequested) -> lis
     if request is None:
         return []
     if event.client_left:
-        return stop_request(state, request, End.CANCELLED, "CLIENT_LEFT", "cancelled because its client went away")
+        return stop_request(state, request, End.CANCELLED, Reason.CLIENT_LEFT, "cancelled because its client went away")
     return stop_request(state, request, End.CANCELLED, "CANCELLED", "cancelled by the client")
 
 
@@ -36,11 +37,11 @@ def on_deadline(state: State, now: float, request: Request) -> list[Effect]:
 def drop_late(state: State, now: float, request: Request, wait_s: float) -> list[Effect]:
     """End a queued request now that would miss its deadline, before it costs more (DiffServe, section 4.1)."""
     if request.fallback_token:
-        return fall_back(state, request, "PREDICTED_LATE")
+        return fall_back(state, request, Reason.PREDICTED_LATE)
     left_s = max(request.deadline - now, 0.0)
     message = f"predicted to take {wait_s:.3g} s from now, {left_s:.3g} s were left"
     request.retry_after_ms = retry_after_ms(state, request.pool)
-    _enter_end(state, request, End.DROPPED, "PREDICTED_LATE", message)
+    _enter_end(state, request, End.DROPPED, Reason.PREDICTED_LATE, message)
     return [Drop(request.request_id, request.end_reason, message, wait_s, request.retry_after_ms)]
 
 

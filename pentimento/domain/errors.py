@@ -18,9 +18,6 @@
 
 from dataclasses import dataclass
 
-# Reasons that one process gives and another acts on.
-DEVICE_OUT_OF_MEMORY = "DEVICE_OUT_OF_MEMORY"
-
 
 @dataclass(frozen=True)
 class FieldViolation:

@@ -20,15 +20,12 @@ from pentimento.domain.image_request import (
     RequestStatus,
     Routed,
 )
+from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.sdk.picture import Picture
 from pentimento.sdk.retries import RetryPolicy
-
-# The reason of a cancel when the connection of the client broke. A retry that finds it under a key of our own begins
-# anew; under the caller's key it is the caller's to know.
-CLIENT_LEFT = "CLIENT_LEFT"
 
 
 class AsyncClient:
@@ -88,7 +85,8 @@ class AsyncClient:
                             yield event
                 return
             except (Unavailable, Cancelled) as error:
-                taken_for_gone = error.reason == CLIENT_LEFT and not idempotency_key
+                # Under a key of our own a retry begins anew; under the caller's key it is the caller's to know.
+                taken_for_gone = error.reason == Reason.CLIENT_LEFT and not idempotency_key
                 if attempt == self._retries.tries or (isinstance(error, Cancelled) and not taken_for_gone):
                     raise
                 if taken_for_gone:

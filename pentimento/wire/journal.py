@@ -8,12 +8,12 @@ from pentimento.api.image.v1 import image_service_pb2 as image_pb
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import Scheduler
 from pentimento.domain.image_request import ResolvedRequest
+from pentimento.domain.reasons import Reason
 from pentimento.wire.enumerations import CACHE_MODES, IMAGE_FORMATS, SCHEDULERS
 from pentimento.wire.generation import input_from_proto, input_to_proto, spec_from_proto, spec_to_proto
 
 # Formats of a journalled body. 0, before there were formats: the public request with every field filled in.
 PUBLIC_REQUEST, JOURNALLED_REQUEST = 0, 1
-UNREADABLE_REQUEST = "UNREADABLE_REQUEST"
 
 
 def journalled_to_proto(resolved: ResolvedRequest) -> pb.JournalledRequest:
@@ -92,4 +92,4 @@ def _copy(target: generation_pb2.GenerationSpec | pb.JournalledRequest, name: st
 def unreadable() -> Internal:
     """How a request ends that an earlier or later version accepted and this one cannot paint as it was asked."""
     message = "what was journalled of this request is not understood by this version; it was not painted"
-    return Internal(UNREADABLE_REQUEST, message)
+    return Internal(Reason.UNREADABLE_REQUEST, message)

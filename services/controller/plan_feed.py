@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from pentimento.domain.errors import ResourceExhausted, Unavailable
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.reasons import Reason
 from services.controller.metrics import WATCHERS
 
 
@@ -43,7 +44,7 @@ class PlanFeed:
     async def watch(self, have: PlanVersion | None) -> AsyncGenerator[Plan, None]:
         """The plan in force, unless the caller has it, then newer ones. ResourceExhausted above the watcher limit."""
         if self._closed:
-            raise Unavailable("DRAINING", "the controller is stopping", retry_after_ms=500)
+            raise Unavailable(Reason.DRAINING, "the controller is stopping", retry_after_ms=500)
         if self._watchers >= self._max_watchers:
             message = f"at most {self._max_watchers} plan watchers are served"
             raise ResourceExhausted("TOO_MANY_WATCHERS", message, retry_after_ms=1000)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pentimento.domain.errors import ResourceExhausted, Unavailable
+from pentimento.domain.reasons import Reason
 from services.embedder.metrics import BATCH_SECONDS, BATCHED_ITEMS, BATCHES, QUEUE_SECONDS
 
 # Computes a batch: one vector (float32 bytes) an item, in order.
@@ -67,7 +68,7 @@ class ModelThread:
         items = [_Item(value, now_s) for value in values]
         with self._arrival:
             if self._closed:
-                raise Unavailable("DRAINING", "the embedder is stopping", retry_after_ms=500)
+                raise Unavailable(Reason.DRAINING, "the embedder is stopping", retry_after_ms=500)
             if len(self._queues[kind]) + len(items) > self._limits.queue_limit:
                 message = f"at most {self._limits.queue_limit} embeddings of a kind may wait"
                 raise ResourceExhausted("QUEUE_FULL", message, retry_after_ms=100)

@@ -4,7 +4,8 @@ import logging
 
 import torch
 
-from pentimento.domain.errors import DEVICE_OUT_OF_MEMORY, Internal, PentimentoError, ResourceExhausted
+from pentimento.domain.errors import Internal, PentimentoError, ResourceExhausted
+from pentimento.domain.reasons import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ def as_typed(error: Exception) -> PentimentoError:
 
 def out_of_memory() -> PentimentoError:
     """Return the error of a picture that the device has no memory for."""
-    return ResourceExhausted(DEVICE_OUT_OF_MEMORY, "the picture does not fit the device's memory")
+    return ResourceExhausted(Reason.DEVICE_OUT_OF_MEMORY, "the picture does not fit the device's memory")
 
 
 def not_finite() -> PentimentoError:

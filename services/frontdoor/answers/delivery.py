@@ -7,6 +7,7 @@ from pentimento.dataplane.effects import Announce, Deliver, DeliverEnd, DeliverR
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import Internal, PentimentoError, Unavailable
 from pentimento.domain.image_request import Accepted, GenerateEvent, Routed
+from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
 from pentimento.wire.generation import route_from_bytes
@@ -19,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 # When a request is under way in another frontdoor: it takes over or ends within about this time.
 ELSEWHERE_RETRY_MS = 1000
-REQUEST_ELSEWHERE = "REQUEST_ELSEWHERE"
 
 
 class Delivery:
@@ -78,7 +78,7 @@ class Delivery:
                 job.audience.tell(event)
         except PentimentoError as failed:
             error = failed
-            job.elsewhere = failed.reason == REQUEST_ELSEWHERE
+            job.elsewhere = failed.reason == Reason.REQUEST_ELSEWHERE
         except Exception:
             logger.exception("the journal's answer could not be told")
             error = Internal("UNEXPECTED", "the frontdoor could not tell what became of the request")
@@ -97,7 +97,7 @@ async def recorded_events(journal: Journal, results: Results, request_id: str, t
         raise Internal("UNEXPECTED", "the request was not accepted because of a defect of the frontdoor")
     if not record.state.terminal:
         message = "the request is under way in another frontdoor"
-        raise Unavailable(REQUEST_ELSEWHERE, message, retry_after_ms=ELSEWHERE_RETRY_MS)
+        raise Unavailable(Reason.REQUEST_ELSEWHERE, message, retry_after_ms=ELSEWHERE_RETRY_MS)
     if record.state is not RequestState.COMPLETED:
         raise end_error(record.state, record.error_reason, record.error_message, None)
     routed: list[GenerateEvent] = [Routed(route_from_bytes(record.route))] if record.route else []

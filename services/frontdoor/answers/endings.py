@@ -1,6 +1,5 @@
 """The journal's words for how a request ended, as the error that its client gets."""
 
-from pentimento.dataplane.defects import REASON as EFFECT_FAILED
 from pentimento.dataplane.effects import End, Reject
 from pentimento.domain.errors import (
     Cancelled,
@@ -11,8 +10,8 @@ from pentimento.domain.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
-from pentimento.wire.journal import UNREADABLE_REQUEST
 
 STATE_OF = {
     End.FAILED: RequestState.FAILED,
@@ -23,7 +22,7 @@ STATE_OF = {
 
 
 def rejection(effect: Reject) -> PentimentoError:
-    error = Unavailable if effect.reason in ("DRAINING", "STANDBY") else ResourceExhausted
+    error = Unavailable if effect.reason in (Reason.DRAINING, Reason.STANDBY) else ResourceExhausted
     return error(effect.reason, effect.message, retry_after_ms=effect.retry_after_ms)
 
 
@@ -40,7 +39,7 @@ def end_error(
     state: RequestState, reason: str, message: str, failure: PentimentoError | None, retry_after_ms: int = 0
 ) -> PentimentoError:
     """`failure` is what the attempt raised, where this process saw it; the journal keeps reason and message alone."""
-    if reason == "PREDICTED_LATE":
+    if reason == Reason.PREDICTED_LATE:
         return ResourceExhausted(reason, message, retry_after_ms=retry_after_ms or DROPPED_RETRY_MS)
     if state is RequestState.CANCELLED:
         return Cancelled(reason, message)
@@ -48,8 +47,8 @@ def end_error(
         return DeadlineExceeded(reason, message)
     if failure is not None and failure.reason == reason:
         return failure
-    if reason in ("WORKER_LOST", "INPUT_UNAVAILABLE"):
+    if reason in (Reason.WORKER_LOST, Reason.INPUT_UNAVAILABLE):
         return Unavailable(reason, message)
-    if reason in (EFFECT_FAILED, UNREADABLE_REQUEST):
+    if reason in (Reason.EFFECT_FAILED, Reason.UNREADABLE_REQUEST):
         return Internal(reason, message)
     return FailedPrecondition(reason, f"the request failed: {message}")

@@ -10,6 +10,7 @@ from typing import Any
 from pentimento.domain.errors import Cancelled, Internal, Unavailable
 from pentimento.domain.generation import GenerationSpec, ObjectReference, SpecInput
 from pentimento.domain.image_request import ResolvedRequest
+from pentimento.domain.reasons import Reason
 from pentimento.domain.spec_inputs import put_inputs, take_inputs
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects.store import refer_to
@@ -20,7 +21,6 @@ PREFIX = "inputs"
 # About three seconds; the attempt holds a place at its worker meanwhile, which others wait for.
 _TRY_COUNT = 6
 _FIRST_RETRY_S = 0.05
-INPUT_UNAVAILABLE = "INPUT_UNAVAILABLE"
 INPUT_RETRY_MS = 5000
 
 
@@ -112,7 +112,7 @@ class Inputs:
             await asyncio.sleep(delay)
             delay *= 2
         message = "an image that the request came with cannot be read now"
-        raise Unavailable(INPUT_UNAVAILABLE, message, retry_after_ms=INPUT_RETRY_MS)
+        raise Unavailable(Reason.INPUT_UNAVAILABLE, message, retry_after_ms=INPUT_RETRY_MS)
 
     async def _delete(self, held: _Held) -> None:
         """What cannot be deleted now is swept up later."""

@@ -16,7 +16,6 @@ from pentimento.dataplane.events import (
 )
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import (
-    DEVICE_OUT_OF_MEMORY,
     Aborted,
     Cancelled,
     DeadlineExceeded,
@@ -30,9 +29,10 @@ from pentimento.domain.errors import (
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.generation import Attempt, Route, StageTiming
 from pentimento.domain.image_request import Progress
+from pentimento.domain.reasons import Reason
 from pentimento.stores.objects.store import digest_of
 from services.frontdoor.identity import Identity
-from services.frontdoor.objects.inputs import INPUT_UNAVAILABLE, Inputs
+from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.requests.jobs import Execution, Job, Jobs
 from services.frontdoor.workers.worker_links import WorkerLink, WorkerLinks
 
@@ -41,9 +41,7 @@ logger = logging.getLogger(__name__)
 Stream = AsyncIterator[ExecuteEvent]
 
 STOP_TIMEOUT_S = 2.0
-# Reasons of the worker's that say more than the class of their error.
-ATTEMPT_GONE = "ATTEMPT_GONE"
-ON_ITS_WAY_OUT = frozenset({"DRAINING", "WORKER_STOPPED"})
+ON_ITS_WAY_OUT = frozenset({Reason.DRAINING, Reason.WORKER_STOPPED})
 
 
 class AttemptPerformer:
@@ -205,19 +203,19 @@ def time_attempt(job: Job, execution: Execution, result: AttemptResult, now: flo
 def failure_kind(error: PentimentoError) -> FailureKind:
     """What a worker's error means for the request."""
     match error:
-        case Unavailable() if error.reason == INPUT_UNAVAILABLE:
+        case Unavailable() if error.reason == Reason.INPUT_UNAVAILABLE:
             # Another try would keep the place of one that can be painted.
             return FailureKind.FATAL
         case Unavailable():
             return FailureKind.NO_CREDIT if error.reason in ON_ITS_WAY_OUT else FailureKind.WORKER_LOST
         case ResourceExhausted():
-            return FailureKind.WORKER_LOST if error.reason == DEVICE_OUT_OF_MEMORY else FailureKind.NO_CREDIT
+            return FailureKind.WORKER_LOST if error.reason == Reason.DEVICE_OUT_OF_MEMORY else FailureKind.NO_CREDIT
         case FailedPrecondition():
             return FailureKind.NOT_HELD
         case Aborted():
             # A newer attempt, or a newer frontdoor, is known there: the journal says who is right.
             return FailureKind.NO_CREDIT
-        case NotFound() if error.reason == ATTEMPT_GONE:
+        case NotFound() if error.reason == Reason.ATTEMPT_GONE:
             return FailureKind.GONE
         case DeadlineExceeded():
             return FailureKind.DEADLINE

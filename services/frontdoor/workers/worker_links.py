@@ -12,6 +12,7 @@ from pentimento.dataplane.events import Event, WorkerLost, WorkerReported
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability
+from pentimento.domain.reasons import Reason
 from services.frontdoor.identity import Identity
 from services.frontdoor.metrics import WORKERS
 from services.frontdoor.workers.catalogue import Catalogue
@@ -31,7 +32,7 @@ REFUSED = (
 def is_refusal(error: Exception) -> TypeGuard[PentimentoError]:
     """Whether a worker does not take this frontdoor for the newest of its id, or its epoch for one at all."""
     if isinstance(error, Aborted):
-        return error.reason == "STALE_EPOCH"
+        return error.reason == Reason.STALE_EPOCH
     return isinstance(error, InvalidArgument)
 
 

@@ -23,6 +23,7 @@ from pentimento.domain.errors import (
 )
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, RunningAttempt, Started, StepProgress
 from pentimento.domain.generation import Attempt
+from pentimento.domain.reasons import Reason
 from pentimento.rpc import spawn_detached
 from services.unet_worker import metrics
 from services.unet_worker.attempts.bounded_memory import remember
@@ -164,9 +165,9 @@ class AttemptBook:
         self.meet_frontdoor(frontdoor_id, frontdoor_epoch, journal_id)
         held = self._held.get((request_id, fencing_token))
         if held is None:
-            raise NotFound("ATTEMPT_GONE", "this worker does not hold that attempt (any more)")
+            raise NotFound(Reason.ATTEMPT_GONE, "this worker does not hold that attempt (any more)")
         if frontdoor_epoch < held.reader_epoch:
-            raise Aborted("STALE_EPOCH", f"epoch {held.reader_epoch} reads this attempt, got {frontdoor_epoch}")
+            raise Aborted(Reason.STALE_EPOCH, f"epoch {held.reader_epoch} reads this attempt, got {frontdoor_epoch}")
         held.reader_epoch = frontdoor_epoch
         return self._follow(held)
 
@@ -190,7 +191,7 @@ class AttemptBook:
     def close(self) -> None:
         """Stops whatever runs."""
         for held in list(self._held.values()):
-            self._stop(held, Unavailable("WORKER_STOPPED", "the worker stopped before the picture was done"))
+            self._stop(held, Unavailable(Reason.WORKER_STOPPED, "the worker stopped before the picture was done"))
             self._forget(held)
 
     def _note_change(self) -> None:
@@ -205,7 +206,7 @@ class AttemptBook:
             raise Cancelled("CANCELLED", "the attempt was cancelled before it arrived")
         self._fence(attempt)
         if self.draining:
-            raise Unavailable("DRAINING", "this worker is stopping")
+            raise Unavailable(Reason.DRAINING, "this worker is stopping")
         if held.key in self._held:
             raise FailedPrecondition("ATTEMPT_EXISTS", "this attempt is here already: attach to it")
         if sum(not other.yielded for other in self.running()) >= (capacity := self._capacity()):

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from pentimento.domain.clock import Clock
 from pentimento.domain.epochs import latest_believable
 from pentimento.domain.errors import Aborted, InvalidArgument
+from pentimento.domain.reasons import Reason
 from services.unet_worker import metrics
 from services.unet_worker.attempts.bounded_memory import remember
 
@@ -51,4 +52,4 @@ def _stale(epoch: int, newest: int, other_journal: bool) -> Aborted:
     whose = "with another journal " if other_journal else ""
     message = f"epoch {newest} of this frontdoor {whose}has taken over, got {epoch}"
     metadata = {"newest_epoch": str(newest), "other_journal": str(other_journal).lower()}
-    return Aborted("STALE_EPOCH", message, metadata=metadata)
+    return Aborted(Reason.STALE_EPOCH, message, metadata=metadata)

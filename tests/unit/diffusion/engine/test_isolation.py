@@ -12,7 +12,7 @@ from pentimento.diffusion.engine.faults import release_unused
 from pentimento.diffusion.engine.limits import RECOVERY_S
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.painting import LatentStart, PaintingRequest
-from pentimento.domain.errors import DEVICE_OUT_OF_MEMORY, Cancelled, Internal, PentimentoError, ResourceExhausted
+from pentimento.domain.errors import Cancelled, Internal, PentimentoError, ResourceExhausted
 from tests.unit.diffusion.engine.loops import Loop, Scripted
 from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
 from tests.unit.diffusion.specs import spec_with
@@ -127,7 +127,7 @@ def test_a_request_that_the_device_cannot_hold_alone_ends_as_out_of_memory(model
     loop.run()
 
     assert isinstance(added.heard.end, ResourceExhausted)
-    assert added.heard.end.reason == DEVICE_OUT_OF_MEMORY
+    assert added.heard.end.reason == "DEVICE_OUT_OF_MEMORY"
 
 
 def test_a_listener_that_raises_ends_its_own_picture_alone(model: DiffusionModel) -> None:

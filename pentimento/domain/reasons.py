@@ -1,0 +1,82 @@
+"""Reasons that one process gives and another acts on: each with what it means, and what to do about it."""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """A reason of an error or of a request's end. Its value is its name, which travels and is journalled."""
+
+    meaning: str
+    advice: str
+
+    def __new__(cls, value: str, meaning: str, advice: str) -> "Reason":
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning, member.advice = meaning, advice
+        return member
+
+    ATTEMPT_GONE = (
+        "ATTEMPT_GONE",
+        "the worker does not hold that attempt (any more)",
+        "nothing: the frontdoor runs the request again",
+    )
+    CLIENT_LEFT = (
+        "CLIENT_LEFT",
+        "the request was cancelled because the connection of its client broke",
+        "ask again, under a new idempotency key; the SDK does so by itself",
+    )
+    DEVICE_OUT_OF_MEMORY = (
+        "DEVICE_OUT_OF_MEMORY",
+        "the device had no memory for the picture",
+        "nothing at first: the frontdoor tries another worker; where it stays, ask for smaller pictures",
+    )
+    DRAINING = (
+        "DRAINING",
+        "the process is stopping and takes nothing new",
+        "call again after the time that RetryInfo names, or another replica",
+    )
+    EFFECT_FAILED = (
+        "EFFECT_FAILED",
+        "a defect of the frontdoor ended the request",
+        "look at the frontdoor's log; asking again may help",
+    )
+    INPUT_UNAVAILABLE = (
+        "INPUT_UNAVAILABLE",
+        "an image that the request came with cannot be read now",
+        "look at the object store; ask again once it is there",
+    )
+    PREDICTED_LATE = (
+        "PREDICTED_LATE",
+        "the request would miss its deadline",
+        "give a later deadline, or call again after the time that RetryInfo names; add workers where it stays",
+    )
+    REQUEST_ELSEWHERE = (
+        "REQUEST_ELSEWHERE",
+        "another frontdoor works on the request",
+        "call again after the time that RetryInfo names: it is taken over, or it ends",
+    )
+    STALE_EPOCH = (
+        "STALE_EPOCH",
+        "the worker knows a newer frontdoor, or the same one over a newer journal",
+        "nothing where a standby has taken over; after a lost or restored journal, `pentimento journal renew`",
+    )
+    STANDBY = (
+        "STANDBY",
+        "this frontdoor waits for the lease of the active one",
+        "call the active frontdoor, or again after the time that RetryInfo names",
+    )
+    UNREADABLE_REQUEST = (
+        "UNREADABLE_REQUEST",
+        "the journal holds a request that this version does not understand",
+        "run the version that accepted it until its requests have ended",
+    )
+    WORKER_LOST = (
+        "WORKER_LOST",
+        "every worker that the request ran on was lost",
+        "ask again; look at the workers' logs where it happens to one request alone",
+    )
+    WORKER_STOPPED = (
+        "WORKER_STOPPED",
+        "the worker stopped before the picture was done",
+        "nothing: the frontdoor runs the request again",
+    )
