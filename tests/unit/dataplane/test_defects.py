@@ -3,7 +3,7 @@
 import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
-from pentimento.dataplane.defects import MAX_END_RETRIES, REASON, failure_of
+from pentimento.dataplane.defects import MAX_END_RETRIES, failure_of
 from tests.unit.dataplane.driver import Driver, kinds, only
 
 
@@ -23,7 +23,7 @@ def assert_serves_another(driver: Driver) -> None:
 def ended(driver: Driver, after: list[effects.Effect]) -> effects.DeliverEnd:
     """The journal has written the end, which is a defect's."""
     end = only(effects.PersistEnd, after)
-    assert (end.end, end.reason) == (effects.End.FAILED, REASON)
+    assert (end.end, end.reason) == (effects.End.FAILED, "EFFECT_FAILED")
     return only(effects.DeliverEnd, driver.send(events.EndPersisted(end.request_id, True)))
 
 
@@ -42,7 +42,7 @@ def test_an_attempt_that_is_not_journalled_ends_its_request_and_gives_its_credit
     after = fail(driver, attempt)
 
     assert kinds(after) == [effects.ReleaseGrant, effects.PersistEnd]
-    assert ended(driver, after).reason == REASON
+    assert ended(driver, after).reason == "EFFECT_FAILED"
     assert_serves_another(driver)
 
 
@@ -166,7 +166,7 @@ def test_a_later_stage_that_breaks_leaves_the_light_picture(driver: Driver) -> N
 
     commit = only(effects.CommitResult, fail(driver, resolve))
 
-    assert (commit.picture_token, commit.degraded) == (token, REASON)
+    assert (commit.picture_token, commit.degraded) == (token, "EFFECT_FAILED")
 
 
 def test_a_commit_that_breaks_ends_the_request_unless_the_journal_has_it(driver: Driver) -> None:
