@@ -19,9 +19,9 @@ from benchmarks.commits import commits_by_request
 from benchmarks.report import Figure, Target, at_most, counted, informative
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import Accepted, CacheMode, Completed, ImageRequest
+from pentimento.domain.reasons import Reason
 from pentimento.domain.requests import RequestState
 from pentimento.sdk import AsyncClient
-from pentimento.sdk.client import CLIENT_LEFT
 
 # Long enough that nothing expires while workers start again on a busy machine: expiry is not what is measured.
 DEADLINE_MS = 1_200_000
@@ -53,7 +53,7 @@ class Sample:
     @property
     def left(self) -> bool:
         """The connection broke, and the suite took its client for gone: one ending, told, and nothing committed."""
-        cancelled = self.state == RequestState.CANCELLED.value and self.error == CLIENT_LEFT
+        cancelled = self.state == RequestState.CANCELLED.value and self.error == Reason.CLIENT_LEFT
         return cancelled and not self.pictures and not self.commits
 
     @property

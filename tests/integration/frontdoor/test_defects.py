@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pentimento.dataplane import effects
-from pentimento.dataplane.defects import REASON
 from pentimento.domain.errors import Cancelled, Internal
 from pentimento.domain.requests import RequestState
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite
@@ -46,9 +45,9 @@ async def paint_in_vain(suite: FrontdoorSuite) -> RequestState:
     with pytest.raises(Internal) as caught:
         async for _ in stream:
             pass
-    assert caught.value.reason == REASON
+    assert caught.value.reason == "EFFECT_FAILED"
     status = await suite.client.get_request(request_id)
-    assert status.error_reason == REASON
+    assert status.error_reason == "EFFECT_FAILED"
     return status.state
 
 
