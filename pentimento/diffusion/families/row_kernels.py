@@ -72,7 +72,10 @@ class RowKernels:
         wanted, shape = inputs.as_alone, inputs.latents.shape
         if wanted is None or not self._applies:
             return nullcontext()
-        key = (shape, inputs.conditioning.states.shape[1], wanted.rows_each, torch.get_num_threads())
+        texts = inputs.conditioning
+        # What was computed before the pass leaves out the layers that compute it.
+        without = (inputs.time_terms is None, texts.projected is None)
+        key = (shape, texts.states.shape[1], wanted.rows_each, torch.get_num_threads(), without)
         if (found := self._found.get(key)) is None:
             return self._finding(key, wanted, shape[0])
         return _replaced(found, lambda layer, plain, rows: _outputs(wanted, found[layer], layer, plain, rows))

@@ -136,3 +136,17 @@ def test_a_pass_that_failed_does_not_settle_which_layers_matter(model: Diffusion
         together = model.predict(held)
 
     assert torch.equal(together, wanted)
+
+
+@torch.inference_mode()
+def test_layers_that_an_earlier_pass_did_not_need_keep_the_bits(checkpoint: Path) -> None:
+    model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    inputs = batch_of(model, 6)
+    wanted = alone(model, inputs, 2)
+    held = replace(inputs, as_alone=AsAlone(2, (0, 1, 2)))
+    terms = [model.time_terms(float(inputs.timesteps[row]), 1) for row in range(6)]
+    model.predict(replace(held, time_terms=torch.cat([term for term in terms if term is not None])))
+
+    together = model.predict(held)
+
+    assert torch.equal(together, wanted)
