@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from pentimento.domain.backoff import Backoff
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError
 from pentimento.domain.fleet import Replica, ReplicaLease, ReplicaReport
@@ -47,8 +48,7 @@ class RegistrationTiming:
     """Times of a registration, in seconds. The interval of the reports comes from the controller, kept within the two
     limits here."""
 
-    first_retry_s: float = 0.1
-    max_retry_s: float = 2.0
+    retries: Backoff = Backoff(first_s=0.1, max_s=2.0)
     call_timeout_s: float = 1.0
     close_timeout_s: float = 2.0
     min_interval_s: float = 0.05
@@ -163,7 +163,7 @@ class Registration:
 
     def _delay_s(self) -> float:
         if self._failures:
-            return retry_delay_s(self._failures, self._timing, self._random)
+            return self._timing.retries.random_delay_s(self._failures, self._random)
         return report_interval_s(self._lease, self._timing)
 
     async def _pause(self, seconds: float) -> None:
@@ -180,13 +180,6 @@ def report_interval_s(lease: ReplicaLease | None, timing: RegistrationTiming) ->
         return timing.default_interval_s
     asked_s = min(lease.report_interval_ms, lease.lease_ms / 2) / 1000
     return min(max(asked_s, timing.min_interval_s), timing.max_interval_s)
-
-
-def retry_delay_s(failures: int, timing: RegistrationTiming, random_source: random.Random) -> float:
-    """Return the next delay: it doubles from `first_retry_s` to `max_retry_s`, less up to half, so that a fleet does
-    not return at once."""
-    longest = min(timing.first_retry_s * 2.0 ** min(failures - 1, 30), timing.max_retry_s)
-    return longest * random_source.uniform(0.5, 1.0)
 
 
 def _is_positive(value: float) -> bool:

@@ -3,6 +3,8 @@
 import random
 from dataclasses import dataclass, field
 
+from pentimento.domain.backoff import Backoff
+
 
 @dataclass(frozen=True)
 class RetryPolicy:
@@ -17,5 +19,5 @@ class RetryPolicy:
     def pause_s(self, attempt: int, wished_ms: int | None) -> float:
         """Return the pause after the failure of try `attempt` (1, 2, …): at least what the server asked for
         (RetryInfo)."""
-        longest = min(self.first_pause_s * 2 ** (attempt - 1), self.max_pause_s)
-        return max(self.generator.uniform(longest / 2, longest), (wished_ms or 0) / 1000)
+        pauses = Backoff(self.first_pause_s, self.max_pause_s)
+        return max(pauses.random_delay_s(attempt, self.generator), (wished_ms or 0) / 1000)

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-# A pause that was doubled so often is beyond any limit; a float cannot be doubled for ever.
-MAX_DOUBLINGS = 32
+from pentimento.domain.backoff import Backoff
 
 
 @dataclass(frozen=True)
@@ -11,8 +10,7 @@ class RestartPolicy:
     """Seconds. Serving for `stable_s` wipes the slate clean. A process that never served is given up when it has ended
     `give_up_after` times."""
 
-    first_delay_s: float = 0.1
-    max_delay_s: float = 5.0
+    delays: Backoff = Backoff(first_s=0.1, max_s=5.0)
     stable_s: float = 5.0
     give_up_after: int = 8
 
@@ -47,8 +45,7 @@ def decide(policy: RestartPolicy, failures: int, ending: Ending) -> Restart | Gi
     failures = 1 if ending.served_s >= policy.stable_s else failures + 1
     if not ending.ever_served and failures >= policy.give_up_after:
         return GiveUp(f"ended {failures} times in a row, last with {describe_exit(ending.exit_code)}")
-    doublings = min(failures - 1, MAX_DOUBLINGS)
-    return Restart(min(policy.first_delay_s * 2**doublings, policy.max_delay_s), failures)
+    return Restart(policy.delays.delay_s(failures), failures)
 
 
 def describe_exit(exit_code: int) -> str:

@@ -16,6 +16,7 @@ from pentimento.dataplane.events import (
     Event,
     ResultCommitted,
 )
+from pentimento.domain.backoff import Backoff
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.generation import Attempt, Route
@@ -40,8 +41,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_FIRST_RETRY_S = 0.05
-_MAX_RETRY_S = 2.0
+_RETRIES = Backoff(first_s=0.05, max_s=2.0)
 
 
 class Journalling:
@@ -199,16 +199,16 @@ class Journalling:
 
     async def _until_stored(self, job: Job, execution: Execution) -> tuple[ResultRecord, Completed]:
         """A journal that is away may come back before the deadline: the picture is too dear to drop it at once."""
-        delay = _FIRST_RETRY_S
+        delays_s = _RETRIES.delays_s()
         while True:
+            delay_s = next(delays_s)
             try:
                 return await self._results.store(job, execution)
             except Unavailable as error:
-                if self._clock.monotonic() + delay > job.deadline:
+                if self._clock.monotonic() + delay_s > job.deadline:
                     raise
                 logger.error("the picture cannot be stored; trying again", extra={"reason": error.reason})
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, _MAX_RETRY_S)
+            await asyncio.sleep(delay_s)
 
     async def _end(self, job: Job, effect: PersistEnd) -> None:
         end = (STATE_OF[effect.end], effect.reason, effect.message)
@@ -219,13 +219,12 @@ class Journalling:
 
     async def _until_durable(self, write: Callable[[], "Future[T]"], first: "Future[T] | None" = None) -> T:
         """Ask again until the journal answers: nothing may follow before it has. `first` is under way already."""
-        delay = _FIRST_RETRY_S
+        delays_s = _RETRIES.delays_s()
         answer = first or write()
         while True:
             try:
                 return await asyncio.wrap_future(answer)
             except PentimentoError as error:
                 logger.error("the journal does not answer; asking again", extra={"reason": error.reason})
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, _MAX_RETRY_S)
+            await asyncio.sleep(next(delays_s))
             answer = write()

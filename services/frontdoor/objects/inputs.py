@@ -5,8 +5,10 @@ import hashlib
 import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
+from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import Cancelled, Internal, Unavailable
 from pentimento.domain.generation import GenerationSpec, ObjectReference, SpecInput
 from pentimento.domain.image_request import ResolvedRequest
@@ -20,7 +22,7 @@ from services.frontdoor.requests.jobs import Job
 PREFIX = "inputs"
 # About three seconds; the attempt holds a place at its worker meanwhile, which others wait for.
 _TRY_COUNT = 6
-_FIRST_RETRY_S = 0.05
+_RETRIES = Backoff(first_s=0.05, max_s=1.6)
 INPUT_RETRY_MS = 5000
 
 
@@ -99,8 +101,7 @@ class Inputs:
         return held.reference
 
     async def _read(self, job: Job, reference: ObjectReference) -> bytes:
-        delay = _FIRST_RETRY_S
-        for _ in range(_TRY_COUNT):
+        for delay_s in islice(_RETRIES.delays_s(), _TRY_COUNT):
             try:
                 return await self._keeper.get(reference)
             except (ObjectMissing, ObjectCorrupt):
@@ -109,8 +110,7 @@ class Inputs:
             except Unavailable:
                 if job.ended.is_set():
                     break
-            await asyncio.sleep(delay)
-            delay *= 2
+            await asyncio.sleep(delay_s)
         message = "an image that the request came with cannot be read now"
         raise Unavailable(Reason.INPUT_UNAVAILABLE, message, retry_after_ms=INPUT_RETRY_MS)
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.errors import StoreFull, StoreUnavailable
@@ -26,8 +27,7 @@ _THREAD_COUNT = 8
 # Nobody waits for a picture that is moved; somebody does for one that is read.
 _MOVE_TIMEOUT_S = 60.0
 _READ_TIMEOUT_S = 10.0
-_FIRST_RETRY_S = 0.2
-_MAX_RETRY_S = 15.0
+_RETRIES = Backoff(first_s=0.2, max_s=15.0)
 SPOOL_RETRY_MS = 5000
 
 
@@ -123,19 +123,18 @@ class ObjectKeeper:
 
     async def move_forever(self) -> None:
         """Changes state: whenever the store is back it gets what waits for it."""
-        delay = _FIRST_RETRY_S
+        delays_s = _RETRIES.delays_s()
         while True:
             await self._away.wait()
             try:
                 await self._move_all()
-                delay = _FIRST_RETRY_S
+                delays_s = _RETRIES.delays_s()
                 self._away.clear()
                 logger.warning("the object store is back")
                 continue
             except PentimentoError as error:
                 logger.info("the object store is away", extra={"reason": error.reason})
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, _MAX_RETRY_S)
+            await asyncio.sleep(next(delays_s))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 
 from pentimento.clients.controller import ControllerClient
+from pentimento.domain.backoff import Backoff
 from pentimento.domain.clock import Clock
 from pentimento.domain.epochs import latest_believable
 from pentimento.domain.errors import PentimentoError
@@ -14,8 +15,7 @@ from pentimento.wire.fleet import plan_from_bytes, plan_to_bytes
 
 logger = logging.getLogger(__name__)
 
-_FIRST_RETRY_S = 0.1
-_MAX_RETRY_S = 2.0
+_RETRIES = Backoff(first_s=0.1, max_s=2.0)
 
 
 class PlanWatch:
@@ -40,17 +40,16 @@ class PlanWatch:
         """Changes state; until cancelled."""
         if self._controller is None:
             return
-        delay = _FIRST_RETRY_S
+        delays_s = _RETRIES.delays_s()
         while True:
             try:
                 have = self.plan.version if self.plan is not None else None
                 async for plan in self._controller.watch_plan(self._instance_id, have):
-                    delay = _FIRST_RETRY_S
+                    delays_s = _RETRIES.delays_s()
                     await self._take(plan, on_plan)
             except PentimentoError as error:
                 logger.debug("no plan to be had; going on with the last", extra={"reason": error.reason})
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, _MAX_RETRY_S)
+            await asyncio.sleep(next(delays_s))
 
     async def _take(self, plan: Plan, on_plan: Callable[[Plan], None]) -> None:
         if not self._is_believable(plan) or (self.plan is not None and plan.version <= self.plan.version):

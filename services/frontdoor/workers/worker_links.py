@@ -9,6 +9,7 @@ import grpc.aio
 
 from pentimento.clients.worker import WorkerClient
 from pentimento.dataplane.events import Event, WorkerLost, WorkerReported
+from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability
@@ -19,9 +20,7 @@ from services.frontdoor.workers.catalogue import Catalogue
 
 logger = logging.getLogger(__name__)
 
-_FIRST_RECONNECT_S = 0.05
-_MAX_RECONNECT_S = 1.0
-
+_RECONNECTS = Backoff(first_s=0.05, max_s=1.0)
 
 REFUSED = (
     "a worker takes another start of this frontdoor for the newer one; where the journal was lost or restored, "
@@ -66,13 +65,12 @@ class WorkerLink:
 
     async def watch(self) -> None:
         """Keep the stream of credits up until cancelled."""
-        delay = _FIRST_RECONNECT_S
+        delays_s = _RECONNECTS.delays_s()
         try:
             while True:
                 if await self._listen():
-                    delay = _FIRST_RECONNECT_S
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, _MAX_RECONNECT_S)
+                    delays_s = _RECONNECTS.delays_s()
+                await asyncio.sleep(next(delays_s))
         finally:
             self._lose()
             await self._channel.close()

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pentimento.domain.backoff import Backoff
 from pentimento.supervisor.child import Child, start_child
 from pentimento.supervisor.leftovers import MARK, clean_leftovers, marked_processes
 from pentimento.supervisor.output import LogView
@@ -22,7 +23,7 @@ from pentimento.supervisor.restarts import RestartPolicy
 from pentimento.supervisor.suite import ProcessSpec, Suite
 from pentimento.supervisor.supervisor import Supervisor
 
-POLICY = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02, give_up_after=4)
+POLICY = RestartPolicy(delays=Backoff(0.01, 0.02), give_up_after=4)
 
 
 @pytest.fixture(autouse=True)

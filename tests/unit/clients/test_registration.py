@@ -14,13 +14,13 @@ from pentimento.clients.registration import (
     RegistrationTiming,
     generation_at,
     report_interval_s,
-    retry_delay_s,
 )
+from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import FailedPrecondition, NotFound, Unavailable
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaLease, ReplicaReport
 
 FAST = RegistrationTiming(
-    first_retry_s=0.001, max_retry_s=0.004, call_timeout_s=0.05, close_timeout_s=0.05, min_interval_s=0.001
+    retries=Backoff(0.001, 0.004), call_timeout_s=0.05, close_timeout_s=0.05, min_interval_s=0.001
 )
 REPLICA = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 7)
 LEASE = ReplicaLease(lease_ms=10, report_interval_ms=2, leader_epoch=1)
@@ -202,16 +202,6 @@ def test_whatever_a_lease_says_reports_come_within_our_own_limits(lease_ms, inte
 @given(st.integers(200, 10_000), st.integers(100, 20_000))
 def test_a_lease_gets_two_reports_at_least(lease_ms, interval_ms):
     assert report_interval_s(ReplicaLease(lease_ms, interval_ms, 1), RegistrationTiming()) <= lease_ms / 2000
-
-
-@given(st.integers(1, 10_000), st.integers())
-def test_retries_slow_down_to_their_limit_and_differ_between_replicas(failures, seed):
-    timing = RegistrationTiming(first_retry_s=0.1, max_retry_s=2.0)
-
-    delay_s = retry_delay_s(failures, timing, random.Random(seed))
-
-    longest = min(0.1 * 2 ** (failures - 1), 2.0) if failures < 100 else 2.0
-    assert longest / 2 <= delay_s <= longest
 
 
 def test_a_generation_grows_with_the_clock():

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pentimento.domain.backoff import Backoff
 from pentimento.supervisor.restarts import Ending, GiveUp, Restart, RestartPolicy, decide
 
-POLICY = RestartPolicy(first_delay_s=0.1, max_delay_s=5.0, stable_s=30.0, give_up_after=6)
+POLICY = RestartPolicy(delays=Backoff(0.1, 5.0), stable_s=30.0, give_up_after=6)
 
 
 def test_refused_first_start_is_not_tried_again() -> None:
