@@ -18,6 +18,7 @@ from pentimento.domain.identity import Role
 from pentimento.rpc import health
 from pentimento.rpc.access import ANY_TOKEN, Access, declared_access
 from pentimento.rpc.credentials import server_credentials
+from pentimento.rpc.freed_memory import give_back_freed_memory
 from pentimento.rpc.lifecycle import StopSignals, completes
 from pentimento.rpc.pipeline import Handler, Pipeline, ServerLimits
 from pentimento.rpc.settings import RpcServerSettings, is_local, is_unix
@@ -188,6 +189,7 @@ class RpcServer:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         with StopSignals(self.reload_tokens) as signals:
             await self.start()
+            housekeeping = asyncio.create_task(give_back_freed_memory())
             try:
                 if await completes(warm, signals.asked):
                     self.set_serving()
@@ -195,6 +197,7 @@ class RpcServer:
                     await signals.asked.wait()
                     await completes(lambda: self._drain(drain), signals.insisted)
             finally:
+                housekeeping.cancel()
                 await self.stop()
                 logger.info("stopped")
 
