@@ -1,8 +1,8 @@
 """Memory that a burst has left behind goes back to the system once the process is quiet.
 
 glibc gives back only what is free at the end of a heap: one small live block behind the messages of an attack keeps
-them all (measured: 57 to 118 MiB of a process that holds 44). `malloc_trim` gives back whole free pages wherever they
-are. It takes a few to sixty milliseconds, in which others wait for the heap: hence only when it pays, in a quiet moment.
+them all (measured: 57 to 118 MiB of a process that holds 44). `malloc_trim` gives back free pages wherever they are. It
+takes a few to sixty milliseconds, in which others wait for the heap: hence only when it pays, in a quiet moment.
 """
 
 import asyncio
