@@ -7,24 +7,26 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.files.json_values import ValueRange, from_json, to_json
 
 FORMAT = 1
 
-T = TypeVar("T")
+Count = Annotated[int, ValueRange(1)]
+Seconds = Annotated[float, ValueRange(0.0)]
 
 
 @dataclass(frozen=True)
 class Cost:
     """Seconds: mean and unbiased variance of `sample_count` measurements."""
 
-    mean_s: float
-    variance_s2: float
-    sample_count: int
+    mean_s: Seconds
+    variance_s2: Annotated[float, ValueRange(0.0)]
+    sample_count: Count
 
     @staticmethod
     def of(samples_s: Sequence[float]) -> "Cost":
@@ -66,12 +68,12 @@ class BatchProfile:
     """`batch_size` requests of one size denoised together: the cost of each of the schedule's steps in turn, of the
     whole batch; the peak of device memory, None where it could not be measured."""
 
-    width_px: int
-    height_px: int
+    width_px: Count
+    height_px: Count
     guided: bool
-    batch_size: int
+    batch_size: Count
     steps: tuple[Cost, ...]
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: Count | None = None
 
     @property
     def step(self) -> Cost:
@@ -83,8 +85,8 @@ class BatchProfile:
 class SizeProfile:
     """What is done once a picture: preparing it (prompt and first latent), decoding and encoding it as a PNG."""
 
-    width_px: int
-    height_px: int
+    width_px: Count
+    height_px: Count
     prepare: Cost
     decode: Cost
     encode: Cost
@@ -99,13 +101,13 @@ class ModelProfile:
     model_digest: str
     device: str
     dtype: str
-    threads: int
+    threads: Count
     execution: str
-    step_count: int
+    step_count: Count
     sizes: tuple[SizeProfile, ...]
     batches: tuple[BatchProfile, ...]
-    device_memory_bytes: int | None = None
-    idle_memory_bytes: int | None = None
+    device_memory_bytes: Count | None = None
+    idle_memory_bytes: Count | None = None
     build_version: str = ""
     measured_at: str = ""
 
@@ -167,7 +169,7 @@ def read_profile(path: Path) -> ModelProfile:
 
 
 def profile_to_json(profile: ModelProfile) -> str:
-    return json.dumps({"format": FORMAT, **asdict(profile)}, indent=1) + "\n"
+    return json.dumps({"format": FORMAT, **to_json(profile)}, indent=1) + "\n"
 
 
 def profile_from_json(text: str) -> ModelProfile:
@@ -176,85 +178,10 @@ def profile_from_json(text: str) -> ModelProfile:
         document = json.loads(text)
     except ValueError:
         raise InvalidArgument.of("profile", "must be JSON") from None
-    fields = _Fields(document, "profile")
-    if fields.take("format", int) != FORMAT:
-        raise InvalidArgument.of("profile.format", f"must be {FORMAT}, got {fields.take('format', int)}")
-    return ModelProfile(
-        **{name: fields.take(name, str) for name in _TEXTS},
-        threads=fields.count("threads"),
-        step_count=fields.count("step_count"),
-        sizes=tuple(_size(entry) for entry in fields.entries("sizes")),
-        batches=tuple(_batch(entry) for entry in fields.entries("batches")),
-        device_memory_bytes=fields.count_or_none("device_memory_bytes"),
-        idle_memory_bytes=fields.count_or_none("idle_memory_bytes"),
-    )
-
-
-_TEXTS = ("model", "model_digest", "device", "dtype", "execution", "build_version", "measured_at")
-
-
-def _size(fields: "_Fields") -> SizeProfile:
-    return SizeProfile(
-        width_px=fields.count("width_px"),
-        height_px=fields.count("height_px"),
-        prepare=_cost(fields.entry("prepare")),
-        decode=_cost(fields.entry("decode")),
-        encode=_cost(fields.entry("encode")),
-    )
-
-
-def _batch(fields: "_Fields") -> BatchProfile:
-    steps = tuple(_cost(entry) for entry in fields.entries("steps"))
-    if not steps:
-        raise InvalidArgument.of(f"{fields.path}.steps", "must have at least one entry")
-    return BatchProfile(
-        width_px=fields.count("width_px"),
-        height_px=fields.count("height_px"),
-        guided=fields.take("guided", bool),
-        batch_size=fields.count("batch_size"),
-        steps=steps,
-        peak_memory_bytes=fields.count_or_none("peak_memory_bytes"),
-    )
-
-
-def _cost(fields: "_Fields") -> Cost:
-    return Cost(fields.seconds("mean_s"), fields.seconds("variance_s2"), fields.count("sample_count"))
-
-
-class _Fields:
-    """A JSON object read by name and type; errors carry the path."""
-
-    def __init__(self, value: Any, path: str) -> None:
-        if not isinstance(value, dict):
-            raise InvalidArgument.of(path, "must be an object")
-        self._value = value
-        self.path = path
-
-    def take(self, name: str, kind: type[T]) -> T:
-        value = self._value.get(name)
-        # To Python a bool is an int as well; to a profile it is not.
-        if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
-            raise InvalidArgument.of(f"{self.path}.{name}", f"must be {kind.__name__}, got {type(value).__name__}")
-        return value
-
-    def count(self, name: str) -> int:
-        value = self.take(name, int)
-        if value < 1:
-            raise InvalidArgument.of(f"{self.path}.{name}", f"must be at least 1, got {value}")
-        return value
-
-    def count_or_none(self, name: str) -> int | None:
-        return None if self._value.get(name) is None else self.count(name)
-
-    def seconds(self, name: str) -> float:
-        value = self._value.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
-            raise InvalidArgument.of(f"{self.path}.{name}", "must be a number, at least 0 and finite")
-        return float(value)
-
-    def entry(self, name: str) -> "_Fields":
-        return _Fields(self._value.get(name), f"{self.path}.{name}")
-
-    def entries(self, name: str) -> "list[_Fields]":
-        values = self.take(name, list)
-        return [_Fields(value, f"{self.path}.{name}[{index}]") for index, value in enumerate(values)]
+    if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
+        raise InvalidArgument.of("profile.format", f"must be {FORMAT}")
+    profile = from_json(ModelProfile, document, "profile")
+    for index, batch in enumerate(profile.batches):
+        if not batch.steps:
+            raise InvalidArgument.of(f"profile.batches[{index}].steps", "must have at least one entry")
+    return profile

@@ -1,1 +1,2 @@
-"""Files: TOML and lines, read with errors that name file, line and field; private ones, closed to others."""
+"""Files: TOML, lines and dataclasses as JSON, read with errors that name file, line and field; private files, closed to
+others."""

@@ -60,7 +60,7 @@ def test_a_replay_that_answers_something_else_says_where() -> None:
         ("{", "must be JSON"),
         ("[1]", "must be"),
         ('[1.0,["Unheard",{}],[]]', "known kind"),
-        ('[1.0,["AcceptPersisted",{}],[]]', "lacks fields"),
+        ('[1.0,["AcceptPersisted",{}],[]]', "request_id: is missing"),
         ('[1.0,["AcceptPersisted",{"request_id":3}],[]]', "request_id"),
         ('[1.0,["AcceptPersisted",{"request_id":"r","more":1}],[]]', "more"),
         ('["x",["TimePassed",{}],[]]', "time"),
