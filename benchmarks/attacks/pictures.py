@@ -13,28 +13,20 @@ from benchmarks.attacks.target import EMBEDDER, Answers, AttackTarget, call_with
 from pentimento.api.embedder.v1 import embedder_service_pb2
 from pentimento.clients.image import ImageClient
 from pentimento.domain.generation import InitImage
+from pentimento.pictures.png_chunks import SIGNATURE, png_chunk, png_file
 
 LIMIT_S = 20.0
 GREY, RGB = 0, 2
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MIB = 1 << 20
 
 
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
 def header(width: int, height: int, colour: int = GREY) -> bytes:
-    return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0))
-
-
-def png(*chunks: bytes) -> bytes:
-    return SIGNATURE + b"".join(chunks) + chunk(b"IEND", b"")
+    return png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0))
 
 
 def blank(width: int, height: int) -> bytes:
     """The data of a black grey picture."""
-    return chunk(b"IDAT", zlib.compress(bytes((1 + width) * height), 9))
+    return png_chunk(b"IDAT", zlib.compress(bytes((1 + width) * height), 9))
 
 
 def weapons() -> dict[str, bytes]:
@@ -42,15 +34,15 @@ def weapons() -> dict[str, bytes]:
     bomb = zlib.compress(bytes(100 * MIB), 9)
     small = (header(64, 64), blank(64, 64))
     return {
-        "wide": png(header(16_777_216, 1), blank(16_777_216, 1)),
-        "tall": png(header(1, 16_777_216), blank(1, 16_777_216)),
-        "square": png(header(4096, 4096), blank(4096, 4096)),
-        "two headers": png(header(64, 64), header(16_777_216, 1), blank(16_777_216, 1)),
-        "huge": png(header(2**31 - 1, 2**31 - 1), blank(64, 64)),
-        "pixel flood": png(header(64_250, 64_250), blank(64, 64)),
-        "text bomb": png(small[0], *[chunk(b"zTXt", b"a\0\0" + bomb)] * 8, small[1]),
-        "profile bomb": png(small[0], chunk(b"iCCP", b"a\0\0" + bomb), small[1]),
-        "truncated": png(header(4096, 4096), chunk(b"IDAT", zlib.compress(bytes(100)))),
+        "wide": png_file(header(16_777_216, 1), blank(16_777_216, 1)),
+        "tall": png_file(header(1, 16_777_216), blank(1, 16_777_216)),
+        "square": png_file(header(4096, 4096), blank(4096, 4096)),
+        "two headers": png_file(header(64, 64), header(16_777_216, 1), blank(16_777_216, 1)),
+        "huge": png_file(header(2**31 - 1, 2**31 - 1), blank(64, 64)),
+        "pixel flood": png_file(header(64_250, 64_250), blank(64, 64)),
+        "text bomb": png_file(small[0], *[png_chunk(b"zTXt", b"a\0\0" + bomb)] * 8, small[1]),
+        "profile bomb": png_file(small[0], png_chunk(b"iCCP", b"a\0\0" + bomb), small[1]),
+        "truncated": png_file(header(4096, 4096), png_chunk(b"IDAT", zlib.compress(bytes(100)))),
         "no chunks": SIGNATURE,
     }
 
@@ -80,7 +72,7 @@ def noise(width: int, height: int) -> bytes:
     """A picture that no compression makes smaller."""
     row = 3 * width
     data = b"".join(b"\0" + os.urandom(row) for _ in range(height))
-    return png(header(width, height, RGB), chunk(b"IDAT", zlib.compress(data, 0)))
+    return png_file(header(width, height, RGB), png_chunk(b"IDAT", zlib.compress(data, 0)))
 
 
 async def sent(target: AttackTarget, pictures: Sequence[bytes]) -> Answers:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.pictures import jpeg, png, webp
+from pentimento.pictures import jpeg, png, png_chunks, webp
 from pentimento.pictures.container import BadPicture
 
 # A 4K screen's. Decoding so many takes at most some 170 MB, whatever the format.
@@ -42,7 +42,7 @@ def read_header(data: bytes, field: str) -> PictureHeader:
 
 
 def _format(data: bytes) -> str | None:
-    if data.startswith(png.MAGIC):
+    if data.startswith(png_chunks.SIGNATURE):
         return "png"
     if data.startswith(jpeg.MAGIC):
         return "jpeg"

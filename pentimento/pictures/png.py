@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pentimento.pictures.container import MAX_PARTS, BadPicture, require
+from pentimento.pictures.png_chunks import SIGNATURE, png_chunk, png_file
 
-MAGIC = b"\x89PNG\r\n\x1a\n"
 _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 _PALETTE_TYPE = 3
 _KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT")
@@ -43,17 +43,12 @@ def essence(data: bytes) -> bytes:
             (stated,) = struct.unpack_from(">I", data, chunk.end)
             require(zlib.crc32(data[chunk.start - 4 : chunk.end]) == stated, f"the sum of {_shown(chunk)} is wrong")
             parts.setdefault(chunk.kind, bytearray()).extend(memoryview(data)[chunk.start : chunk.end])
-    ordered = [(kind, bytes(parts[kind])) for kind in _KEPT if kind in parts]
-    return MAGIC + b"".join(_written(kind, content) for kind, content in [*ordered, (b"IEND", b"")])
-
-
-def _written(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(content, zlib.crc32(kind)))
+    return png_file(*(png_chunk(kind, bytes(parts[kind])) for kind in _KEPT if kind in parts))
 
 
 def _chunks(data: bytes) -> Iterator[_Chunk]:
     """Up to IEND; what follows it is none of the picture's."""
-    offset = len(MAGIC)
+    offset = len(SIGNATURE)
     for _ in range(MAX_PARTS):
         length, kind = struct.unpack_from(">I4s", data, offset)
         chunk = _Chunk(kind, offset + 8, offset + 8 + length)

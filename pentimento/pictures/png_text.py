@@ -6,48 +6,31 @@ confidence and the picture's quality.
 
 import struct
 import zlib
-from collections.abc import Iterator
 
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_HEADER_END = 33  # signature, and IHDR: length, type, 13 bytes, checksum
+from pentimento.pictures.png_chunks import HEADER_END, SIGNATURE, leading_chunks, png_chunk, png_file
 
 
 def with_text(png: bytes, keyword: str, text: str) -> bytes:
     """The same picture with one text more, right after its header. ValueError when it is no PNG, or the keyword or text
     is none that a PNG takes (Latin-1, the keyword 1 to 79 characters)."""
-    if not png.startswith(SIGNATURE) or png[12:16] != b"IHDR" or len(png) < _HEADER_END:
+    if not png.startswith(SIGNATURE) or png[12:16] != b"IHDR" or len(png) < HEADER_END:
         raise ValueError("not a PNG")
     if not 1 <= len(keyword) <= 79 or "\0" in keyword + text:
         raise ValueError("a PNG takes keywords of 1 to 79 characters, and no NUL")
-    return png[:_HEADER_END] + chunk(b"tEXt", f"{keyword}\0{text}".encode("latin-1")) + png[_HEADER_END:]
+    return png[:HEADER_END] + png_chunk(b"tEXt", f"{keyword}\0{text}".encode("latin-1")) + png[HEADER_END:]
 
 
 def text_of(png: bytes, keyword: str) -> str | None:
     """The first text under that keyword; None without one, and for what is no PNG."""
     wanted = keyword.encode("latin-1", errors="replace") + b"\0"
-    found = (data for kind, data in _chunks(png) if kind == b"tEXt" and data.startswith(wanted))
+    found = (data for kind, data in leading_chunks(png) if kind == b"tEXt" and data.startswith(wanted))
     data = next(found, None)
     return None if data is None else data[len(wanted) :].decode("latin-1")
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def _chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Up to the first pixels, or the first chunk that is cut off."""
-    position = len(SIGNATURE) if png.startswith(SIGNATURE) else len(png)
-    while position + 12 <= len(png):
-        length, kind = struct.unpack(">I4s", png[position : position + 8])
-        if kind == b"IDAT" or position + 12 + length > len(png):
-            return
-        yield kind, png[position + 8 : position + 8 + length]
-        position += 12 + length
 
 
 def flat_png(width_px: int, height_px: int, colour: tuple[int, int, int]) -> bytes:
     """A palette of one colour, one bit a pixel."""
     header = struct.pack(">IIBBBBB", width_px, height_px, 1, 3, 0, 0, 0)
     rows = bytes(1 + (width_px + 7) // 8) * height_px
-    chunks = ((b"IHDR", header), (b"PLTE", bytes(colour)), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
-    return SIGNATURE + b"".join(chunk(kind, data) for kind, data in chunks)
+    chunks = ((b"IHDR", header), (b"PLTE", bytes(colour)), (b"IDAT", zlib.compress(rows)))
+    return png_file(*(png_chunk(kind, content) for kind, content in chunks))

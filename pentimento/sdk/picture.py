@@ -4,8 +4,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import struct
-import zlib
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Provenance
 from pentimento.domain.image_request import Completed, ImageFormat
+from pentimento.pictures.png_chunks import HEADER_END, SIGNATURE, leading_chunks, png_chunk
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PROVENANCE_KEYWORD = "pentimento"
 
 
@@ -58,27 +56,17 @@ def with_provenance(png: bytes, provenance: Provenance) -> bytes:
     text = json.dumps(provenance_as_json(provenance), ensure_ascii=False).encode()
     # Keyword, NUL, not compressed, compression method, empty language tag, empty translated keyword (PNG 1.2, 4.2.3.3).
     chunk = png_chunk(b"iTXt", PROVENANCE_KEYWORD.encode() + b"\0\0\0\0\0" + text)
-    header_end = len(PNG_SIGNATURE) + 25
-    return png[:header_end] + chunk + png[header_end:]
-
-
-def png_chunk(kind: bytes, data: bytes) -> bytes:
-    """Return a PNG chunk with its length and checksum."""
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return png[:HEADER_END] + chunk + png[HEADER_END:]
 
 
 def read_provenance(png: bytes) -> dict[str, Any]:
     """Return what `with_provenance` wrote. InvalidArgument when the file is no PNG or carries none."""
-    if not png.startswith(PNG_SIGNATURE):
+    if not png.startswith(SIGNATURE):
         raise InvalidArgument.of("png", "must be a PNG file")
     prefix = PROVENANCE_KEYWORD.encode() + b"\0\0\0\0\0"
-    position = len(PNG_SIGNATURE)
-    while position + 12 <= len(png):
-        (length,) = struct.unpack(">I", png[position : position + 4])
-        data = png[position + 8 : position + 8 + length]
-        if png[position + 4 : position + 8] == b"iTXt" and data.startswith(prefix):
-            return dict(json.loads(data[len(prefix) :]))
-        position += 12 + length
+    for kind, content in leading_chunks(png):
+        if kind == b"iTXt" and content.startswith(prefix):
+            return dict(json.loads(content[len(prefix) :]))
     raise InvalidArgument.of("png", "must carry a pentimento provenance, it has none")
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from pentimento.pictures.png_chunks import png_chunk, png_file
+
 ROOT = Path(__file__).parents[3]
 LARGEST, FLATTEST, TALLEST = (4096, 2048), (12_940, 647), (647, 12_940)
 MIB = 1024 * 1024
@@ -16,12 +18,9 @@ MIB = 1024 * 1024
 def sixteen_bits(path: Path, width: int, height: int) -> None:
     """A PNG of 8 bytes a pixel."""
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     rows = zlib.compress((b"\0" + b"\x12\x34" * 4 * width) * height)
     header = struct.pack(">IIBBBBB", width, height, 16, 6, 0, 0, 0)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+    path.write_bytes(png_file(png_chunk(b"IHDR", header), png_chunk(b"IDAT", rows)))
 
 
 def test_the_largest_images_allowed_take_a_bounded_amount_of_memory(tmp_path: Path) -> None:

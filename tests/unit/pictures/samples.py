@@ -6,7 +6,7 @@ import zlib
 
 from PIL import Image
 
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
+from pentimento.pictures.png_chunks import png_chunk, png_file
 
 
 def encoded(image_format: str, size: tuple[int, int] = (37, 21), mode: str = "RGB", **options: object) -> bytes:
@@ -22,22 +22,18 @@ def noise(image_format: str, size: tuple[int, int] = (40, 30), **options: object
     return buffer.getvalue()
 
 
-def chunk(kind: bytes, content: bytes = b"") -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-
 def ihdr(width: int, height: int, depth: int = 8, colour: int = 0) -> bytes:
-    return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    return png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
 
 
 def idat(width: int, height: int) -> bytes:
     """Grey, 8 bits."""
-    return chunk(b"IDAT", zlib.compress((b"\0" + b"\x80" * width) * height))
+    return png_chunk(b"IDAT", zlib.compress((b"\0" + b"\x80" * width) * height))
 
 
 def grey_png(*between: bytes, size: tuple[int, int] = (8, 6)) -> bytes:
     """With chunks between its header and its pixels."""
-    return SIGNATURE + ihdr(*size) + b"".join(between) + idat(*size) + chunk(b"IEND")
+    return png_file(ihdr(*size), *between, idat(*size))
 
 
 def riff(*chunks: tuple[bytes, bytes]) -> bytes:

@@ -14,7 +14,8 @@ from PIL import Image
 from pentimento.domain.errors import InvalidArgument
 from pentimento.pictures import read_header
 from pentimento.pictures.decoding import decode, resized
-from tests.unit.pictures.samples import chunk, encoded, grey_png, jpeg_parts, noise, riff, vp8x, webp_frame
+from pentimento.pictures.png_chunks import png_chunk
+from tests.unit.pictures.samples import encoded, grey_png, jpeg_parts, noise, riff, vp8x, webp_frame
 
 
 def pixels(data: bytes) -> np.ndarray:
@@ -70,14 +71,14 @@ def test_transparency_is_laid_on_white(data: bytes) -> None:
 
 @pytest.mark.parametrize("kind", [b"zTXt", b"iCCP"])
 def test_compressed_metadata_never_reaches_the_decoder(kind: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    bomb = chunk(kind, b"name\0\0" + zlib.compress(bytes(1 << 20)))
+    bomb = png_chunk(kind, b"name\0\0" + zlib.compress(bytes(1 << 20)))
     seen = []
     opened = Image.open
     monkeypatch.setattr(
         Image, "open", lambda file, **options: (seen.append(file.getvalue()), opened(file, **options))[1]
     )
 
-    pixels(grey_png(bomb, chunk(b"tEXt", b"a\0b"), chunk(b"eXIf", b"MM\0*\0\0\0\x08\0\0")))
+    pixels(grey_png(bomb, png_chunk(b"tEXt", b"a\0b"), png_chunk(b"eXIf", b"MM\0*\0\0\0\x08\0\0")))
 
     assert seen == [grey_png()]
 

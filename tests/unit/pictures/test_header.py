@@ -11,9 +11,8 @@ from PIL import Image
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.pictures import PictureHeader, read_header
+from pentimento.pictures.png_chunks import SIGNATURE, png_chunk, png_file
 from tests.unit.pictures.samples import (
-    SIGNATURE,
-    chunk,
     encoded,
     grey_png,
     idat,
@@ -89,7 +88,7 @@ def test_a_picture_that_was_cut_anywhere_is_refused(image_format: str) -> None:
     ],
 )
 def test_a_size_outside_the_limits_is_refused_by_them(size: tuple[int, int], limit: str) -> None:
-    data = SIGNATURE + ihdr(*size) + idat(1, 1) + chunk(b"IEND")
+    data = png_file(ihdr(*size), idat(1, 1))
 
     with pytest.raises(InvalidArgument, match=f"images\\[3\\]: must (be|have) {limit}"):
         read_header(data, "images[3]")
@@ -97,7 +96,7 @@ def test_a_size_outside_the_limits_is_refused_by_them(size: tuple[int, int], lim
 
 @pytest.mark.parametrize("size", [(4096, 2048), (20, 1), (1, 20), (1, 1)])
 def test_a_size_at_the_limits_is_taken(size: tuple[int, int]) -> None:
-    data = SIGNATURE + ihdr(*size) + idat(1, 1) + chunk(b"IEND")
+    data = png_file(ihdr(*size), idat(1, 1))
 
     assert read_header(data, "image") == PictureHeader("png", *size)
 
@@ -105,15 +104,15 @@ def test_a_size_at_the_limits_is_taken(size: tuple[int, int]) -> None:
 JPEG_START, JPEG_FRAME, JPEG_SCAN, JPEG_END = jpeg_parts(encoded("jpeg", (8, 8)))
 REFUSED = {
     "two IHDR": (grey_png(ihdr(16_777_216, 1)), "more than one IHDR"),
-    "two palettes": (grey_png(chunk(b"PLTE", b"abc"), chunk(b"PLTE", b"abc")), "more than one PLTE"),
-    "a palette too large": (grey_png(chunk(b"PLTE", bytes(771))), "'PLTE' has more than 768 bytes"),
-    "no palette": (SIGNATURE + ihdr(8, 6, 8, 3) + idat(8, 6) + chunk(b"IEND"), "its palette is missing"),
-    "an odd depth": (SIGNATURE + ihdr(8, 6, 16, 3) + idat(8, 6) + chunk(b"IEND"), "no colour type 3 has 16 bits"),
-    "an unknown critical chunk": (grey_png(chunk(b"CgBI", b"abcd")), "an unknown chunk 'CgBI'"),
-    "chunks without end": (grey_png(*[chunk(b"tEXt", b"a")] * 5000), "more than 4096 chunks"),
-    "pixels before the palette": (grey_png(idat(8, 6), chunk(b"PLTE", b"abc")), "out of order"),
-    "pixels apart": (grey_png(idat(8, 6), chunk(b"tEXt", b"a")), "its IDATs are apart"),
-    "no pixels": (SIGNATURE + ihdr(8, 6) + chunk(b"IEND"), "it has no IDAT"),
+    "two palettes": (grey_png(png_chunk(b"PLTE", b"abc"), png_chunk(b"PLTE", b"abc")), "more than one PLTE"),
+    "a palette too large": (grey_png(png_chunk(b"PLTE", bytes(771))), "'PLTE' has more than 768 bytes"),
+    "no palette": (png_file(ihdr(8, 6, 8, 3), idat(8, 6)), "its palette is missing"),
+    "an odd depth": (png_file(ihdr(8, 6, 16, 3), idat(8, 6)), "no colour type 3 has 16 bits"),
+    "an unknown critical chunk": (grey_png(png_chunk(b"CgBI", b"abcd")), "an unknown chunk 'CgBI'"),
+    "chunks without end": (grey_png(*[png_chunk(b"tEXt", b"a")] * 5000), "more than 4096 chunks"),
+    "pixels before the palette": (grey_png(idat(8, 6), png_chunk(b"PLTE", b"abc")), "out of order"),
+    "pixels apart": (grey_png(idat(8, 6), png_chunk(b"tEXt", b"a")), "its IDATs are apart"),
+    "no pixels": (png_file(ihdr(8, 6)), "it has no IDAT"),
     "an animated PNG": (animation("png"), "an animation"),
     "an animated WebP": (animation("webp"), "an animation"),
     "a canvas that is no frame's": (riff(vp8x(8, 8), webp_frame((16, 16))), "its canvas"),
