@@ -1,22 +1,37 @@
 """Attacks by whoever can connect: no token is needed, and what is sent is hardly a call."""
 
 import asyncio
-import gzip
+import ssl
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
+from h2.exceptions import ProtocolError
 from hyperframe.frame import ContinuationFrame, HeadersFrame
 
-from benchmarks.attacks.raw_http2 import COMPRESSED, RawConnection, message_prefix, open_streams, raw_connection
 from benchmarks.attacks.target import PUBLIC, Answers, AttackTarget, path_of
+from pentimento.testing.raw_http2 import RawConnection, gzip_bomb, message_prefix, open_streams, raw_connection
 
 MIB = 1 << 20
 LARGE = 31 * MIB
 HOLD_S = 5.0
 WORK_LIMIT_S = 20.0
 ANSWER_S = 8.0
+
+
+@asynccontextmanager
+async def attacked(target: AttackTarget, address: str) -> AsyncIterator[RawConnection]:
+    """Connect to a process of the suite. What breaks the connection inside the block is counted, not raised."""
+    context = None
+    if ca := target.certificate(address):
+        context = ssl.create_default_context(cafile=ca)
+        context.set_alpn_protocols(["h2"])
+    async with raw_connection(address, context, authority=address) as connection:
+        try:
+            yield connection
+        except (OSError, ProtocolError) as error:
+            connection.answers[type(error).__name__] += 1
 
 
 async def on_all(
@@ -26,7 +41,7 @@ async def on_all(
 
     async def one(process: str, address: str) -> Answers:
         try:
-            async with raw_connection(target, address) as connection:
+            async with attacked(target, address) as connection:
                 try:
                     async with asyncio.timeout(WORK_LIMIT_S):
                         await work(connection, path_of(target.methods(process)[0]))
@@ -42,8 +57,7 @@ async def on_all(
 
 async def gzip_bombs(target: AttackTarget) -> Answers:
     """16 messages of 32 KB that grow to 31 MiB, at every port."""
-    bomb = gzip.compress(bytes(LARGE))
-    body = message_prefix(len(bomb), COMPRESSED) + bomb
+    body = gzip_bomb(LARGE)
 
     async def throw(connection: RawConnection, path: str) -> None:
         for _ in range(8):
@@ -56,10 +70,9 @@ async def gzip_bombs(target: AttackTarget) -> Answers:
 
 async def gzip_bombs_with_a_token(target: AttackTarget) -> Answers:
     """The same by a user of the public API, who could do more than be refused."""
-    bomb = gzip.compress(bytes(LARGE))
-    body = message_prefix(len(bomb), COMPRESSED) + bomb
+    body = gzip_bomb(LARGE)
     path = path_of(target.methods(PUBLIC)[0])
-    async with raw_connection(target, target.public) as connection:
+    async with attacked(target, target.public) as connection:
         for _ in range(16):
             stream = await connection.headers(path, target.tokens["user"], (("grpc-encoding", "gzip"),))
             await connection.data(stream, body, end=True)
@@ -77,7 +90,7 @@ async def unfinished_messages(target: AttackTarget) -> Answers:
             async with asyncio.timeout(ANSWER_S):
                 for start in range(0, len(body), MIB):
                     for stream in streams:
-                        await connection.data(stream, bytes(body[start : start + MIB]), end=False)
+                        await connection.data(stream, bytes(body[start : start + MIB]))
         await connection.all_answered(HOLD_S)
 
     return await on_all(target, hold, copies=4)
@@ -146,11 +159,10 @@ async def ping_flood(target: AttackTarget) -> Answers:
 async def silent_connections(target: AttackTarget) -> Answers:
     """200 connections to the public port that say nothing, and as many that say half of a greeting."""
     answers: Answers = Counter()
-    plain = AttackTarget(target.addresses, target.tokens, "", target.folder)
     async with AsyncExitStack() as stack:
         for number in range(400):
             try:
-                _, writer = await open_streams(plain, target.public)
+                _, writer = await open_streams(target.public)
             except OSError as error:
                 answers[type(error).__name__] += 1
                 continue

@@ -9,5 +9,6 @@
 | `frontdoor_suite`, `cascade` | a frontdoor in this process, over one such worker or over a light and a heavy one |
 | `held_models` | a model as a worker would report it |
 | `certificates` | a certificate authority, and what it signs |
+| `raw_http2` | HTTP/2 frame by frame, for what no gRPC client sends |
 | `machine` | what a figure was measured on, and when |
 """

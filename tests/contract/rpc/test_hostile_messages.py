@@ -2,9 +2,8 @@
 
 import asyncio
 import itertools
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -15,6 +14,7 @@ from pentimento.domain import errors
 from pentimento.domain.identity import Role
 from pentimento.rpc import RpcServerSettings, error_from_rpc, new_token, token_entry
 from pentimento.rpc.access import declared_access
+from pentimento.testing.raw_http2 import framed, gzip_bomb, message_prefix, raw_connection
 from tests.contract.rpc.scripted import (
     EMBED_TEXT,
     EMBEDDER,
@@ -26,7 +26,6 @@ from tests.contract.rpc.scripted import (
     worker_stub,
 )
 from tests.contract.rpc.test_roles import SERVICES
-from tests.raw_http2 import RawPeer, announced, bomb, framed, request_headers
 
 EMBED_IMAGE = f"/{EMBEDDER}/EmbedImage"
 WATCH_CREDITS = f"/{WORKER}/WatchCredits"
@@ -51,14 +50,10 @@ def on(socket_path: Path, token_file: Path | None = None, **settings: int) -> Rp
 async def ended(target: Scripted, path: str, data: bytes = b"", *, end: bool = False, **headers: str) -> dict[str, str]:
     """How a call ends that sends headers and then `data` alone."""
     extra = tuple((key.replace("_", "-"), value) for key, value in headers.items() if key != "token")
-
-    def play() -> dict[str, str]:
-        with RawPeer(target.address) as peer:
-            stream_id = peer.open(request_headers(path, headers.get("token"), extra))
-            peer.push(stream_id, data, end=end)
-            return peer.await_end(stream_id)
-
-    return await asyncio.to_thread(play)
+    async with raw_connection(target.address) as peer:
+        stream = await peer.headers(path, headers.get("token"), extra)
+        await peer.data(stream, data, end=end, limit_s=1.0)
+        return await peer.end_of(stream)
 
 
 @pytest.mark.parametrize("path", [EMBED_TEXT, WATCH_CREDITS, REFLECTION])
@@ -72,7 +67,7 @@ async def test_who_shows_no_token_is_refused_before_a_message_is_read(
 
 
 @pytest.mark.parametrize("path", [EMBED_TEXT, WATCH_CREDITS, REFLECTION, HEALTH])
-@pytest.mark.parametrize("data", [b"", announced(60_000) + bytes(1000)], ids=["headers", "half a message"])
+@pytest.mark.parametrize("data", [b"", message_prefix(60_000) + bytes(1000)], ids=["headers", "half a message"])
 async def test_a_message_that_does_not_come_ends_its_call(socket_path: Path, path: str, data: bytes) -> None:
     async with serving(on(socket_path, receive_timeout_ms=100)) as target:
         answer = await ended(target, path, data)
@@ -92,15 +87,15 @@ async def test_a_call_that_ends_without_a_message_is_told_so(socket_path: Path) 
 
 async def test_a_compressed_message_is_refused_unopened(socket_path: Path) -> None:
     async with serving(on(socket_path)) as target:
-        answer = await ended(target, EMBED_IMAGE, bomb(MEBIBYTE), end=True, grpc_encoding="gzip")
+        answer = await ended(target, EMBED_IMAGE, gzip_bomb(MEBIBYTE), end=True, grpc_encoding="gzip")
 
     assert answer["grpc-status"] == UNIMPLEMENTED
     assert "gzip" in answer["grpc-message"]
 
 
-async def test_a_message_above_the_servers_limit_is_refused_when_it_is_announced(socket_path: Path) -> None:
+async def test_a_message_above_the_servers_limit_is_refused_when_it_is_message_prefix(socket_path: Path) -> None:
     async with serving(on(socket_path)) as target:
-        answer = await ended(target, EMBED_IMAGE, announced(33 * MEBIBYTE))
+        answer = await ended(target, EMBED_IMAGE, message_prefix(33 * MEBIBYTE))
 
     assert answer["grpc-status"] == RESOURCE_EXHAUSTED
 
@@ -165,44 +160,25 @@ async def test_what_nobody_asked_for_stays_with_its_sender(socket_path: Path) ->
     async with serving(on(socket_path)) as target:
         target.embedder.embed = wait
 
-        def push() -> int:
-            with RawPeer(target.address) as peer:
-                peer.pump(1.0)
-                stream_id = peer.open(request_headers(EMBED_TEXT))
-                peer.push(stream_id, framed(b""))
-                return peer.push(stream_id, framed(bytes(MEBIBYTE)))
-
-        pushed_bytes = await asyncio.to_thread(push)
+        async with raw_connection(target.address) as peer:
+            await peer.greeting()
+            stream = await peer.headers(EMBED_TEXT)
+            await peer.data(stream, framed(b""))
+            sent_bytes = await peer.data(stream, framed(bytes(MEBIBYTE)), limit_s=1.0)
         release.set()
 
     assert entered.is_set()
-    assert pushed_bytes <= 64 * 1024
+    assert sent_bytes <= 64 * 1024
 
 
-@contextmanager
-def half_messages(address: str, count: int, token: str | None) -> Iterator[list[dict[str, str]]]:
-    """Keeps `count` calls sending a message of 30 MiB whose last byte never comes; how they ended, at the end."""
-    stop, started, found = threading.Event(), threading.Event(), []
-
-    def play() -> None:
-        with RawPeer(address) as peer:
-            peer.pump(1.0)
-            streams = [peer.open(request_headers(EMBED_IMAGE, token)) for _ in range(count)]
-            for stream_id in streams:
-                peer.push(stream_id, announced(30 * MEBIBYTE) + bytes(1000))
-            started.set()
-            while not stop.is_set():
-                peer.pump(0.05)
-            found.extend(peer.ended.values())
-
-    thread = threading.Thread(target=play)
-    thread.start()
-    started.wait()
-    try:
-        yield found
-    finally:
-        stop.set()
-        thread.join()
+@asynccontextmanager
+async def half_messages(address: str, count: int, token: str | None) -> AsyncIterator[dict[int, dict[str, str]]]:
+    """Send `count` messages of 30 MiB whose last byte never comes; how their calls ended so far."""
+    async with raw_connection(address) as peer:
+        await peer.greeting()
+        for stream in [await peer.headers(EMBED_IMAGE, token) for _ in range(count)]:
+            await peer.data(stream, message_prefix(30 * MEBIBYTE) + bytes(1000), limit_s=1.0)
+        yield peer.ended
 
 
 @pytest.mark.parametrize("with_tokens", [True, False], ids=["tokens", "open"])
@@ -212,31 +188,29 @@ async def test_half_messages_of_one_caller_leave_others_served(
     """Room for two messages: one caller takes both places, and gives one back when another one comes."""
     tokens = TOKENS if with_tokens else dict.fromkeys(TOKENS)
     settings = on(socket_path, token_file if with_tokens else None, max_receiving_bytes=MEBIBYTE)
-    async with serving(settings) as target, channel_to(target, token=tokens["other"]) as channel:
-        with half_messages(target.address, 8, tokens["acme"]) as found:
-            answer = await embed(channel, "next")
+    async with (
+        serving(settings) as target,
+        channel_to(target, token=tokens["other"]) as channel,
+        half_messages(target.address, 8, tokens["acme"]) as found,
+    ):
+        answer = await embed(channel, "next")
 
     assert answer == "next"
-    assert {one["grpc-status"] for one in found} <= {RESOURCE_EXHAUSTED}
+    assert {one["grpc-status"] for one in found.values()} <= {RESOURCE_EXHAUSTED}
     assert found
 
 
 async def test_a_stream_of_requests_keeps_a_place_until_it_ends(socket_path: Path) -> None:
     """Room for one."""
     async with serving(on(socket_path, max_receiving_bytes=MEBIBYTE)) as target:
-
-        def play() -> list[dict[str, str]]:
-            ends = []
-            for _ in range(2):
-                with RawPeer(target.address) as peer:
-                    first = peer.open(request_headers(REFLECTION))
-                    second = peer.open(request_headers(REFLECTION))
-                    ends.append(peer.await_end(second))
-                    peer.push(first, framed(b""), end=True)
-                    ends.append(peer.await_end(first))
-            return ends
-
-        ends = await asyncio.to_thread(play)
+        ends = []
+        for _ in range(2):
+            async with raw_connection(target.address) as peer:
+                first = await peer.headers(REFLECTION)
+                second = await peer.headers(REFLECTION)
+                ends.append(await peer.end_of(second))
+                await peer.data(first, framed(b""), end=True)
+                ends.append(await peer.end_of(first))
 
     assert [one["grpc-status"] for one in ends] == [RESOURCE_EXHAUSTED, OK, RESOURCE_EXHAUSTED, OK]
 
@@ -308,34 +282,28 @@ async def test_a_connection_may_open_fewer_calls_where_tenants_share_the_server(
     tenants_share_it: bool, allowed: int, token_file: Path
 ) -> None:
     settings = RpcServerSettings(token_file=token_file if tenants_share_it else None)
-    async with serving(settings) as target:
-        with RawPeer(target.address) as peer:
-            await asyncio.to_thread(peer.pump, 1.0)
+    async with serving(settings) as target, raw_connection(target.address) as peer:
+        await peer.greeting()
 
-            assert peer.max_concurrent_streams == allowed
+        assert peer.max_concurrent_streams == allowed
 
 
 async def test_connections_beyond_the_limit_are_closed() -> None:
     async with serving(RpcServerSettings(max_connections=2)) as target, channel_to(target) as channel:
         await embed(channel)
-        with RawPeer(target.address) as second, RawPeer(target.address) as third:
-            await asyncio.to_thread(second.pump, 5.0)
-            await asyncio.to_thread(third.pump, 5.0)
+        async with raw_connection(target.address) as second, raw_connection(target.address) as third:
+            await second.greeting()
+            await third.closing()
 
             assert (second.closed, third.closed) == (False, True)
 
 
 async def test_calls_without_a_token_are_few_for_each_peer(token_file: Path) -> None:
-    async with serving(RpcServerSettings(token_file=token_file)) as target:
+    async with serving(RpcServerSettings(token_file=token_file)) as target, raw_connection(target.address) as peer:
+        streams = [await peer.headers("/grpc.health.v1.Health/Watch") for _ in range(65)]
+        for stream in streams:
+            await peer.data(stream, framed(b""), end=True, limit_s=1.0)
+        await peer.end_of(streams[-1])
+        refused = dict(peer.ended)
 
-        def watch() -> list[dict[str, str]]:
-            with RawPeer(target.address) as peer:
-                streams = [peer.open(request_headers("/grpc.health.v1.Health/Watch")) for _ in range(65)]
-                for stream_id in streams:
-                    peer.push(stream_id, framed(b""), end=True)
-                peer.await_end(streams[-1])
-                return list(peer.ended.values())
-
-        refused = await asyncio.to_thread(watch)
-
-    assert [one["grpc-status"] for one in refused] == [RESOURCE_EXHAUSTED]
+    assert [one["grpc-status"] for one in refused.values()] == [RESOURCE_EXHAUSTED]

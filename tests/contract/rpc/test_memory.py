@@ -1,10 +1,11 @@
 """What a process holds under attack, with tokens and without: bounded while it lasts, given back afterwards."""
 
+import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,14 @@ import pytest
 from pentimento.domain.identity import Role
 from pentimento.rpc import new_token, token_entry
 from pentimento.rpc.probe import status_of
+from pentimento.testing.raw_http2 import RawConnection, gzip_bomb, message_prefix, raw_connection
 from tests.contract.rpc.scripted import WORKER
-from tests.raw_http2 import RawPeer, announced, bomb, request_headers
 
 EXECUTE = f"/{WORKER}/Execute"
 MEBIBYTE = 1 << 20
 # Nearly the largest message that the process takes.
 LARGE_BYTES = 15 * MEBIBYTE
-BOMB = bomb(LARGE_BYTES)
+BOMB = gzip_bomb(LARGE_BYTES)
 PEAK_MIB, AFTER_MIB = 256, 16
 CONNECTIONS, STREAMS = 2, 24
 TIMEOUT_S = 0.05
@@ -54,30 +55,37 @@ def memory_once_quiet(process: "subprocess.Popen[str]", limit_mib: int) -> int:
     return held
 
 
-def send_bombs(peer: RawPeer, token: str | None) -> None:
+async def send_bombs(peer: RawConnection, token: str | None) -> None:
     for _ in range(STREAMS):
-        stream_id = peer.open(request_headers(EXECUTE, token, [("grpc-encoding", "gzip")]))
-        peer.push(stream_id, BOMB, end=True, timeout_s=TIMEOUT_S)
+        stream = await peer.headers(EXECUTE, token, [("grpc-encoding", "gzip")])
+        await peer.data(stream, BOMB, end=True, limit_s=TIMEOUT_S)
 
 
-def send_halves(peer: RawPeer, token: str | None) -> None:
+async def send_halves(peer: RawConnection, token: str | None) -> None:
     """Messages without their last byte, as much of them as the server lets through."""
     left = {
-        peer.open(request_headers(EXECUTE, token)): announced(LARGE_BYTES) + bytes(LARGE_BYTES - 1)
-        for _ in range(STREAMS)
+        await peer.headers(EXECUTE, token): message_prefix(LARGE_BYTES) + bytes(LARGE_BYTES - 1) for _ in range(STREAMS)
     }
     while left:
-        for stream_id in list(left):
-            sent = peer.push(stream_id, left[stream_id][:MEBIBYTE], timeout_s=TIMEOUT_S)
-            left[stream_id] = left[stream_id][sent:]
+        for stream in list(left):
+            sent = await peer.data(stream, left[stream][:MEBIBYTE], limit_s=TIMEOUT_S)
+            left[stream] = left[stream][sent:]
             if not sent:
-                del left[stream_id]
+                del left[stream]
+
+
+async def attack(address: str, token: str | None, send: Callable[[RawConnection, str | None], Awaitable[None]]) -> None:
+    async with AsyncExitStack() as peers:
+        for _ in range(CONNECTIONS):
+            peer = await peers.enter_async_context(raw_connection(address))
+            await peer.greeting()
+            await send(peer, token)
 
 
 @pytest.mark.parametrize("send", [send_bombs, send_halves], ids=["bombs", "halves"])
 @pytest.mark.parametrize("caller", ["nobody", "tenant", "open"])
 def test_an_attack_leaves_memory_as_it_was(
-    tmp_path: Path, socket_path: Path, send: Callable[[RawPeer, str | None], None], caller: str
+    tmp_path: Path, socket_path: Path, send: Callable[[RawConnection, str | None], Awaitable[None]], caller: str
 ) -> None:
     token = new_token()
     file = tmp_path / "tokens.toml"
@@ -85,11 +93,7 @@ def test_an_attack_leaves_memory_as_it_was(
     address = f"unix:{socket_path}"
     with program(address, *([] if caller == "open" else ["--token-file", str(file)])) as running:
         before = memory_mib(running, "VmRSS")
-        with ExitStack() as peers:
-            for _ in range(CONNECTIONS):
-                peer = peers.enter_context(RawPeer(address))
-                peer.pump(1.0)
-                send(peer, token if caller == "tenant" else None)
+        asyncio.run(attack(address, token if caller == "tenant" else None, send))
         peak = memory_mib(running, "VmHWM")
         after = memory_once_quiet(running, before + AFTER_MIB)
         assert status_of(address) == "SERVING"

@@ -1,13 +1,12 @@
-"""What the attacks send by hand is HTTP/2 and gRPC as far as they want it to be."""
+"""What is sent by hand is HTTP/2 and gRPC as far as it is meant to be."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks.attacks.raw_http2 import RawConnection, message_prefix, raw_connection
-from benchmarks.attacks.target import PUBLIC, AttackTarget
 from pentimento.api.embedder.v1 import embedder_service_pb2
 from pentimento.rpc import RpcServerSettings
+from pentimento.testing.raw_http2 import RawConnection, framed, raw_connection
 from tests.contract.rpc.scripted import EMBED_TEXT, serving
 
 MESSAGE = embedder_service_pb2.EmbedTextRequest(texts=["a"]).SerializeToString()
@@ -15,15 +14,14 @@ MESSAGE = embedder_service_pb2.EmbedTextRequest(texts=["a"]).SerializeToString()
 
 @pytest.fixture
 async def connection() -> AsyncIterator[RawConnection]:
-    async with serving(RpcServerSettings(listen=("127.0.0.1:0",))) as server:
-        target = AttackTarget({PUBLIC: server.address}, {}, "", "")
-        async with raw_connection(target, server.address) as opened:
-            yield opened
+    settings = RpcServerSettings(listen=("127.0.0.1:0",))
+    async with serving(settings) as server, raw_connection(server.address) as opened:
+        yield opened
 
 
 async def test_a_whole_message_is_answered(connection: RawConnection) -> None:
     stream = await connection.headers(EMBED_TEXT)
-    await connection.data(stream, message_prefix(len(MESSAGE)) + MESSAGE, end=True)
+    await connection.data(stream, framed(MESSAGE), end=True)
 
     await connection.all_answered(30.0)
 
@@ -32,11 +30,11 @@ async def test_a_whole_message_is_answered(connection: RawConnection) -> None:
 
 async def test_a_message_that_never_ends_is_not_answered(connection: RawConnection) -> None:
     stream = await connection.headers(EMBED_TEXT)
-    sent = await connection.data(stream, message_prefix(len(MESSAGE)) + MESSAGE[:-1], end=False)
+    sent = await connection.data(stream, framed(MESSAGE)[:-1])
 
     await connection.all_answered(0.0)
 
-    assert sent
+    assert sent == len(framed(MESSAGE)) - 1
     assert connection.answers == {"UNANSWERED": 1}
 
 
@@ -46,3 +44,17 @@ async def test_a_stream_that_was_reset_is_not_waited_for(connection: RawConnecti
     await connection.all_answered(30.0)
 
     assert connection.answers == {"UNANSWERED": 0}
+
+
+async def test_how_a_call_ended_is_told_by_its_stream(connection: RawConnection) -> None:
+    stream = await connection.headers("/pentimento.api.embedder.v1.EmbedderService/GetInfo")
+    await connection.data(stream, framed(b""), end=True)
+
+    assert (await connection.end_of(stream))["grpc-status"] == "12"
+
+
+async def test_a_call_that_does_not_end_is_not_waited_for(connection: RawConnection) -> None:
+    stream = await connection.headers(EMBED_TEXT)
+
+    with pytest.raises(TimeoutError):
+        await connection.end_of(stream, limit_s=0.01)
