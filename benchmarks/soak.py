@@ -91,11 +91,11 @@ class SuiteRun:
 class Soak:
     """Plays a part's load on its suite and looks at it."""
 
-    def __init__(self, suite: LocalSuite, part: SuiteRun, steps: int, stores: Path) -> None:
+    def __init__(self, suite: LocalSuite, part: SuiteRun, steps: int, rate: float, stores: Path) -> None:
         self._suite = suite
         self._part = part
         self._stores = stores
-        self._load = SoakLoad(steps)
+        self._load = SoakLoad(steps, rate)
         self._began = time.monotonic()
         self._store_bytes = 0
 
@@ -169,9 +169,12 @@ def main() -> int:
     volume = SuiteRun("emulated devices", 2_000 if options.quick else options.rest["requests"])
     real = SuiteRun("a real model", 100 if options.quick else options.rest["real"])
     with emulated() as suite:
-        asyncio.run(Soak(suite, volume, 4, suite.state.path / "emulated").run(volume.requests // 10))
+        asyncio.run(
+            Soak(suite, volume, 4, options.rest["rate"], suite.state.path / "emulated").run(volume.requests // 10)
+        )
     with local_suite(("--device", "cpu"), environment=ENVIRONMENT) as suite:
-        asyncio.run(Soak(suite, real, 2, suite.state.path).run(real.requests // 10))
+        soak = Soak(suite, real, 2, options.rest["real_rate"], suite.state.path)
+        asyncio.run(soak.run(real.requests // 10))
     figures = [*figures_of(volume, GROWTH), *figures_of(real, informative(GROWTH.unit))]
     return publish(options, figures, notes=notes_of([volume, real]))
 
@@ -179,6 +182,8 @@ def main() -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=50_000, help="on emulated devices")
     parser.add_argument("--real", type=int, default=3_000, help="on a real model")
+    parser.add_argument("--rate", type=float, default=30.0, help="requests a second at most, on emulated devices")
+    parser.add_argument("--real-rate", type=float, default=8.0, help="the same, on a real model")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,10 +20,13 @@ RETRIES = RetryPolicy(tries=20, first_pause_s=0.05, max_pause_s=1.0)
 
 
 class SoakLoad:
-    """`ended`: how many requests ended so far; `endings`: how, by word."""
+    """At most `rate` requests a second, so that what is kept for a time does not grow when the machine gets faster.
+    `ended`: how many ended so far; `endings`: how, by word."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, rate: float) -> None:
         self._steps = steps
+        self._interval_s = 1.0 / rate
+        self._next_at = 0.0
         self._numbers = itertools.count(1)
         self.ended = 0
         self.endings: Counter[str] = Counter()
@@ -40,8 +44,14 @@ class SoakLoad:
     async def _keep_busy(self, client: AsyncClient, last: int) -> None:
         while self.ended < last:
             number = next(self._numbers)
+            await self._turn()
             self.endings[await self._play_one(client, number)] += 1
             self.ended += 1
+
+    async def _turn(self) -> None:
+        now = time.monotonic()
+        at = self._next_at = max(self._next_at + self._interval_s, now)
+        await asyncio.sleep(at - now)
 
     async def _play_one(self, client: AsyncClient, number: int) -> str:
         request = self._request(number)
