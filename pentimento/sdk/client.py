@@ -64,11 +64,15 @@ class AsyncClient:
     ) -> Picture:
         """Return the finished picture. Cancelling the task cancels the request."""
         stream = self.stream(request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps)
+        picture: Picture | None = None
         async with aclosing(stream) as events:
+            # To its end: a call that its client breaks off leaves memory behind in a server (grpc/grpc#43360).
             async for event in events:
                 if isinstance(event, Completed):
-                    return Picture.of(event)
-        raise Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")
+                    picture = Picture.of(event)
+        if picture is None:
+            raise Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")
+        return picture
 
     async def stream(
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
@@ -85,6 +89,8 @@ class AsyncClient:
                             yield event
                 return
             except (Unavailable, Cancelled) as error:
+                if reported.completed:
+                    return
                 # Under a key of our own a retry begins anew; under the caller's key it is the caller's to know.
                 taken_for_gone = error.reason == Reason.CLIENT_LEFT and not idempotency_key
                 if attempt == self._retries.tries or (isinstance(error, Cancelled) and not taken_for_gone):
@@ -116,6 +122,11 @@ class ReportedEvents:
 
     def __init__(self) -> None:
         self._kinds: set[type[GenerateEvent]] = set()
+
+    @property
+    def completed(self) -> bool:
+        """Whether the picture is there: how the call ends after it concerns nobody."""
+        return Completed in self._kinds
 
     def is_new(self, event: GenerateEvent) -> bool:
         """Return whether the caller has not had such an event yet, and note that it now has."""

@@ -14,6 +14,10 @@ class EmbedderSettings:
     encoder: Path = setting(
         help="CLIPModel directory: config, safetensors, tokenizer, preprocessor_config", must_exist=True
     )
+    expected_encoder_digest: str = setting(
+        "", help="sha256:… that the encoder must have; empty: by registry.json beside it, else any"
+    )
+    accept_other_digest: bool = setting(False, help="serve an encoder that is not the one its registry.json expects")
     threads: int = setting(1, help="torch threads of the model", minimum=1, maximum=256)
     max_batch_size: int = setting(16, help="texts or images of one batch", minimum=1, maximum=1024)
     max_wait_ms: float = setting(

@@ -8,6 +8,7 @@ import torch
 from pentimento.api.embedder.v1.embedder_service_pb2_grpc import add_EmbedderServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.registration import Registration, generation_at
+from pentimento.diffusion.model_registry import check_digest
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.rpc import RpcServer, open_channel
@@ -33,7 +34,10 @@ class EmbedderProcess:
     async def warm(self) -> None:
         """Load the encoder off the event loop, so that health is answered meanwhile."""
         torch.set_num_threads(self.settings.threads)
-        self.embedder.start(await asyncio.to_thread(open_model, self.settings.encoder))
+        model = await asyncio.to_thread(open_model, self.settings.encoder)
+        if not self.settings.accept_other_digest:
+            check_digest(self.settings.encoder, model.digest, self.settings.expected_encoder_digest)
+        self.embedder.start(model)
         if self.registration is not None:
             self.registration.start()
 

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pentimento.devices.profile import ModelProfile, read_profile, run_seconds
-from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.families import BatchKey, LoadedModelInfo
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.diffusion.model_registry import check_digest, registry_entry
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
 from services.unet_worker.settings import UnetWorkerSettings
 
@@ -38,8 +37,9 @@ def checkpoints(settings: UnetWorkerSettings) -> dict[str, UnetWorkerSettings]:
 
 def held_model(info: LoadedModelInfo, settings: UnetWorkerSettings, generation: int) -> HeldModel:
     """Raises FailedPrecondition when the model is not the one that settings or the registry beside it expect."""
-    entry = _registry_entry(settings.model)
-    _check_digest(info, settings, settings.expected_model_digest or str(entry.get("digest", "")))
+    entry = registry_entry(settings.model)
+    if not settings.accept_other_digest:
+        check_digest(settings.model, info.model_digest, settings.expected_model_digest)
     steps, guidance = _usual(settings)
     return HeldModel(
         model=settings.model_name or settings.model.resolve().name,
@@ -59,12 +59,6 @@ def held_model(info: LoadedModelInfo, settings: UnetWorkerSettings, generation: 
         schedulers=tuple(scheduler.value for scheduler in info.schedulers),
         licence=str(entry.get("licence", "")),
     )
-
-
-def _check_digest(info: LoadedModelInfo, settings: UnetWorkerSettings, expected: str) -> None:
-    if expected not in ("", info.model_digest) and not settings.accept_other_digest:
-        message = f"{settings.model}: its digest is {info.model_digest}, expected {expected[:80]}"
-        raise FailedPrecondition("MODEL_DIGEST_MISMATCH", f"{message} (--accept-other-digest serves it all the same)")
 
 
 def _max_size_px(info: LoadedModelInfo, settings: UnetWorkerSettings) -> int:
@@ -95,18 +89,7 @@ def _cost(profile: ModelProfile, settings: UnetWorkerSettings) -> ModelCost:
 
 def _usual(settings: UnetWorkerSettings) -> tuple[int, float]:
     """Steps and guidance of requests that name none."""
-    entry, guidance = _registry_entry(settings.model), settings.default_guidance_scale
+    entry, guidance = registry_entry(settings.model), settings.default_guidance_scale
     steps = settings.default_steps or int(entry.get("default_steps", DEFAULT_STEPS))
     usual = float(entry.get("default_guidance_scale", DEFAULT_GUIDANCE_SCALE))
     return steps, usual if guidance < 0 else guidance
-
-
-def _registry_entry(model: Path) -> Mapping[str, Any]:
-    """The model's entry in the registry of the directory it lies in; empty without one."""
-    path = model.resolve().parent / "registry.json"
-    if not path.is_file():
-        return {}
-    models = read_json_object(path).get("models")
-    if not isinstance(models, list) or not all(isinstance(entry, dict) for entry in models):
-        raise BadCheckpoint(f"{path}: models must be a list of objects")
-    return next((entry for entry in models if entry.get("path") == model.resolve().name), {})

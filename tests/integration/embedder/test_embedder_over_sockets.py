@@ -2,16 +2,21 @@
 
 import asyncio
 import io
+import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from pentimento.domain.errors import InvalidArgument, ResourceExhausted, Unavailable
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from services.embedder.model import open_model
+from services.embedder.settings import EmbedderSettings
+from services.embedder.wiring import wire
 
 ROOT = Path(__file__).parents[3]
 
@@ -99,6 +104,40 @@ async def test_a_call_before_the_encoder_is_loaded_is_unavailable(process, cold_
     await process.warm()
 
     assert await cold_client.embed_text(["a red circle"])
+
+
+async def test_an_encoder_that_is_not_the_registered_one_is_refused(process, encoder_directory):
+    entry = {"path": encoder_directory.name, "digest": "sha256:other"}
+    registry = encoder_directory.parent / "registry.json"
+    registry.write_text(json.dumps({"models": [entry]}))
+
+    try:
+        with pytest.raises(FailedPrecondition, match="expected sha256:other") as refused:
+            await process.warm()
+    finally:
+        registry.unlink()
+
+    assert refused.value.reason == "MODEL_DIGEST_MISMATCH"
+
+
+@pytest.mark.parametrize(
+    ("digest", "accept_other_digest", "serves"), [("sha256:other", False, False), ("sha256:other", True, True)]
+)
+async def test_an_encoder_is_served_when_it_is_the_expected_one_or_any_may_be(
+    encoder_directory, address, digest, accept_other_digest, serves
+):
+    settings = EmbedderSettings(
+        RpcServerSettings(listen=(address,)),
+        RpcChannelSettings(),
+        encoder_directory,
+        expected_encoder_digest=digest,
+        accept_other_digest=accept_other_digest,
+    )
+    process = wire(settings)
+
+    with nullcontext() if serves else pytest.raises(FailedPrecondition, match="expected sha256:other"):
+        await process.warm()
+    await process.drain()
 
 
 def start(*arguments: str) -> "subprocess.CompletedProcess[bytes]":

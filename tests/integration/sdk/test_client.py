@@ -104,6 +104,31 @@ async def test_unavailable_is_retried_under_the_same_key(tmp_path: Path) -> None
     assert service.keys[0]
 
 
+async def test_a_picture_is_read_to_the_end_of_its_stream(tmp_path: Path) -> None:
+    ended = asyncio.Event()
+
+    async def script() -> AsyncIterator[pb.GenerateResponse]:
+        yield COMPLETED
+        await asyncio.sleep(0.05)
+        ended.set()
+
+    service = ScriptedImageService([script])
+    async with serving(service, tmp_path) as address:
+        await picture_from(address)
+
+    assert ended.is_set()
+    assert not service.cancelled.is_set()
+
+
+async def test_how_a_call_ends_after_its_picture_concerns_nobody(tmp_path: Path) -> None:
+    service = ScriptedImageService([plays(COMPLETED, then=Unavailable("DOWN", "down"))])
+
+    async with serving(service, tmp_path) as address:
+        image = await picture_from(address)
+
+    assert image == b"image"
+
+
 async def test_stream_that_breaks_goes_on_without_saying_accepted_twice(tmp_path: Path) -> None:
     service = ScriptedImageService([plays(ACCEPTED, then=Unavailable("DOWN", "down")), plays(REPLAYED, COMPLETED)])
 

@@ -1,0 +1,29 @@
+"""A registry.json beside models says which digest each of them must have."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
+from pentimento.domain.errors import FailedPrecondition
+
+
+def registry_entry(model: Path) -> Mapping[str, Any]:
+    """Return the model's entry in the registry of the directory it lies in; empty without one. Raises BadCheckpoint for
+    a registry that cannot be read."""
+    path = model.resolve().parent / "registry.json"
+    if not path.is_file():
+        return {}
+    models = read_json_object(path).get("models")
+    if not isinstance(models, list) or not all(isinstance(entry, dict) for entry in models):
+        raise BadCheckpoint(f"{path}: models must be a list of objects")
+    return next((entry for entry in models if entry.get("path") == model.resolve().name), {})
+
+
+def check_digest(model: Path, digest: str, expected: str) -> None:
+    """Raises FailedPrecondition when the model is not the expected one: by its registry where `expected` is empty, any
+    where there is none."""
+    expected = expected or str(registry_entry(model).get("digest", ""))
+    if expected not in ("", digest):
+        message = f"{model}: its digest is {digest}, expected {expected[:80]}"
+        raise FailedPrecondition("MODEL_DIGEST_MISMATCH", f"{message} (--accept-other-digest serves it all the same)")
