@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import singledispatchmethod
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
 from pentimento.dataplane.events import AttemptKey, FailureKind
@@ -253,53 +254,65 @@ class World:
 
     # -- what the dataplane asks for -------------------------------------------------------------------------------
 
+    @singledispatchmethod
     def _interpret(self, effect: effects.Effect) -> None:
-        match effect:
-            case effects.Reject():
-                self.rejected[effect.request_id] = effect.reason
-            case effects.PersistAccepted():
-                self.rows[effect.request_id] = JournalRow()
-                self.replies.append(events.AcceptPersisted(effect.request_id))
-            case effects.Announce():
-                assert events.AcceptPersisted(effect.request_id) in self.heard
-            case effects.ResolveRoute():
-                self._resolve(effect)
-            case effects.PersistAttempt():
-                self._persist_attempt(effect)
-            case effects.Execute():
-                self._execute(effect)
-            case effects.ReservePair():
-                assert effect.peer_id != effect.worker_id
-            case effects.Attach():
-                self._attach(effect)
-            case effects.StopAttempt():
-                self._stop(effect)
-            case effects.Score():
-                assert events.AttemptFinished(effect.request_id, effect.fencing_token) in self.heard
-                confidence = CONFIDENCES[_number(effect.request_id) % len(CONFIDENCES)]
-                self.replies.append(events.Scored(effect.request_id, effect.fencing_token, confidence))
-            case effects.CommitResult():
-                self._commit(effect)
-            case effects.PersistEnd():
-                self._end(effect.request_id, effect.end.value)
-            case effects.Drop():
-                self._end(effect.request_id, effects.End.DROPPED.value)
-            case effects.Deliver():
-                row = self.rows[effect.request_id]
-                assert row.ends == ["completed"] and row.picture_token == effect.picture_token
-                assert events.ResultCommitted(effect.request_id, effect.fencing_token, True) in self.heard
-                self.answers.setdefault(effect.request_id, []).append("completed")
-            case effects.DeliverEnd():
-                assert self.rows[effect.request_id].ends == [effect.end.value]
-                assert events.EndPersisted(effect.request_id, True) in self.heard
-                self.answers.setdefault(effect.request_id, []).append(effect.end.value)
-            case effects.DeliverRecorded():
-                self.answers.setdefault(effect.request_id, []).append(*self.rows[effect.request_id].ends)
-            case effects.ReleaseGrant() | effects.CommitCacheEntries():
-                key = (effect.request_id, effect.fencing_token)
-                assert key not in self.settled_grants
-                self.settled_grants.add(key)
+        """An effect that the world has no part in."""
 
+    @_interpret.register
+    def _reject(self, effect: effects.Reject) -> None:
+        self.rejected[effect.request_id] = effect.reason
+
+    @_interpret.register
+    def _persist_accepted(self, effect: effects.PersistAccepted) -> None:
+        self.rows[effect.request_id] = JournalRow()
+        self.replies.append(events.AcceptPersisted(effect.request_id))
+
+    @_interpret.register
+    def _announce(self, effect: effects.Announce) -> None:
+        assert events.AcceptPersisted(effect.request_id) in self.heard
+
+    @_interpret.register
+    def _reserve_pair(self, effect: effects.ReservePair) -> None:
+        assert effect.peer_id != effect.worker_id
+
+    @_interpret.register
+    def _score(self, effect: effects.Score) -> None:
+        assert events.AttemptFinished(effect.request_id, effect.fencing_token) in self.heard
+        confidence = CONFIDENCES[_number(effect.request_id) % len(CONFIDENCES)]
+        self.replies.append(events.Scored(effect.request_id, effect.fencing_token, confidence))
+
+    @_interpret.register
+    def _persist_end(self, effect: effects.PersistEnd) -> None:
+        self._end(effect.request_id, effect.end.value)
+
+    @_interpret.register
+    def _drop(self, effect: effects.Drop) -> None:
+        self._end(effect.request_id, effects.End.DROPPED.value)
+
+    @_interpret.register
+    def _deliver(self, effect: effects.Deliver) -> None:
+        row = self.rows[effect.request_id]
+        assert row.ends == ["completed"] and row.picture_token == effect.picture_token
+        assert events.ResultCommitted(effect.request_id, effect.fencing_token, True) in self.heard
+        self.answers.setdefault(effect.request_id, []).append("completed")
+
+    @_interpret.register
+    def _deliver_end(self, effect: effects.DeliverEnd) -> None:
+        assert self.rows[effect.request_id].ends == [effect.end.value]
+        assert events.EndPersisted(effect.request_id, True) in self.heard
+        self.answers.setdefault(effect.request_id, []).append(effect.end.value)
+
+    @_interpret.register
+    def _deliver_recorded(self, effect: effects.DeliverRecorded) -> None:
+        self.answers.setdefault(effect.request_id, []).append(*self.rows[effect.request_id].ends)
+
+    @_interpret.register
+    def _settle_grant(self, effect: effects.ReleaseGrant | effects.CommitCacheEntries) -> None:
+        key = (effect.request_id, effect.fencing_token)
+        assert key not in self.settled_grants
+        self.settled_grants.add(key)
+
+    @_interpret.register
     def _resolve(self, effect: effects.ResolveRoute) -> None:
         assert effect.request_id in self.rows
         wish, stage = self.wishes[effect.request_id], effect.cascade_stage
@@ -308,6 +321,7 @@ class World:
         route = events.RouteResolved(effect.request_id, model, _digest(model), 1.0, stage, spare, wish.pair)
         self.replies.append(route)
 
+    @_interpret.register
     def _persist_attempt(self, effect: effects.PersistAttempt) -> None:
         row, wish = self.rows[effect.request_id], self.wishes[effect.request_id]
         assert effect.fencing_token > row.newest_token
@@ -334,6 +348,7 @@ class World:
         self.granted.add((effect.request_id, effect.fencing_token))
         self.replies.append(events.AttemptPersisted(effect.request_id, effect.fencing_token, won))
 
+    @_interpret.register
     def _execute(self, effect: effects.Execute) -> None:
         row, worker = self.rows[effect.request_id], self.workers[effect.worker_id]
         key = (effect.request_id, effect.fencing_token)
@@ -349,12 +364,14 @@ class World:
         else:
             worker.running[key] = None
 
+    @_interpret.register
     def _attach(self, effect: effects.Attach) -> None:
         key = (effect.request_id, effect.fencing_token)
         self.granted.add(key)
         if key not in self.workers[effect.worker_id].running:
             self.replies.append(events.AttemptFailed(*key, FailureKind.GONE))
 
+    @_interpret.register
     def _stop(self, effect: effects.StopAttempt) -> None:
         worker = self.workers[effect.worker_id]
         key = (effect.request_id, effect.fencing_token)
@@ -362,6 +379,7 @@ class World:
             del worker.running[key]
             self.replies.append(events.AttemptFailed(*key, FailureKind.STOPPED))
 
+    @_interpret.register
     def _commit(self, effect: effects.CommitResult) -> None:
         """Under the newest token only; a picture that did not pass its discriminator only with a label."""
         row, wish = self.rows[effect.request_id], self.wishes[effect.request_id]
