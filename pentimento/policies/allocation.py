@@ -5,7 +5,6 @@ of the last switch) it returns in `AllocationDecision.memory` and finds again in
 `hold_resident`, which lets every worker keep what it holds; the others are in `policies.serving`.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -123,7 +122,7 @@ def check_decision(context: AllocationContext, decision: AllocationDecision) -> 
     rates = [decision.admission_rate, *(pool.confidence_threshold for pool in decision.pools)]
     rates += [share.share for pool in decision.pools for share in pool.routes]
     for rate in rates:
-        if not (math.isfinite(rate) and 0 <= rate <= 1):
+        if not 0 <= rate <= 1:
             raise ValueError(f"shares and thresholds must be between 0 and 1, got {rate}")
     _check_assignments(context, decision.assignments)
     assigned = {assignment.worker_id for assignment in decision.assignments}

@@ -132,7 +132,7 @@ def _select_latent(context: SelectionContext, thresholds: Thresholds) -> UseLate
     allowed = allowed_steps(match.similarity, context.step_count, thresholds)
     if not allowed:
         return Miss(_too_far(match.similarity, thresholds))
-    resume_step = max((step for step in match.latent_steps if 0 < step <= allowed), default=0)
+    resume_step = max((step for step in match.latent_steps if step <= allowed), default=0)
     if not resume_step:
         return Miss(f"miss: similarity {match.similarity:.3f} allows step {allowed}, but no latent up to it is stored")
     return UseLatent(

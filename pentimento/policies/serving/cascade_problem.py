@@ -37,7 +37,7 @@ class CascadeProblem:
 
 @dataclass(frozen=True)
 class CascadeSolution:
-    """The devices, batch sizes and threshold that solve it: x1, x2, b1, b2, t. x1, x2, b1, b2, t. `feasible` is False
+    """The devices, batch sizes and threshold that solve it: x1, x2, b1, b2, t. `feasible` is False
     when no choice keeps all constraints: then this is the best that can be done, everything light, and `admission_rate`
     the share of D that it carries."""
 
@@ -102,16 +102,11 @@ def _largest(curve: DeferralCurve, thresholds: Sequence[float], demand: float, h
     low, high = 0, len(thresholds)
     while low < high:
         middle = (low + high) // 2
-        if _fits(demand * curve.share(thresholds[middle]), heavy_capacity):
+        if demand * curve.share(thresholds[middle]) <= heavy_capacity * (1 + 1e-9):
             low = middle + 1
         else:
             high = middle
     return thresholds[low - 1] if low else None
-
-
-def _fits(load: float, capacity: float) -> bool:
-    # A pool without devices carries nothing, however small the demand.
-    return load <= capacity * (1 + 1e-9) and (capacity > 0 or load == 0)
 
 
 def _all_light(problem: CascadeProblem) -> CascadeSolution:

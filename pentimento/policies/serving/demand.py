@@ -18,4 +18,4 @@ def averaged_demand(newest: float, before: float, weight: float, elapsed_s: floa
     """Return the average of demand `elapsed_s` after it was `before`, demand having been `newest` all the while. It is
     as if demand had been sampled every second with `weight`, so that it does not depend on how often an allocator is
     asked."""
-    return smoothed(newest, before, 1.0 - (1.0 - weight) ** elapsed_s if elapsed_s > 0.0 else 0.0)
+    return smoothed(newest, before, 1.0 - (1.0 - weight) ** elapsed_s)

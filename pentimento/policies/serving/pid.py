@@ -39,6 +39,6 @@ def step(gains: PidGains, memory: PidMemory, target: float, elapsed_s: float, lo
     slope = 0.0 if memory.error is None or dt <= 0 else (error - memory.error) / dt
     wanted = memory.value + gains.proportional * error + gains.integral * integral + gains.derivative * slope
     value = min(max(wanted, low), high)
-    if value != wanted and (wanted - value) * error > 0:
+    if (wanted - value) * error > 0:
         integral = memory.integral
     return PidMemory(value, integral, error)

@@ -11,6 +11,8 @@ from pentimento.domain.fleet import ModelCost, PoolPlan, Replica, ReplicaKind, R
 from pentimento.policies.allocation import (
     AllocationContext,
     AllocationDecision,
+    AllocationProfile,
+    ModelDemand,
     ReplicaView,
     check_decision,
     hold_resident,
@@ -144,3 +146,10 @@ def test_a_worker_assigned_twice_is_refused():
 def test_a_pool_of_unassigned_workers_is_refused():
     with pytest.raises(ValueError, match="unassigned"):
         check_decision(context(worker("w1", "heavy")), AllocationDecision(pools=(PoolPlan("p", "heavy", ("w1",)),)))
+
+
+def test_what_nobody_measured_or_decided_is_nothing():
+    """Nothing waits, nothing was sent on or broken, a model loads at once, everything is admitted."""
+    assert ModelDemand("m", 1.0) == ModelDemand("m", 1.0, 0, (), 0.0, 0, None)
+    assert AllocationProfile("m", "gpu", 1, 2.0, 7) == AllocationProfile("m", "gpu", 1, 2.0, 7, 0.0)
+    assert AllocationDecision((), (), 1.0, ()) == NOTHING

@@ -79,3 +79,18 @@ def test_a_tenant_has_room_below_its_share_of_both() -> None:
     assert has_room(CacheHolding(4, 49), within)
     assert not has_room(CacheHolding(5, 0), within)
     assert not has_room(CacheHolding(0, 50), within)
+
+
+def test_a_tenant_may_hold_all_where_nobody_says_less() -> None:
+    within = CacheLimits(10, 100)
+
+    assert has_room(CacheHolding(9, 99), within)
+    assert not has_room(CacheHolding(10, 0), within)
+
+
+def test_a_tenant_with_just_its_share_keeps_it() -> None:
+    within = CacheLimits(10, 100, 0.5)
+
+    assert gives_way({"a": CacheHolding(5, 50)}, within) is None
+    assert gives_way({"a": CacheHolding(6, 0)}, within) == "a"
+    assert gives_way({"a": CacheHolding(1, 51)}, within) == "a"

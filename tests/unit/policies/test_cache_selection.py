@@ -144,3 +144,27 @@ def test_thresholds_that_make_no_sense_are_refused(similarity: float, share: flo
 @pytest.mark.parametrize("similarity", [-1.0, 1.0])
 def test_thresholds_may_be_at_the_ends_of_what_a_cosine_can_be(similarity: float) -> None:
     assert Threshold(similarity, 0.5).min_similarity == similarity
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "reason"),
+    [
+        (NIRVANA_LATENT_THRESHOLDS, "miss: nearest similarity 0.600, needed 0.650"),
+        ((), "miss: reuse of latents is switched off"),
+    ],
+)
+def test_a_miss_says_how_near_it_was(thresholds: tuple[Threshold, ...], reason: str) -> None:
+    assert select_start(by_text(0.6), SelectionRules(latents=thresholds)) == Miss(reason)
+
+
+def test_an_image_that_is_too_far_is_not_reused() -> None:
+    context = SelectionContext(50, None, NearestEntry(0.2, has_image=True))
+
+    assert select_start(context, WITH_IMAGES) == Miss("miss: no compatible entry")
+
+
+def test_a_latent_of_the_first_step_is_reused() -> None:
+    selection = select_start(by_text(0.65, (1,), step_count=10), RULES)
+
+    assert isinstance(selection, UseLatent)
+    assert selection.resume_step == 1

@@ -281,3 +281,29 @@ def test_what_256_groups_saved_is_remembered_and_of_more_the_latest(later_count:
         turns.ran(f"later {number}", 1.0, [])
 
     assert [each.key for each in turns.choose([first, saved], lambda key: 1, preempt=True)] == [chosen]
+
+
+def test_of_two_groups_of_equal_steps_the_less_urgent_has_its_turn_when_two_halves_are_saved() -> None:
+    """Its first turn is free, and is paid for afterwards."""
+    urgent, patient = Request(0, "a", 0, 1.0, 8), Request(1, "b", 0, None, 4)
+
+    taken = take_turns([urgent, patient], {"a": 1.0, "b": 1.0})
+
+    assert "".join(turn.key for turn in taken) == "abaaabaabaab"
+
+
+def test_nobody_there_has_no_turn() -> None:
+    assert GroupTurns().choose([], lambda key: 1, preempt=True) == []
+
+
+def test_of_many_groups_those_that_ran_last_are_remembered() -> None:
+    first, saved = Request(0, "first", 0, 1.0, 9), Request(1, "saved", 0, None, 9)
+    turns = GroupTurns()
+    turns.ran("first", 1.0, [first, saved])
+    for number in range(200):
+        turns.ran(f"earlier {number}", 1.0, [])
+    turns.ran("first", 1.0, [first, saved])
+    for number in range(100):
+        turns.ran(f"later {number}", 1.0, [])
+
+    assert turns.choose([first, saved], lambda key: 1, preempt=True) == [saved]

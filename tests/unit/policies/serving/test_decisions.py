@@ -330,3 +330,140 @@ def test_modm_s_small_model_stays_for_a_minute() -> None:
         return set(counts(decide(allocator, replace(asked(1, now_s=now_s), last=busy)))) - {"sd35"}
 
     assert (later(59.9), later(60.0)) == ({"sana"}, {"sdxl"})
+
+
+def in_no_time(cost: BatchCost) -> float:
+    return 0.0
+
+
+def cascade(**changes: object) -> CascadeProblem:
+    """One request a second on four devices; a light batch of one takes a second, a heavy one two."""
+    light, heavy = (BatchCost(1, 1.0),), (BatchCost(1, 2.0),)
+    curve = DeferralCurve()
+    problem = CascadeProblem(1.0, 4, 9.0, light, heavy, curve, (0.0, 0.5, 1.0), in_no_time, in_no_time)
+    return replace(problem, **changes)  # type: ignore[arg-type]
+
+
+def test_devices_that_just_carry_the_demand_suffice() -> None:
+    """Two light devices carry two a second, two heavy ones a half of it."""
+    assert solve(cascade(demand=2.0)) == CascadeSolution(2, 2, 1, 1, 0.5, 3.0)
+
+
+def test_what_takes_just_the_slo_is_in_time() -> None:
+    assert solve(cascade(slo_s=3.0)) == CascadeSolution(1, 3, 1, 1, 1.0, 3.0)
+    assert solve(cascade(slo_s=1.0)) == CascadeSolution(4, 0, 1, 1, 0.0, 1.0)
+
+
+def test_where_nobody_is_sent_on_every_device_is_light() -> None:
+    assert solve(cascade(slo_s=2.5)) == CascadeSolution(4, 0, 1, 1, 0.0, 1.0)
+
+
+def test_a_threshold_that_sends_on_too_many_is_not_taken() -> None:
+    found = solve(cascade(demand=3.0, thresholds=(0.5,)))
+
+    assert found == CascadeSolution(4, 0, 1, 1, 0.0, 1.0, feasible=False)
+
+
+def test_no_demand_that_cannot_be_served_in_time_is_admitted() -> None:
+    assert solve(cascade(demand=0.0, slo_s=0.5)) == CascadeSolution(4, 0, 1, 1, 0.0, 1.0, feasible=False)
+
+
+def test_without_a_solution_a_batch_that_takes_just_the_slo_is_in_time() -> None:
+    light = (BatchCost(1, 0.5), BatchCost(2, 0.8))
+
+    found = solve(cascade(demand=100.0, slo_s=0.8, light=light))
+
+    assert (found.feasible, found.light_batch, found.admission_rate) == (False, 2, pytest.approx(0.1))
+
+
+def test_of_equal_thresholds_the_most_spare_light_pool_counts_then_latency_then_the_smaller_batch() -> None:
+    light = (BatchCost(1, 1.0), BatchCost(2, 1.5))
+    slower, equal = (BatchCost(1, 2.0), BatchCost(2, 3.0)), (BatchCost(1, 2.0), BatchCost(2, 2.0))
+
+    assert solve(cascade(light=light, heavy=slower)) == CascadeSolution(1, 3, 2, 1, 1.0, 3.5)
+    assert solve(cascade(light=light, heavy=equal)) == CascadeSolution(1, 3, 2, 1, 1.0, 3.5)
+
+
+@pytest.mark.parametrize(("observed", "exponent"), [(0.99, 0.2), (0.001, 5.0), (0.25, 2.0)])
+def test_the_curve_follows_what_is_observed_by_a_fifth_within_bounds(observed: float, exponent: float) -> None:
+    """A fifth of what an observation at t = 0.5 tells, which is 0.742."""
+    last = AllocationDecision(pools=(PoolPlan("turbo", "turbo", ("w000",), 0.5),), memory=(4.0, 1.0, 1.0, 1.0, 0.0))
+    seen = replace(context(16, ModelDemand("turbo", 4.0, deferred_share=observed)), last=last)
+
+    bend = decide(CascadeAllocator(SETTINGS), seen).memory[1]
+
+    assert bend == pytest.approx(1.0 + 0.2 * 0.742 * (exponent - 1.0), abs=1e-3)
+
+
+@pytest.mark.parametrize(("violations", "before", "after"), [(1, 7.0, 3.0), (2, 1.0, 1.0), (0, 32.0, 32.0)])
+def test_aimd_halves_after_the_first_violation_and_stays_within_its_sizes(
+    violations: int, before: float, after: float
+) -> None:
+    demand = ModelDemand("turbo", 4.0, violation_count=violations)
+    last = AllocationDecision(memory=(4.0, 1.0, before, 1.0, 0.0))
+
+    decision = decide(CascadeAllocator(SETTINGS, aimd=True), replace(context(16, demand), last=last))
+
+    assert decision.memory[2] == after
+
+
+@pytest.mark.parametrize(("length", "sends_on"), [(0.5, True), (0.7, False)])
+def test_a_pool_that_hears_from_nobody_drains_one_request_an_slo(length: float, sends_on: bool) -> None:
+    """The models take 0.1 s and 1.78 s of 5 s: a wait of 2.5 s fits, one of 3.5 s does not."""
+    waiting = ModelDemand("sd15", 0.0, mean_queue_length=length)
+
+    decision = decide(CascadeAllocator(SETTINGS), context(16, ModelDemand("turbo", 4.0), waiting))
+
+    assert (decision.pools[0].confidence_threshold > 0.0) is sends_on
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.5, 1.0])
+def test_a_pool_alone_takes_every_draw(draw: float) -> None:
+    assert entry_pools((LIGHT,), "noise", draw) == (LIGHT,)
+
+
+def test_a_request_waits_in_the_first_pool_that_takes_it_alone() -> None:
+    first, twin = replace(LIGHT, confidence_threshold=0.5), replace(LIGHT, pool="twin")
+
+    assert start_pools((first, HEAVY), "noise", 0.5, "") == (first,)
+    assert request_pools((LIGHT, twin), "turbo", 0.0) == (LIGHT,)
+
+
+def test_a_small_demand_is_averaged_like_a_large_one() -> None:
+    assert smoothed(1.5, 0.5, 0.25) == 0.75
+
+
+@pytest.mark.parametrize("queue_length", [1, 3])
+def test_a_worker_is_given_to_those_who_wait_and_the_others_stay(queue_length: int) -> None:
+    asked_for = context(2, ModelDemand("sd15", 0.0, queue_length=queue_length), ModelDemand("turbo", 9.0))
+
+    assert place(asked_for, {"turbo": 2}, {}) == (
+        WorkerAssignment("w000", "sim:0", "sd15", 1, 1),
+        WorkerAssignment("w001", "sim:1", "turbo", 1, 1),
+    )
+
+
+def test_of_many_workers_one_is_given_to_those_who_wait() -> None:
+    asked_for = context(4, ModelDemand("sd15", 0.0, queue_length=3), ModelDemand("turbo", 9.0))
+
+    assert [each.model for each in place(asked_for, {"turbo": 4}, {})] == ["sd15", "turbo", "turbo", "turbo"]
+
+
+def test_the_last_worker_stays_with_those_who_wait_for_it() -> None:
+    both = ModelDemand("turbo", 0.0, queue_length=3), ModelDemand("sd15", 0.0, queue_length=1)
+
+    assert [each.model for each in place(context(1, *both), {"turbo": 0, "sd15": 1}, {})] == ["sd15"]
+
+
+def test_one_model_is_planned_in_batches_of_one_that_do_not_grow_where_nobody_says_more() -> None:
+    assert OneModel("sd15", 5.0) == OneModel("sd15", 5.0, (1,), aimd=False)
+
+
+def test_clipper_begins_with_a_batch_of_one() -> None:
+    first = decide(OneModel("sd15", 5.0, (1, 2, 4), aimd=True), context(1, ModelDemand("sd15", 1.0)))
+
+    assert first.assignments[0].max_batch_size == 1
+
+
+def test_a_batch_of_one_model_that_takes_just_the_slo_is_in_time() -> None:
+    assert decide(OneModel("sd15", 3.68, (1, 2, 4, 8)), context(1)).assignments[0].max_batch_size == 4

@@ -128,3 +128,18 @@ def test_a_step_of_the_controller_is_the_sum_done_by_hand() -> None:
 
     assert memory.value == pytest.approx(10.0 + 0.6 * 4 + 0.05 * 14 + 0.05 * 1)
     assert (memory.integral, memory.error) == (pytest.approx(14.0), 4.0)
+
+
+def test_the_slope_of_half_a_minute_is_that_of_a_minute() -> None:
+    """Half a minute: 0.6 of 4, 0.05 of 4 / 2, 0.05 of (4 - 1) / 0.5."""
+    memory = step(PidGains(), PidMemory(10.0, 0.0, 1.0), 14.0, 30.0, 1.0, 16.0)
+
+    assert memory.value == pytest.approx(10.0 + 2.4 + 0.1 + 0.3)
+
+
+def test_two_steps_at_once_have_no_slope() -> None:
+    assert step(PidGains(), PidMemory(10.0, 0.0, 1.0), 14.0, 0.0, 1.0, 16.0) == PidMemory(12.4, 0.0, 4.0)
+
+
+def test_a_small_error_winds_nothing_up_either() -> None:
+    assert step(PidGains(), PidMemory(16.0, 0.0, 0.5), 16.5, 60.0, 1.0, 16.0) == PidMemory(16.0, 0.0, 0.5)

@@ -10,13 +10,20 @@ from hypothesis import strategies as st
 
 from pentimento.devices.emulation import read_fleet
 from pentimento.domain.errors import InvalidArgument
+from pentimento.policies.allocation import Allocator, hold_resident
 from pentimento.policies.serving import SERVING_POLICIES, ServingSettings
+from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
+from pentimento.policies.serving.mixture import MixtureAllocator, MixtureMode
 from pentimento.policies.serving.needs import NEEDS, check_needs, fleet_settings
+from pentimento.policies.serving.pid import PidGains
 from pentimento.policies.serving.policy import CacheUse
+from pentimento.policies.serving.proteus import Proteus
 from pentimento.policies.serving.settings import DeferralCurve
+from pentimento.policies.serving.uniform import OneModel
 
 CURVE = DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.2, 1.0))
 FULL = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
+SIZES = (1, 2, 4, 8, 16, 32)
 FLEET = """
 default_model = "big"
 cascade = ["small", "big"]
@@ -194,3 +201,26 @@ def test_a_fleet_s_file_tells_models_steps_and_deferral(tmp_path: Path) -> None:
     assert (found.heavy, found.light, found.step_count) == ("big", "small", 40)
     assert (found.discriminator_s, found.deferral) == (0.25, DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.2, 1.0)))
     assert fleet_settings(replace(read_fleet(file), discriminator=None)).discriminator_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "allocator"),
+    [
+        ("resident", hold_resident),
+        ("vanilla", OneModel("sd15", 5.0, SIZES)),
+        ("clipper-light", OneModel("turbo", 5.0, SIZES, aimd=True)),
+        ("clipper-heavy", OneModel("sd15", 5.0, SIZES, aimd=True)),
+        ("proteus", Proteus(FULL)),
+        ("static-cascade", StaticCascade(FULL)),
+        ("static-threshold", CascadeAllocator(FULL, fixed_threshold=0.5)),
+        ("aimd", CascadeAllocator(FULL, aimd=True)),
+        ("no-queueing-model", CascadeAllocator(FULL, queueing_model=False)),
+        ("diffserve", CascadeAllocator(FULL, fixed_threshold=None, queueing_model=True, aimd=False)),
+        ("nirvana-only", OneModel("sd15", 5.0, SIZES)),
+        ("retrieval-only", OneModel("sd15", 5.0, SIZES)),
+        ("modm", MixtureAllocator(FULL, MixtureMode.QUALITY, PidGains(0.6, 0.05, 0.05, 60.0), 0.9, 60.0)),
+        ("modm-only", MixtureAllocator(FULL)),
+    ],
+)
+def test_every_policy_decides_by_the_allocator_of_its_system(name: str, allocator: Allocator) -> None:
+    assert SERVING_POLICIES[name](FULL).allocator == allocator
