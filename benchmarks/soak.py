@@ -100,9 +100,9 @@ class Soak:
         self._store_bytes = 0
 
     async def run(self, first: int) -> None:
-        """`first` requests come before the start: pools of threads and connections are made by then."""
+        """`first` requests come before the start, many at once: pools of threads and connections are made by then."""
         part, address = self._part, self._suite.endpoint.public
-        await self._load.play(address, first)
+        await self._load.crowd(address, first)
         part.start = await self._without_clients(None)
         self._load.start_again()
         self._began = time.monotonic()

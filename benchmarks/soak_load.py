@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -11,12 +12,13 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import Accepted, CacheMode, ImageRequest
 from pentimento.sdk import AsyncClient, RetryPolicy
 
-CLIENTS = 24
+CLIENTS, CROWD = 24, 128
 PROMPTS = 400
 # Every so many-th request: uses the cache, is left as soon as it is accepted, has a wrong field, is asked for twice.
 CACHED, LEFT, WRONG, TWICE = 4, 50, 51, 53
 DEADLINE_MS = 120_000
 RETRIES = RetryPolicy(tries=20, first_pause_s=0.05, max_pause_s=1.0)
+Turn = Callable[[], Awaitable[None]]
 
 
 class SoakLoad:
@@ -37,14 +39,21 @@ class SoakLoad:
 
     async def play(self, address: str, requests: int) -> None:
         """So many more requests, by clients that each keep one under way; their connection is closed after it."""
+        await self._play(address, requests, CLIENTS, self._turn)
+
+    async def crowd(self, address: str, requests: int) -> None:
+        """The same as fast as they go, by many clients: every pool has all the threads then that it ever needs."""
+        await self._play(address, requests, CROWD, self._at_once)
+
+    async def _play(self, address: str, requests: int, clients: int, turn: Turn) -> None:
         last = self.ended + requests
         async with AsyncClient(address, retries=RETRIES) as client:
-            await asyncio.gather(*(self._keep_busy(client, last) for _ in range(CLIENTS)))
+            await asyncio.gather(*(self._keep_busy(client, last, turn) for _ in range(clients)))
 
-    async def _keep_busy(self, client: AsyncClient, last: int) -> None:
+    async def _keep_busy(self, client: AsyncClient, last: int, turn: Turn) -> None:
         while self.ended < last:
             number = next(self._numbers)
-            await self._turn()
+            await turn()
             self.endings[await self._play_one(client, number)] += 1
             self.ended += 1
 
@@ -52,6 +61,9 @@ class SoakLoad:
         now = time.monotonic()
         at = self._next_at = max(self._next_at + self._interval_s, now)
         await asyncio.sleep(at - now)
+
+    async def _at_once(self) -> None:
+        """Waits for nothing."""
 
     async def _play_one(self, client: AsyncClient, number: int) -> str:
         request = self._request(number)
