@@ -29,17 +29,23 @@ from sqlalchemy.sql.dml import ReturningUpdate
 from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.epochs import epoch_at
 from pentimento.domain.errors import InvalidArgument, Unavailable
-from pentimento.domain.generation import Attempt, ObjectReference
+from pentimento.domain.generation import Attempt
 from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
 from pentimento.stores.ledger.journal_objects import JournalObjects
+from pentimento.stores.ledger.journal_rows import (
+    request_of_row,
+    row_of_attempt,
+    row_of_request,
+    select_requests,
+    values_of_result,
+)
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.records import (
     AcceptedRequest,
     AcceptKind,
     AcceptOutcome,
-    AttemptRecord,
     JournalledRequest,
     LeaseState,
     ResultRecord,
@@ -49,7 +55,6 @@ from pentimento.stores.ledger.writer import GroupCommitWriter
 T = TypeVar("T")
 
 _requests = tables.requests
-_attempts = tables.attempts
 _epoch = tables.epoch
 # By then its clients have been told where to go, or it is gone.
 SUPERSEDED_RETRY_MS = 1000
@@ -68,7 +73,7 @@ _START_ATTEMPT = (
     .where(_requests.c.newest_token < bindparam("token"), _requests.c.newest_epoch <= bindparam("epoch"))
     .values(attempt_count=_requests.c.attempt_count + 1)
 )
-_ADD_ATTEMPT = insert(_attempts)
+_ADD_ATTEMPT = insert(tables.attempts)
 _IS_REPEATED = and_(_requests.c.state == RequestState.COMPLETED.value, _requests.c.image_digest == bindparam("digest"))
 _COMMIT_RESULT = update(_requests).where(
     _IS_IT, _requests.c.newest_token == bindparam("token"), or_(_IS_OPEN, _IS_REPEATED)
@@ -167,7 +172,7 @@ class Journal:
 
         False, and nothing changed, when the request is terminal or unknown, or a newer token or epoch has been there.
         """
-        row = {**_attempt_row(attempt, worker_id, self._clock.wall()), "cascade_stage": cascade_stage}
+        row = row_of_attempt(attempt, worker_id, cascade_stage, self._clock.wall())
         return self._submit(lambda connection: _start_attempt(connection, attempt, row))
 
     def commit_result(self, attempt: Attempt, result: ResultRecord) -> "Future[bool]":
@@ -185,12 +190,12 @@ class Journal:
 
     def get(self, request_id: str, tenant: str) -> "Future[JournalledRequest | None]":
         """Return the request; None when there is no such request of that tenant."""
-        statement = _records().where(_requests.c.request_id == request_id, _requests.c.tenant == tenant)
+        statement = select_requests().where(_requests.c.request_id == request_id, _requests.c.tenant == tenant)
         return self._submit(lambda connection: next(iter(_read(connection, statement)), None))
 
     def unfinished(self) -> "Future[list[JournalledRequest]]":
         """Return every request that is not terminal, oldest first: what a frontdoor takes over when it starts."""
-        statement = _records().where(_IS_OPEN).order_by(_requests.c.accepted_at)
+        statement = select_requests().where(_IS_OPEN).order_by(_requests.c.accepted_at)
         return self._submit(lambda connection: _read(connection, statement))
 
     def forget_finished(
@@ -198,7 +203,7 @@ class Journal:
     ) -> "Future[list[JournalledRequest]]":
         """Delete up to so many requests that were terminal before that time, with their idempotency keys, and return
         them, oldest first. `tenant`: of that one alone."""
-        statement = _records().where(_requests.c.finished_at < finished_before)
+        statement = select_requests().where(_requests.c.finished_at < finished_before)
         if tenant:
             statement = statement.where(_requests.c.tenant == tenant)
         oldest = statement.order_by(_requests.c.finished_at).limit(limit_count)
@@ -233,7 +238,7 @@ def _accept(connection: Connection, record: AcceptedRequest) -> AcceptOutcome:
     # Shared lock: no epoch is claimed between this look and the commit.
     if record.frontdoor_epoch and connection.execute(_NEWEST_EPOCH).scalar_one() > record.frontdoor_epoch:
         raise Unavailable("SUPERSEDED", "another frontdoor has taken over", retry_after_ms=SUPERSEDED_RETRY_MS)
-    if insert_unless_present(connection, _requests, _new_row(record)):
+    if insert_unless_present(connection, _requests, row_of_request(record)):
         return AcceptOutcome(AcceptKind.NEW, record.request_id)
     held = _outcome(connection.execute(_holder_of_key(record)).one(), record.tenant, record.body_hash)
     assert held is not None
@@ -246,29 +251,6 @@ def _outcome(holder: Row[Any] | None, tenant: str, body_hash: str) -> AcceptOutc
     same = holder.body_hash == body_hash and holder.tenant == tenant
     kind = AcceptKind.EXISTING if same else AcceptKind.BODY_DIFFERS
     return AcceptOutcome(kind, holder.request_id, RequestState(holder.state))
-
-
-def _new_row(record: AcceptedRequest) -> dict[str, Any]:
-    return {
-        "request_id": record.request_id,
-        "tenant": record.tenant,
-        # NULLs never collide, so requests without a key are all new.
-        "idempotency_key": record.idempotency_key or None,
-        "body_format": record.body_format,
-        "body": record.body,
-        "body_hash": record.body_hash,
-        "accepted_at": record.accepted_at,
-        "deadline_at": record.deadline_at,
-        "frontdoor_id": record.frontdoor_id,
-        "frontdoor_epoch": record.frontdoor_epoch,
-        "state": RequestState.ACCEPTED.value,
-        "newest_token": 0,
-        "newest_epoch": 0,
-        "attempt_count": 0,
-        "cascade_stage": 0,
-        "error_reason": "",
-        "error_message": "",
-    }
 
 
 def _holder_of_key(record: AcceptedRequest) -> Select[Any]:
@@ -299,21 +281,9 @@ def _start_attempt(connection: Connection, attempt: Attempt, row: dict[str, Any]
     return _is_newest_attempt(connection, attempt, row["worker_id"])
 
 
-def _attempt_row(attempt: Attempt, worker_id: str, now: float) -> dict[str, Any]:
-    return {
-        "request_id": attempt.request_id,
-        "fencing_token": attempt.fencing_token,
-        "attempt_number": attempt.attempt_number,
-        "frontdoor_id": attempt.frontdoor_id,
-        "frontdoor_epoch": attempt.frontdoor_epoch,
-        "worker_id": worker_id,
-        "started_at": now,
-    }
-
-
 def _is_newest_attempt(connection: Connection, attempt: Attempt, worker_id: str) -> bool:
     """Whether this very attempt is in already: the caller did not hear the first answer."""
-    statement = _records().where(_requests.c.request_id == attempt.request_id, _IS_OPEN)
+    statement = select_requests().where(_requests.c.request_id == attempt.request_id, _IS_OPEN)
     return any(
         record.newest_attempt is not None
         and record.newest_attempt.worker_id == worker_id
@@ -324,23 +294,7 @@ def _is_newest_attempt(connection: Connection, attempt: Attempt, worker_id: str)
 
 def _commit_result(connection: Connection, attempt: Attempt, result: ResultRecord) -> bool:
     bound = {"id": attempt.request_id, "token": attempt.fencing_token, "digest": result.image.digest}
-    return connection.execute(_COMMIT_RESULT, {**_result_values(result), **bound}).rowcount == 1
-
-
-def _result_values(result: ResultRecord) -> dict[str, Any]:
-    return {
-        "state": RequestState.COMPLETED.value,
-        # It is read to recover unfinished requests alone.
-        "body": b"",
-        "image_key": result.image.key,
-        "image_digest": result.image.digest,
-        "image_size_bytes": result.image.size_bytes,
-        "image_format": result.image_format,
-        "width_px": result.width_px,
-        "height_px": result.height_px,
-        "provenance": result.provenance,
-        "finished_at": result.completed_at,
-    }
+    return connection.execute(_COMMIT_RESULT, {**values_of_result(result), **bound}).rowcount == 1
 
 
 def _save_plan(connection: Connection, plan: bytes) -> None:
@@ -355,67 +309,5 @@ def _forget(connection: Connection, statement: Select[Any]) -> list[JournalledRe
     return records
 
 
-def _records() -> Select[Any]:
-    """Every request beside its newest attempt."""
-    newest = and_(
-        _attempts.c.request_id == _requests.c.request_id, _attempts.c.fencing_token == _requests.c.newest_token
-    )
-    of_attempt = [column.label(f"attempt_{column.name}") for column in _attempts.c]
-    return select(_requests, *of_attempt).select_from(_requests.outerjoin(_attempts, newest))
-
-
 def _read(connection: Connection, statement: Select[Any]) -> list[JournalledRequest]:
-    return [_record(row) for row in connection.execute(statement)]
-
-
-def _record(row: Row[Any]) -> JournalledRequest:
-    return JournalledRequest(
-        request=_accepted(row),
-        state=RequestState(row.state),
-        route=row.route,
-        newest_attempt=_attempt(row) if row.attempt_fencing_token is not None else None,
-        attempt_count=row.attempt_count,
-        result=_result(row) if row.image_key is not None else None,
-        error_reason=row.error_reason,
-        error_message=row.error_message,
-        finished_at=row.finished_at,
-        cascade_stage=row.cascade_stage,
-    )
-
-
-def _accepted(row: Row[Any]) -> AcceptedRequest:
-    return AcceptedRequest(
-        request_id=row.request_id,
-        tenant=row.tenant,
-        body=row.body,
-        body_hash=row.body_hash,
-        accepted_at=row.accepted_at,
-        idempotency_key=row.idempotency_key or "",
-        deadline_at=row.deadline_at,
-        frontdoor_id=row.frontdoor_id,
-        frontdoor_epoch=row.frontdoor_epoch,
-        body_format=row.body_format,
-    )
-
-
-def _attempt(row: Row[Any]) -> AttemptRecord:
-    attempt = Attempt(
-        request_id=row.request_id,
-        attempt_number=row.attempt_attempt_number,
-        fencing_token=row.attempt_fencing_token,
-        frontdoor_id=row.attempt_frontdoor_id,
-        frontdoor_epoch=row.attempt_frontdoor_epoch,
-        tenant=row.tenant,
-    )
-    return AttemptRecord(attempt, row.attempt_worker_id, row.attempt_started_at, row.attempt_cascade_stage)
-
-
-def _result(row: Row[Any]) -> ResultRecord:
-    return ResultRecord(
-        image=ObjectReference(row.image_key, row.image_digest, row.image_size_bytes),
-        image_format=row.image_format,
-        width_px=row.width_px,
-        height_px=row.height_px,
-        provenance=row.provenance,
-        completed_at=row.finished_at,
-    )
+    return [request_of_row(row) for row in connection.execute(statement)]

@@ -1,0 +1,131 @@
+"""The journal's records as rows of its tables, and back."""
+
+from typing import Any
+
+from sqlalchemy import Row, Select, and_, select
+
+from pentimento.domain.generation import Attempt, ObjectReference
+from pentimento.domain.requests import RequestState
+from pentimento.stores.ledger import journal_tables as tables
+from pentimento.stores.ledger.records import AcceptedRequest, AttemptRecord, JournalledRequest, ResultRecord
+
+_requests = tables.requests
+_attempts = tables.attempts
+
+
+def row_of_request(record: AcceptedRequest) -> dict[str, Any]:
+    """Return the row of a request that was just accepted."""
+    return {
+        "request_id": record.request_id,
+        "tenant": record.tenant,
+        # NULLs never collide, so requests without a key are all new.
+        "idempotency_key": record.idempotency_key or None,
+        "body_format": record.body_format,
+        "body": record.body,
+        "body_hash": record.body_hash,
+        "accepted_at": record.accepted_at,
+        "deadline_at": record.deadline_at,
+        "frontdoor_id": record.frontdoor_id,
+        "frontdoor_epoch": record.frontdoor_epoch,
+        "state": RequestState.ACCEPTED.value,
+        "newest_token": 0,
+        "newest_epoch": 0,
+        "attempt_count": 0,
+        "cascade_stage": 0,
+        "error_reason": "",
+        "error_message": "",
+    }
+
+
+def row_of_attempt(attempt: Attempt, worker_id: str, cascade_stage: int, now: float) -> dict[str, Any]:
+    """Return the row of an attempt that starts now, in seconds since 1970."""
+    return {
+        "request_id": attempt.request_id,
+        "fencing_token": attempt.fencing_token,
+        "attempt_number": attempt.attempt_number,
+        "frontdoor_id": attempt.frontdoor_id,
+        "frontdoor_epoch": attempt.frontdoor_epoch,
+        "worker_id": worker_id,
+        "started_at": now,
+        "cascade_stage": cascade_stage,
+    }
+
+
+def values_of_result(result: ResultRecord) -> dict[str, Any]:
+    """Return what a result changes in the row of its request."""
+    return {
+        "state": RequestState.COMPLETED.value,
+        # It is read to recover unfinished requests alone.
+        "body": b"",
+        "image_key": result.image.key,
+        "image_digest": result.image.digest,
+        "image_size_bytes": result.image.size_bytes,
+        "image_format": result.image_format,
+        "width_px": result.width_px,
+        "height_px": result.height_px,
+        "provenance": result.provenance,
+        "finished_at": result.completed_at,
+    }
+
+
+def select_requests() -> Select[Any]:
+    """Select every request beside its newest attempt."""
+    newest = and_(
+        _attempts.c.request_id == _requests.c.request_id, _attempts.c.fencing_token == _requests.c.newest_token
+    )
+    of_attempt = [column.label(f"attempt_{column.name}") for column in _attempts.c]
+    return select(_requests, *of_attempt).select_from(_requests.outerjoin(_attempts, newest))
+
+
+def request_of_row(row: Row[Any]) -> JournalledRequest:
+    """Return what a row of `select_requests` holds."""
+    return JournalledRequest(
+        request=_accepted(row),
+        state=RequestState(row.state),
+        route=row.route,
+        newest_attempt=_attempt(row) if row.attempt_fencing_token is not None else None,
+        attempt_count=row.attempt_count,
+        result=_result(row) if row.image_key is not None else None,
+        error_reason=row.error_reason,
+        error_message=row.error_message,
+        finished_at=row.finished_at,
+        cascade_stage=row.cascade_stage,
+    )
+
+
+def _accepted(row: Row[Any]) -> AcceptedRequest:
+    return AcceptedRequest(
+        request_id=row.request_id,
+        tenant=row.tenant,
+        body=row.body,
+        body_hash=row.body_hash,
+        accepted_at=row.accepted_at,
+        idempotency_key=row.idempotency_key or "",
+        deadline_at=row.deadline_at,
+        frontdoor_id=row.frontdoor_id,
+        frontdoor_epoch=row.frontdoor_epoch,
+        body_format=row.body_format,
+    )
+
+
+def _attempt(row: Row[Any]) -> AttemptRecord:
+    attempt = Attempt(
+        request_id=row.request_id,
+        attempt_number=row.attempt_attempt_number,
+        fencing_token=row.attempt_fencing_token,
+        frontdoor_id=row.attempt_frontdoor_id,
+        frontdoor_epoch=row.attempt_frontdoor_epoch,
+        tenant=row.tenant,
+    )
+    return AttemptRecord(attempt, row.attempt_worker_id, row.attempt_started_at, row.attempt_cascade_stage)
+
+
+def _result(row: Row[Any]) -> ResultRecord:
+    return ResultRecord(
+        image=ObjectReference(row.image_key, row.image_digest, row.image_size_bytes),
+        image_format=row.image_format,
+        width_px=row.width_px,
+        height_px=row.height_px,
+        provenance=row.provenance,
+        completed_at=row.finished_at,
+    )
