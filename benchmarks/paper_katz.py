@@ -10,10 +10,10 @@ from typing import Any
 from benchmarks.paper_constants import KATZ_LATENCIES
 from benchmarks.paper_orders import Comparison
 from pentimento.dataplane import DataplaneSettings
+from pentimento.emulation.costs import from_latencies
+from pentimento.emulation.device import DeviceSettings
 from pentimento.policies.serving import SERVING_POLICIES, ServingSettings
 from pentimento.simulator import Scenario, Simulation
-from pentimento.simulator.costs import from_latencies
-from pentimento.simulator.device import DeviceSettings
 from pentimento.simulator.scenario import SimulatedDevices, SimulatedModel
 from pentimento.workloads import Arrival, Workload
 

@@ -18,6 +18,9 @@ from benchmarks.paper_constants import (
     Cascade,
 )
 from pentimento.dataplane import DataplaneSettings
+from pentimento.devices.profile import steady
+from pentimento.emulation.costs import ModelCosts, from_latencies
+from pentimento.emulation.device import DeviceSettings
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.policies.serving import SERVING_POLICIES, DeferralCurve, ServingPolicy, ServingSettings
 from pentimento.policies.serving.cascade_problem import CascadeSolution
@@ -25,8 +28,6 @@ from pentimento.policies.serving.cascades import StaticCascade
 from pentimento.reports import RequestRecord
 from pentimento.simulator import Scenario, Simulation
 from pentimento.simulator.cache import CacheSettings
-from pentimento.simulator.costs import ModelCosts, from_latencies, steady
-from pentimento.simulator.device import DeviceSettings
 from pentimento.simulator.scenario import Delays, SimulatedDevices, SimulatedModel
 from pentimento.simulator.synthetic_log import synthetic_log
 from pentimento.workloads import Content, Segment, SloClass, Workload, fluctuating, poisson

@@ -23,7 +23,15 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pentimento.devices.profile import BatchProfile, Cost, ModelProfile, SizeProfile, profile_from_json
+from pentimento.devices.profile import (
+    NOTHING,
+    BatchProfile,
+    Cost,
+    ModelProfile,
+    SizeProfile,
+    profile_from_json,
+    steady,
+)
 from pentimento.devices.speed import STEADY, SpeedChanges
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.files.toml_document import TomlTable, read_toml
@@ -32,7 +40,6 @@ from pentimento.pictures.png_text import text_of, with_text
 MAX_DEVICES = 1024
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 GUIDANCE_SCALE = 3.0
-NOTHING = Cost(0.0, 0.0, 1)
 
 
 @dataclass(frozen=True)
@@ -198,11 +205,6 @@ def _published(table: TomlTable, name: str, latencies: TomlTable) -> ModelProfil
         for batch in sorted(seconds)
     )
     return ModelProfile(name, f"published:{name}", "emulated", "", 1, "off", steps, (once,), batches)
-
-
-def steady(mean_s: float, variation: float = 0.0) -> Cost:
-    """`variation` is the standard deviation as a share of the mean; it counts as two samples, the fewest with one."""
-    return Cost(mean_s, (mean_s * variation) ** 2, 2)
 
 
 def _batch_size(table: TomlTable, field: str) -> int:

@@ -6,7 +6,7 @@
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -55,12 +55,39 @@ class Cost:
         """On a device that takes `factor` times as long."""
         return Cost(self.mean_s * factor, self.variance_s2 * factor * factor, self.sample_count)
 
-    def draw(self, source: random.Random) -> float:
-        """Seconds that one more measurement might take: log-normal with this mean and variance, so never below 0."""
+    def then(self, other: "Cost") -> "Cost":
+        """Return the cost of both, one after the other."""
+        samples = min(self.sample_count, other.sample_count)
+        return Cost(self.mean_s + other.mean_s, self.variance_s2 + other.variance_s2, samples)
+
+    def draw(self, source: random.Random, count: int = 1) -> float:
+        """Return seconds that one more measurement might take, or the mean of `count` independent ones: log-normal with
+        this mean and variance, so never below 0."""
         if self.variance_s2 <= 0.0 or self.mean_s <= 0.0:
             return self.mean_s
-        variance = math.log1p(self.variance_s2 / (self.mean_s * self.mean_s))
+        variance = math.log1p(self.variance_s2 / count / (self.mean_s * self.mean_s))
         return source.lognormvariate(math.log(self.mean_s) - variance / 2.0, math.sqrt(variance))
+
+
+NOTHING = Cost(0.0, 0.0, 1)
+
+
+def steady(mean_s: float, variation: float = 0.0) -> Cost:
+    """Return the cost with that mean; `variation` is the standard deviation as a share of it. It counts as two samples,
+    the fewest with a variance."""
+    return Cost(mean_s, (mean_s * variation) ** 2, 2)
+
+
+def for_every_batch(known: Mapping[int, Cost]) -> tuple[Cost, ...]:
+    """Return the costs of batches of 1, 2, … up to the largest known size: between known sizes on the straight line,
+    below the smallest as that one."""
+    costs = []
+    for size in range(1, max(known) + 1):
+        below = max((other for other in known if other <= size), default=min(known))
+        above = min(other for other in known if other >= size)
+        share = (size - below) / (above - below) if above > below else 0.0
+        costs.append(known[below].between(known[above], share))
+    return tuple(costs)
 
 
 @dataclass(frozen=True)
@@ -123,15 +150,15 @@ class ModelProfile:
 
     def step_cost(self, width_px: int, height_px: int, *, guided: bool, batch_size: int) -> Cost | None:
         """Likewise with its variance."""
-        found = [batch for batch in self.batches if _key(batch)[:3] == (width_px, height_px, guided)]
-        below = max((b for b in found if b.batch_size <= batch_size), key=lambda b: b.batch_size, default=None)
-        above = min((b for b in found if b.batch_size >= batch_size), key=lambda b: b.batch_size, default=None)
-        if below is None or above is None:
+        known = self.step_costs(width_px, height_px, guided=guided)
+        if not known or not min(known) <= batch_size <= max(known):
             return None
-        if below is above:
-            return below.step
-        share = (batch_size - below.batch_size) / (above.batch_size - below.batch_size)
-        return below.step.between(above.step, share)
+        return for_every_batch(known)[batch_size - 1]
+
+    def step_costs(self, width_px: int, height_px: int, *, guided: bool) -> dict[int, Cost]:
+        """Return e(b) by the batch sizes that were measured; none for a size that was not."""
+        wanted = (width_px, height_px, guided)
+        return {batch.batch_size: batch.step for batch in self.batches if _key(batch)[:3] == wanted}
 
     def size(self, width_px: int, height_px: int) -> SizeProfile | None:
         """None when that size was not measured."""

@@ -91,19 +91,21 @@ class GroupTurns:
         """Return the batch to run next: `choose_batch`, of the group whose turn it is. Without `preempt` a batch runs
         to its end, and no group has a turn before it."""
         first = choose_batch(candidates, limit_of, preempt=preempt)
-        group = self._next_group(candidates, first[0].key) if preempt and first else []
+        # Where all run there is no other group.
+        group = self._next_group(candidates, first[0].key) if preempt and len(first) < len(candidates) else []
         self._is_turn = bool(group)
         return choose_batch(group, limit_of, preempt=True) if group else first
 
-    def ran(self, key: Hashable, seconds: float, candidates: Sequence[Candidate]) -> None:
-        """Charge `seconds` to the group `key`, whose batch just ran; it was chosen from `candidates`."""
-        share = self._share(key)
-        share.step_s = seconds
+    def ran(self, key: Hashable, step_s: float, candidates: Sequence[Candidate], step_count: int = 1) -> None:
+        """Charge `step_count` steps of `step_s` seconds to the group `key`, whose batch just ran; it was chosen from
+        `candidates`."""
+        share, seconds = self._share(key), step_count * step_s
+        share.step_s = step_s
         if self._is_turn:
             share.saved_s -= seconds
-        keys = {key, *(candidate.key for candidate in candidates)}
-        for other in keys - {key}:
-            self._share(other).saved_s += seconds / len(keys)
+        others = {candidate.key for candidate in candidates if candidate.key != key}
+        for other in others:
+            self._share(other).saved_s += seconds / (len(others) + 1)
         while len(self._shares) > REMEMBERED_GROUPS:
             self._shares.popitem(last=False)
 
@@ -116,9 +118,11 @@ class GroupTurns:
         return [candidate for candidate in paying if candidate.key == key]
 
     def _share(self, key: Hashable) -> _Share:
-        self._shares.setdefault(key, _Share())
+        share = self._shares.get(key)
+        if share is None:
+            share = self._shares[key] = _Share()
         self._shares.move_to_end(key)
-        return self._shares[key]
+        return share
 
 
 def choose_batch(candidates: Sequence[C], limit_of: Callable[[Any], int], *, preempt: bool) -> list[C]:

@@ -4,9 +4,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from pentimento.dataplane import Dataplane
+from pentimento.dataplane.events import AttemptKey
 from pentimento.dataplane.state import Pool
 from pentimento.domain.fleet import Plan, Replica, ReplicaKind, StartShare
 from pentimento.domain.generation import PlanVersion
+from pentimento.emulation.device import EmulatedDevice
 from pentimento.policies.allocation import (
     AllocationContext,
     AllocationDecision,
@@ -16,7 +18,6 @@ from pentimento.policies.allocation import (
     ReplicaView,
     check_decision,
 )
-from pentimento.simulator.device import Device
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class SimulatedController:
         self,
         allocator: Allocator,
         name: str,
-        devices: dict[str, Device],
+        devices: dict[str, EmulatedDevice[AttemptKey]],
         available: dict[str, tuple[str, ...]],
         profiles: tuple[AllocationProfile, ...],
     ) -> None:

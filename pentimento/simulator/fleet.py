@@ -2,13 +2,13 @@
 
 from random import Random
 
-from pentimento.dataplane.events import SpeedProfile, WorkerReported
+from pentimento.dataplane.events import AttemptKey, SpeedProfile, WorkerReported
 from pentimento.domain.fleet import Plan
+from pentimento.emulation.costs import ModelCosts
+from pentimento.emulation.device import DeviceListener, EmulatedDevice
 from pentimento.policies.allocation import AllocationProfile
 from pentimento.reports import StartKind
 from pentimento.simulator.agenda import Agenda
-from pentimento.simulator.costs import ModelCosts
-from pentimento.simulator.device import Device, DeviceListener
 from pentimento.simulator.ledger import SimulatedPicture, SimulatedRequest
 from pentimento.simulator.routing import RETRIEVAL_POOL
 from pentimento.simulator.scenario import Scenario, SimulatedDevices
@@ -21,14 +21,16 @@ _RETRIEVAL_CREDITS = 1_000_000
 class SimulatedFleet:
     """`devices` by worker id; `available` models by kind of device; `profiles` as allocators read them."""
 
-    def __init__(self, scenario: Scenario, agenda: Agenda, listener: DeviceListener, random: Random) -> None:
+    def __init__(
+        self, scenario: Scenario, agenda: Agenda, listener: DeviceListener[AttemptKey], random: Random
+    ) -> None:
         self._scenario = scenario
         self._costs: dict[str, dict[str, ModelCosts]] = {}
         self._limits: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._models_of_pools: dict[str, str] = {}
         self._steps = {model.name: model.costs.step_count for model in scenario.models}
-        self.devices: dict[str, Device] = {}
+        self.devices: dict[str, EmulatedDevice[AttemptKey]] = {}
         self.available: dict[str, tuple[str, ...]] = {}
         for group, devices in enumerate(scenario.devices):
             kind = devices.kind or f"w{group}"
@@ -55,7 +57,7 @@ class SimulatedFleet:
                     limit = min(limit, assignment.max_batch_size)
                 device.assign(self._costs[device.kind][assignment.model], limit)
 
-    def holding(self, model: str) -> list[Device]:
+    def holding(self, model: str) -> list[EmulatedDevice[AttemptKey]]:
         """Those that would take a request for it now."""
         devices = self.devices.values()
         return [device for device in devices if device.costs.model == model and not device.draining and not device.lost]
@@ -92,13 +94,13 @@ class SimulatedFleet:
         return quality if painted.start.kind is StartKind.NOISE else quality * model.reuse_quality
 
     def _add(
-        self, kind: str, devices: SimulatedDevices, agenda: Agenda, listener: DeviceListener, random: Random
+        self, kind: str, devices: SimulatedDevices, agenda: Agenda, listener: DeviceListener[AttemptKey], random: Random
     ) -> None:
         costs = self._costs[kind][devices.resident]
         for number in range(devices.count):
             worker_id = f"{kind}-{number}"
             settings = self._scenario.device_settings
-            self.devices[worker_id] = Device(
+            self.devices[worker_id] = EmulatedDevice(
                 worker_id, kind, agenda, listener, random, settings, costs, devices.max_batch, devices.speed_changes
             )
 

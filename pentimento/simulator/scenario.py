@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 from pentimento.dataplane import DataplaneSettings
-from pentimento.devices.profile import Cost
+from pentimento.devices.profile import NOTHING, Cost
 from pentimento.devices.speed import STEADY, SpeedCourse
 from pentimento.domain.errors import InvalidArgument
+from pentimento.emulation.costs import ModelCosts
+from pentimento.emulation.device import DeviceSettings
 from pentimento.policies.serving import DeferralCurve, ServingPolicy
 from pentimento.simulator.cache import CacheSettings
-from pentimento.simulator.costs import NOTHING, ModelCosts
-from pentimento.simulator.device import DeviceSettings
 
 
 @dataclass(frozen=True)

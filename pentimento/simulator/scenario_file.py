@@ -19,8 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from pentimento.dataplane import DataplaneSettings
-from pentimento.devices.emulation import EmulatedFleet, largest_batch, read_fleet, steady
+from pentimento.devices.emulation import EmulatedFleet, largest_batch, read_fleet
+from pentimento.devices.profile import steady
 from pentimento.domain.errors import InvalidArgument
+from pentimento.emulation.costs import costs_of
+from pentimento.emulation.device import DeviceSettings
 from pentimento.files.toml_document import TomlTable, read_toml
 from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds
 from pentimento.policies.serving import (
@@ -32,8 +35,6 @@ from pentimento.policies.serving import (
     fleet_settings,
 )
 from pentimento.simulator.cache import CacheSettings
-from pentimento.simulator.costs import from_profile
-from pentimento.simulator.device import DeviceSettings
 from pentimento.simulator.scenario import Delays, Outage, Scenario, SimulatedDevices, SimulatedModel
 from pentimento.simulator.workload_table import existing, read_workload
 from pentimento.workloads import Workload
@@ -127,10 +128,7 @@ def _base(table: TomlTable, fleet: EmulatedFleet) -> Scenario:
 def _models(fleet: EmulatedFleet) -> tuple[SimulatedModel, ...]:
     return tuple(
         SimulatedModel(
-            replace(
-                from_profile(model.profile, model.width_px, model.height_px, guided=model.guided, load=model.load),
-                step_count=model.steps,
-            ),
+            costs_of(model),
             model.quality,
             model.quality_spread,
             model.reuse_quality,

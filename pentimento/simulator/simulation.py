@@ -9,19 +9,20 @@ steps, journal commits and messages take, with their variance. Deterministic by 
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 from pentimento.dataplane import Dataplane, effects, events
+from pentimento.dataplane.events import AttemptKey
 from pentimento.devices.profile import Cost
+from pentimento.emulation.device import EmulatedDevice, EmulatedJob
 from pentimento.policies.serving import CacheUse
 from pentimento.reports import Outcome, RequestRecord, StageSpan, StartKind
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.cache import MISS
 from pentimento.simulator.controller import SimulatedController
-from pentimento.simulator.device import Device, SimulatedJob
 from pentimento.simulator.fleet import SimulatedFleet
 from pentimento.simulator.ledger import SimulatedPicture, SimulatedRequest, draws_of, record_of
 from pentimento.simulator.reuse import Reuse
@@ -206,12 +207,12 @@ class Simulation:
 
     # What devices say.
 
-    def device_reports(self, device: Device) -> None:
+    def device_reports(self, device: EmulatedDevice[AttemptKey]) -> None:
         self.submit(
             events.WorkerReported(
                 device.worker_id,
                 device.costs.model,
-                device.costs.digest,
+                self._fleet.digest_of(device.costs.model),
                 device.generation,
                 device.credit_count,
                 draining=device.draining,
@@ -219,34 +220,37 @@ class Simulation:
             )
         )
 
-    def job_began(self, device: Device, job: SimulatedJob) -> None:
-        self.submit(events.AttemptStarted(*job.attempt))
+    def job_began(self, device: EmulatedDevice[AttemptKey], job: EmulatedJob[AttemptKey]) -> None:
+        self.submit(events.AttemptStarted(*job.owner))
 
-    def job_yielded(self, device: Device, job: SimulatedJob) -> None:
-        self.submit(events.AttemptYielded(*job.attempt))
+    def job_yielded(self, device: EmulatedDevice[AttemptKey], job: EmulatedJob[AttemptKey]) -> None:
+        self.submit(events.AttemptYielded(*job.owner))
 
-    def job_finished(self, device: Device, job: SimulatedJob) -> None:
-        request = self._requests.get(job.attempt[0])
+    def job_finished(self, device: EmulatedDevice[AttemptKey], job: EmulatedJob[AttemptKey]) -> None:
+        request = self._requests.get(job.owner[0])
         if request is not None:
             request.device_s += job.device_s
             # A request that went on while this attempt ran (a hedge, a cascade) has another start by now.
-            request.painted[job.attempt[1]] = SimulatedPicture(
+            request.painted[job.owner[1]] = SimulatedPicture(
                 request.pool, device.costs.model, request.start, request.steps
             )
             request.stages.append(StageSpan("wait_worker", job.arrived_s, job.began_s))
             request.stages.append(StageSpan("paint", job.began_s, self._agenda.now))
-        self._later(self._scenario.delays.result, events.AttemptFinished(*job.attempt), request, "receive")
+        self._later(self._scenario.delays.result, events.AttemptFinished(*job.owner), request, "receive")
 
-    def job_stopped(self, device: Device, job: SimulatedJob) -> None:
-        request = self._requests.get(job.attempt[0])
+    def job_stopped(self, device: EmulatedDevice[AttemptKey], job: EmulatedJob[AttemptKey]) -> None:
+        request = self._requests.get(job.owner[0])
         if request is not None:
             request.device_s += job.device_s
-        failed = events.AttemptFailed(*job.attempt, events.FailureKind.STOPPED)
+        failed = events.AttemptFailed(*job.owner, events.FailureKind.STOPPED)
         self._later(self._scenario.delays.result, failed)
 
-    def job_dropped(self, device: Device, job: SimulatedJob) -> None:
-        failed = events.AttemptFailed(*job.attempt, events.FailureKind.DEADLINE)
+    def job_dropped(self, device: EmulatedDevice[AttemptKey], job: EmulatedJob[AttemptKey]) -> None:
+        failed = events.AttemptFailed(*job.owner, events.FailureKind.DEADLINE)
         self._later(self._scenario.delays.result, failed)
+
+    def batch_stepped(self, batch: Sequence[EmulatedJob[AttemptKey]], seconds: float, late_s: float) -> None:
+        """Simulated devices tell of changes alone."""
 
     # Effects.
 

@@ -3,15 +3,17 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
-from pentimento.devices.emulation import EmulatedDevices, EmulatedFleet, EmulatedModel
+from pentimento.devices.emulation import EmulatedDevices, EmulatedFleet, EmulatedModel, largest_batch
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, InvalidArgument, PentimentoError
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import CapturedEntries, FromImage, FromLatent, GenerationSpec, NoiseForm, Route
+from pentimento.emulation.device import DeviceSettings, EmulatedDevice, EmulatedJob
 from pentimento.stores.objects import ObjectStore
 from services.unet_worker import metrics
 from services.unet_worker.attempts.accounts import count_result, stage_timings
@@ -21,15 +23,7 @@ from services.unet_worker.cache.donors import DonorReader, UnusableDonor
 from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.device_backend import DeviceMemory
-from services.unet_worker.emulation.engine import EmulatedEngine, EmulatedEngineSettings, EmulatedJob
-from services.unet_worker.emulation.model import (
-    check_profiled,
-    default_key,
-    device_costs,
-    emulated_held_model,
-    finish_cost,
-    key_of,
-)
+from services.unet_worker.emulation.model import check_profiled, costs_on, decoding_share, emulated_held_model, key_of
 from services.unet_worker.emulation.pictures import EmulatedPicture, EmulatedPictures, stand_in_latent
 
 CAPABILITIES = frozenset({Capability.LATENT_START, Capability.IMAGE_START, Capability.EMULATED})
@@ -54,11 +48,31 @@ class EmulatedStart:
     bad_donor_reason: str = ""
 
 
+class LoopTimers:
+    """The event loop as a device's clock and timers."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def now(self) -> float:
+        return self._loop.time()
+
+    def at(self, time_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
+        self._loop.call_at(time_s, action, argument)
+
+
 class JobBridge:
-    """News of one job. Progress is thinned out, as the real worker's is."""
+    """News of one attempt. Progress is thinned out, as the real worker's is."""
 
     def __init__(
-        self, worker_id: str, emit: Callable[[ExecuteEvent], None], uploads: Uploads | None, interval_s: float
+        self,
+        worker_id: str,
+        order: ExecuteOrder,
+        first_step: int,
+        emit: Callable[[ExecuteEvent], None],
+        uploads: Uploads | None,
+        interval_s: float,
     ) -> None:
         self._worker_id = worker_id
         self._emit = emit
@@ -66,37 +80,77 @@ class JobBridge:
         self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()
         self._next_at = 0.0
-        self._step_count = 1
+        self._size = (order.spec.width_px, order.spec.height_px)
+        self._step_count = order.spec.num_inference_steps
+        self.first_step = min(first_step, self._step_count - 1)
         self._place = PlaceWatch(0, 0, 0.0)
-        self.size = (8, 8)
-        self.done: asyncio.Future[EmulatedJob] = self._loop.create_future()
+        self.done: asyncio.Future[EmulatedJob[JobBridge]] = self._loop.create_future()
 
-    def started(self, first_step: int, step_count: int) -> None:
-        self._step_count = step_count
-        self._place = PlaceWatch(first_step, step_count, self._loop.time())
-        self._emit(Started(self._worker_id, first_step, step_count))
+    @property
+    def steps_run(self) -> int:
+        return self._step_count - self.first_step
 
-    def stepped(self, step: int) -> None:
-        if self._uploads is not None and step in self._uploads.steps:
-            self._uploads.add_latent(step, 1.0 - step / self._step_count, lambda: stand_in_latent(*self.size))
-        self._yield_place(step)
-        now = self._loop.time()
-        if now >= self._next_at:
+    def began(self) -> None:
+        self._place = PlaceWatch(self.first_step, self._step_count, self._loop.time())
+        self._emit(Started(self._worker_id, self.first_step, self._step_count))
+
+    def stepped(self, steps_left: int) -> None:
+        step, now = self._step_count - steps_left, self._loop.time()
+        if self._uploads is not None and steps_left and step in self._uploads.steps:
+            self._uploads.add_latent(step, 1.0 - step / self._step_count, lambda: stand_in_latent(*self._size))
+        if self._place.yields(step, now):
+            self._emit(PlaceYielded())
+        if now >= self._next_at and steps_left:
             self._next_at = now + self._interval_s
             self._emit(StepProgress(step, self._step_count))
 
-    def finished(self, job: EmulatedJob) -> None:
-        self._yield_place(self._step_count)
+    def finished(self, job: "EmulatedJob[JobBridge]") -> None:
         if not self.done.done():
             self.done.set_result(job)
-
-    def _yield_place(self, step: int) -> None:
-        if self._place.yields(step, self._loop.time()):
-            self._emit(PlaceYielded())
 
     def failed(self, error: PentimentoError) -> None:
         if not self.done.done():
             self.done.set_exception(error)
+
+
+Device = EmulatedDevice[JobBridge]
+Job = EmulatedJob[JobBridge]
+
+
+class DeviceNews:
+    """Carries a device's news to its attempts, the metrics, and `changed`: what it holds, takes or runs is another."""
+
+    def __init__(self, busy: BusyMeter, changed: Callable[[], None]) -> None:
+        self._busy = busy
+        self._changed = changed
+
+    def job_began(self, device: Device, job: Job) -> None:
+        job.owner.began()
+        self._changed()
+
+    def job_yielded(self, device: Device, job: Job) -> None:
+        """Attempts that hear of each step watch their places themselves."""
+
+    def job_finished(self, device: Device, job: Job) -> None:
+        job.owner.finished(job)
+
+    def job_stopped(self, device: Device, job: Job) -> None:
+        job.owner.failed(Cancelled("CANCELLED", "the attempt was stopped"))
+
+    def job_dropped(self, device: Device, job: Job) -> None:
+        job.owner.failed(DeadlineExceeded("DEADLINE_EXCEEDED", "it would have ended after its deadline"))
+
+    def batch_stepped(self, batch: Sequence[Job], seconds: float, late_s: float) -> None:
+        metrics.STEP_SECONDS.observe(seconds)
+        metrics.BATCH.observe(len(batch))
+        metrics.LOOP_LAG_SECONDS.observe(late_s)
+        self._busy.add(seconds)
+        for job in batch:
+            if not job.stopped:
+                job.owner.stepped(job.left)
+
+    def device_reports(self, device: Device) -> None:
+        self._changed()
 
 
 class EmulatedBackend:
@@ -111,7 +165,7 @@ class EmulatedBackend:
         objects: ObjectStore,
         store_threads: Executor,
         limits: EmulatedLimits,
-        engine_settings: EmulatedEngineSettings,
+        settings: DeviceSettings,
         busy: BusyMeter,
         changed: Callable[[], None],
         source: random.Random,
@@ -124,29 +178,34 @@ class EmulatedBackend:
         self._store_threads = store_threads
         self._donors = DonorReader(objects, store_threads, limits.donor_timeout_s)
         self._limits = limits
-        self._busy = busy
-        self._changed = changed
-        self._source = source
         self._pictures = {name: EmulatedPictures(fleet, fleet.model(name)) for name in devices.models}
         self._held = {name: emulated_held_model(fleet.model(name), identity[1]) for name in devices.models}
-        self._model = self._target = fleet.model(devices.models[0])
         self._loop = asyncio.get_running_loop()
-        self._finisher_free_at = 0.0
-        self._attempt_count = 0
-        self._max_batch: int | None = None
-        self._switch: asyncio.Task[None] | None = None
-        self._loading = False
-        self._idle = asyncio.Event()
-        self.engine = EmulatedEngine(device_costs(self._model, devices), engine_settings, source, self._loop, self._ran)
+        first = fleet.model(devices.models[0])
+        self.emulated = Device(
+            identity[0],
+            devices.name,
+            LoopTimers(),
+            DeviceNews(busy, changed),
+            source,
+            settings,
+            costs_on(first, devices),
+            largest_batch(first, devices),
+            devices.speed_changes,
+        )
+
+    @property
+    def _model(self) -> EmulatedModel:
+        return self._fleet.model(self.emulated.costs.model)
 
     @property
     def held(self) -> HeldModel:
-        return self._held[self._model.name]
+        return self._held[self.emulated.costs.model]
 
     @property
     def target_model(self) -> str:
         """The model that it holds, or is about to hold."""
-        return self._target.name
+        return self.emulated.model
 
     @property
     def noise_form(self) -> NoiseForm:
@@ -162,11 +221,11 @@ class EmulatedBackend:
 
     @property
     def batch_limit(self) -> int:
-        return 0 if self._switch is not None else self.engine.costs.limit(default_key(self._model))
+        return 0 if self.emulated.draining else self.emulated.max_batch
 
     @property
     def running_count(self) -> int:
-        return self.engine.running_count
+        return self.emulated.running_count
 
     def memory(self) -> DeviceMemory:
         """Of the device that it stands for; 0 where the fleet's file says nothing."""
@@ -174,19 +233,15 @@ class EmulatedBackend:
         return DeviceMemory(min(self._model.profile.idle_memory_bytes or 0, total), total)
 
     def check(self, spec: GenerationSpec) -> None:
-        check_profiled(self.engine.costs, spec)
+        check_profiled(self.emulated.costs, spec)
 
     def assign(self, name: str, max_batch: int) -> None:
         """Hold this model, in batches of at most that many. Another one is loaded once what is here is done, and takes
         its time; until then nothing new is taken. A stranger is left alone: plans are intent."""
         if name not in self._devices.models:
             return
-        self._target, self._max_batch = self._fleet.model(name), max_batch
-        if self._target is self._model and not self._loading:
-            self._stay()
-        elif self._switch is None:
-            self._switch = self._loop.create_task(self._load(), name="switch")
-            self._changed()
+        model = self._fleet.model(name)
+        self.emulated.assign(costs_on(model, self._devices), min(max_batch, largest_batch(model, self._devices)))
 
     def close(self) -> None:
         """From any thread."""
@@ -194,33 +249,8 @@ class EmulatedBackend:
         self._store_threads.shutdown(wait=False, cancel_futures=True)
 
     def _stop(self) -> None:
-        if self._switch is not None:
-            self._switch.cancel()
-        self.engine.fail_all(Cancelled("CANCELLED", "the worker stopped"))
-
-    def _stay(self) -> None:
-        """With the model that is here; a switch that has not got beyond draining is called off."""
-        before = self.batch_limit
-        if self._switch is not None:
-            self._switch.cancel()
-            self._switch = None
-        self.engine.costs = device_costs(self._model, self._devices, self._max_batch)
-        if self.batch_limit != before:
-            self._changed()
-
-    async def _load(self) -> None:
-        """Drain, wait for as long as loading takes, serve. The target may change once more meanwhile."""
-        while self._attempt_count:
-            self._idle.clear()
-            await self._idle.wait()
-        self._loading = True
-        while self._target is not self._model:
-            loading = self._target
-            await asyncio.sleep(loading.load.draw(self._source))
-            self._model = loading
-        self._loading, self._switch = False, None
-        self.engine.costs = device_costs(self._model, self._devices, self._max_batch)
-        self._changed()
+        for job in self.emulated.lose():
+            job.owner.failed(Cancelled("CANCELLED", "the worker stopped"))
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         """As the real worker's; PNG is the only format, and there are no final latents."""
@@ -230,16 +260,14 @@ class EmulatedBackend:
             raise InvalidArgument.of("return_latents", "must be false: an emulated device has no latents")
         accepted_at = self._loop.time()
         deadline = accepted_at + order.deadline_remaining_ms / 1000 if order.deadline_remaining_ms else None
-        self._attempt_count += 1
+        self.emulated.hold()
         try:
             async with asyncio.timeout_at(deadline):
                 return await self._run(order, emit, accepted_at, deadline)
         except TimeoutError:
             raise DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done") from None
         finally:
-            self._attempt_count -= 1
-            if not self._attempt_count:
-                self._idle.set()
+            self.emulated.release()
 
     async def _run(
         self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None], accepted_at: float, deadline: float | None
@@ -248,19 +276,18 @@ class EmulatedBackend:
         start = await self._start(order.spec, order.route)
         grant = order.cache_grant
         uploads = Uploads(grant, self._objects, self._store_threads) if grant is not None else None
-        bridge = JobBridge(self._identity[0], emit, uploads, self._limits.progress_interval_s)
-        bridge.size = (order.spec.width_px, order.spec.height_px)
-        job = await self._paint(order.spec, start, deadline, bridge)
-        decode_s = await self._finish(model, job)
+        interval_s = self._limits.progress_interval_s
+        bridge = JobBridge(self._identity[0], order, start.first_step, emit, uploads, interval_s)
+        job = await self._paint(order.spec, deadline, bridge)
         encoded_at = self._loop.time()
         picture = self._pictures[model.name].of(order.spec.prompt, order.spec.seed, start.first_step)
         captured, upload_notes = await self._store(uploads, picture)
         marks = (
-            ("start", accepted_at, job.queued_at),
-            ("queue", job.queued_at, job.started_at),
-            ("prepare", job.started_at, job.prepared_at),
-            ("denoise", job.prepared_at, job.finished_at),
-            ("decode", job.finished_at, encoded_at),
+            ("start", accepted_at, job.arrived_s),
+            ("queue", job.arrived_s, job.began_s),
+            ("prepare", job.began_s, job.prepared_s),
+            ("denoise", job.prepared_s, job.denoised_s),
+            ("decode", job.denoised_s, encoded_at),
             ("store", encoded_at, self._loop.time()),
         )
         note = RECORDED_NOTE if self._pictures[model.name].recorded else MADE_UP_NOTE
@@ -271,12 +298,12 @@ class EmulatedBackend:
             height_px=order.spec.height_px,
             image_digest=f"sha256:{hashlib.sha256(picture.png).hexdigest()}",
             captured=captured,
-            steps_run=job.step_count - job.first_step,
+            steps_run=bridge.steps_run,
             steps_saved=start.saved_steps,
             model_digest=held.model_digest,
             worker_generation=held.worker_generation,
             timings=stage_timings(accepted_at, marks),
-            device_seconds=job.device_s + decode_s,
+            device_seconds=job.device_s + job.finish_s * decoding_share(model),
             notes=(*order.notes, note, *([start.note] if start.note else []), *upload_notes),
             bad_donor_reason=start.bad_donor_reason,
         )
@@ -300,23 +327,13 @@ class EmulatedBackend:
             return EmulatedStart(note=str(unusable), bad_donor_reason=unusable.bad_donor_reason)
         return EmulatedStart()
 
-    async def _paint(
-        self, spec: GenerationSpec, start: EmulatedStart, deadline: float | None, bridge: JobBridge
-    ) -> EmulatedJob:
-        first_step = min(start.first_step, spec.num_inference_steps - 1)
-        job = self.engine.submit(key_of(spec), first_step, spec.num_inference_steps, deadline, bridge)
-        self._changed()
+    async def _paint(self, spec: GenerationSpec, deadline: float | None, bridge: JobBridge) -> Job:
+        """Denoised, then decoded and encoded."""
+        self.emulated.start(bridge, bridge.steps_run, deadline, key=key_of(spec))
         try:
             return await bridge.done
         finally:
-            self.engine.stop(job, Cancelled("CANCELLED", "the attempt was stopped"))
-
-    async def _finish(self, model: EmulatedModel, job: EmulatedJob) -> float:
-        """One picture after the other is decoded and encoded, beside the steps of others; the seconds of decoding."""
-        decode, encode = (cost.draw(self._source) for cost in finish_cost(model, self._devices))
-        self._finisher_free_at = max(self._finisher_free_at, job.finished_at) + decode + encode
-        await asyncio.sleep(max(self._finisher_free_at - self._loop.time(), 0.0))
-        return decode
+            self.emulated.stop(bridge)
 
     async def _store(
         self, uploads: Uploads | None, picture: EmulatedPicture
@@ -325,9 +342,3 @@ class EmulatedBackend:
             return CapturedEntries(""), ()
         uploads.add_image(picture.png)
         return await uploads.collect(self._limits.upload_timeout_s)
-
-    def _ran(self, request_count: int, seconds: float, late_s: float) -> None:
-        metrics.STEP_SECONDS.observe(seconds)
-        metrics.BATCH.observe(request_count)
-        metrics.LOOP_LAG_SECONDS.observe(late_s)
-        self._busy.add(seconds)

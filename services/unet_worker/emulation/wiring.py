@@ -12,6 +12,7 @@ from pentimento.clients.registration import Registration, generation_at
 from pentimento.devices.emulation import EmulatedDevices, EmulatedFleet, largest_batch, read_fleet
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport, WorkerAssignment
+from pentimento.emulation.device import DeviceSettings
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.rpc.grant_keys import open_grant_keys
 from pentimento.stores.objects import open_objects
@@ -20,7 +21,6 @@ from services.unet_worker.attempts.validation import AttemptLimits
 from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.emulation.backend import EmulatedBackend, EmulatedLimits
-from services.unet_worker.emulation.engine import EmulatedEngineSettings
 from services.unet_worker.emulation.model import model_cost
 from services.unet_worker.models.plan_following import PlanFollower
 from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
@@ -53,8 +53,8 @@ class EmulatedWorkerProcess:
     async def warm(self) -> None:
         """There is nothing to load but a recording."""
         backend = self._backend()
-        metrics.QUEUE.set_function(lambda: backend.engine.waiting_count)
-        metrics.RUNNING.set_function(lambda: backend.engine.running_count)
+        metrics.QUEUE.set_function(lambda: backend.emulated.waiting_count)
+        metrics.RUNNING.set_function(lambda: backend.emulated.running_count)
         self.worker.serve(backend)
         if self.settings.controller_address:
             self._join(backend)
@@ -81,8 +81,8 @@ class EmulatedWorkerProcess:
             open_objects(settings.objects_url),
             ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="objects"),
             EmulatedLimits(settings.progress_interval_ms / 1000, settings.donor_timeout_s, settings.upload_timeout_s),
-            EmulatedEngineSettings(
-                settings.aging_limit_s, self.fleet.preempt, self.fleet.step_batching, self.devices.speed_changes
+            DeviceSettings(
+                self.fleet.step_batching, self.fleet.preempt, aging_limit_s=settings.aging_limit_s, each_step=True
             ),
             self.busy,
             self.worker.capacity.changed,

@@ -147,7 +147,7 @@ async def test_a_cancelled_attempt_stops_and_frees_its_place(worker: Emulated) -
 
     # Ten steps later its own is long over.
     await result_of(execute(worker, "next"))
-    assert (worker.backend.engine.running_count, worker.backend.engine.waiting_count) == (0, 0)
+    assert (worker.backend.emulated.running_count, worker.backend.emulated.waiting_count) == (0, 0)
 
 
 async def test_a_switch_drains_loads_and_serves_the_other_model(worker: Emulated) -> None:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from random import Random
 
 from pentimento.dataplane import DataplaneSettings
+from pentimento.devices.profile import NOTHING, steady
+from pentimento.emulation.costs import from_latencies
+from pentimento.emulation.device import DeviceSettings
 from pentimento.policies.allocation import hold_resident
 from pentimento.policies.serving import SERVING_POLICIES, ServingPolicy, ServingSettings
 from pentimento.reports import RequestRecord
 from pentimento.simulator import Scenario, Simulation
-from pentimento.simulator.costs import NOTHING, from_latencies, steady
-from pentimento.simulator.device import DeviceSettings
 from pentimento.simulator.scenario import SimulatedDevices, SimulatedModel
 from pentimento.workloads import Arrival, Workload
 

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
+from pentimento.devices.profile import steady
+from pentimento.emulation.costs import from_latencies
+from pentimento.emulation.device import DeviceSettings
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, hold_resident
 from pentimento.policies.serving import SERVING_POLICIES, ServingPolicy, ServingSettings
 from pentimento.reports import Outcome, StartKind
 from pentimento.simulator import Simulation
 from pentimento.simulator.cache import CacheSettings
-from pentimento.simulator.costs import from_latencies, steady
-from pentimento.simulator.device import DeviceSettings
 from pentimento.simulator.scenario import Delays, Outage, SimulatedDevices, SimulatedModel
 from pentimento.workloads import Workload
 from tests.unit.simulator.scenarios import SD15, arrivals, cascade, one_model, poisson, run, share

@@ -13,7 +13,7 @@ from pentimento.devices.emulation import EmulatedDevices, EmulatedFleet, Emulate
 from pentimento.devices.profile import BatchProfile, Cost, ModelProfile, SizeProfile
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.generation import GenerationSpec, Scheduler
-from services.unet_worker.emulation.model import check_profiled, device_costs, emulated_held_model, finish_cost
+from services.unet_worker.emulation.model import check_profiled, costs_on, decoding_share, emulated_held_model
 from services.unet_worker.emulation.pictures import EmulatedPictures, stand_in_latent
 
 DEFERRAL = ((0.0, 0.0), (0.5, 0.2), (1.0, 1.0))
@@ -68,23 +68,23 @@ def test_a_recording_that_is_not_there_names_itself(tmp_path: Path) -> None:
 
 
 def test_a_faster_device_takes_less_time_for_everything() -> None:
-    costs = device_costs(MODEL, DEVICES)
+    costs = costs_on(MODEL, DEVICES)
 
-    assert [cost.mean_s for cost in costs.steps[64, 64, True]] == pytest.approx([0.1, 0.1, 0.15, 0.2])
-    assert costs.prepare.mean_s == pytest.approx(0.005)
-    assert [cost.mean_s for cost in finish_cost(MODEL, DEVICES)] == pytest.approx([0.01, 0.015])
+    assert [cost.mean_s for cost in costs.sizes[64, 64, True]] == pytest.approx([0.1, 0.1, 0.15, 0.2])
+    assert costs.steps == costs.sizes[64, 64, True]
+    assert (costs.prepare.mean_s, costs.finish.mean_s) == (pytest.approx(0.005), pytest.approx(0.025))
 
 
-def test_a_plan_bounds_the_batches_and_never_beyond_what_was_measured() -> None:
-    assert device_costs(MODEL, DEVICES, 3).limit((64, 64, True)) == 3
-    assert device_costs(MODEL, DEVICES, 60).limit((64, 64, True)) == 4
+def test_decoding_has_its_share_of_the_device_and_encoding_none() -> None:
+    assert decoding_share(MODEL) == pytest.approx(0.4)
+    assert decoding_share(replace(MODEL, profile=replace(PROFILE, sizes=()))) == 0.0
 
 
 def test_a_picture_that_was_not_profiled_is_refused_by_its_size() -> None:
     spec = GenerationSpec("x", "", "light", 128, 64, 50, 3.0, Scheduler.DDIM, 1)
 
     with pytest.raises(InvalidArgument, match=r"spec\.width_px: must be a size that was profiled \(64x64\)"):
-        check_profiled(device_costs(MODEL, DEVICES), spec)
+        check_profiled(costs_on(MODEL, DEVICES), spec)
 
 
 def test_an_emulated_model_is_never_taken_for_the_real_one() -> None:

@@ -6,25 +6,22 @@ from itertools import count
 from typing import Any
 
 
-class VirtualTimer:
-    """An emulated engine's timer. `late_s`: how much later than asked everything is called, as on a busy machine."""
+class VirtualTimers:
+    """An emulated device's timers. `late_s`: how much later than asked everything is called, as on a busy machine."""
 
     def __init__(self, late_s: float = 0.0) -> None:
         self.now = 0.0
         self.late_s = late_s
-        self._heap: list[tuple[float, int, Callable[..., Any]]] = []
+        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._numbers = count()
 
-    def time(self) -> float:
-        return self.now
-
-    def call_at(self, when: float, callback: Callable[..., Any]) -> None:
-        heapq.heappush(self._heap, (when, next(self._numbers), callback))
+    def at(self, time_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
+        heapq.heappush(self._heap, (time_s, next(self._numbers), action, argument))
 
     def run_until(self, end: float) -> None:
         """Everything that is due by then, in order."""
         while self._heap and self._heap[0][0] + self.late_s <= end:
-            when, _, callback = heapq.heappop(self._heap)
+            when, _, action, argument = heapq.heappop(self._heap)
             self.now = max(self.now, when + self.late_s)
-            callback()
+            action(argument)
         self.now = max(self.now, end)
