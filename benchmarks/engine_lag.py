@@ -23,8 +23,9 @@ from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.supervisor.models import find_model
 from pentimento.testing.worker_process import START_S
 from services.unet_worker.loop_lag import LoopLagProbe
+from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
-from services.unet_worker.wiring import UnetWorkerProcess, wire
+from services.unet_worker.wiring import wire
 
 MAX_BATCH = 8
 STREAMS = 2 * MAX_BATCH
@@ -70,7 +71,7 @@ async def load_process(address: str) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def served(model: Path, folder: Path) -> AsyncIterator[tuple[UnetWorkerProcess, str]]:
+async def served(model: Path, folder: Path) -> AsyncIterator[tuple[WorkerProcess, str]]:
     address = f"unix:{folder}/worker"
     settings = UnetWorkerSettings(
         RpcServerSettings(listen=(address,)),
@@ -91,7 +92,7 @@ async def served(model: Path, folder: Path) -> AsyncIterator[tuple[UnetWorkerPro
         await process.server.stop()
 
 
-async def lags_of(process: UnetWorkerProcess, seconds: float) -> list[float]:
+async def lags_of(process: WorkerProcess, seconds: float) -> list[float]:
     """By a probe of the worker's own kind beside its own."""
     lags: list[float] = []
     probe = LoopLagProbe(lambda lag_s: lags.append(lag_s * 1e3))
@@ -101,7 +102,7 @@ async def lags_of(process: UnetWorkerProcess, seconds: float) -> list[float]:
     return lags
 
 
-async def until_full(process: UnetWorkerProcess) -> None:
+async def until_full(process: WorkerProcess) -> None:
     async with asyncio.timeout(START_S):
         while True:
             if process.worker.loaded.running_count >= MAX_BATCH:

@@ -5,13 +5,9 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import torch
 
-from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
-from pentimento.clients.controller import ControllerClient
-from pentimento.clients.registration import Registration, generation_at
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
     CompileMode,
@@ -22,18 +18,13 @@ from pentimento.diffusion.engine import (
 )
 from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.weights import quiet_loaders
-from pentimento.domain.clock import SystemClock
-from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport, WorkerAssignment
-from pentimento.rpc import RpcServer, open_channel
-from pentimento.rpc.grant_keys import open_grant_keys
+from pentimento.domain.fleet import ModelCost
 from pentimento.stores.objects import ObjectStore, open_objects
 from services.unet_worker import metrics
 from services.unet_worker.attempts.execution import AttemptRunner, ExecutionLimits
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.starts import StartResolver
-from services.unet_worker.attempts.validation import AttemptLimits
-from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.energy import EnergyMeter, open_counter
@@ -47,11 +38,9 @@ from services.unet_worker.loop_lag import LoopLagProbe
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_card import checkpoints, default_batch_key, held_model, model_costs
 from services.unet_worker.models.model_switch import ModelSwitch
-from services.unet_worker.models.plan_following import PlanFollower
 from services.unet_worker.models.warm_up import BatchMeasurement, warm_up
-from services.unet_worker.servicer import FULL_NAME, UnetWorkerServicer
+from services.unet_worker.process import WorkerIdentity, WorkerProcess
 from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
-from services.unet_worker.worker import UnetWorker
 
 logger = logging.getLogger(__name__)
 
@@ -59,54 +48,42 @@ logger = logging.getLogger(__name__)
 STORE_THREADS = 4
 
 
-@dataclass
-class UnetWorkerProcess:
-    """`models`: settings to load each with, the first is held at first. `registration` and `following` are None without
-    a controller."""
+class TorchModels:
+    """Checkpoints that a device can hold, by their names, with the settings to load each with. See
+    `process.WorkerModels`."""
 
-    server: RpcServer
-    worker: UnetWorker
-    settings: UnetWorkerSettings
-    models: Mapping[str, UnetWorkerSettings]
-    generation: int
-    busy: BusyMeter = field(default_factory=lambda: BusyMeter(time.monotonic))
-    lag: LoopLagProbe = field(default_factory=lambda: LoopLagProbe(metrics.LOOP_LAG_SECONDS.observe))
-    registration: Registration | None = None
-    following: asyncio.Task[None] | None = None
+    def __init__(self, models: Mapping[str, UnetWorkerSettings]) -> None:
+        self._models = models
+        self._lag = LoopLagProbe(metrics.LOOP_LAG_SECONDS.observe)
 
-    async def run(self) -> None:
-        try:
-            await self.server.run_until_stopped(self.warm, self.drain)
-        finally:
-            await self.close()
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._models)
 
-    async def close(self) -> None:
-        """Stops what is left; takes at most a step."""
-        self.lag.close()
-        if self.following is not None:
-            self.following.cancel()
-        await self.worker.close()
+    def costs(self) -> tuple[ModelCost, ...]:
+        return model_costs(self._models)
 
-    async def warm(self) -> None:
-        """Load, measure and compile off the event loop, so that health is answered meanwhile."""
-        costs = model_costs(self.models)
-        loaded = await self._load(next(iter(self.models)))
-        backend = ModelSwitch(loaded, self._load, self.worker.capacity.changed)
-        self.lag.start()
-        self.worker.serve(backend)
-        if self.settings.controller_address:
-            self._join(backend, costs)
+    async def serve(self, identity: WorkerIdentity) -> ModelSwitch:
+        """Load, measure and compile off the event loop."""
+        loader = CheckpointLoader(self._models, identity)
+        backend = ModelSwitch(await loader.load(self.names[0]), loader.load, identity.changed)
+        self._lag.start()
+        return backend
 
-    async def drain(self) -> None:
-        if self.following is not None:
-            self.following.cancel()
-        await self.worker.drain()
-        if self.registration is not None:
-            await self.registration.close()
+    def close(self) -> None:
+        self._lag.close()
 
-    async def _load(self, name: str) -> LoadedModel:
-        """Ready to serve."""
-        loaded = await asyncio.to_thread(self._load_checkpoint, self.models[name])
+
+class CheckpointLoader:
+    """Loads checkpoints for one start of a worker."""
+
+    def __init__(self, models: Mapping[str, UnetWorkerSettings], identity: WorkerIdentity) -> None:
+        self._models = models
+        self._identity = identity
+
+    async def load(self, name: str) -> LoadedModel:
+        """Return the model, ready to serve."""
+        loaded = await asyncio.to_thread(self._load_checkpoint, self._models[name])
         await warm_up(loaded.runner, loaded.held)
         return loaded
 
@@ -120,15 +97,15 @@ class UnetWorkerProcess:
         return self._assemble(model, objects, settings)
 
     def _assemble(self, model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings) -> LoadedModel:
-        held = held_model(model.info, settings, self.generation)
+        held = held_model(model.info, settings, self._identity.generation)
         denoiser = _denoiser(model, settings.compile)
-        engine = self._start_engine(model, denoiser)
-        measurement = self._measure(engine, model, denoiser, default_batch_key(held))
+        engine = self._start_engine(model, denoiser, settings)
+        measurement = _measure(engine, model, denoiser, default_batch_key(held), settings)
         store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="objects")
         finisher = Finisher(model, settings.preview_side_px, settings.threads)
         energy = _energy_meter(model.device)
         runner = AttemptRunner(
-            self.server.instance_id,
+            self._identity.instance_id,
             held,
             engine,
             finisher,
@@ -141,8 +118,8 @@ class UnetWorkerProcess:
         parts = (engine, finisher, runner, store_threads)
         return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, energy)
 
-    def _start_engine(self, model: DiffusionModel, denoiser: Denoiser) -> StepEngine:
-        settings, scraped = self.settings, BusyMeter(time.monotonic)
+    def _start_engine(self, model: DiffusionModel, denoiser: Denoiser, settings: UnetWorkerSettings) -> StepEngine:
+        scraped = BusyMeter(time.monotonic)
         engine = StepEngine(
             model,
             EngineSettings(
@@ -152,7 +129,7 @@ class UnetWorkerProcess:
                 preempt=settings.preempt,
                 prompt_memo_entries=settings.prompt_memo_entries,
             ),
-            EngineMetrics((self.busy, scraped)),
+            EngineMetrics((self._identity.busy, scraped)),
             denoiser,
         )
         metrics.QUEUE.set_function(lambda: engine.waiting_count)
@@ -161,73 +138,20 @@ class UnetWorkerProcess:
         engine.start()
         return engine
 
-    def _measure(
-        self, engine: StepEngine, model: DiffusionModel, denoiser: Denoiser, key: BatchKey
-    ) -> BatchMeasurement:
-        """Ready for its first request: memory measured, graphs compiled, on the engine's own thread."""
-        budget = memory_budget_bytes(model.device, self.settings.memory_budget_mib)
-        measurement = BatchMeasurement(model, denoiser, engine.limits, key, budget, self.settings.warm_up_s)
-        engine.call(measurement.before_serving).result()
-        return measurement
 
-    def _join(self, backend: ModelSwitch, costs: tuple[ModelCost, ...]) -> None:
-        """The fleet, and its plan."""
-        controller = ControllerClient(open_channel(self.settings.controller_address, self.settings.channels))
-        follower = PlanFollower(controller, self.server.instance_id, lambda wanted: self._assign(backend, wanted))
-        self.registration = Registration(
-            controller, lambda: self._replica(backend, costs), lambda: self._report(backend, follower)
-        )
-        self.registration.start()
-        self.following = asyncio.get_running_loop().create_task(follower.run(), name="plan")
-
-    def _assign(self, backend: ModelSwitch, wanted: WorkerAssignment) -> None:
-        before = backend.target_model
-        if wanted.model in self.models:
-            backend.assign(wanted.model, wanted.max_batch_size)
-        if backend.target_model != before and self.registration is not None:
-            # The next plan is to know who is changing already.
-            self.registration.report_soon()
-
-    def _replica(self, backend: ModelSwitch, costs: tuple[ModelCost, ...]) -> Replica:
-        return Replica(
-            instance_id=self.server.instance_id,
-            kind=ReplicaKind.UNET_WORKER,
-            address=self.settings.advertise_address or self.server.bound_addresses[0],
-            generation=self.generation,
-            device=backend.device,
-            device_memory_bytes=backend.memory().total_bytes,
-            available_models=tuple(self.models),
-            resident_models=(backend.target_model,),
-            capabilities=backend.capabilities,
-            costs=costs,
-        )
-
-    def _report(self, backend: ModelSwitch, follower: PlanFollower) -> ReplicaReport:
-        credits = self.worker.credits()
-        return ReplicaReport(
-            instance_id=self.server.instance_id,
-            generation=self.generation,
-            resident_models=(backend.target_model,),
-            queue_length=credits.queued_count,
-            running_count=credits.running_count,
-            busy_share=self.busy.share(),
-            completed_count=self.worker.attempts.completed_count,
-            failed_count=self.worker.attempts.failed_count,
-            plan=follower.acknowledgement(backend.held.model_digest),
-            draining=credits.draining,
-        )
-
-
-def wire(settings: UnetWorkerSettings) -> UnetWorkerProcess:
+def wire(settings: UnetWorkerSettings) -> WorkerProcess:
     """Call it inside the event loop that the process runs on. Raises InvalidArgument for two models of one name."""
-    server = RpcServer(settings.rpc, "unet_worker")
-    keys = open_grant_keys(settings.grant_key_file)
-    grants = GrantGuard(keys, SystemClock(), open_to_all=settings.rpc.token_file is None)
-    worker = UnetWorker(
-        server.instance_id, settings.credits, settings.orphan_s, AttemptLimits(settings.max_prompt_chars), grants
-    )
-    server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(worker), FULL_NAME)
-    return UnetWorkerProcess(server, worker, settings, checkpoints(settings), generation_at(SystemClock()))
+    return WorkerProcess(settings, TorchModels(checkpoints(settings)), settings.credits)
+
+
+def _measure(
+    engine: StepEngine, model: DiffusionModel, denoiser: Denoiser, key: BatchKey, settings: UnetWorkerSettings
+) -> BatchMeasurement:
+    """Ready for its first request: memory measured, graphs compiled, on the engine's own thread."""
+    budget = memory_budget_bytes(model.device, settings.memory_budget_mib)
+    measurement = BatchMeasurement(model, denoiser, engine.limits, key, budget, settings.warm_up_s)
+    engine.call(measurement.before_serving).result()
+    return measurement
 
 
 def _denoiser(model: DiffusionModel, choice: CompileChoice) -> Denoiser:

@@ -58,3 +58,17 @@ class DeviceBackend(Protocol):
     def close(self) -> None:
         """Stops what is left; takes at most a step."""
         ...
+
+
+class PlannedBackend(DeviceBackend, Protocol):
+    """A device that can hold one model or another, as the plan says."""
+
+    @property
+    def target_model(self) -> str:
+        """The model that it holds, or is about to hold."""
+        ...
+
+    def assign(self, name: str, max_batch: int) -> None:
+        """Hold this model, in batches of at most that many. What is here is painted first, and until the other one is
+        loaded nothing new is taken; a switch that has not got beyond that is called off by its own model."""
+        ...

@@ -25,6 +25,7 @@ from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.device_backend import DeviceMemory
 from services.unet_worker.emulation.model import check_profiled, costs_on, decoding_share, emulated_held_model, key_of
 from services.unet_worker.emulation.pictures import EmulatedPicture, EmulatedPictures, stand_in_latent
+from services.unet_worker.process import WorkerIdentity
 
 CAPABILITIES = frozenset({Capability.LATENT_START, Capability.IMAGE_START, Capability.EMULATED})
 RECORDED_NOTE = "emulated: profiled times, a recorded picture"
@@ -154,24 +155,21 @@ class DeviceNews:
 
 
 class EmulatedBackend:
-    """Holds one of the device's models at a time; see `device_backend.DeviceBackend`. `changed` is called when what it
-    holds or takes changes. `source` draws all its times."""
+    """Holds one of the device's models at a time; see `device_backend.PlannedBackend`. `source` draws all its times."""
 
     def __init__(
         self,
-        identity: tuple[str, int],
+        identity: WorkerIdentity,
         fleet: EmulatedFleet,
         devices: EmulatedDevices,
         objects: ObjectStore,
         store_threads: Executor,
         limits: EmulatedLimits,
         settings: DeviceSettings,
-        busy: BusyMeter,
-        changed: Callable[[], None],
         source: random.Random,
     ) -> None:
-        """`identity` is the instance id and its generation. Raises what is wrong with a recording."""
-        self._identity = identity
+        """Raises what is wrong with a recording."""
+        self._worker_id = identity.instance_id
         self._fleet = fleet
         self._devices = devices
         self._objects = objects
@@ -179,14 +177,14 @@ class EmulatedBackend:
         self._donors = DonorReader(objects, store_threads, limits.donor_timeout_s)
         self._limits = limits
         self._pictures = {name: EmulatedPictures(fleet, fleet.model(name)) for name in devices.models}
-        self._held = {name: emulated_held_model(fleet.model(name), identity[1]) for name in devices.models}
+        self._held = {name: emulated_held_model(fleet.model(name), identity.generation) for name in devices.models}
         self._loop = asyncio.get_running_loop()
         first = fleet.model(devices.models[0])
         self.emulated = Device(
-            identity[0],
+            identity.instance_id,
             devices.name,
             LoopTimers(),
-            DeviceNews(busy, changed),
+            DeviceNews(identity.busy, identity.changed),
             source,
             settings,
             costs_on(first, devices),
@@ -277,7 +275,7 @@ class EmulatedBackend:
         grant = order.cache_grant
         uploads = Uploads(grant, self._objects, self._store_threads) if grant is not None else None
         interval_s = self._limits.progress_interval_s
-        bridge = JobBridge(self._identity[0], order, start.first_step, emit, uploads, interval_s)
+        bridge = JobBridge(self._worker_id, order, start.first_step, emit, uploads, interval_s)
         job = await self._paint(order.spec, deadline, bridge)
         encoded_at = self._loop.time()
         picture = self._pictures[model.name].of(order.spec.prompt, order.spec.seed, start.first_step)

@@ -13,7 +13,8 @@ from pentimento.clients.worker import WorkerClient
 from pentimento.domain.fleet import HeldModel
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from services.unet_worker.emulation.backend import EmulatedBackend
-from services.unet_worker.emulation.wiring import EmulatedWorkerProcess, wire
+from services.unet_worker.emulation.wiring import wire
+from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import EmulatedWorkerSettings
 
 FLEET = """\
@@ -57,7 +58,7 @@ def fleet_file(directory: Path) -> Path:
 
 @dataclass(frozen=True)
 class Emulated:
-    process: EmulatedWorkerProcess
+    process: WorkerProcess
     client: WorkerClient
 
     @property

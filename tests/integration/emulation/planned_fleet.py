@@ -19,8 +19,8 @@ from services.controller.wiring import ControllerProcess
 from services.controller.wiring import wire as wire_controller
 from services.discriminator.settings import EmulatedDiscriminatorSettings
 from services.discriminator.wiring import wire as wire_discriminator
-from services.unet_worker.emulation.wiring import EmulatedWorkerProcess
 from services.unet_worker.emulation.wiring import wire as wire_worker
+from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import EmulatedWorkerSettings
 
 # A device paints 20 light pictures a second, or 10 heavy ones.
@@ -75,7 +75,7 @@ class RecordingSettings(ControllerSettings):
 class PlannedFleet:
     suite: FrontdoorSuite
     controller: ControllerProcess
-    workers: tuple[EmulatedWorkerProcess, ...]
+    workers: tuple[WorkerProcess, ...]
     settings: RecordingSettings
 
     @property
@@ -146,6 +146,6 @@ async def started(process: Any, stack: AsyncExitStack) -> Any:
 
 async def stopped(process: Any) -> None:
     await process.drain()
-    if isinstance(process, EmulatedWorkerProcess):
+    if isinstance(process, WorkerProcess):
         await process.close()
     await process.server.stop()

@@ -17,15 +17,16 @@ from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.testing.checkpoints import write_checkpoint
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_switch import ModelSwitch
+from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
-from services.unet_worker.wiring import UnetWorkerProcess, wire
+from services.unet_worker.wiring import wire
 
 
 @dataclass(frozen=True)
 class Served:
     """A worker that serves, and what a test needs of it."""
 
-    process: UnetWorkerProcess
+    process: WorkerProcess
     channel: grpc.aio.Channel
     client: WorkerClient
     objects: ObjectStore
