@@ -1,6 +1,7 @@
 """A small service as a process: `python -m tests.contract.rpc.program --listen unix:… [--warm MODE] [--drain MODE]`."""
 
 import asyncio
+import gc
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ class Warm(Enum):
     NEVER = "never"
     FAILS = "fails"
     BREAKS = "breaks"
+    TELLS = "tells"
 
 
 class Drain(Enum):
@@ -51,6 +53,8 @@ async def main(argv: list[str]) -> None:
             raise FailedPrecondition("WEIGHTS_CORRUPT", "unet.safetensors: the weights\nare corrupt")
         if settings.warm is Warm.BREAKS:
             raise ValueError("canary")
+        if settings.warm is Warm.TELLS:
+            say(f"frozen {gc.get_freeze_count() > 0}, switches after {sys.getswitchinterval()} s")
 
     async def drain() -> None:
         say("draining")

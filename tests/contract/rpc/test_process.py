@@ -116,6 +116,13 @@ async def test_a_drain_that_never_ends_is_left_at_its_timeout(address: str) -> N
         assert "work was left when the drain timed out" in await stderr_of(process)
 
 
+async def test_a_process_does_not_look_through_its_imports_and_lets_its_event_loop_run_soon(address: str) -> None:
+    async with program("--listen", address, "--warm", "tells") as process:
+        told = [await said(process) for _ in range(2)]
+
+    assert told == ["warming", "frozen True, switches after 0.0005 s"]
+
+
 async def test_sigterm_while_warming_stops_at_once(address: str) -> None:
     async with program("--listen", address, "--warm", "never") as process:
         assert await said(process) == "warming"

@@ -1,5 +1,7 @@
 """What a server and a channel are bound to, as operations and clients rely on it."""
 
+from pathlib import Path
+
 from pentimento.rpc import access, failures, intake, pipeline, probe, process, server, watched_file
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.rpc.transport import channel_options, server_options
@@ -33,6 +35,13 @@ def test_a_server_bounds_what_a_peer_may_hold_and_notices_one_that_is_gone() -> 
         "grpc.max_connection_idle_ms": 300_000,
         "grpc.server_handshake_timeout_ms": 10_000,
     }
+
+
+def test_a_connection_to_a_server_that_tenants_share_has_a_hundred_calls() -> None:
+    alone = dict(server_options(RpcServerSettings(), MEBIBYTE))
+    shared = dict(server_options(RpcServerSettings(token_file=Path("tokens.toml")), MEBIBYTE))
+
+    assert shared == alone | {"grpc.max_concurrent_streams": 100}
 
 
 def test_a_channel_finds_its_server_again_within_seconds_and_asks_no_proxy() -> None:

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from pentimento.rpc import context, watched_file
-from pentimento.rpc.channel import FileToken, GivenToken, KitCall, NoToken, Token, open_token
+from pentimento.rpc.channel import FileToken, GivenToken, KitCall, KitChannel, NoToken, Token, open_token
 from pentimento.settings import SettingsError
 from pentimento.telemetry.request_id import request_id
 
@@ -87,3 +88,43 @@ def test_what_is_no_token_is_refused(content: bytes, tmp_path: Path) -> None:
 
     with pytest.raises(SettingsError, match="token: "):
         FileToken(tmp_path / "token")
+
+
+class NotedChannel:
+    """Notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[object, ...]] = []
+
+    def get_state(self, try_to_connect: bool) -> grpc.ChannelConnectivity:
+        self.noted.append(("state", try_to_connect))
+        return grpc.ChannelConnectivity.IDLE
+
+    async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
+        self.noted.append(("change", last))
+
+    async def channel_ready(self) -> None:
+        self.noted.append(("ready",))
+
+    async def close(self, grace: float | None) -> None:
+        self.noted.append(("close", grace))
+
+
+async def test_what_concerns_the_connection_is_the_channel_s_below() -> None:
+    below = NotedChannel()
+    idle = grpc.ChannelConnectivity.IDLE
+    async with KitChannel(below, NoToken(), 10.0) as channel:  # type: ignore[arg-type]
+        states = channel.get_state(), channel.get_state(try_to_connect=True)
+        await channel.wait_for_state_change(idle)
+        await channel.channel_ready()
+    await channel.close(2.0)
+
+    assert states == (idle, idle)
+    assert below.noted == [
+        ("state", False),
+        ("state", True),
+        ("change", idle),
+        ("ready",),
+        ("close", None),
+        ("close", 2.0),
+    ]
