@@ -550,3 +550,9 @@ def test_a_wrong_argument_is_named(journal: Journal, misuse: Callable[[Journal],
         misuse(journal)
 
     assert [violation.field for violation in refused.value.violations] == [field]
+
+
+def test_what_a_request_does_not_bring_is_nothing() -> None:
+    brought = AcceptedRequest("r1", "tenant", b"body", "hash", 1.0)
+
+    assert brought == AcceptedRequest("r1", "tenant", b"body", "hash", 1.0, "", None, "", 0, 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -128,3 +129,21 @@ async def test_what_concerns_the_connection_is_the_channel_s_below() -> None:
         ("close", None),
         ("close", 2.0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("form", "timeout_s"),
+    [("unary_unary", 10.0), ("stream_unary", 10.0), ("unary_stream", None), ("stream_stream", None)],
+)
+def test_a_call_of_each_form_is_made_as_asked_and_ends_in_time_where_it_has_one_answer(
+    form: str, timeout_s: float | None
+) -> None:
+    made: list[tuple[object, ...]] = []
+    below = SimpleNamespace(**{form: lambda *given: made.append(given) or (lambda request, **options: options)})
+    channel = KitChannel(below, NoToken(), 10.0)  # type: ignore[arg-type]
+
+    options = getattr(channel, form)("/a.B/C", bytes, str)("request")
+    getattr(channel, form)("/a.B/C", _registered_method=True)
+
+    assert made == [("/a.B/C", bytes, str, False), ("/a.B/C", None, None, True)]
+    assert options["timeout"] == timeout_s

@@ -205,3 +205,29 @@ def test_a_closed_writer_lets_go_of_the_database(engine: Engine, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.sqlite"]
     with pytest.raises(StoreUnavailable, match=r"^ledger cannot be reached: it is closed"):
         writer.submit(rows)
+
+
+def test_of_two_jobs_the_one_that_fails_undoes_only_itself_and_alone_it_is_run_once(writer: GroupCommitWriter) -> None:
+    running, go_on = threading.Event(), threading.Event()
+    run_count = 0
+
+    def fails(connection: Connection) -> None:
+        nonlocal run_count
+        run_count += 1
+        raise RuntimeError("a defect")
+
+    def holds(connection: Connection) -> None:
+        running.set()
+        go_on.wait(10)
+
+    with pytest.raises(RuntimeError):
+        writer.submit(fails).result()
+    run_alone_count = run_count
+    writer.submit(holds)
+    running.wait(10)
+    good, bad = writer.submit(lambda connection: insert(connection, 1)), writer.submit(fails)
+    go_on.set()
+
+    assert (run_alone_count, good.result()) == (1, 1)
+    with pytest.raises(RuntimeError):
+        bad.result()

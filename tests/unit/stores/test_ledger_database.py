@@ -6,10 +6,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, event, exc, text
+from sqlalchemy import Engine, Executable, event, exc, text
+from sqlalchemy.dialects import postgresql
 
 from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
 from pentimento.stores.errors import StoreFull, StoreUnavailable
+from pentimento.stores.ledger import database, journal, journal_objects, journal_tables, migrations
 from pentimento.stores.ledger.database import LedgerContention, open_engine, typed_errors
 
 UNREACHED = "ledger cannot be reached: "
@@ -167,3 +169,67 @@ def test_sqlite_s_own_error_is_named_by_its_code(tmp_path: Path) -> None:
     engine.dispose()
 
     assert caught.value.message == "ledger: IntegrityError (SQLITE_CONSTRAINT_PRIMARYKEY)"
+
+
+def test_connections_are_kept_for_four_and_a_server_s_are_tried_before_use(tmp_path: Path) -> None:
+    engines = open_engine(f"sqlite:///{tmp_path}/ledger.sqlite"), open_engine("postgresql+psycopg://user@host/name")
+
+    assert [engine.pool.size() for engine in engines] == [4, 4]  # type: ignore[attr-defined]
+    assert engines[1].pool._pre_ping
+
+
+def test_a_directory_that_was_there_keeps_its_rights(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir(mode=0o755)
+    (tmp_path / "shared").chmod(0o755)
+
+    open_engine(f"sqlite:///{tmp_path}/shared/ledger.sqlite").dispose()
+
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o755
+
+
+class NotedConnection:
+    """A connection to PostgreSQL that notes what it would run."""
+
+    dialect = postgresql.dialect()
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[str, object]] = []
+
+    def execute(self, statement: Executable, parameters: object = None) -> None:
+        self.ran.append((str(statement.compile(dialect=self.dialect)), parameters))  # type: ignore[attr-defined]
+
+
+def test_a_server_s_tables_are_migrated_by_one_at_a_time_in_its_own_types() -> None:
+    server = NotedConnection()
+
+    migrations._lock(server)  # type: ignore[arg-type]
+    migrations._apply(server, "things", migrations.Migration(2, ("ALTER TABLE t ADD COLUMN d {blob}",)))  # type: ignore[arg-type]
+
+    (lock, key), (change, _), (_, version) = server.ran
+    assert lock == "SELECT pg_advisory_xact_lock(%(lock)s)"
+    assert isinstance(key, dict) and key.keys() == {"lock"}
+    assert (change, version) == ("ALTER TABLE t ADD COLUMN d BYTEA", {"version": 2, "component": "things"})
+
+
+def test_what_sqlite_keeps_of_bytes_is_a_blob() -> None:
+    assert migrations._BLOB["sqlite"] == "BLOB"
+
+
+def test_a_server_holds_back_who_would_claim_an_epoch_while_another_accepts() -> None:
+    statement = str(journal._NEWEST_EPOCH.compile(dialect=NotedConnection.dialect))
+
+    assert statement.endswith("FOR SHARE")
+
+
+def test_a_server_inserts_what_is_not_there_yet() -> None:
+    statement = database._insert_unless_present("postgresql", journal_tables.spool)
+
+    assert "ON CONFLICT DO NOTHING RETURNING" in str(statement.compile(dialect=NotedConnection.dialect))  # type: ignore[attr-defined]
+
+
+def test_a_server_gives_its_pages_back_by_itself() -> None:
+    server = NotedConnection()
+
+    journal_objects._give_back_pages(server)  # type: ignore[arg-type]
+
+    assert server.ran == []
