@@ -121,3 +121,45 @@ def test_a_request_that_was_never_journalled_is_forgotten_and_one_that_was_is_no
 
     assert told == [[], [], []]
     assert driver.dataplane.state.requests.keys() == {"written"}
+
+
+def test_what_the_plan_does_not_admit_is_told_when_to_come_back(driver: Driver) -> None:
+    driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), admission_rate=0.0)))
+
+    reject = only(effects.Reject, driver.arrive())
+
+    assert (reject.reason, reject.retry_after_ms) == ("OVER_CAPACITY", 2_500)
+    assert driver.dataplane.state.counters.rejected == driver.dataplane.state.pools["m"].dropped_count == 1
+
+
+def test_of_a_queue_of_one_every_tenant_has_one_place_until_twice_the_limit_waits() -> None:
+    driver = Driver(DataplaneSettings(queue_limit=1))
+
+    told = [driver.arrive(f"r{number}", tenant=tenant) for number, tenant in enumerate("aabc")]
+
+    assert [kinds(effect_list)[0] for effect_list in told] == [
+        effects.PersistAccepted,
+        effects.Reject,
+        effects.PersistAccepted,
+        effects.Reject,
+    ]
+
+
+@pytest.mark.parametrize(("deadline_s", "kind"), [(20.0, effects.PersistAccepted), (19.9, effects.Reject)])
+def test_who_would_be_done_just_in_time_is_admitted(driver: Driver, deadline_s: float, kind: type) -> None:
+    """Ten seconds for the one that runs, ten for itself."""
+    driver.profile("m", (1, 10.0))
+    driver.worker()
+    driver.run("running")
+
+    assert kinds(driver.arrive("r1", deadline=driver.now + deadline_s))[0] is kind
+
+
+def test_a_deadline_that_has_passed_leaves_no_time(driver: Driver) -> None:
+    driver.profile("m", (1, 10.0))
+    driver.worker()
+    driver.run("running")
+
+    assert only(effects.Reject, driver.arrive("r1", deadline=driver.now - 5.0)).message == (
+        "predicted to take 20 s, the deadline is in 0 s"
+    )

@@ -4,7 +4,7 @@ from dataclasses import asdict, fields
 
 import pytest
 
-from pentimento.dataplane import Dataplane, DataplaneSettings, events
+from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
 from pentimento.dataplane.events import FailureKind
 from pentimento.dataplane.state import Counters, Pool
 from tests.unit.dataplane.driver import Driver
@@ -90,3 +90,45 @@ def test_a_worker_s_word_before_the_journal_s_is_not_believed(driver: Driver, wo
 
     assert driver.send(word("r1", token)) == []  # type: ignore[operator]
     assert driver.send(events.AttemptPersisted("r1", token, True)) != []
+
+
+@pytest.mark.parametrize(
+    ("short", "whole"),
+    [
+        (
+            events.RequestArrived("r", "t", "m", 1.0, 9.0),
+            events.RequestArrived("r", "t", "m", 1.0, 9.0, slo_class="", cascade=()),
+        ),
+        (
+            events.RouteResolved("r", "m", "d", 1.0),
+            events.RouteResolved("r", "m", "d", 1.0, cascade_stage=0, spare=(), pair=False),
+        ),
+        (events.AttemptPersisted("r", 1), events.AttemptPersisted("r", 1, won=True)),
+        (
+            events.AttemptFailed("r", 1, FailureKind.GONE),
+            events.AttemptFailed("r", 1, FailureKind.GONE, reason="", message=""),
+        ),
+        (events.EffectFailed("r", "Reject"), events.EffectFailed("r", "Reject", fencing_token=0)),
+        (events.CancelRequested("r"), events.CancelRequested("r", client_left=False)),
+        (
+            events.WorkerReported("w", "m", "d", 1, 4),
+            events.WorkerReported(
+                "w", "m", "d", 1, 4, draining=False, pinned=False, running=frozenset(), pairable=False, reserve_count=0
+            ),
+        ),
+        (events.SpeedProfile("m", ()), events.SpeedProfile("m", (), fixed_s=0.0)),
+        (
+            events.RecoveredRequest("r", "t", "m", 1.0, 9.0),
+            events.RecoveredRequest("r", "t", "m", 1.0, 9.0, False, "", 0, 0, "", "", (), 0),
+        ),
+        (effects.ResolveRoute("r"), effects.ResolveRoute("r", cascade_stage=0)),
+        (effects.PersistAttempt("r", 1, 2, "w"), effects.PersistAttempt("r", 1, 2, "w", cascade_stage=0, option=0)),
+        (effects.CommitResult("r", 1, 2, 2), effects.CommitResult("r", 1, 2, 2, degraded="")),
+        (
+            effects.DeliverEnd("r", effects.End.FAILED, "R", "m"),
+            effects.DeliverEnd("r", effects.End.FAILED, "R", "m", retry_after_ms=0),
+        ),
+    ],
+)
+def test_what_an_event_or_effect_does_not_say_is_nothing(short: object, whole: object) -> None:
+    assert short == whole

@@ -118,10 +118,37 @@ def test_tenants_that_always_have_something_waiting_are_served_alike(
 
 
 def test_memory_does_not_grow_with_what_has_left() -> None:
-    queue = FairQueue()
+    """Those that left are at most as many as those that wait, and 64."""
+    queue, sizes = FairQueue(), set()
     queue.push("stays", "t", 0.0, 1.0)
     for number in range(1000):
         queue.push(f"r{number}", "t", 1.0, 1.0)
         queue.discard(f"r{number}")
+        sizes.add(len(queue._backlogs["t"].heap))
 
-    assert len(queue._backlogs["t"].heap) < 200
+    assert max(sizes) == 2 * 1 + 64
+
+
+def test_what_is_left_of_many_keeps_its_order_and_is_served_once() -> None:
+    """Due the later the earlier they came, so that a swept heap has to be made one again."""
+    queue = FairQueue()
+    for number in range(200):
+        queue.push(f"r{number}", "t", -float(number), 1.0)
+        queue.push(f"r{number}", "t", -float(number), 1.0)
+    for number in range(10, 200):
+        queue.discard(f"r{number}")
+
+    assert len(queue) == 10
+    assert [serve(queue) for _ in range(10)] == [f"r{number}" for number in range(9, -1, -1)]
+
+
+def test_turns_are_of_the_mean_of_what_waits_when_a_round_begins() -> None:
+    """Works of 4 and 1 in turn, a quantum of 2: the large tenant saves up for two rounds, the small one is served two
+    a round."""
+    queue = FairQueue()
+    for number in range(2):
+        queue.push(f"L{number}", "large", 0.0, 4.0)
+    for number in range(4):
+        queue.push(f"s{number}", "small", 0.0, 1.0)
+
+    assert [serve(queue)[0] for _ in range(6)] == ["s", "s", "L", "s", "s", "L"]
