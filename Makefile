@@ -12,6 +12,9 @@ TORCH_INDEX_URL ?=
 TEST_PROCESSES ?= 2
 PYTEST_ARGS ?=
 
+# Compiled modules are kept: services and tests start the same packages in process after process.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile

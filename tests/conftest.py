@@ -1,8 +1,11 @@
-"""How tests are dealt to processes: by file, those that share the one real suite together, and the slow ones first."""
+"""What holds for all tests, and how they are dealt to processes: by file, those that share the one real suite together,
+and the slow ones first."""
 
+import gc
 import os
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
@@ -12,6 +15,10 @@ SLOWEST_FIRST = (ONE_SUITE, *(f"tests/{tier}" for tier in ("faults", "integratio
 # Set before torch is imported, here and in the processes that tests start: two test processes share the cores, and on
 # some processors the last bits of a picture depend on the number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# An example takes as long as a busy machine lets it.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 class ByFile(LoadFileScheduling):
@@ -30,3 +37,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort by tier: what is dealt last is short, so that no process works alone for long."""
     items.sort(key=lambda item: next((at for at, tier in enumerate(SLOWEST_FIRST) if item.nodeid.startswith(tier)), 99))
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage pass over the millions of objects that were imported and collected, and that stay."""
+    gc.freeze()

@@ -3,6 +3,7 @@ where another was killed."""
 
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ def crash() -> Iterator[Crash]:
         supervisor = subprocess.Popen([*COMMAND, "--listen", "127.0.0.1:0", "--state-dir", str(state)])
         while len(left := marked_processes(state)) < 5:
             assert supervisor.poll() is None
+            time.sleep(0.01)
         supervisor.kill()
         supervisor.wait()
         yield Crash(state, left)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from pentimento.sdk.picture import read_provenance
@@ -105,6 +106,7 @@ def test_interrupt_cancels_on_the_server(suite: LocalSuite, tmp_path: Path) -> N
     command = subprocess.Popen([*heeding, *arguments, "--state-dir", str(suite.state.path)], stderr=subprocess.DEVNULL)
     while not (tmp_path / "never-preview.png").exists():
         assert command.poll() is None
+        time.sleep(0.01)
 
     command.send_signal(signal.SIGINT)
 

@@ -1,8 +1,6 @@
 """Killed processes come back, and accepted requests end well."""
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
@@ -31,13 +29,15 @@ def process_of(suite: LocalSuite, module: str) -> psutil.Process:
 
 
 async def test_request_survives_its_worker(suite: LocalSuite, client: AsyncClient) -> None:
-    wanted = ImageRequest("a red circle", num_inference_steps=100, seed=9, cache=CacheMode.OFF)
+    wanted = ImageRequest("a red circle", num_inference_steps=60, seed=9, cache=CacheMode.OFF)
     undisturbed = await client.generate(wanted)
+
+    worker = process_of(suite, "services.unet_worker")
 
     async with aclosing(client.stream(wanted)) as events:
         async for event in events:
             if isinstance(event, Progress):
-                os.kill(process_of(suite, "services.unet_worker").pid, signal.SIGKILL)
+                worker.kill()
                 break
         completed = [event async for event in events if isinstance(event, Completed)]
 
@@ -46,14 +46,15 @@ async def test_request_survives_its_worker(suite: LocalSuite, client: AsyncClien
 
 
 async def test_same_key_finds_its_request_after_the_frontdoor_was_killed(suite: LocalSuite) -> None:
-    wanted = ImageRequest("a red circle", num_inference_steps=100, seed=9, cache=CacheMode.OFF)
+    wanted = ImageRequest("a red circle", num_inference_steps=60, seed=9, cache=CacheMode.OFF)
+    frontdoor = process_of(suite, "services.frontdoor")
     async with AsyncClient(suite.endpoint.public, retries=PATIENT) as client:
         painting = asyncio.create_task(client.generate(wanted, idempotency_key="survives-the-frontdoor"))
         async with aclosing(client.stream(wanted, idempotency_key="survives-the-frontdoor")) as events:
             async for event in events:
                 if isinstance(event, Progress):
                     break
-            os.kill(process_of(suite, "services.frontdoor").pid, signal.SIGKILL)
+            frontdoor.kill()
             later = [event async for event in events if isinstance(event, Completed)]
         picture = await painting
 
@@ -62,8 +63,7 @@ async def test_same_key_finds_its_request_after_the_frontdoor_was_killed(suite: 
 
 @pytest.mark.parametrize("module", ["services.embedder", "services.vectordb_gateway", "services.controller"])
 async def test_pictures_are_painted_without(suite: LocalSuite, client: AsyncClient, module: str) -> None:
-    process = process_of(suite, module)
-    os.kill(process.pid, signal.SIGKILL)
+    process_of(suite, module).kill()
 
     picture = await client.generate(ImageRequest("a red circle", num_inference_steps=4))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from qdrant_client import QdrantClient
 
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.generation import CapturedEntries, CapturedLatent
@@ -16,7 +15,6 @@ from pentimento.policies.cache_selection import SelectionRules
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.vectors import VectorIndex
-from pentimento.stores.vectors.qdrant import QdrantVectorIndex
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.indexing import Indexing
@@ -112,8 +110,12 @@ class Cache:
 
 @pytest.fixture
 def open_stores(tmp_path: Path) -> Iterator[Callable[[int], tuple[CacheLedger, VectorIndex, ObjectStore]]]:
+    from qdrant_client import QdrantClient  # takes seconds, also of those that only collect this
+
+    from pentimento.stores.vectors.qdrant import QdrantVectorIndex
+
     opened: list[CacheLedger] = []
-    indexes: dict[int, QdrantVectorIndex] = {}
+    indexes: dict[int, VectorIndex] = {}
 
     def open_(number: int) -> tuple[CacheLedger, VectorIndex, ObjectStore]:
         if number not in indexes:

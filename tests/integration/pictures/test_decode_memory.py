@@ -18,18 +18,18 @@ MIB = 1024 * 1024
 def sixteen_bits(path: Path, width: int, height: int) -> None:
     """A PNG of 8 bytes a pixel."""
 
-    rows = zlib.compress((b"\0" + b"\x12\x34" * 4 * width) * height)
+    rows = zlib.compress((b"\0" + b"\x12\x34" * 4 * width) * height, level=1)
     header = struct.pack(">IIBBBBB", width, height, 16, 6, 0, 0, 0)
     path.write_bytes(png_file(png_chunk(b"IHDR", header), png_chunk(b"IDAT", rows)))
 
 
 def test_the_largest_images_allowed_take_a_bounded_amount_of_memory(tmp_path: Path) -> None:
-    Image.new("RGBA", LARGEST, (1, 2, 3, 4)).save(tmp_path / "a-lossy.webp")
+    Image.new("RGBA", LARGEST, (1, 2, 3, 4)).save(tmp_path / "a-lossy.webp", method=0)
     Image.new("RGBA", LARGEST, (1, 2, 3, 4)).save(tmp_path / "lossless.webp", lossless=True, method=0)
-    Image.new("P", LARGEST, 1).save(tmp_path / "palette.png", transparency=1)
+    Image.new("P", LARGEST, 1).save(tmp_path / "palette.png", transparency=1, compress_level=1)
     Image.new("CMYK", LARGEST, 1).save(tmp_path / "progressive.jpg", progressive=True, subsampling=0)
-    Image.new("RGB", FLATTEST).save(tmp_path / "flat.png")
-    Image.new("RGB", TALLEST).save(tmp_path / "tall.png")
+    Image.new("RGB", FLATTEST).save(tmp_path / "flat.png", compress_level=1)
+    Image.new("RGB", TALLEST).save(tmp_path / "tall.png", compress_level=1)
     sixteen_bits(tmp_path / "sixteen.png", *LARGEST)
     command = [sys.executable, "-m", "tests.integration.pictures.decode_memory", str(tmp_path)]
 

@@ -1,6 +1,10 @@
-"""Loads a checkpoint and prints every file under the given folder that was opened meanwhile, links resolved:
-`python -m ... CHECKPOINT FOLDER`. A last line says how it was refused, if it was."""
+"""Loads checkpoints one after the other and prints, a line of JSON each, which of their files were opened meanwhile, by
+their names below the folder of the checkpoint's folder, links resolved: `python -m ... CHECKPOINT ...`.
 
+"digested" are those that belong to the checkpoint, "strange" all others; "refused" says why one was not loaded.
+"""
+
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,23 +15,33 @@ from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
 from pentimento.diffusion.families import load_model
 
-checkpoint, folder = Path(sys.argv[1]), Path(sys.argv[2]).resolve()
 opened: set[Path] = set()
 
 
 def heard(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and isinstance(arguments[0], str | Path):
-        path = Path(arguments[0]).resolve()
-        if path.is_relative_to(folder) and path.is_file():
-            opened.add(path)
+        opened.add(Path(arguments[0]).resolve())
 
 
-sys.addaudithook(heard)
-try:
-    load_model(checkpoint, torch.device("cpu"), torch.float32)
-    allowed = {path.resolve() for path in check_checkpoint(checkpoint).files}
-    print("digested", *sorted(str(path.relative_to(folder)) for path in opened & allowed))
-    print("strange", *sorted(str(path.relative_to(folder)) for path in opened - allowed))
-except BadCheckpoint as error:
-    print("opened", *sorted(str(path.relative_to(folder)) for path in opened))
-    print("refused", error.message)
+def load(checkpoint: Path) -> dict[str, Any]:
+    opened.clear()
+    refused, allowed = "", set()
+    try:
+        load_model(checkpoint, torch.device("cpu"), torch.float32)
+        found = set(opened)
+        allowed = {path.resolve() for path in check_checkpoint(checkpoint).files}
+    except BadCheckpoint as error:
+        found, refused = set(opened), error.message
+    folder = checkpoint.parent.resolve()
+    names = {path: str(path.relative_to(folder)) for path in found if path.is_relative_to(folder) and path.is_file()}
+    return {
+        "digested": sorted(names[path] for path in names.keys() & allowed),
+        "strange": sorted(names[path] for path in names.keys() - allowed),
+        "refused": refused,
+    }
+
+
+if __name__ == "__main__":
+    sys.addaudithook(heard)
+    for checkpoint in sys.argv[1:]:
+        print(json.dumps(load(Path(checkpoint))))

@@ -147,42 +147,49 @@ def test_it_is_refused_in_one_line(copy: Path, poison: Callable[[Path], None], n
     assert "\n" not in refused.value.message
 
 
-def opened(model: Path, folder: Path) -> list[list[str]]:
-    command = [sys.executable, "-m", "tests.unit.diffusion.opened_files", str(model), str(folder)]
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=True)
-    return [line.split() for line in outcome.stdout.splitlines()]
-
-
-def test_only_files_that_were_digested_are_opened(copy: Path, tmp_path: Path) -> None:
+def planted(model: Path) -> None:
+    """A checkpoint that loads, with files in it that nothing may open."""
     for name in ("adapter_config.json", "generation_config.json", "quantization_config.json"):
-        (copy / "text_encoder" / name).write_text("{}")
+        (model / "text_encoder" / name).write_text("{}")
     edit(
-        copy / CLIP,
+        model / CLIP,
         attn_implementation="kernels-community/evil",
         quantization_config={"quant_method": "bitsandbytes"},
         auto_map={"AutoModel": "evil--evil.Evil"},
     )
-    edit(copy / "tokenizer/tokenizer_config.json", auto_map={"AutoTokenizer": "evil.Evil"}, tokenizer_file="/evil")
+    edit(model / "tokenizer/tokenizer_config.json", auto_map={"AutoTokenizer": "evil.Evil"}, tokenizer_file="/evil")
     for folder in ("unet", "text_encoder"):
-        (copy / folder / "pytorch_model.bin").write_bytes(b"evil")
+        (model / folder / "pytorch_model.bin").write_bytes(b"evil")
 
-    digested, strange = opened(copy, tmp_path)
 
-    assert "model/text_encoder/config.json" in digested
-    assert f"model/{UNET}" in digested
-    assert strange == ["strange"]
+@pytest.fixture(scope="module")
+def opened(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[[Path], None], Any]:
+    """What one process opened of a checkpoint, by how that was poisoned."""
+    models = {}
+    for poison in (planted, shard_is_a_pickle, shard_lies_outside):
+        models[poison] = shutil.copytree(checkpoint, tmp_path_factory.mktemp("poisoned") / "model")
+        poison(models[poison])
+    command = [sys.executable, "-m", "tests.unit.diffusion.opened_files", *map(str, models.values())]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=True)
+    return dict(zip(models, map(json.loads, outcome.stdout.splitlines()), strict=True))
+
+
+def test_only_files_that_were_digested_are_opened(opened: dict[Callable[[Path], None], Any]) -> None:
+    found = opened[planted]
+
+    assert found["refused"] == ""
+    assert {"model/text_encoder/config.json", f"model/{UNET}"} <= set(found["digested"])
+    assert found["strange"] == []
 
 
 @pytest.mark.parametrize("poison", [shard_is_a_pickle, shard_lies_outside])
 def test_what_an_index_names_outside_is_never_opened(
-    copy: Path, tmp_path: Path, poison: Callable[[Path], None]
+    opened: dict[Callable[[Path], None], Any], poison: Callable[[Path], None]
 ) -> None:
-    poison(copy)
+    found = opened[poison]
 
-    found, refused = opened(copy, tmp_path)
-
-    assert refused[0] == "refused"
-    assert not [name for name in found if "evil" in name or "outside" in name]
+    assert "names" in found["refused"]
+    assert not [name for name in found["strange"] if "evil" in name or "outside" in name]
 
 
 def hub_cache(tmp_path: Path, blobs: Path) -> tuple[Path, Path]:
