@@ -90,7 +90,7 @@ async def record(folder: Path, recording: Path, count: int, seed: int) -> None:
         for worker in (cascade.light, cascade.heavy):
             worker.credit_count, worker.step_s = 3, 0.01
             worker.change()
-        break_now_and_then(cascade.suite.frontdoor._interpreter, rng)
+        break_now_and_then(cascade.suite.frontdoor.interpreter, rng)
         for number in range(count):
             cascade.discriminator.confidence = rng.choice(CONFIDENCES)
             clients.create_task(ask(cascade.suite, rng.choice([0, 0, 150, 5000]), leaves=rng.random() < 0.1))

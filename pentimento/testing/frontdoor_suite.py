@@ -11,8 +11,9 @@ from pentimento.clients.image import ImageClient
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageRequest
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.ledger import open_journal
+from services.frontdoor.process import Frontdoor
 from services.frontdoor.settings import FrontdoorSettings
-from services.frontdoor.wiring import Frontdoor
+from services.frontdoor.wiring import wire
 
 REQUEST = ImageRequest(prompt="a red circle", num_inference_steps=3, seed=1)
 
@@ -74,7 +75,7 @@ async def running_suite(folder: Path, **changes: Any) -> AsyncIterator[Frontdoor
     """Left as a killed process would leave it: without a drain."""
     settings = settings_of(folder, **changes)
     journal = open_journal(settings.ledger_url)
-    frontdoor = Frontdoor(settings, journal, await asyncio.wrap_future(journal.claim_epoch(settings.frontdoor_id)))
+    frontdoor = wire(settings, journal, await asyncio.wrap_future(journal.claim_epoch(settings.frontdoor_id)))
     await frontdoor.server.start()
     await frontdoor.warm()
     frontdoor.server.set_serving()

@@ -1,13 +1,23 @@
 """`python -m services.frontdoor`"""
 
+import asyncio
+
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
+from pentimento.stores.ledger import open_journal
 from services.frontdoor.settings import FrontdoorSettings
-from services.frontdoor.wiring import run
+from services.frontdoor.wiring import wire
 
 
 async def main(argv: list[str]) -> None:
-    await run(load_settings(FrontdoorSettings, "frontdoor", argv))
+    """Serve over the journal, under an epoch of its own; a standby claims one when it takes over."""
+    settings = load_settings(FrontdoorSettings, "frontdoor", argv)
+    journal = await asyncio.to_thread(open_journal, settings.ledger_url)
+    try:
+        epoch = 0 if settings.standby else await asyncio.wrap_future(journal.claim_epoch(settings.frontdoor_id))
+        await wire(settings, journal, epoch).run()
+    finally:
+        await asyncio.to_thread(journal.close)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """Who this frontdoor is to workers and to the journal."""
 
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from pentimento.domain.generation import Attempt
 
 
 @dataclass
@@ -11,3 +14,15 @@ class Identity:
     frontdoor_id: str
     epoch: int = 0
     journal_id: str = ""
+
+    def attempt(self, request_id: str, tenant: str, attempt_number: int, fencing_token: int) -> Attempt:
+        """Return an attempt of this frontdoor's."""
+        return Attempt(request_id, attempt_number, fencing_token, self.frontdoor_id, self.epoch, tenant)
+
+
+def build_version() -> str:
+    """Return the version of the installed package; "source" for a bare source tree."""
+    try:
+        return version("pentimento")
+    except PackageNotFoundError:
+        return "source"

@@ -1,11 +1,11 @@
 """Puts a frontdoor process together."""
 
-import asyncio
-import signal
-from collections.abc import Coroutine
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import grpc.aio
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
@@ -15,304 +15,160 @@ from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.registration import Registration, generation_at
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
-from pentimento.dataplane.events import DrainRequested, PlanReceived, TookOver
 from pentimento.domain.clock import SystemClock
-from pentimento.domain.fleet import Plan, Replica, ReplicaKind
-from pentimento.policies.cache_selection import SelectionRules
+from pentimento.domain.fleet import Replica, ReplicaKind
 from pentimento.rpc import RpcServer, open_channel
-from pentimento.stores.ledger import Journal, open_journal
+from pentimento.stores.ledger import Journal
 from pentimento.stores.objects import open_objects
-from services.frontdoor.answers.delivery import Delivery
-from services.frontdoor.identity import Identity
+from services.frontdoor.answers import delivery
+from services.frontdoor.identity import Identity, build_version
 from services.frontdoor.interpreter import Interpreter
-from services.frontdoor.journal.journalling import Journalling
+from services.frontdoor.journal import journalling
 from services.frontdoor.journal.lease import JournalLease
-from services.frontdoor.journal.recovery import recover
 from services.frontdoor.journal.retention import Retention, RetentionLimits
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper
 from services.frontdoor.objects.results import Results
+from services.frontdoor.parts import FrontdoorParts, PartTimeouts
+from services.frontdoor.process import Frontdoor
 from services.frontdoor.recorder import EffectsRecorder
 from services.frontdoor.requests.callers import Callers
 from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.jobs import Jobs
 from services.frontdoor.requests.quotas import QuotaLimits, Quotas
 from services.frontdoor.requests.resolution import RequestLimits
-from services.frontdoor.routing.cache_writes import CacheWrites
-from services.frontdoor.routing.route_performer import RoutePerformer
-from services.frontdoor.routing.router import CacheTimeouts, Router
-from services.frontdoor.routing.scoring import Discriminators, ScorePerformer
-from services.frontdoor.routing.stages import StageChoice
+from services.frontdoor.routing import cache_writes, routes, scoring
+from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
-from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status, publish_levels_forever
-from services.frontdoor.workers.attempt_runner import AttemptPerformer
+from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status
+from services.frontdoor.workers import attempts
 from services.frontdoor.workers.catalogue import Catalogue
 from services.frontdoor.workers.plan_watch import PlanWatch
-from services.frontdoor.workers.speeds import read_profiles
 from services.frontdoor.workers.worker_links import WorkerLinks
 
+PERFORMERS: Mapping[type, Callable[[FrontdoorParts, Any], None]] = {
+    effects.Reject: delivery.reject,
+    effects.PersistAccepted: journalling.persist_accepted,
+    effects.PrepareRoute: routes.prepare_route,
+    effects.Announce: delivery.announce,
+    effects.ResolveRoute: routes.resolve_route,
+    effects.PersistAttempt: journalling.persist_attempt,
+    effects.Execute: attempts.execute,
+    effects.Attach: attempts.attach,
+    effects.StopAttempt: attempts.stop_attempt,
+    effects.CommitResult: journalling.commit_result,
+    effects.CommitCacheEntries: cache_writes.commit_entries,
+    effects.ReleaseGrant: cache_writes.release_grant,
+    effects.PersistEnd: journalling.persist_end,
+    effects.Drop: journalling.drop,
+    effects.Score: scoring.score,
+    effects.ReservePair: attempts.reserve_pair,
+    effects.Hedge: attempts.hedge,
+    effects.Deliver: delivery.deliver,
+    effects.DeliverEnd: delivery.deliver_end,
+    effects.DeliverRecorded: delivery.deliver_recorded,
+    effects.Drained: delivery.note_drained,
+}
 
-def build_version() -> str:
-    """Of the installed package; "source" for a bare source tree."""
-    try:
-        return version("pentimento")
-    except PackageNotFoundError:
-        return "source"
+
+def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor:
+    """Call it inside the event loop that the process runs on. `epoch` 0: a standby, until `Frontdoor.warm` is done."""
+    server = RpcServer(settings.rpc, "frontdoor")
+    interpreter = Interpreter(Dataplane(epoch, dataplane_settings(settings)), SystemClock())
+    keeper = ObjectKeeper(lambda: open_objects(settings.objects_url), journal.objects, keeping_limits(settings))
+    parts = _parts(settings, journal, Identity(settings.frontdoor_id, epoch), interpreter, keeper)
+    interpreter.perform_with({kind: partial(perform, parts) for kind, perform in PERFORMERS.items()})
+    quotas = Quotas(quota_limits(settings), parts.jobs, parts.inputs, keeper, journal.objects)
+    api = ImageApi(parts, request_limits(settings), settings.cascade, quotas, Callers(settings.calls_per_key))
+    _add_services(server, parts, api, settings.stream_idle_s)
+    channel = _channel(settings, settings.controller_address)
+    controller = ControllerClient(channel) if channel is not None else None
+    return Frontdoor(
+        settings=settings,
+        server=server,
+        parts=parts,
+        interpreter=interpreter,
+        api=api,
+        lease=JournalLease(journal, parts.identity, parts.clock, settings.lease_s),
+        keeper=keeper,
+        quotas=quotas,
+        plans=PlanWatch(controller, journal, server.instance_id, parts.clock),
+        registration=_registration(controller, settings, server, parts) if controller is not None else None,
+        recorder=_recorder(settings.record_effects, interpreter),
+    )
 
 
-async def run(settings: FrontdoorSettings) -> None:
-    """The life of the process, from the claim of an epoch to the last answer."""
-    journal = await asyncio.to_thread(open_journal, settings.ledger_url)
-    try:
-        epoch = 0 if settings.standby else await asyncio.wrap_future(journal.claim_epoch(settings.frontdoor_id))
-        frontdoor = Frontdoor(settings, journal, epoch)
-        try:
-            await frontdoor.server.run_until_stopped(frontdoor.warm, frontdoor.drain)
-        finally:
-            await frontdoor.close()
-    finally:
-        await asyncio.to_thread(journal.close)
-
-
-class Frontdoor:
-    """The composition root: constructs everything, starts and stops it."""
-
-    def __init__(self, settings: FrontdoorSettings, journal: Journal, epoch: int) -> None:
-        """Call it inside the event loop that the process runs on. `epoch` 0: a standby, until `warm` is done."""
-        self.settings = settings
-        self.server = RpcServer(settings.rpc, "frontdoor")
-        self._journal = journal
-        self._clock = SystemClock()
-        self._identity = Identity(settings.frontdoor_id, epoch)
-        self._lease = JournalLease(journal, self._identity, self._clock, settings.lease_s)
-        self._generation = generation_at(self._clock)
-        self._drained = asyncio.Event()
-        self._catalogue = Catalogue(settings.default_model)
-        self._starts = StartCounts()
-        self._dataplane = Dataplane(epoch, dataplane_settings(settings))
-        self._interpreter = Interpreter(self._dataplane, self._clock)
-        self._jobs = Jobs(self._interpreter.submit)
-        self._recorder = self._open_recorder()
-        self._discriminators = Discriminators(
+def _parts(
+    settings: FrontdoorSettings, journal: Journal, identity: Identity, interpreter: Interpreter, keeper: ObjectKeeper
+) -> FrontdoorParts:
+    clock, catalogue, jobs = SystemClock(), Catalogue(settings.default_model), Jobs(interpreter.submit)
+    inputs = Inputs(keeper, jobs.spawn_background)
+    jobs.on_end = inputs.release
+    results = Results(keeper, clock, build_version())
+    embedder, gateway = _channel(settings, settings.embedder_address), _channel(settings, settings.gateway_address)
+    return FrontdoorParts(
+        journal=journal,
+        dataplane=interpreter.dataplane,
+        submit=interpreter.submit,
+        clock=clock,
+        identity=identity,
+        jobs=jobs,
+        catalogue=catalogue,
+        links=WorkerLinks(
+            lambda address: open_channel(address, settings.channels),
+            catalogue,
+            interpreter.submit,
+            identity,
+            settings.worker_silence_s,
+        ),
+        embedder=EmbedderClient(embedder) if embedder is not None else None,
+        gateway=GatewayClient(gateway) if gateway is not None else None,
+        discriminators=Discriminators(
             lambda address: DiscriminatorClient(open_channel(address, settings.channels)),
             settings.discriminator_addresses,
-        )
-        self._keeper = ObjectKeeper(
-            lambda: open_objects(settings.objects_url), journal.objects, keeping_limits(settings)
-        )
-        self._inputs = Inputs(self._keeper, self._jobs.spawn_background)
-        self._jobs.on_end = self._inputs.release
-        self._results = Results(self._keeper, self._clock, build_version())
-        self._quotas = Quotas(quota_limits(settings), self._jobs, self._inputs, self._keeper, journal.objects)
-        self._retention = Retention(
-            journal, self._keeper, self._results, self._inputs, self._clock, retention_limits(settings)
-        )
-        self._links = WorkerLinks(
-            lambda address: open_channel(address, settings.channels),
-            self._catalogue,
-            self._interpreter.submit,
-            self._identity,
-            settings.worker_silence_s,
-        )
-        self._controller = self._open_controller()
-        self._plans = PlanWatch(self._controller, journal, self.server.instance_id, self._clock)
-        self._registration: Registration | None = None
-        self._forever: list[asyncio.Task[None]] = []
-        self._superseded = False
-        self._api = self._connect_parts()
-        self._add_services()
+        ),
+        inputs=inputs,
+        results=results,
+        retention=Retention(journal, keeper, results, inputs, clock, retention_limits(settings)),
+        starts=StartCounts(),
+        timeouts=part_timeouts(settings),
+    )
 
-    async def warm(self) -> None:
-        """Take over what an earlier frontdoor left, follow the last plan, and wait a while for a worker.
 
-        A standby waits for its turn first.
-        """
-        if not self._identity.epoch:
-            self._identity.epoch = await self._lease.wait_and_take_over()
-            self._interpreter.submit(TookOver(self._identity.epoch))
-        self._identity.journal_id = await asyncio.wrap_future(self._journal.identity())
-        if profiles := read_profiles(self.settings.profiles):
-            self._interpreter.submit(profiles)
-        if (plan := await self._plans.load()) is not None:
-            self._interpreter.submit(PlanReceived(plan))
-        await self._keeper.recover()
-        await self._retention.recover()
-        await self._quotas.look_at_disks()
-        default_s = self.settings.default_deadline_s
-        self._interpreter.submit(await recover(self._journal, self._jobs, self._inputs, self._clock, default_s))
-        self._follow_workers()
-        self._start_background()
-        try:
-            async with asyncio.timeout(self.settings.worker_wait_s):
-                await self._catalogue.wait_for_any()
-        except TimeoutError:
-            pass
+def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, stream_idle_s: float) -> None:
+    server.add(add_ImageServiceServicer_to_server, ImageServicer(api, stream_idle_s), IMAGE_SERVICE)
+    status = FrontdoorServicer(
+        lambda: frontdoor_status(parts.dataplane, server.instance_id), parts.links, parts.identity
+    )
+    server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
 
-    async def drain(self) -> None:
-        """Until every accepted request has ended; those that have not are in the journal for the next start."""
-        try:
-            self._interpreter.submit(DrainRequested())
-            if self._superseded:
-                return
-            if self._registration is not None:
-                self._registration.report_soon()
-            await self._drained.wait()
-            await self._jobs.finish_tasks()
-        finally:
-            self.stop_listening_to_clients()
 
-    def stop_listening_to_clients(self) -> None:
-        """From here on streams break because the process stops; that cancels no request."""
-        self._api.stopping = True
+def _registration(
+    controller: ControllerClient, settings: FrontdoorSettings, server: RpcServer, parts: FrontdoorParts
+) -> Registration:
+    generation = generation_at(parts.clock)
 
-    async def close(self) -> None:
-        if self._registration is not None:
-            await self._registration.close()
-        for task in self._forever:
-            task.cancel()
-        self._interpreter.close()
-        if self._recorder is not None:
-            self._recorder.close()
-        await self._jobs.cancel_tasks()
-        await self._links.close()
-        self._keeper.close()
-
-    def _connect_parts(self) -> ImageApi:
-        """Who performs which effect, and the API over all of them."""
-        submit, jobs, clock = self._interpreter.submit, self._jobs, self._clock
-        timeouts = cache_timeouts_of(self.settings)
-        gateway = self._open_gateway()
-        router = Router(self._open_embedder(), gateway, timeouts)
-        delivery = Delivery(self._journal, self._results, jobs, clock)
-        cache = CacheWrites(gateway, jobs, timeouts, SelectionRules())
-        journalling = Journalling(
-            self._journal,
-            self._results,
-            cache,
-            delivery,
-            jobs,
-            submit,
-            clock,
-            self._identity,
-            self._catalogue,
-            self._inputs,
-            self._retention,
-        )
-        scores = ScorePerformer(self._discriminators, jobs, submit, clock, self.settings.score_timeout_ms / 1000)
-        routes = RoutePerformer(router, self._catalogue, jobs, self._dataplane, submit, clock, self._starts.count)
-        attempts = AttemptPerformer(
-            self._links, jobs, cache.report_bad_donor, submit, clock, self._identity, self._inputs
-        )
-        self._interpreter.perform_with(
-            {
-                effects.Reject: delivery.reject,
-                effects.PersistAccepted: journalling.persist_accepted,
-                effects.PrepareRoute: routes.prepare,
-                effects.Announce: delivery.announce,
-                effects.ResolveRoute: routes.resolve,
-                effects.PersistAttempt: journalling.persist_attempt,
-                effects.Execute: attempts.execute,
-                effects.Attach: attempts.attach,
-                effects.StopAttempt: attempts.stop,
-                effects.CommitResult: journalling.commit_result,
-                effects.CommitCacheEntries: cache.commit,
-                effects.ReleaseGrant: cache.release,
-                effects.PersistEnd: journalling.persist_end,
-                effects.Drop: journalling.drop,
-                effects.Score: scores.score,
-                effects.ReservePair: attempts.reserve_pair,
-                effects.Hedge: attempts.hedge,
-                effects.Deliver: delivery.deliver,
-                effects.DeliverEnd: delivery.deliver_end,
-                effects.DeliverRecorded: delivery.deliver_recorded,
-                effects.Drained: lambda effect: self._drained.set(),
-            }
-        )
-        return self._open_api(router)
-
-    def _open_api(self, router: Router) -> ImageApi:
-        return ImageApi(
-            self._interpreter,
-            self._jobs,
-            self._journal,
-            self._results,
-            router,
-            self._catalogue,
-            StageChoice(self._catalogue, self._dataplane, self.settings.cascade),
-            request_limits(self.settings),
-            self._clock,
-            self._inputs,
-            self._quotas,
-            Callers(self.settings.calls_per_key),
-        )
-
-    def _add_services(self) -> None:
-        images = ImageServicer(self._api, self.settings.stream_idle_s)
-        self.server.add(add_ImageServiceServicer_to_server, images, IMAGE_SERVICE)
-        status = FrontdoorServicer(
-            lambda: frontdoor_status(self._dataplane, self.server.instance_id), self._links, self._identity
-        )
-        self.server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
-
-    def _start_background(self) -> None:
-        self._keep(self._lease.hold(self._on_superseded))
-        self._keep(publish_levels_forever(self._dataplane, self._links))
-        self._keep(self._keeper.move_forever())
-        self._keep(self._retention.run_forever())
-        self._keep(self._quotas.watch_disks_forever())
-        self._keep(self._plans.run(self._on_plan))
-        if self._controller is not None:
-            report = DemandReport(self._dataplane, self._starts, self.server.instance_id, self._generation)
-            self._registration = Registration(self._controller, self._replica, report.take)
-            self._registration.start()
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        self._forever.append(asyncio.get_running_loop().create_task(work))
-
-    def _on_plan(self, plan: Plan) -> None:
-        self._interpreter.submit(PlanReceived(plan))
-        self._follow_workers()
-
-    def _on_superseded(self) -> None:
-        """Another frontdoor is active: whatever this one still does is fenced off. Its clients find theirs there."""
-        self._superseded = True
-        self.stop_listening_to_clients()
-        self._interpreter.close()
-        signal.raise_signal(signal.SIGTERM)
-
-    def _follow_workers(self) -> None:
-        plan = self._plans.plan
-        endpoints = plan.endpoints if plan is not None else ()
-        self._discriminators.follow(
-            tuple(endpoint.address for endpoint in endpoints if endpoint.kind is ReplicaKind.DISCRIMINATOR)
-        )
-        planned = {assignment.address: False for assignment in plan.assignments} if plan is not None else {}
-        self._links.follow(planned | dict.fromkeys(self.settings.worker_addresses, True))
-
-    def _replica(self) -> Replica:
-        address = self.settings.advertise_address or self.server.bound_addresses[0]
-        identity = (self.server.instance_id, ReplicaKind.FRONTDOOR, address, self._generation)
+    def replica() -> Replica:
+        address = settings.advertise_address or server.bound_addresses[0]
+        identity = (server.instance_id, ReplicaKind.FRONTDOOR, address, generation)
         return Replica(*identity, build_version=build_version(), device="cpu")
 
-    def _open_recorder(self) -> EffectsRecorder | None:
-        if not self.settings.record_effects:
-            return None
-        recorder = EffectsRecorder(Path(self.settings.record_effects), self._dataplane)
-        self._interpreter.observer = recorder.record
-        return recorder
+    report = DemandReport(parts.dataplane, parts.starts, server.instance_id, generation)
+    return Registration(controller, replica, report.take)
 
-    def _open_controller(self) -> ControllerClient | None:
-        address = self.settings.controller_address
-        return ControllerClient(open_channel(address, self.settings.channels)) if address else None
 
-    def _open_embedder(self) -> EmbedderClient | None:
-        address = self.settings.embedder_address
-        return EmbedderClient(open_channel(address, self.settings.channels)) if address else None
+def _recorder(path: str, interpreter: Interpreter) -> EffectsRecorder | None:
+    """None unless the settings name a file, which begins anew."""
+    if not path:
+        return None
+    recorder = EffectsRecorder(Path(path), interpreter.dataplane)
+    interpreter.observer = recorder.record
+    return recorder
 
-    def _open_gateway(self) -> GatewayClient | None:
-        address = self.settings.gateway_address
-        return GatewayClient(open_channel(address, self.settings.channels)) if address else None
+
+def _channel(settings: FrontdoorSettings, address: str) -> grpc.aio.Channel | None:
+    return open_channel(address, settings.channels) if address else None
 
 
 def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
@@ -329,11 +185,12 @@ def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
     )
 
 
-def cache_timeouts_of(settings: FrontdoorSettings) -> CacheTimeouts:
-    return CacheTimeouts(
+def part_timeouts(settings: FrontdoorSettings) -> PartTimeouts:
+    return PartTimeouts(
         embed_s=settings.embed_timeout_ms / 1000,
         lookup_s=settings.lookup_timeout_ms / 1000,
         reserve_s=settings.reserve_timeout_ms / 1000,
+        score_s=settings.score_timeout_ms / 1000,
     )
 
 

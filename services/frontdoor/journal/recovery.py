@@ -15,7 +15,7 @@ from pentimento.wire.journal import resolved_from_bytes, unreadable
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.requests.jobs import Job, Jobs
-from services.frontdoor.routing.router import work_left
+from services.frontdoor.routing.routes import work_left
 from services.frontdoor.routing.stages import Stage
 
 logger = logging.getLogger(__name__)

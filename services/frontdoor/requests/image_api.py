@@ -4,15 +4,13 @@ import asyncio
 import hashlib
 import random
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from pentimento.dataplane.events import CancelRequested, RequestArrived
 from pentimento.dataplane.state import Phase
-from pentimento.domain.clock import Clock
 from pentimento.domain.errors import NotFound, PentimentoError
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import PlanVersion
 from pentimento.domain.image_request import (
     Accepted,
     Explanation,
@@ -23,23 +21,19 @@ from pentimento.domain.image_request import (
     ResolvedRequest,
 )
 from pentimento.domain.requests import RequestState
-from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import AcceptKind, JournalledRequest
 from pentimento.wire.image import request_to_bytes
 from services.frontdoor.answers.audience import Audience, Listener
 from services.frontdoor.answers.delivery import recorded_events
 from services.frontdoor.answers.endings import key_reused
-from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.metrics import REQUESTS
-from services.frontdoor.objects.inputs import Inputs
-from services.frontdoor.objects.results import Results
+from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.callers import Callers
-from services.frontdoor.requests.jobs import Job, Jobs
+from services.frontdoor.requests.jobs import Job
 from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
-from services.frontdoor.routing.router import Router
-from services.frontdoor.routing.stages import Stage, StageChoice, as_painted_by, fits
-from services.frontdoor.workers.catalogue import Catalogue
+from services.frontdoor.routing.routes import decide_route, embed
+from services.frontdoor.routing.stages import Stage, as_painted_by, choose_stages, fits
 
 _SEED_BITS = 32
 _MAX_ID_LENGTH = 64
@@ -68,30 +62,12 @@ class ImageApi:
     """Handlers in domain values; they raise domain errors. `tenant` is the caller's, whose requests alone are seen."""
 
     def __init__(
-        self,
-        interpreter: Interpreter,
-        jobs: Jobs,
-        journal: Journal,
-        results: Results,
-        router: Router,
-        catalogue: Catalogue,
-        stage_choice: StageChoice,
-        limits: RequestLimits,
-        clock: Clock,
-        inputs: Inputs,
-        quotas: Quotas,
-        callers: Callers,
+        self, parts: FrontdoorParts, limits: RequestLimits, cascade: Sequence[str], quotas: Quotas, callers: Callers
     ) -> None:
-        self._interpreter = interpreter
-        self._jobs = jobs
-        self._journal = journal
-        self._results = results
-        self._router = router
-        self._catalogue = catalogue
-        self._stage_choice = stage_choice
+        """`cascade`: models by their stages, where the plan says nothing of the stages."""
+        self._parts = parts
         self._limits = limits
-        self._clock = clock
-        self._inputs = inputs
+        self._cascade = cascade
         self._quotas = quotas
         self._callers = callers
         # From when the process stops, streams break because of us, not because their clients went away.
@@ -106,7 +82,7 @@ class ImageApi:
             key = await self._look_up(tenant, request, idempotency_key)
             if key.request_id and self._find_job(tenant, key.request_id) is None:
                 yield Accepted(key.request_id, replayed=True)
-                for event in await recorded_events(self._journal, self._results, key.request_id, tenant):
+                for event in await recorded_events(self._parts, key.request_id, tenant):
                     yield event
                 return
             listener = self._join(tenant, key.request_id) or self._arrive(tenant, request, key, preview_interval_steps)
@@ -124,7 +100,7 @@ class ImageApi:
         if not idempotency_key:
             return NO_KEY
         body_hash = hashlib.sha256(request_to_bytes(request)).hexdigest()
-        found = await asyncio.wrap_future(self._journal.find_key(tenant, idempotency_key, body_hash))
+        found = await asyncio.wrap_future(self._parts.journal.find_key(tenant, idempotency_key, body_hash))
         if found is not None and found.kind is AcceptKind.BODY_DIFFERS:
             raise key_reused()
         return KeyedCall(idempotency_key, body_hash, found.request_id if found is not None else "")
@@ -137,58 +113,59 @@ class ImageApi:
     def _arrive(self, tenant: str, request: ImageRequest, key: KeyedCall, preview_interval_steps: int) -> Listener:
         """Changes state: the request is judged, and the dataplane hears of it."""
         draw = random.random()
-        held, stages = self._stage_choice.choose(request, draw)
-        seed = secrets.randbits(_SEED_BITS)
-        resolved = resolve(request, held, self._limits, seed, preview_interval_steps)
-        stages = self._fitting(request, resolved, stages)
-        first = self._catalogue.find(stages[0].model)
+        resolved, stages = self._judge(request, draw, preview_interval_steps)
+        first = self._parts.catalogue.find(stages[0].model)
         job = self._new_job(tenant, resolved, stages, key, draw)
         listener = job.audience.join()
         pools, work = tuple(stage.pool for stage in stages), as_painted_by(resolved, first).cost
         arrived = RequestArrived(job.request_id, tenant, pools[0], work, job.deadline, cascade=pools)
-        self._interpreter.submit(arrived)
+        self._parts.submit(arrived)
         return listener
+
+    def _judge(
+        self, request: ImageRequest, draw: float, preview_interval_steps: int = 0
+    ) -> tuple[ResolvedRequest, tuple[Stage, ...]]:
+        """Return what is painted, and the stages whose models can paint a picture of that size. Raises InvalidArgument
+        where none of them can, and as `resolve` and `choose_stages`."""
+        catalogue, plan = self._parts.catalogue, self._parts.dataplane.state.plan
+        held, stages = choose_stages(request, draw, catalogue, plan, self._cascade)
+        seed = secrets.randbits(_SEED_BITS)
+        resolved = resolve(request, held, self._limits, seed, preview_interval_steps)
+        fitting = tuple(stage for stage in stages if fits(resolved, catalogue.find(stage.model)))
+        if not fitting:
+            # The last one says what is wrong.
+            resolve(request, catalogue.find(stages[-1].model), self._limits, seed)
+        return resolved, fitting or stages
 
     async def cancel(self, tenant: str, request_id: str) -> RequestState:
         """The state it ends in, which is another than CANCELLED when the cancel came too late."""
         job = self._find_job(tenant, request_id)
         if job is not None:
-            self._interpreter.submit(CancelRequested(request_id))
+            self._parts.submit(CancelRequested(request_id))
             await job.ended.wait()
         return (await self._record(tenant, request_id)).state
 
     async def get_request(self, tenant: str, request_id: str, omit_image: bool = False) -> RequestStatus:
         record = await self._record(tenant, request_id)
         if record.state is RequestState.COMPLETED:
-            completed = await self._results.load(record, with_image=not omit_image)
+            completed = await self._parts.results.load(record, with_image=not omit_image)
             return RequestStatus(request_id, record.state, completed)
         state = record.state if record.state.terminal else self._live_state(record)
         return RequestStatus(request_id, state, None, record.error_reason, record.error_message)
 
     async def explain(self, tenant: str, request: ImageRequest) -> Explanation:
         """The route that `generate` would take now; nothing is accepted or journalled."""
-        judged_by, stages = self._stage_choice.choose(request, random.random())
-        resolved = resolve(request, judged_by, self._limits, 0)
-        held = self._catalogue.find(stages[0].model)
-        resolved = as_painted_by(resolved, held)
+        judged, stages = self._judge(request, random.random())
+        held = self._parts.catalogue.find(stages[0].model)
+        resolved = as_painted_by(judged, held)
         notes: list[str] = []
-        embedding = await self._router.embed(tenant, resolved, notes.append)
-        dataplane = self._interpreter.dataplane
-        version = dataplane.state.plan.version if dataplane.state.plan is not None else PlanVersion()
-        route = await self._router.decide(tenant, resolved, held, embedding, version, notes.append)
-        return Explanation(route, version, stages[0].pool, dataplane.predicted_wait_s(stages[0].pool) * 1000)
+        embedding = await embed(self._parts, tenant, resolved, notes.append)
+        route = await decide_route(self._parts, tenant, resolved, held, embedding, notes.append)
+        wait_s = self._parts.dataplane.predicted_wait_s(stages[0].pool)
+        return Explanation(route, route.plan_version, stages[0].pool, wait_s * 1000)
 
     def list_models(self) -> tuple[ModelInfo, ...]:
-        return self._catalogue.infos(self._ready_worker_count)
-
-    def _fitting(
-        self, request: ImageRequest, resolved: ResolvedRequest, stages: tuple[Stage, ...]
-    ) -> tuple[Stage, ...]:
-        """The stages whose models can paint a picture of that size; without one the last says what is wrong."""
-        fitting = tuple(stage for stage in stages if fits(resolved, self._catalogue.find(stage.model)))
-        if not fitting:
-            resolve(request, self._catalogue.find(stages[-1].model), self._limits, 0)
-        return fitting or stages
+        return self._parts.catalogue.infos(self._ready_worker_count)
 
     def _new_job(
         self,
@@ -200,12 +177,12 @@ class ImageApi:
     ) -> Job:
         """Changes state: counted, unless a quota of its tenant or a disk is exhausted."""
         request_id = f"r-{secrets.token_hex(16)}"
-        now, wall = self._clock.monotonic(), self._clock.wall()
+        now, wall = self._parts.clock.monotonic(), self._parts.clock.wall()
         deadline_s = resolved.deadline_ms / 1000
         job = Job(
             request_id=request_id,
             tenant=tenant,
-            resolved=self._inputs.claim(tenant, request_id, resolved),
+            resolved=self._parts.inputs.claim(tenant, request_id, resolved),
             arrived_at=now,
             accepted_at=wall,
             deadline=now + deadline_s,
@@ -216,38 +193,38 @@ class ImageApi:
             stages=stages,
             draw=draw,
         )
-        self._jobs.add(job)
+        self._parts.jobs.add(job)
         try:
             self._quotas.check(job)
         except PentimentoError:
             REQUESTS.labels("rejected").inc()
-            self._jobs.end(job)
+            self._parts.jobs.end(job)
             raise
         return job
 
     def _leave(self, listener: Listener) -> None:
         listener.leave()
         if not listener.ended and not listener.audience.listeners and not self.stopping:
-            self._interpreter.submit(CancelRequested(listener.audience.request_id, client_left=True))
+            self._parts.submit(CancelRequested(listener.audience.request_id, client_left=True))
 
     def _find_job(self, tenant: str, request_id: str) -> Job | None:
-        job = self._jobs.find(request_id)
+        job = self._parts.jobs.find(request_id)
         return job if job is not None and job.tenant == tenant else None
 
     async def _record(self, tenant: str, request_id: str) -> JournalledRequest:
         """NotFound for an unknown id, another tenant's, and whatever is no id at all."""
         looks_right = 0 < len(request_id) <= _MAX_ID_LENGTH and request_id.isascii() and request_id.isprintable()
-        record = await asyncio.wrap_future(self._journal.get(request_id, tenant)) if looks_right else None
+        record = await asyncio.wrap_future(self._parts.journal.get(request_id, tenant)) if looks_right else None
         if record is None:
             raise NotFound("UNKNOWN_REQUEST", "request_id: there is no such request")
         return record
 
     def _live_state(self, record: JournalledRequest) -> RequestState:
-        request = self._interpreter.dataplane.state.requests.get(record.request.request_id)
+        request = self._parts.dataplane.state.requests.get(record.request.request_id)
         if request is None:
             return record.state
         return _PUBLIC_STATE.get(request.phase, RequestState.RUNNING)
 
     def _ready_worker_count(self, held: HeldModel) -> int:
-        workers = self._interpreter.dataplane.state.workers.values()
+        workers = self._parts.dataplane.state.workers.values()
         return sum(worker.holds(held.model_digest) and not worker.draining for worker in workers)

@@ -11,6 +11,7 @@ from typing import Any
 from pentimento.dataplane.defects import failure_of
 from pentimento.dataplane.effects import Effect
 from pentimento.dataplane.events import Event
+from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.execution import AttemptResult
@@ -42,6 +43,16 @@ class Execution:
     bound_at: float = 0.0
     sent_at: float = 0.0
     result: AttemptResult | None = None
+
+
+@dataclass(frozen=True)
+class PendingEntries:
+    """An attempt's grant, and what the gateway needs to know to make its entries findable."""
+
+    scope: CacheScope
+    embedding: Embedding
+    execution: Execution
+    grant: CacheGrant
 
 
 @dataclass

@@ -6,9 +6,8 @@ Where the client names no model the deployment decides, by its plan or else by i
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pentimento.dataplane import Dataplane
 from pentimento.domain.errors import Unavailable
-from pentimento.domain.fleet import HeldModel
+from pentimento.domain.fleet import HeldModel, Plan
 from pentimento.domain.generation import CascadeStage, FromImage, Route, Scheduler, noise_form_of
 from pentimento.domain.image_request import ImageRequest, ResolvedRequest
 from pentimento.policies.serving.entry import request_pools
@@ -27,38 +26,33 @@ class Stage:
 RETRY_MS = 1000
 
 
-class StageChoice:
-    """Requests that name a model are painted by it alone."""
+def choose_stages(
+    request: ImageRequest, draw: float, catalogue: Catalogue, plan: Plan | None, cascade: Sequence[str]
+) -> tuple[HeldModel, tuple[Stage, ...]]:
+    """Return the model that a request is judged by, and its stages; one that names a model is painted by it alone.
 
-    def __init__(self, catalogue: Catalogue, dataplane: Dataplane, cascade: Sequence[str]) -> None:
-        """`cascade`: models by their stages, where the plan says nothing of the stages."""
-        self._catalogue = catalogue
-        self._dataplane = dataplane
-        self._cascade = tuple(Stage(model, model) for model in cascade)
+    `draw` is uniform in 0..1, for plans with shares; `cascade` names models by their stages, where the plan says nothing
+    of them. What a request says without naming a model (steps, guidance) it says of the deployment's default one; the
+    model of every other stage paints as is usual there. Raises NotFound for a model nobody knows, Unavailable while none
+    of the plan's was ever held.
+    """
+    if request.model or request.init_image is not None:
+        held = catalogue.find(request.model)
+        return held, _planned(plan, held.model, draw) or (Stage(held.model, held.model),)
+    stages = _planned(plan, "", draw) or tuple(Stage(model, model) for model in cascade)
+    known = tuple(stage for stage in stages if catalogue.known(stage.model) is not None)
+    if stages and not known:
+        models = ", ".join(stage.model for stage in stages)
+        raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {models} yet", retry_after_ms=RETRY_MS)
+    if known:
+        return catalogue.default() or catalogue.find(known[-1].model), known
+    held = catalogue.find("")
+    return held, _planned(plan, held.model, draw) or (Stage(held.model, held.model),)
 
-    def choose(self, request: ImageRequest, draw: float) -> tuple[HeldModel, tuple[Stage, ...]]:
-        """The model that the request is judged by, and its stages. `draw` is uniform in 0..1, for plans with shares.
 
-        What a request says without naming a model (steps, guidance) it says of the deployment's default one; the model
-        of every other stage paints as is usual there. NotFound for a model nobody knows, Unavailable while none of the
-        plan's was ever held."""
-        if request.model or request.init_image is not None:
-            held = self._catalogue.find(request.model)
-            return held, self._planned(held.model, draw) or (Stage(held.model, held.model),)
-        stages = self._planned("", draw) or self._cascade
-        known = tuple(stage for stage in stages if self._catalogue.known(stage.model) is not None)
-        if stages and not known:
-            models = ", ".join(stage.model for stage in stages)
-            raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {models} yet", retry_after_ms=RETRY_MS)
-        if known:
-            return self._catalogue.default() or self._catalogue.find(known[-1].model), known
-        held = self._catalogue.find("")
-        return held, self._planned(held.model, draw) or (Stage(held.model, held.model),)
-
-    def _planned(self, model: str, draw: float) -> tuple[Stage, ...]:
-        plan = self._dataplane.state.plan
-        pools = request_pools(plan.pools, model, draw) if plan is not None else ()
-        return tuple(Stage(pool.pool, pool.model, pool.confidence_threshold) for pool in pools)
+def _planned(plan: Plan | None, model: str, draw: float) -> tuple[Stage, ...]:
+    pools = request_pools(plan.pools, model, draw) if plan is not None else ()
+    return tuple(Stage(pool.pool, pool.model, pool.confidence_threshold) for pool in pools)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from pentimento.domain.errors import Cancelled, Internal
 from pentimento.domain.requests import RequestState
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite
 from pentimento.testing.paced_worker import PacedWorker
-from services.frontdoor.journal.journalling import Journalling
+from services.frontdoor.journal import journalling
 from services.frontdoor.objects.results import Results
-from services.frontdoor.routing.router import Router
-from services.frontdoor.workers.attempt_runner import AttemptPerformer
+from services.frontdoor.routing import routes
+from services.frontdoor.workers import attempts
 
 
 def breaking_once(work: Callable[..., Any], error: type[BaseException] = ZeroDivisionError) -> Callable[..., Any]:
@@ -34,7 +34,7 @@ def breaking_once(work: Callable[..., Any], error: type[BaseException] = ZeroDiv
 
 def break_performer(suite: FrontdoorSuite, kind: type) -> None:
     """The next effect of that kind is not performed: its performer raises."""
-    interpreter = suite.frontdoor._interpreter
+    interpreter = suite.frontdoor.interpreter
     interpreter.perform_with({**interpreter._performers, kind: breaking_once(interpreter._performers[kind])})
 
 
@@ -60,17 +60,17 @@ async def test_a_performer_that_raises_ends_its_request_and_nobody_elses(suite: 
 
 
 @pytest.mark.parametrize(
-    ("performer", "method"), [(Router, "decide"), (Journalling, "_start_attempt"), (Results, "store")]
+    ("where", "name"), [(routes, "decide_route"), (journalling, "_start_attempt"), (Results, "store")]
 )
 @pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
 async def test_work_that_breaks_down_or_is_cancelled_ends_its_request_and_nobody_elses(
     suite: FrontdoorSuite,
     monkeypatch: pytest.MonkeyPatch,
-    performer: type,
-    method: str,
+    where: object,
+    name: str,
     error: type[BaseException],
 ) -> None:
-    monkeypatch.setattr(performer, method, breaking_once(getattr(performer, method), error))
+    monkeypatch.setattr(where, name, breaking_once(getattr(where, name), error))
 
     assert await paint_in_vain(suite) is RequestState.FAILED
     assert (await suite.paint()).provenance.worker_id == "w1"
@@ -80,7 +80,7 @@ async def test_an_attempt_that_nobody_follows_any_more_is_stopped_at_its_worker(
     suite: FrontdoorSuite, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.hold.clear()
-    monkeypatch.setattr(AttemptPerformer, "_pass_on", breaking_once(AttemptPerformer._pass_on))
+    monkeypatch.setattr(attempts, "_pass_on", breaking_once(attempts._pass_on))
 
     await paint_in_vain(suite)
 
@@ -90,8 +90,7 @@ async def test_an_attempt_that_nobody_follows_any_more_is_stopped_at_its_worker(
 async def test_an_attempt_whose_stream_is_cancelled_is_run_again(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    breaking = breaking_once(AttemptPerformer._pass_on, asyncio.CancelledError)
-    monkeypatch.setattr(AttemptPerformer, "_pass_on", breaking)
+    monkeypatch.setattr(attempts, "_pass_on", breaking_once(attempts._pass_on, asyncio.CancelledError))
 
     assert (await suite.paint()).provenance.attempt_number == 2
 
@@ -114,7 +113,7 @@ async def test_a_picture_whose_delivery_breaks_down_comes_from_the_journal(suite
 async def test_a_prompt_that_cannot_be_embedded_costs_no_picture(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Router, "embed", breaking_once(Router.embed))
+    monkeypatch.setattr(routes, "embed", breaking_once(routes.embed))
 
     assert (await suite.paint()).image
 

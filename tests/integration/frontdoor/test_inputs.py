@@ -30,8 +30,8 @@ async def test_the_worker_gets_the_image_and_the_journal_does_not(suite: Frontdo
     await suite.accepted(stream)
     await worker.wait_until(lambda: worker.running)
 
-    (record,) = await asyncio.wrap_future(suite.frontdoor._journal.unfinished())
-    (job,) = suite.frontdoor._jobs
+    (record,) = await asyncio.wrap_future(suite.frontdoor.parts.journal.unfinished())
+    (job,) = suite.frontdoor.parts.jobs
     worker.hold.set()
     _ = [event async for event in stream]
 
@@ -59,7 +59,7 @@ async def test_requests_that_share_an_image_store_it_once_and_until_the_last_has
 
 async def test_tenants_never_share_what_they_sent(suite: FrontdoorSuite, worker: PacedWorker) -> None:
     worker.hold.clear()
-    api = suite.frontdoor._api
+    api = suite.frontdoor.api
     streams = [api.generate(tenant, REQUEST) for tenant in ("a", "b")]
     for stream in streams:
         await anext(stream)
@@ -97,7 +97,7 @@ async def test_a_newer_frontdoor_paints_from_the_image_and_lets_it_go(folder: Pa
 
     worker.hold.set()
     async with running_suite(folder) as suite:
-        await until(lambda: not len(suite.frontdoor._jobs))
+        await until(lambda: not len(suite.frontdoor.parts.jobs))
         assert (await suite.client.get_request(request_id)).completed
         await until(lambda: not stored_inputs(folder))
 
@@ -112,7 +112,7 @@ async def test_what_a_crash_left_is_swept_and_what_is_in_use_is_not(folder: Path
         await suite.accepted(stream)
         await until(lambda: len(stored_inputs(folder)) == 1)
         for _ in range(3):
-            await suite.frontdoor._retention.sweep()
+            await suite.frontdoor.parts.retention.sweep()
 
         (left,) = stored_inputs(folder)
         worker.hold.set()

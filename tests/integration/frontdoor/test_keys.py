@@ -21,14 +21,14 @@ async def test_a_call_too_many_is_refused_before_anything_is_done_for_it(
     worker.hold.clear()
     streams = [suite.client.generate(REQUEST, "key") for _ in range(4)]
     ids = {await suite.accepted(stream) for stream in streams}
-    arrived = suite.frontdoor._dataplane.state.pool("tiny").arrived_count
+    arrived = suite.frontdoor.parts.dataplane.state.pool("tiny").arrived_count
 
     with pytest.raises(ResourceExhausted) as caught:
         await suite.paint(OTHER, idempotency_key="key")
 
     assert (caught.value.reason, caught.value.retry_after_ms) == ("TOO_MANY_LISTENERS", 1000)
     assert "at most 4" in caught.value.message
-    assert suite.frontdoor._dataplane.state.pool("tiny").arrived_count == arrived
+    assert suite.frontdoor.parts.dataplane.state.pool("tiny").arrived_count == arrived
     worker.hold.set()
     assert [type([event async for event in stream][-1]) for stream in streams] == [Completed] * 4
     assert len(ids) == len(worker.executed) == 1
@@ -103,6 +103,6 @@ async def test_a_running_key_is_joined_where_the_queue_is_full(folder: Path, wor
 async def test_a_call_without_a_key_asks_the_journal_for_none(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suite.frontdoor._journal, "find_key", None)
+    monkeypatch.setattr(suite.frontdoor.parts.journal, "find_key", None)
 
     assert (await suite.paint()).image

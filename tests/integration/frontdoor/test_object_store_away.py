@@ -51,7 +51,7 @@ async def test_what_waited_is_moved_once_the_store_is_back(suite: FrontdoorSuite
         completed = await suite.paint()
 
     await until(lambda: bool(stored_pictures(suite.folder)))
-    await until(lambda: not suite.frontdoor._journal.objects.spooled().result())
+    await until(lambda: not suite.frontdoor.parts.journal.objects.spooled().result())
     assert (await suite.client.get_request(completed.request_id)).completed == completed
 
 
@@ -120,7 +120,7 @@ async def test_a_picture_that_fits_nowhere_ends_its_request_with_the_reason(fold
 async def test_one_tenant_leaves_the_others_their_room(folder: Path, worker: PacedWorker) -> None:
     worker.picture_bytes = 10_000
     async with running_suite(folder, spool_bytes=100_000, tenant_spool_bytes=15_000) as suite:
-        api = suite.frontdoor._api
+        api = suite.frontdoor.api
         with store_away(folder):
             for tenant in ("greedy", "modest"):
                 assert [event async for event in api.generate(tenant, REQUEST)]

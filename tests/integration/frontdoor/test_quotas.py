@@ -42,7 +42,7 @@ async def test_unfinished_requests_of_a_tenant_are_bounded_and_no_other_tenants(
             await suite.accepted(stream)
 
         refused = await refusal(suite)
-        other = suite.frontdoor._api.generate("another", REQUEST)
+        other = suite.frontdoor.api.generate("another", REQUEST)
         assert await anext(other)
         await other.aclose()
         accepted_count = (await suite.operator.status()).accepted_count
@@ -89,7 +89,7 @@ async def test_beyond_its_bytes_a_tenants_oldest_picture_is_forgotten_and_its_re
 ) -> None:
     worker.picture_bytes = 1000
     async with running_suite(folder, tenant_result_bytes=2500) as suite:
-        others = [event async for event in suite.frontdoor._api.generate("another", REQUEST)][-1]
+        others = [event async for event in suite.frontdoor.api.generate("another", REQUEST)][-1]
         old, middle, new = [await suite.paint(idempotency_key=f"key-{number}") for number in range(3)]
 
         asked = await forgotten(suite, old.request_id)
@@ -97,7 +97,7 @@ async def test_beyond_its_bytes_a_tenants_oldest_picture_is_forgotten_and_its_re
             await suite.paint(idempotency_key="key-0")
         without_image = await suite.client.get_request(old.request_id, omit_image=True)
         kept = [(await suite.client.get_request(one.request_id)).completed for one in (middle, new)]
-        status = await suite.frontdoor._api.get_request("another", others.request_id)  # type: ignore[union-attr]
+        status = await suite.frontdoor.api.get_request("another", others.request_id)  # type: ignore[union-attr]
 
     assert (asked.reason, replayed.value.reason) == ("RESULT_GONE", "RESULT_GONE")
     assert without_image.completed is not None
@@ -133,9 +133,9 @@ async def test_a_picture_that_no_request_names_is_swept_and_others_are_not(suite
     objects.put("results/orphan", b"left by a crash")
     objects.put("cache/x", b"the gateway's")
 
-    await suite.frontdoor._retention.sweep()
+    await suite.frontdoor.parts.retention.sweep()
     after_one = sorted(objects.keys())
-    await suite.frontdoor._retention.sweep()
+    await suite.frontdoor.parts.retention.sweep()
 
     assert "results/orphan" in after_one, "it might have been stored a moment ago by another process"
     assert sorted(set(after_one) - set(objects.keys())) == ["results/orphan"]

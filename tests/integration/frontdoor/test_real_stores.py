@@ -41,7 +41,7 @@ def keys(endpoint: str) -> list[str]:
 
 async def swept(suite: FrontdoorSuite) -> None:
     for _ in range(2):
-        await suite.frontdoor._retention.sweep()
+        await suite.frontdoor.parts.retention.sweep()
 
 
 async def test_inputs_come_and_go_and_pictures_stay(
@@ -77,7 +77,7 @@ async def test_pictures_wait_in_postgresql_while_s3_is_away(
 
     there = f"s3://bucket?endpoint={s3_endpoint}&create_bucket=true"
     async with running_suite(folder, ledger_url=ledger_url, objects_url=there) as suite:
-        await until(lambda: not suite.frontdoor._journal.objects.spooled().result())
+        await until(lambda: not suite.frontdoor.parts.journal.objects.spooled().result())
         status = await suite.client.get_request(completed.request_id)
 
     assert status.completed == completed

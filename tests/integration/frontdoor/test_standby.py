@@ -15,7 +15,8 @@ from pentimento.rpc import open_channel
 from pentimento.stores.ledger import open_journal
 from pentimento.testing.frontdoor_suite import REQUEST, running_suite, settings_of
 from pentimento.testing.paced_worker import PacedWorker
-from services.frontdoor.wiring import Frontdoor
+from services.frontdoor.process import Frontdoor
+from services.frontdoor.wiring import wire
 
 LEASE_S = 1.0
 
@@ -35,7 +36,7 @@ async def running_standby(folder: Path, **changes: Any) -> AsyncIterator[Standby
     workers = (f"unix:{folder / 'w1'}",)
     settings = settings_of(home, worker_addresses=workers, lease_s=LEASE_S, standby=True, **shared, **changes)
     journal = open_journal(settings.ledger_url)
-    frontdoor = Frontdoor(settings, journal, 0)
+    frontdoor = wire(settings, journal, 0)
     await frontdoor.server.start()
     async with open_channel(settings.rpc.listen[0], settings.channels) as channel:
         standby = Standby(frontdoor, ImageClient(channel))
@@ -77,7 +78,7 @@ async def test_a_frontdoor_that_was_taken_over_from_accepts_nothing_and_stops(
 ) -> None:
     """As one that was stopped for a while and wakes up: its journal knows of a newer epoch."""
     asked_to_stop = asyncio.Event()
-    monkeypatch.setattr("services.frontdoor.wiring.signal.raise_signal", lambda number: asked_to_stop.set())
+    monkeypatch.setattr("services.frontdoor.process.signal.raise_signal", lambda number: asked_to_stop.set())
     async with running_suite(folder, lease_s=LEASE_S) as suite:
         journal = open_journal(f"sqlite:///{folder / 'journal.sqlite'}")
         await asyncio.wrap_future(journal.claim_epoch("frontdoor"))

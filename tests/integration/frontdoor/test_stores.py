@@ -29,7 +29,7 @@ def failing_first(method: Callable[..., "Future[Any]"], times: int) -> Callable[
 async def test_an_accepted_request_waits_for_its_journal(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    journal = suite.frontdoor._journal
+    journal = suite.frontdoor.parts.journal
     monkeypatch.setattr(journal, method, failing_first(getattr(journal, method), times=2))
 
     completed = await suite.paint()
@@ -40,7 +40,7 @@ async def test_an_accepted_request_waits_for_its_journal(
 async def test_a_request_that_cannot_be_journalled_is_not_accepted(
     suite: FrontdoorSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = suite.frontdoor._journal
+    journal = suite.frontdoor.parts.journal
     monkeypatch.setattr(journal, "accept", failing_first(journal.accept, times=1))
 
     with pytest.raises(Unavailable) as caught:

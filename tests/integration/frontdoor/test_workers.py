@@ -101,7 +101,7 @@ async def test_a_silent_worker_is_lost_and_its_late_result_fenced_off(
         worker.hold.clear()
         painting = asyncio.ensure_future(suite.paint())
         await worker.wait_until(lambda: worker.running)
-        suite.frontdoor._links.follow(dict.fromkeys(addresses, True))
+        suite.frontdoor.parts.links.follow(dict.fromkeys(addresses, True))
 
         worker.speaks = False
         completed = await painting

@@ -3,7 +3,7 @@ import pytest
 from pentimento.dataplane.events import FailureKind
 from pentimento.domain import errors
 from pentimento.domain.errors import PentimentoError
-from services.frontdoor.workers.attempt_runner import failure_kind
+from services.frontdoor.workers.attempts import failure_kind
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""What the effects of the dataplane are performed with."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pentimento.clients.embedder import EmbedderClient
+from pentimento.clients.gateway import GatewayClient
+from pentimento.dataplane import Dataplane
+from pentimento.dataplane.events import AttemptKey, Event
+from pentimento.domain.clock import Clock
+from pentimento.stores.ledger import Journal
+from services.frontdoor.identity import Identity
+from services.frontdoor.journal.retention import Retention
+from services.frontdoor.objects.inputs import Inputs
+from services.frontdoor.objects.results import Results
+from services.frontdoor.requests.jobs import Jobs, PendingEntries
+from services.frontdoor.routing.discriminators import Discriminators
+from services.frontdoor.status import StartCounts
+from services.frontdoor.workers.catalogue import Catalogue
+from services.frontdoor.workers.worker_links import WorkerLinks
+
+
+@dataclass(frozen=True, slots=True)
+class PartTimeouts:
+    """Seconds that a request waits for parts it can do without."""
+
+    embed_s: float = 0.25
+    lookup_s: float = 0.06
+    reserve_s: float = 0.05
+    score_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FrontdoorParts:
+    """The parts of one frontdoor, which stay the same for its life.
+
+    A function that performs an effect takes them and the effect, and returns at once; its answer goes to `submit`.
+    Without `embedder` or `gateway` every request starts from noise. `grants` has what attempts may put into the cache
+    until their fate is known.
+    """
+
+    journal: Journal
+    dataplane: Dataplane
+    submit: Callable[[Event], None]
+    clock: Clock
+    identity: Identity
+    jobs: Jobs
+    catalogue: Catalogue
+    links: WorkerLinks
+    embedder: EmbedderClient | None
+    gateway: GatewayClient | None
+    discriminators: Discriminators
+    inputs: Inputs
+    results: Results
+    retention: Retention
+    starts: StartCounts
+    timeouts: PartTimeouts
+    grants: dict[AttemptKey, PendingEntries] = field(default_factory=dict)
+    drained: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,0 +1,141 @@
+"""The life of a frontdoor process, from its start or takeover to the last answer."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from pentimento.clients.registration import Registration
+from pentimento.dataplane.events import DrainRequested, PlanReceived, TookOver
+from pentimento.domain.fleet import Plan, ReplicaKind
+from pentimento.rpc import RpcServer
+from services.frontdoor.interpreter import Interpreter
+from services.frontdoor.journal.lease import JournalLease
+from services.frontdoor.journal.recovery import recover
+from services.frontdoor.objects.object_keeper import ObjectKeeper
+from services.frontdoor.parts import FrontdoorParts
+from services.frontdoor.recorder import EffectsRecorder
+from services.frontdoor.requests.image_api import ImageApi
+from services.frontdoor.requests.quotas import Quotas
+from services.frontdoor.settings import FrontdoorSettings
+from services.frontdoor.status import publish_levels_forever
+from services.frontdoor.workers.plan_watch import PlanWatch
+from services.frontdoor.workers.speeds import read_profiles
+
+
+@dataclass
+class Frontdoor:
+    """A frontdoor as `wiring` constructs it; `registration` is None without a controller. A standby (epoch 0) is one
+    until `warm` is done."""
+
+    settings: FrontdoorSettings
+    server: RpcServer
+    parts: FrontdoorParts
+    interpreter: Interpreter
+    api: ImageApi
+    lease: JournalLease
+    keeper: ObjectKeeper
+    quotas: Quotas
+    plans: PlanWatch
+    registration: Registration | None
+    recorder: EffectsRecorder | None
+    _forever: list[asyncio.Task[None]] = field(default_factory=list)
+    _superseded: bool = False
+
+    async def run(self) -> None:
+        """Serve until the process is told to stop."""
+        try:
+            await self.server.run_until_stopped(self.warm, self.drain)
+        finally:
+            await self.close()
+
+    async def warm(self) -> None:
+        """Take over what an earlier frontdoor left, follow the last plan, and wait a while for a worker.
+
+        A standby waits for its turn first.
+        """
+        parts = self.parts
+        if not parts.identity.epoch:
+            parts.identity.epoch = await self.lease.wait_and_take_over()
+            parts.submit(TookOver(parts.identity.epoch))
+        parts.identity.journal_id = await asyncio.wrap_future(parts.journal.identity())
+        if profiles := read_profiles(self.settings.profiles):
+            parts.submit(profiles)
+        if (plan := await self.plans.load()) is not None:
+            parts.submit(PlanReceived(plan))
+        await self.keeper.recover()
+        await parts.retention.recover()
+        await self.quotas.look_at_disks()
+        default_s = self.settings.default_deadline_s
+        parts.submit(await recover(parts.journal, parts.jobs, parts.inputs, parts.clock, default_s))
+        self._follow_workers()
+        self._start_background()
+        try:
+            async with asyncio.timeout(self.settings.worker_wait_s):
+                await parts.catalogue.wait_for_any()
+        except TimeoutError:
+            pass
+
+    async def drain(self) -> None:
+        """Wait until every accepted request has ended; those that have not are in the journal for the next start."""
+        try:
+            self.parts.submit(DrainRequested())
+            if self._superseded:
+                return
+            if self.registration is not None:
+                self.registration.report_soon()
+            await self.parts.drained.wait()
+            await self.parts.jobs.finish_tasks()
+        finally:
+            self.stop_listening_to_clients()
+
+    def stop_listening_to_clients(self) -> None:
+        """From here on streams break because the process stops; that cancels no request."""
+        self.api.stopping = True
+
+    async def close(self) -> None:
+        """Stop everything but the journal, which was opened by others."""
+        if self.registration is not None:
+            await self.registration.close()
+        for task in self._forever:
+            task.cancel()
+        self.interpreter.close()
+        if self.recorder is not None:
+            self.recorder.close()
+        await self.parts.jobs.cancel_tasks()
+        await self.parts.links.close()
+        self.keeper.close()
+
+    def _start_background(self) -> None:
+        self._keep(self.lease.hold(self._on_superseded))
+        self._keep(publish_levels_forever(self.parts.dataplane, self.parts.links))
+        self._keep(self.keeper.move_forever())
+        self._keep(self.parts.retention.run_forever())
+        self._keep(self.quotas.watch_disks_forever())
+        self._keep(self.plans.run(self._on_plan))
+        if self.registration is not None:
+            self.registration.start()
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        self._forever.append(asyncio.get_running_loop().create_task(work))
+
+    def _on_plan(self, plan: Plan) -> None:
+        self.parts.submit(PlanReceived(plan))
+        self._follow_workers()
+
+    def _on_superseded(self) -> None:
+        """Another frontdoor is active: whatever this one still does is fenced off. Its clients find theirs there."""
+        self._superseded = True
+        self.stop_listening_to_clients()
+        self.interpreter.close()
+        signal.raise_signal(signal.SIGTERM)
+
+    def _follow_workers(self) -> None:
+        plan = self.plans.plan
+        endpoints = plan.endpoints if plan is not None else ()
+        self.parts.discriminators.follow(
+            tuple(endpoint.address for endpoint in endpoints if endpoint.kind is ReplicaKind.DISCRIMINATOR)
+        )
+        planned = {assignment.address: False for assignment in plan.assignments} if plan is not None else {}
+        self.parts.links.follow(planned | dict.fromkeys(self.settings.worker_addresses, True))

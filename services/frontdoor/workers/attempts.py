@@ -1,0 +1,219 @@
+"""The effects that run attempts on workers: their streams read, their failures told apart."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from pentimento.clients.worker import WorkerClient
+from pentimento.dataplane.effects import Attach, Execute, Hedge, ReservePair, StopAttempt
+from pentimento.dataplane.events import (
+    AttemptFailed,
+    AttemptFinished,
+    AttemptStarted,
+    AttemptYielded,
+    FailureKind,
+)
+from pentimento.domain.errors import (
+    Aborted,
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    NotFound,
+    PentimentoError,
+    ResourceExhausted,
+    Unavailable,
+)
+from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
+from pentimento.domain.generation import StageTiming
+from pentimento.domain.image_request import Progress
+from pentimento.domain.reasons import Reason
+from pentimento.stores.objects.store import digest_of
+from services.frontdoor.parts import FrontdoorParts
+from services.frontdoor.requests.jobs import Execution, Job
+from services.frontdoor.routing.cache_writes import report_bad_donor
+from services.frontdoor.workers.worker_links import WorkerLink
+
+logger = logging.getLogger(__name__)
+
+Stream = AsyncIterator[ExecuteEvent]
+
+STOP_TIMEOUT_S = 2.0
+ON_ITS_WAY_OUT = frozenset({Reason.DRAINING, Reason.WORKER_STOPPED})
+
+
+def execute(parts: FrontdoorParts, effect: Execute) -> None:
+    """Answer Execute with AttemptFinished or AttemptFailed, unless the worker is lost first."""
+    job = parts.jobs.get(effect.request_id)
+    execution = job.executions[effect.fencing_token]
+    _run(parts, effect, job, execution, lambda client: _execute(parts, client, job, execution, effect))
+
+
+def attach(parts: FrontdoorParts, effect: Attach) -> None:
+    """Answer Attach as Execute."""
+    job = parts.jobs.get(effect.request_id)
+    identity, token = parts.identity, effect.fencing_token
+    execution = job.execution(
+        identity.attempt(job.request_id, job.tenant, effect.attempt_number, token), effect.worker_id
+    )
+
+    async def open_stream(client: WorkerClient) -> Stream:
+        return client.attach(job.request_id, token, identity.frontdoor_id, identity.epoch, identity.journal_id)
+
+    _run(parts, effect, job, execution, open_stream)
+
+
+def reserve_pair(parts: FrontdoorParts, effect: ReservePair) -> None:
+    execution = parts.jobs.get(effect.request_id).executions[effect.fencing_token]
+    execution.peer = (effect.peer_id, parts.links.address_of(effect.peer_id))
+
+
+def hedge(parts: FrontdoorParts, effect: Hedge) -> None:
+    parts.jobs.get(effect.request_id).note("run a second time beside a slow attempt")
+
+
+def stop_attempt(parts: FrontdoorParts, effect: StopAttempt) -> None:
+    link = parts.links.of_worker(effect.worker_id)
+    if link is not None:
+        parts.jobs.spawn_background(_stop(link, effect), effect)
+
+
+def _run(
+    parts: FrontdoorParts,
+    effect: Execute | Attach,
+    job: Job,
+    execution: Execution,
+    open_stream: Callable[[WorkerClient], Awaitable[Stream]],
+) -> None:
+    link = parts.links.of_worker(execution.worker_id)
+    attempt = execution.attempt
+    if link is None:
+        parts.submit(AttemptFailed(attempt.request_id, attempt.fencing_token, FailureKind.WORKER_LOST))
+        return
+    execution.sent_at = parts.clock.monotonic()
+    run = parts.jobs.spawn(job, _follow(parts, job, execution, lambda: open_stream(link.client)), effect)
+    link.runs.add(run)
+    run.add_done_callback(link.runs.discard)
+
+
+async def _execute(
+    parts: FrontdoorParts, client: WorkerClient, job: Job, execution: Execution, effect: Execute
+) -> Stream:
+    """What the request came with is read now and passed on: it is here for running attempts alone."""
+    assert execution.route is not None
+    spec = await parts.inputs.load(job, execution.resolved)
+    remaining_ms = max(int((effect.deadline - parts.clock.monotonic()) * 1000), 1)
+    return client.execute(
+        execution.attempt,
+        spec,
+        execution.route,
+        effect.worker_generation,
+        deadline_remaining_ms=remaining_ms,
+        preview_interval_steps=execution.resolved.preview_interval_steps,
+        cache_grant=execution.grant,
+        image_format=execution.resolved.format.value,
+        peer=execution.peer,
+        journal_id=parts.identity.journal_id,
+    )
+
+
+async def _follow(
+    parts: FrontdoorParts, job: Job, execution: Execution, open_stream: Callable[[], Awaitable[Stream]]
+) -> None:
+    """The stream is opened here: a task that is cancelled before it begins leaves none behind."""
+    request_id, token = execution.attempt.request_id, execution.attempt.fencing_token
+    try:
+        async for event in await open_stream():
+            if isinstance(event, AttemptResult):
+                _take_result(parts, job, execution, event)
+                parts.submit(AttemptFinished(request_id, token))
+            else:
+                _pass_on(parts, job, execution, event)
+        if execution.result is None:
+            raise Unavailable("STREAM_ENDED", "the worker ended the stream without a picture")
+    except PentimentoError as error:
+        if execution.result is not None:
+            # How the stream ended after the picture was here concerns nobody.
+            return
+        job.failure = error
+        # Should it be queued again.
+        job.queued_at = parts.clock.monotonic()
+        parts.submit(AttemptFailed(request_id, token, failure_kind(error), error.reason, error.message))
+    except asyncio.CancelledError:
+        # The link to the worker was lost; where that is news to the dataplane, the request runs elsewhere.
+        parts.submit(AttemptFailed(request_id, token, FailureKind.WORKER_LOST))
+        raise
+
+
+def _pass_on(
+    parts: FrontdoorParts, job: Job, execution: Execution, event: Started | StepProgress | PlaceYielded
+) -> None:
+    attempt = execution.attempt
+    match event:
+        case Started():
+            parts.submit(AttemptStarted(attempt.request_id, attempt.fencing_token))
+        case PlaceYielded():
+            parts.submit(AttemptYielded(attempt.request_id, attempt.fencing_token))
+        case StepProgress():
+            job.audience.tell(Progress(event.step, event.step_count, event.preview, attempt.attempt_number))
+
+
+def _take_result(parts: FrontdoorParts, job: Job, execution: Execution, result: AttemptResult) -> None:
+    """Raises Internal for a picture that is not what the worker sent, or not of this attempt."""
+    theirs, ours = result.attempt, execution.attempt
+    if (theirs.request_id, theirs.fencing_token) != (ours.request_id, ours.fencing_token):
+        raise Internal("RESULT_MISMATCH", "the worker answered with the result of another attempt")
+    if digest_of(result.image) != result.image_digest:
+        raise Internal("RESULT_CORRUPT", "the picture does not match its digest")
+    execution.result = result
+    if result.bad_donor_reason and execution.route is not None:
+        report_bad_donor(parts, execution.route, result.bad_donor_reason)
+    time_attempt(job, execution, result, parts.clock.monotonic())
+
+
+async def _stop(link: WorkerLink, effect: StopAttempt) -> None:
+    try:
+        await link.client.cancel(effect.request_id, effect.fencing_token, STOP_TIMEOUT_S)
+    except PentimentoError as error:
+        logger.debug("could not stop an attempt", extra={"worker": effect.worker_id, "reason": error.reason})
+
+
+def time_attempt(job: Job, execution: Execution, result: AttemptResult, now: float) -> None:
+    """Note its stages. The worker's clock starts when the attempt reaches it, which is nowhere known: what it does not
+    account for is taken to be the ways there and back, alike."""
+    worker_s = max((timing.start_ms + timing.duration_ms for timing in result.timings), default=0.0) / 1000
+    way_s = max(now - execution.sent_at - worker_s, 0.0) / 2
+    reached_at = execution.sent_at + way_s
+    begin_ms = (reached_at - job.arrived_at) * 1000
+    job.time_stage("execute", execution.sent_at, now)
+    job.time_stage("send", execution.sent_at, reached_at)
+    job.timings += [
+        StageTiming(f"worker.{timing.stage}", begin_ms + timing.start_ms, timing.duration_ms)
+        for timing in result.timings
+    ]
+    job.time_stage("receive", now - way_s, now)
+
+
+def failure_kind(error: PentimentoError) -> FailureKind:
+    """What a worker's error means for the request."""
+    match error:
+        case Unavailable() if error.reason == Reason.INPUT_UNAVAILABLE:
+            # Another try would keep the place of one that can be painted.
+            return FailureKind.FATAL
+        case Unavailable():
+            return FailureKind.NO_CREDIT if error.reason in ON_ITS_WAY_OUT else FailureKind.WORKER_LOST
+        case ResourceExhausted():
+            return FailureKind.WORKER_LOST if error.reason == Reason.DEVICE_OUT_OF_MEMORY else FailureKind.NO_CREDIT
+        case FailedPrecondition():
+            return FailureKind.NOT_HELD
+        case Aborted():
+            # A newer attempt, or a newer frontdoor, is known there: the journal says who is right.
+            return FailureKind.NO_CREDIT
+        case NotFound() if error.reason == Reason.ATTEMPT_GONE:
+            return FailureKind.GONE
+        case DeadlineExceeded():
+            return FailureKind.DEADLINE
+        case Cancelled():
+            return FailureKind.STOPPED
+        case _:
+            return FailureKind.FATAL
