@@ -31,10 +31,10 @@ def choose_stages(
 ) -> tuple[HeldModel, tuple[Stage, ...]]:
     """Return the model that a request is judged by, and its stages; one that names a model is painted by it alone.
 
-    `draw` is uniform in 0..1, for plans with shares; `cascade` names models by their stages, where the plan says nothing
-    of them. What a request says without naming a model (steps, guidance) it says of the deployment's default one; the
-    model of every other stage paints as is usual there. Raises NotFound for a model nobody knows, Unavailable while none
-    of the plan's was ever held.
+    `draw` is uniform in 0..1, for plans with shares; `cascade` names models by their stages, where the plan has none.
+    What a request says without naming a model (steps, guidance) it says of the deployment's default one; the model of
+    every other stage paints as is usual there. Raises NotFound for a model nobody knows, Unavailable while none of the
+    plan's was ever held.
     """
     if request.model or request.init_image is not None:
         held = catalogue.find(request.model)
