@@ -80,6 +80,19 @@ async def test_without_a_score_the_settings_decide_and_say_so(folder: Path, acce
     assert ("degraded: UNSCORED" in completed.provenance.notes) == accept
 
 
+async def test_a_picture_too_large_for_the_light_model_is_explained_and_painted_by_the_heavy_one(folder: Path) -> None:
+    large = replace(UNNAMED, width_px=64, height_px=64)
+    async with running_parts(folder, 0.9) as parts:
+        parts.light.held = replace(parts.light.held, max_size_px=32)
+        async with running_suite(folder, **parts.settings) as suite:
+            await suite.wait_for_workers(2)
+            explanation = await suite.client.explain(large)
+            completed = await suite.paint(large)
+
+    assert (explanation.pool, explanation.route.model) == ("heavy", "heavy")
+    assert completed.provenance.model_digest == "sha256:heavy"
+
+
 async def test_the_light_picture_stands_in_when_the_heavy_model_fails(folder: Path) -> None:
     async with running_cascade(folder, 0.2) as cascade:
         cascade.heavy.fail_with = Internal("NAN_IN_LATENT", "step 3")
