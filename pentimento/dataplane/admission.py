@@ -32,9 +32,10 @@ def on_accept_persisted(state: State, now: float, event: AcceptPersisted) -> lis
         return []
     state.counters.accepted += 1
     state.enter(request, Phase.ROUTING)
-    if request.end is not None:
+    if request.ending is not None:
         announce: list[Effect] = [Announce(request.request_id)]
-        return announce + end_request(state, request, request.end, request.end_reason, request.end_message)
+        ending = request.ending
+        return announce + end_request(state, request, ending.end, ending.reason, ending.message)
     return [Announce(request.request_id), ResolveRoute(request.request_id)]
 
 

@@ -70,9 +70,14 @@ def on_commit_failed(state: State, now: float, event: CommitFailed) -> list[Effe
     if request is None:
         return []
     release = release_picture(request)
+    return [*release, enter_end(state, request, End.FAILED, event.reason, event.message)]
+
+
+def enter_end(state: State, request: Request, end: End, reason: str, message: str) -> PersistEnd:
+    """Settle how a request ends, and return the effect that journals it."""
     state.enter(request, Phase.ENDING)
-    request.end, request.end_reason, request.end_message = End.FAILED, event.reason, event.message
-    return [*release, PersistEnd(request.request_id, End.FAILED, event.reason, event.message)]
+    request.ending = PersistEnd(request.request_id, end, reason, message)
+    return request.ending
 
 
 def release_picture(request: Request) -> list[Effect]:

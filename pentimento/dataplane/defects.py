@@ -6,7 +6,7 @@ from pentimento.dataplane import effects
 from pentimento.dataplane.cascade import on_scored
 from pentimento.dataplane.commits import on_commit_failed
 from pentimento.dataplane.credits import give_back, give_back_peer
-from pentimento.dataplane.effects import DeliverRecorded, Effect, End, PersistEnd, ReleaseGrant, StopAttempt
+from pentimento.dataplane.effects import DeliverRecorded, Effect, End, ReleaseGrant, StopAttempt
 from pentimento.dataplane.endings import deliver_end, end_request, journal_end, stop_request
 from pentimento.dataplane.events import CommitFailed, EffectFailed, Scored
 from pentimento.dataplane.state import Phase, State
@@ -98,12 +98,12 @@ def _never_committed(state: State, now: float, event: EffectFailed) -> list[Effe
 
 def _never_ended(state: State, now: float, event: EffectFailed) -> list[Effect]:
     request = state.requests.get(event.request_id)
-    if request is None or request.phase is not Phase.ENDING or request.end is None:
+    if request is None or request.phase is not Phase.ENDING or request.ending is None:
         return []
     request.end_failures += 1
     if request.end_failures > MAX_END_RETRIES:
-        return deliver_end(state, request, request.end)
-    return [PersistEnd(request.request_id, request.end, request.end_reason, request.end_message)]
+        return deliver_end(state, request, request.ending)
+    return [request.ending]
 
 
 def _never_answered(state: State, now: float, event: EffectFailed) -> list[Effect]:

@@ -109,6 +109,7 @@ class Attach:
     attempt_number: int
     fencing_token: int
     worker_id: str
+    cascade_stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Cancels, deadlines and failures: how a request ends without a picture."""
 
-from pentimento.dataplane.commits import commit_picture, fall_back, release_picture, stop_attempts
+from pentimento.dataplane.commits import commit_picture, enter_end, fall_back, release_picture, stop_attempts
 from pentimento.dataplane.effects import DeliverEnd, DeliverRecorded, Drop, Effect, End, PersistEnd
 from pentimento.dataplane.events import CancelRequested, EndPersisted
 from pentimento.dataplane.predictions import learn_slowness, retry_after_ms
@@ -41,16 +41,16 @@ def drop_late(state: State, now: float, request: Request, wait_s: float) -> list
     left_s = max(request.deadline - now, 0.0)
     message = f"predicted to take {wait_s:.3g} s from now, {left_s:.3g} s were left"
     request.retry_after_ms = retry_after_ms(state, request.pool)
-    _enter_end(state, request, End.DROPPED, Reason.PREDICTED_LATE, message)
-    return [Drop(request.request_id, request.end_reason, message, wait_s, request.retry_after_ms)]
+    ending = enter_end(state, request, End.DROPPED, Reason.PREDICTED_LATE, message)
+    return [Drop(request.request_id, ending.reason, message, wait_s, request.retry_after_ms)]
 
 
 def stop_request(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
     """End a request unless it has ended; while it is being accepted the end waits for the journal."""
-    if request.phase in _SETTLED or request.end is not None:
+    if request.phase in _SETTLED or request.ending is not None:
         return []
     if request.phase is Phase.ACCEPTING:
-        request.end, request.end_reason, request.end_message = end, reason, message
+        request.ending = PersistEnd(request.request_id, end, reason, message)
         return []
     return journal_end(state, request, end, reason, message)
 
@@ -65,32 +65,25 @@ def end_request(state: State, request: Request, end: End, reason: str, message: 
 def journal_end(state: State, request: Request, end: End, reason: str, message: str) -> list[Effect]:
     """Stop what runs for a request and journal its end."""
     effects = [*stop_attempts(state, request), *release_picture(request)]
-    _enter_end(state, request, end, reason, message)
-    return [*effects, PersistEnd(request.request_id, end, reason, message)]
-
-
-def _enter_end(state: State, request: Request, end: End, reason: str, message: str) -> None:
-    state.enter(request, Phase.ENDING)
-    request.end, request.end_reason, request.end_message = end, reason, message
+    return [*effects, enter_end(state, request, end, reason, message)]
 
 
 def on_end_persisted(state: State, now: float, event: EndPersisted) -> list[Effect]:
     """Deliver the journalled end; where the request had ended already, deliver what the journal says."""
     request = state.requests.get(event.request_id)
-    if request is None or request.phase is not Phase.ENDING or request.end is None:
+    if request is None or request.phase is not Phase.ENDING or request.ending is None:
         return []
     if not event.won:
         state.remove(request)
         return [DeliverRecorded(request.request_id)]
-    return deliver_end(state, request, request.end)
+    return deliver_end(state, request, request.ending)
 
 
-def deliver_end(state: State, request: Request, end: End) -> list[Effect]:
+def deliver_end(state: State, request: Request, ending: PersistEnd) -> list[Effect]:
     """Forget a request that has ended and answer its client."""
     state.remove(request)
-    _count_end(state, request.pool, end)
-    reason, message = request.end_reason, request.end_message
-    return [DeliverEnd(request.request_id, end, reason, message, request.retry_after_ms)]
+    _count_end(state, request.pool, ending.end)
+    return [DeliverEnd(request.request_id, ending.end, ending.reason, ending.message, request.retry_after_ms)]
 
 
 def _count_end(state: State, pool_name: str, end: End) -> None:

@@ -33,7 +33,8 @@ def attach_orphans(state: State, now: float, worker: Worker) -> list[Effect]:
         request.started_at, request.ends_at = now, now + expected_s
         state.enter(request, Phase.RUNNING)
         take(state, worker, request.attempt_key)
-        effects.append(Attach(request_id, request.attempt_number, request.fencing_token, worker.worker_id))
+        number, token, stage = request.attempt_number, request.fencing_token, request.cascade_stage
+        effects.append(Attach(request_id, number, token, worker.worker_id, stage))
     return effects
 
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from pentimento.dataplane.effects import End
+from pentimento.dataplane.effects import PersistEnd
 from pentimento.dataplane.events import AttemptKey, RouteOption, SpeedProfile
 from pentimento.dataplane.fair_queue import FairQueue
 from pentimento.dataplane.ready import ReadyWorkers
@@ -92,9 +92,8 @@ class Request:
     losses: int = 0
     excluded: frozenset[tuple[str, int]] = frozenset()
     suspect_until: float = 0.0
-    end: End | None = None
-    end_reason: str = ""
-    end_message: str = ""
+    # How it ends, once that is decided: what the journal is asked to write.
+    ending: PersistEnd | None = None
     retry_after_ms: int = 0
     # How often the journalling of its end has broken down.
     end_failures: int = 0

@@ -15,9 +15,9 @@ class Identity:
     epoch: int = 0
     journal_id: str = ""
 
-    def attempt(self, request_id: str, tenant: str, attempt_number: int, fencing_token: int) -> Attempt:
+    def attempt(self, request_id: str, tenant: str, number: int, token: int) -> Attempt:
         """Return an attempt of this frontdoor's."""
-        return Attempt(request_id, attempt_number, fencing_token, self.frontdoor_id, self.epoch, tenant)
+        return Attempt(request_id, number, token, self.frontdoor_id, self.epoch, tenant)
 
 
 def build_version() -> str:

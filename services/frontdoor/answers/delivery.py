@@ -32,9 +32,10 @@ def reject(parts: FrontdoorParts, effect: Reject) -> None:
 
 def deliver(parts: FrontdoorParts, effect: Deliver) -> None:
     job = parts.jobs.get(effect.request_id)
-    assert job.completed is not None
+    completed = job.executions[effect.picture_token].completed
+    assert completed is not None
     _count(parts, job, RequestState.COMPLETED)
-    job.audience.tell(job.completed)
+    job.audience.tell(completed)
     drop_job(parts, job, None)
 
 
@@ -46,7 +47,7 @@ def deliver_end(parts: FrontdoorParts, effect: DeliverEnd) -> None:
 
 def deliver_recorded(parts: FrontdoorParts, effect: DeliverRecorded) -> None:
     job = parts.jobs.get(effect.request_id)
-    parts.jobs.spawn(job, _tell_recorded(parts, job, job.request_id), effect)
+    parts.jobs.spawn(job, _tell_recorded(parts, job, effect.request_id), effect)
 
 
 def note_drained(parts: FrontdoorParts, effect: Drained) -> None:
@@ -76,7 +77,7 @@ def hand_over(parts: FrontdoorParts, job: Job, request_id: str) -> None:
 async def _tell_recorded(parts: FrontdoorParts, job: Job, request_id: str) -> None:
     error: PentimentoError | None = None
     try:
-        for event in await recorded_events(parts, request_id, job.tenant):
+        for event in await recorded_events(parts, request_id, job.request.tenant):
             job.audience.tell(event)
     except PentimentoError as failed:
         error = failed
@@ -89,7 +90,7 @@ async def _tell_recorded(parts: FrontdoorParts, job: Job, request_id: str) -> No
 
 def _count(parts: FrontdoorParts, job: Job, state: RequestState) -> None:
     REQUESTS.labels(state.value).inc()
-    REQUEST_SECONDS.labels(state.value).observe(parts.clock.monotonic() - job.arrived_at)
+    REQUEST_SECONDS.labels(state.value).observe(parts.clock.monotonic() - job.request.arrived_at)
 
 
 async def recorded_events(parts: FrontdoorParts, request_id: str, tenant: str) -> list[GenerateEvent]:

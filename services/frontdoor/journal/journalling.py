@@ -31,9 +31,8 @@ from services.frontdoor.answers.endings import STATE_OF, key_reused
 from services.frontdoor.identity import Identity
 from services.frontdoor.metrics import DEGRADED, QUEUE_SECONDS
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.requests.jobs import Execution, Job
+from services.frontdoor.requests.jobs import ClientRequest, Execution, Job
 from services.frontdoor.routing.cache_writes import reserve_entries
-from services.frontdoor.routing.stages import as_painted_by
 
 logger = logging.getLogger(__name__)
 
@@ -49,25 +48,26 @@ def persist_accepted(parts: FrontdoorParts, effect: PersistAccepted) -> None:
 
 def persist_attempt(parts: FrontdoorParts, effect: PersistAttempt) -> None:
     job = parts.jobs.get(effect.request_id)
-    attempt = parts.identity.attempt(job.request_id, job.tenant, effect.attempt_number, effect.fencing_token)
-    if job.current is None and job.route is not None:
-        # Recovered: the worker that takes it has said what it holds.
-        job.current = as_painted_by(job.resolved, parts.catalogue.find(job.route.model))
-    if effect.option and not job.route_journalled:
+    attempt = parts.identity.attempt(
+        job.request.request_id, job.request.tenant, effect.attempt_number, effect.fencing_token
+    )
+    routed = job.routed[effect.cascade_stage]
+    execution = job.execution(attempt, effect.worker_id, effect.cascade_stage, effect.option, parts.catalogue.known)
+    if effect.option and routed.journalled is None:
         # A pool with nothing of its own took it; from here on its route is that pool's.
-        job.take(job.options[effect.option])
-        job.audience.routed(job.options[effect.option].route)
-    execution = job.execution(attempt, effect.worker_id)
+        job.audience.routed(execution.route)
     now = execution.bound_at = parts.clock.monotonic()
-    job.time_stage("queue", job.queued_at, now)
-    QUEUE_SECONDS.observe(now - job.queued_at)
+    job.time_stage("queue", routed.queued_at, now)
+    QUEUE_SECONDS.observe(now - routed.queued_at)
     parts.jobs.spawn(job, _start_attempt(parts, job, execution), effect)
 
 
 def commit_result(parts: FrontdoorParts, effect: CommitResult) -> None:
     job = parts.jobs.get(effect.request_id)
     execution = job.executions[effect.picture_token]
-    attempt = parts.identity.attempt(job.request_id, job.tenant, effect.attempt_number, effect.fencing_token)
+    attempt = parts.identity.attempt(
+        job.request.request_id, job.request.tenant, effect.attempt_number, effect.fencing_token
+    )
     if effect.degraded:
         DEGRADED.labels(effect.degraded).inc()
         job.note(f"degraded: {effect.degraded}")
@@ -85,56 +85,54 @@ def drop(parts: FrontdoorParts, effect: Drop) -> None:
 
 async def _accept(parts: FrontdoorParts, job: Job) -> None:
     """Until this has succeeded nothing is promised, so an error goes straight to the client."""
+    request = job.request
     try:
         await parts.inputs.store(job)
-        outcome = await asyncio.wrap_future(parts.journal.accept(_row_of(job, parts.identity)))
+        outcome = await asyncio.wrap_future(parts.journal.accept(_row_of(request, parts.identity)))
     except PentimentoError as error:
         _refuse(parts, job, error)
         return
     if outcome.kind is AcceptKind.NEW:
-        job.time_stage("accept", job.arrived_at, parts.clock.monotonic())
-        parts.submit(AcceptPersisted(job.request_id))
+        job.time_stage("accept", request.arrived_at, parts.clock.monotonic())
+        parts.submit(AcceptPersisted(request.request_id))
     elif outcome.kind is AcceptKind.EXISTING:
-        parts.submit(AcceptDropped(job.request_id))
+        parts.submit(AcceptDropped(request.request_id))
         hand_over(parts, job, outcome.request_id)
     else:
         _refuse(parts, job, key_reused())
 
 
-def _row_of(job: Job, identity: Identity) -> AcceptedRequest:
+def _row_of(request: ClientRequest, identity: Identity) -> AcceptedRequest:
     return AcceptedRequest(
-        request_id=job.request_id,
-        tenant=job.tenant,
-        body=resolved_to_bytes(job.resolved),
+        request_id=request.request_id,
+        tenant=request.tenant,
+        body=resolved_to_bytes(request.resolved),
         body_format=JOURNALLED_REQUEST,
-        body_hash=job.body_hash,
-        accepted_at=job.accepted_at,
-        idempotency_key=job.idempotency_key,
-        deadline_at=job.deadline_at,
+        body_hash=request.body_hash,
+        accepted_at=request.accepted_at,
+        idempotency_key=request.idempotency_key,
+        deadline_at=request.deadline_at,
         frontdoor_id=identity.frontdoor_id,
         frontdoor_epoch=identity.epoch,
     )
 
 
 def _refuse(parts: FrontdoorParts, job: Job, error: PentimentoError) -> None:
-    parts.submit(AcceptDropped(job.request_id))
+    parts.submit(AcceptDropped(job.request.request_id))
     drop_job(parts, job, error)
 
 
 async def _start_attempt(parts: FrontdoorParts, job: Job, execution: Execution) -> None:
     """Route and attempt share a commit; the cache's grant is asked for meanwhile."""
-    assert execution.route is not None
-    attempt, stage = execution.attempt, execution.cascade_stage
+    attempt, stage, routed = execution.attempt, execution.stage, job.routed[execution.stage]
     reserving = asyncio.ensure_future(reserve_entries(parts, job, execution))
-    pinning = None if job.route_journalled else _pin(parts.journal, job.request_id, execution.route, stage)
+    pinning = None if routed.journalled else _pin(parts.journal, attempt.request_id, execution.route, stage)
     won = await _until_durable(lambda: parts.journal.start_attempt(attempt, execution.worker_id, stage))
     if pinning is not None:
-        execution.route = route_from_bytes(await pinning)
-        if job.cascade_stage == stage:
-            job.route, job.route_journalled = execution.route, True
+        execution.route = routed.journalled = route_from_bytes(await pinning)
     execution.grant = await reserving
     job.time_stage("attempt", execution.bound_at, parts.clock.monotonic())
-    parts.submit(AttemptPersisted(job.request_id, attempt.fencing_token, won))
+    parts.submit(AttemptPersisted(attempt.request_id, attempt.fencing_token, won))
 
 
 def _pin(journal: Journal, request_id: str, route: Route, stage: int) -> Awaitable[bytes]:
@@ -150,16 +148,16 @@ async def _commit(parts: FrontdoorParts, job: Job, attempt: Attempt, execution: 
         record, completed = await _until_stored(parts, job, execution)
     except PentimentoError as error:
         job.failure = error
-        parts.submit(CommitFailed(job.request_id, attempt.fencing_token, error.reason, error.message))
+        parts.submit(CommitFailed(attempt.request_id, attempt.fencing_token, error.reason, error.message))
         return
     won = await _until_durable(lambda: parts.journal.commit_result(attempt, record))
     parts.results.uncommitted.discard(record.image.key)
     if won:
-        job.completed = completed
-        parts.retention.keep(job.tenant, record.image.size_bytes)
+        execution.completed = completed
+        parts.retention.keep(attempt.tenant, record.image.size_bytes)
     else:
         parts.jobs.spawn_background(parts.results.discard(record.image), "discard a picture")
-    parts.submit(ResultCommitted(job.request_id, attempt.fencing_token, won))
+    parts.submit(ResultCommitted(attempt.request_id, attempt.fencing_token, won))
 
 
 async def _until_stored(parts: FrontdoorParts, job: Job, execution: Execution) -> tuple[ResultRecord, Completed]:
@@ -170,7 +168,7 @@ async def _until_stored(parts: FrontdoorParts, job: Job, execution: Execution) -
         try:
             return await parts.results.store(job, execution)
         except Unavailable as error:
-            if parts.clock.monotonic() + delay_s > job.deadline:
+            if parts.clock.monotonic() + delay_s > job.request.deadline:
                 raise
             logger.error("the picture cannot be stored; trying again", extra={"reason": error.reason})
         await asyncio.sleep(delay_s)
@@ -180,7 +178,7 @@ async def _end(parts: FrontdoorParts, job: Job, effect: PersistEnd) -> None:
     end = (STATE_OF[effect.end], effect.reason, effect.message)
     won = await _until_durable(lambda: parts.journal.finish(effect.request_id, *end))
     if won:
-        parts.retention.keep(job.tenant, 0)
+        parts.retention.keep(job.request.tenant, 0)
     parts.submit(EndPersisted(effect.request_id, won))
 
 

@@ -14,7 +14,7 @@ from pentimento.wire.generation import route_from_bytes
 from pentimento.wire.journal import resolved_from_bytes, unreadable
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.objects.inputs import Inputs
-from services.frontdoor.requests.jobs import Job, Jobs
+from services.frontdoor.requests.jobs import ClientRequest, Job, Jobs, RoutedStage
 from services.frontdoor.routing.routes import work_left
 from services.frontdoor.routing.stages import Stage
 
@@ -31,7 +31,7 @@ async def recover(journal: Journal, jobs: Jobs, inputs: Inputs, clock: Clock, de
             await _refuse(journal, record.request.request_id)
             continue
         jobs.add(job)
-        inputs.adopt(job.tenant, job.request_id, job.resolved)
+        inputs.adopt(job.request.tenant, job.request.request_id, job.request.resolved)
         recovered.append(_recovered(job, record))
     return Recovered(tuple(recovered))
 
@@ -44,21 +44,22 @@ async def _refuse(journal: Journal, request_id: str) -> None:
 
 
 def _recovered(job: Job, record: JournalledRequest) -> RecoveredRequest:
-    newest, stage = record.newest_attempt, record.cascade_stage
+    request, newest, stage = job.request, record.newest_attempt, record.cascade_stage
+    route = job.routed[stage].journalled if stage in job.routed else None
     # The stage was routed but never tried: what its predecessor painted is gone, and nothing of it runs.
     tried = newest is not None and newest.cascade_stage == stage
     return RecoveredRequest(
-        request_id=job.request_id,
-        tenant=job.tenant,
-        pool=job.route.model if job.route else job.resolved.spec.model,
-        work=work_left(job.resolved, job.route.start) if job.route else job.resolved.cost,
-        deadline=job.deadline,
-        routed=job.route is not None,
-        model_digest=job.route.model_digest if job.route else "",
+        request_id=request.request_id,
+        tenant=request.tenant,
+        pool=route.model if route else request.resolved.spec.model,
+        work=work_left(request.resolved, route.start) if route else request.resolved.cost,
+        deadline=request.deadline,
+        routed=route is not None,
+        model_digest=route.model_digest if route else "",
         attempt_number=newest.attempt.attempt_number if newest else 0,
         fencing_token=newest.attempt.fencing_token if newest else 0,
         worker_id=newest.worker_id if newest and tried else "",
-        cascade=tuple(stage.pool for stage in job.stages),
+        cascade=tuple(stage.pool for stage in request.stages),
         cascade_stage=stage,
     )
 
@@ -70,22 +71,20 @@ def _job_of(record: JournalledRequest, clock: Clock, default_deadline_s: float) 
     route: Route | None = route_from_bytes(record.route) if record.route is not None else None
     resolved = resolved_from_bytes(accepted.body, accepted.body_format)
     models = [stage.model for stage in route.stages] if route else []
-    stages = tuple(Stage(model, model) for model in models or [route.model if route else resolved.spec.model])
-    return Job(
+    request = ClientRequest(
         request_id=accepted.request_id,
         tenant=accepted.tenant,
         resolved=resolved,
+        stages=tuple(Stage(model, model) for model in models or [route.model if route else resolved.spec.model]),
         arrived_at=now - max(wall - accepted.accepted_at, 0.0),
         accepted_at=accepted.accepted_at,
         # The wall clock may have been set back meanwhile: that gives nobody more time than was theirs at first.
         deadline=now + deadline_at - max(wall, accepted.accepted_at),
         deadline_at=deadline_at,
-        audience=Audience(accepted.request_id, route),
-        stages=stages,
-        cascade_stage=record.cascade_stage,
         idempotency_key=accepted.idempotency_key,
-        route=route,
-        route_journalled=route is not None,
-        queued_at=now,
-        notes=["recovered by a newer frontdoor"],
+        body_hash=accepted.body_hash,
     )
+    job = Job(request, Audience(request.request_id, route), notes=["recovered by a newer frontdoor"])
+    if route is not None:
+        job.routed[record.cascade_stage] = RoutedStage((), now, route)
+    return job

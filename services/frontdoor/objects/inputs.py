@@ -58,10 +58,11 @@ class Inputs:
 
     async def store(self, job: Job) -> None:
         """Changes state: what the job came with is durable, before it may be accepted. Raises as `ObjectKeeper.put`."""
-        for part in job.resolved.inputs:
-            held = self._held[job.tenant, part.object.digest]
+        tenant = job.request.tenant
+        for part in job.request.resolved.inputs:
+            held = self._held[tenant, part.object.digest]
             if held.storing is None and held.data:
-                work = self._keeper.put(job.tenant, held.reference.key, held.data)
+                work = self._keeper.put(tenant, held.reference.key, held.data)
                 held.storing, held.data = asyncio.ensure_future(work), b""
             if held.storing is not None:
                 # One of the requests that share it may go away meanwhile; the others still need it.
@@ -77,13 +78,14 @@ class Inputs:
 
     def release(self, job: Job) -> None:
         """Changes state: the job has ended; what nobody else uses goes."""
-        for part in () if job.elsewhere else job.resolved.inputs:
-            held = self._held.get((job.tenant, part.object.digest))
-            if held is None or job.request_id not in held.users:
+        request = job.request
+        for part in () if job.elsewhere else request.resolved.inputs:
+            held = self._held.get((request.tenant, part.object.digest))
+            if held is None or request.request_id not in held.users:
                 continue
-            held.users.discard(job.request_id)
+            held.users.discard(request.request_id)
             if not held.users:
-                del self._held[job.tenant, part.object.digest]
+                del self._held[request.tenant, part.object.digest]
                 self._spawn(self._delete(held), "delete an input")
 
     def size_bytes(self, tenant: str) -> int:

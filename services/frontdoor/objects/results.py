@@ -39,21 +39,21 @@ class Results:
         key = f"{PREFIX}/{secrets.token_hex(16)}"
         self.uncommitted.add(key)
         try:
-            image = await self._keeper.put(job.tenant, key, result.image)
+            image = await self._keeper.put(job.request.tenant, key, result.image)
         except BaseException:
             self.uncommitted.discard(key)
             raise
         provenance = self._provenance(job, execution, result)
         record = ResultRecord(
             image=image,
-            image_format=job.resolved.format.value,
+            image_format=job.request.resolved.format.value,
             width_px=result.width_px,
             height_px=result.height_px,
             provenance=provenance_to_bytes(provenance),
             completed_at=self._clock.wall(),
         )
         size = (result.width_px, result.height_px)
-        return record, Completed(job.request_id, result.image, job.resolved.format, *size, provenance)
+        return record, Completed(job.request.request_id, result.image, job.request.resolved.format, *size, provenance)
 
     async def load(self, record: JournalledRequest, *, with_image: bool = True) -> Completed:
         """The picture of a completed request. Raises NotFound RESULT_GONE, ObjectCorrupt: never wrong bytes."""
@@ -90,10 +90,9 @@ class Results:
             raise
 
     def _provenance(self, job: Job, execution: Execution, result: AttemptResult) -> Provenance:
-        assert execution.route is not None
         paid = [other.result for other in job.executions.values() if other.result is not None]
         return Provenance(
-            request_id=job.request_id,
+            request_id=job.request.request_id,
             # Bytes that it came with are named by their digests: whoever sent them has them.
             spec=take_inputs(execution.resolved.spec)[0],
             route=execution.route,

@@ -29,7 +29,7 @@ from services.frontdoor.answers.endings import key_reused
 from services.frontdoor.metrics import REQUESTS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.callers import Callers
-from services.frontdoor.requests.jobs import Job
+from services.frontdoor.requests.jobs import ClientRequest, Job
 from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
 from services.frontdoor.routing.routes import decide_route, embed
@@ -115,10 +115,24 @@ class ImageApi:
         draw = random.random()
         resolved, stages = self._judge(request, draw, preview_interval_steps)
         first = self._parts.catalogue.find(stages[0].model)
-        job = self._new_job(tenant, resolved, stages, key, draw)
-        listener = job.audience.join()
+        request_id = f"r-{secrets.token_hex(16)}"
+        now, wall, deadline_s = self._parts.clock.monotonic(), self._parts.clock.wall(), resolved.deadline_ms / 1000
+        accepted = ClientRequest(
+            request_id=request_id,
+            tenant=tenant,
+            resolved=self._parts.inputs.claim(tenant, request_id, resolved),
+            stages=stages,
+            arrived_at=now,
+            accepted_at=wall,
+            deadline=now + deadline_s,
+            deadline_at=wall + deadline_s,
+            draw=draw,
+            idempotency_key=key.idempotency_key,
+            body_hash=key.body_hash,
+        )
+        listener = self._new_job(accepted).audience.join()
         pools, work = tuple(stage.pool for stage in stages), as_painted_by(resolved, first).cost
-        arrived = RequestArrived(job.request_id, tenant, pools[0], work, job.deadline, cascade=pools)
+        arrived = RequestArrived(request_id, tenant, pools[0], work, accepted.deadline, cascade=pools)
         self._parts.submit(arrived)
         return listener
 
@@ -167,32 +181,9 @@ class ImageApi:
     def list_models(self) -> tuple[ModelInfo, ...]:
         return self._parts.catalogue.infos(self._ready_worker_count)
 
-    def _new_job(
-        self,
-        tenant: str,
-        resolved: ResolvedRequest,
-        stages: tuple[Stage, ...],
-        key: KeyedCall,
-        draw: float,
-    ) -> Job:
+    def _new_job(self, request: ClientRequest) -> Job:
         """Changes state: counted, unless a quota of its tenant or a disk is exhausted."""
-        request_id = f"r-{secrets.token_hex(16)}"
-        now, wall = self._parts.clock.monotonic(), self._parts.clock.wall()
-        deadline_s = resolved.deadline_ms / 1000
-        job = Job(
-            request_id=request_id,
-            tenant=tenant,
-            resolved=self._parts.inputs.claim(tenant, request_id, resolved),
-            arrived_at=now,
-            accepted_at=wall,
-            deadline=now + deadline_s,
-            deadline_at=wall + deadline_s,
-            audience=Audience(request_id),
-            idempotency_key=key.idempotency_key,
-            body_hash=key.body_hash,
-            stages=stages,
-            draw=draw,
-        )
+        job = Job(request, Audience(request.request_id))
         self._parts.jobs.add(job)
         try:
             self._quotas.check(job)
@@ -209,7 +200,7 @@ class ImageApi:
 
     def _find_job(self, tenant: str, request_id: str) -> Job | None:
         job = self._parts.jobs.find(request_id)
-        return job if job is not None and job.tenant == tenant else None
+        return job if job is not None and job.request.tenant == tenant else None
 
     async def _record(self, tenant: str, request_id: str) -> JournalledRequest:
         """NotFound for an unknown id, another tenant's, and whatever is no id at all."""

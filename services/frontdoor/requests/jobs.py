@@ -20,21 +20,53 @@ from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
 from pentimento.domain.image_request import Completed, ResolvedRequest
 from pentimento.rpc import spawn_detached
 from services.frontdoor.answers.audience import Audience
-from services.frontdoor.routing.stages import PoolOption, Stage
+from services.frontdoor.routing.stages import PoolOption, Stage, as_painted_by
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """What a client asked, judged and complete; it never changes.
+
+    `resolved` is what is painted, less the bytes it came with; `stages` are those of its cascade. `arrived_at` and
+    `deadline` are monotonic, `accepted_at` and `deadline_at` wall-clock seconds. `draw` is its own for the shares of
+    plans, uniform in 0..1.
+    """
+
+    request_id: str
+    tenant: str
+    resolved: ResolvedRequest
+    stages: tuple[Stage, ...]
+    arrived_at: float
+    accepted_at: float
+    deadline: float
+    deadline_at: float
+    draw: float = 0.0
+    idempotency_key: str = ""
+    body_hash: str = ""
+
+
+@dataclass(slots=True)
+class RoutedStage:
+    """Where a stage may be painted: in one of `options`, by `journalled` once the journal has the route. A recovered
+    one has no options: its worker will say what it holds. `queued_at` is in monotonic seconds."""
+
+    options: tuple[PoolOption, ...]
+    queued_at: float
+    journalled: Route | None = None
+
+
+@dataclass(slots=True)
 class Execution:
     """One attempt as it runs; times are monotonic seconds: when it got its worker, when it was sent there."""
 
     attempt: Attempt
     worker_id: str
+    stage: int
     resolved: ResolvedRequest
     held: HeldModel | None
-    route: Route | None
-    cascade_stage: int = 0
+    route: Route
     grant: CacheGrant | None = None
     # Who computes the other half of its guidance: (worker id, address).
     peer: tuple[str, str] | None = None
@@ -43,9 +75,10 @@ class Execution:
     bound_at: float = 0.0
     sent_at: float = 0.0
     result: AttemptResult | None = None
+    completed: Completed | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PendingEntries:
     """An attempt's grant, and what the gateway needs to know to make its entries findable."""
 
@@ -55,59 +88,44 @@ class PendingEntries:
     grant: CacheGrant
 
 
-@dataclass
+@dataclass(slots=True)
 class Job:
-    """`arrived_at` and `deadline` are monotonic, `accepted_at` and `deadline_at` wall-clock seconds.
+    """A request under way and what is known of it here. Which of its stages and attempts counts now, the dataplane
+    alone knows; its effects say it. `routed` is by the number of the stage, `executions` by fencing token."""
 
-    `resolved` is what was accepted, `stages` its cascade; `current`, `held` and `route` are those of the stage it is
-    in, `options` the pools that may paint that stage. `draw` is its own for the shares of plans, uniform in 0..1.
-    """
-
-    request_id: str
-    tenant: str
-    resolved: ResolvedRequest
-    arrived_at: float
-    accepted_at: float
-    deadline: float
-    deadline_at: float
+    request: ClientRequest
     audience: Audience
-    stages: tuple[Stage, ...] = ()
-    draw: float = 0.0
-    idempotency_key: str = ""
-    body_hash: str = ""
-    cascade_stage: int = 0
-    current: ResolvedRequest | None = None
-    held: HeldModel | None = None
-    embedding: "asyncio.Task[Embedding | None] | None" = None
-    route: Route | None = None
-    route_journalled: bool = False
-    options: tuple[PoolOption, ...] = ()
-    queued_at: float = 0.0
+    routed: dict[int, RoutedStage] = field(default_factory=dict)
     executions: dict[int, Execution] = field(default_factory=dict)
+    embedding: "asyncio.Task[Embedding | None] | None" = None
     timings: list[StageTiming] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     # What the attempt failed with, for the client's status; the journal keeps its reason and message.
     failure: PentimentoError | None = None
     # Another frontdoor goes on with it: what it came with stays.
     elsewhere: bool = False
-    completed: Completed | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
-    def take(self, option: PoolOption) -> None:
-        """Be painted there."""
-        self.current, self.held, self.route = option.resolved, option.held, option.route
-
-    def execution(self, attempt: Attempt, worker_id: str) -> Execution:
-        """An attempt at the stage it is in now; kept from here on."""
-        resolved = self.current or self.resolved
-        execution = Execution(attempt, worker_id, resolved, self.held, self.route, self.cascade_stage)
+    def execution(
+        self, attempt: Attempt, worker_id: str, stage: int, option: int, known: Callable[[str], HeldModel | None]
+    ) -> Execution:
+        """Begin an attempt at a stage by one of its options, and keep it. `known` gives a model as it was last held."""
+        routed, route = self.routed[stage], self.routed[stage].journalled
+        if routed.options:
+            chosen = routed.options[option]
+            execution = Execution(attempt, worker_id, stage, chosen.resolved, chosen.held, route or chosen.route)
+        else:
+            assert route is not None
+            held, asked = known(route.model), self.request.resolved
+            resolved = as_painted_by(asked, held) if held is not None else asked
+            execution = Execution(attempt, worker_id, stage, resolved, held, route)
         self.executions[attempt.fencing_token] = execution
         return execution
 
     def time_stage(self, stage: str, started_at: float, ended_at: float) -> None:
         """Note a stage, in milliseconds since the request arrived."""
-        begin_ms = (started_at - self.arrived_at) * 1000
+        begin_ms = (started_at - self.request.arrived_at) * 1000
         self.timings.append(StageTiming(stage, begin_ms, (ended_at - started_at) * 1000))
 
     def note(self, sentence: str) -> None:
@@ -141,8 +159,8 @@ class Jobs:
         return self._counts[tenant]
 
     def add(self, job: Job) -> None:
-        self._jobs[job.request_id] = job
-        self._counts[job.tenant] += 1
+        self._jobs[job.request.request_id] = job
+        self._counts[job.request.tenant] += 1
 
     def find(self, request_id: str) -> Job | None:
         return self._jobs.get(request_id)
@@ -152,10 +170,10 @@ class Jobs:
         return self._jobs[request_id]
 
     def end(self, job: Job) -> None:
-        if self._jobs.pop(job.request_id, None) is not None:
-            self._counts[job.tenant] -= 1
-            if not self._counts[job.tenant]:
-                del self._counts[job.tenant]
+        if self._jobs.pop(job.request.request_id, None) is not None:
+            self._counts[job.request.tenant] -= 1
+            if not self._counts[job.request.tenant]:
+                del self._counts[job.request.tenant]
             self.on_end(job)
         job.ended.set()
 

@@ -39,12 +39,12 @@ class Quotas:
 
     def check(self, job: Job) -> None:
         """The job is counted already, and what it came with."""
-        tenant, limits = job.tenant, self._limits
+        tenant, limits = job.request.tenant, self._limits
         count = self._jobs.count_of(tenant)
         if count > limits.tenant_unfinished_requests:
             limit = f"at most {limits.tenant_unfinished_requests} requests of a tenant may be unfinished"
             raise _exhausted("tenant-unfinished-requests", limit)
-        if job.resolved.inputs and self._inputs.size_bytes(tenant) > limits.tenant_unfinished_bytes:
+        if job.request.resolved.inputs and self._inputs.size_bytes(tenant) > limits.tenant_unfinished_bytes:
             limit = f"unfinished requests of a tenant may come with {limits.tenant_unfinished_bytes} bytes of images"
             raise _exhausted("tenant-unfinished-bytes", limit)
         if self._free_bytes is not None and self._free_bytes < limits.min_free_bytes:

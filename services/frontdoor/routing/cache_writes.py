@@ -20,11 +20,11 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
     none beyond `PartTimeouts.reserve_s`."""
     embedding = job.embedding.result() if job.embedding is not None and job.embedding.done() else None
     resolved, held, route = execution.resolved, execution.held, execution.route
-    if parts.gateway is None or embedding is None or route is None or held is None:
+    if parts.gateway is None or embedding is None or held is None:
         return None
     if resolved.cache is CacheMode.READ:
         return None
-    scope, attempt = scope_of(job.tenant, resolved, held), execution.attempt
+    scope, attempt = scope_of(job.request.tenant, resolved, held), execution.attempt
     steps = capturable_steps(resolved.spec.num_inference_steps, route, _RULES)
     timeout_s = parts.timeouts.reserve_s
     grant = await bounded("reserve", timeout_s, parts.gateway.reserve(scope, attempt, steps, True, timeout_s))
@@ -60,7 +60,7 @@ def report_bad_donor(parts: FrontdoorParts, route: Route, reason: str) -> None:
 async def _commit(gateway: GatewayClient, pending: PendingEntries) -> None:
     execution = pending.execution
     captured = execution.result.captured if execution.result is not None else None
-    if captured is None or execution.route is None or not (captured.latents or captured.image):
+    if captured is None or not (captured.latents or captured.image):
         await _release(gateway, pending.grant)
         return
     call = gateway.commit(

@@ -21,7 +21,7 @@ from pentimento.domain.retrieval import LookupAnswer
 from pentimento.policies.serving.entry import IMAGE, start_pools
 from services.frontdoor.metrics import CACHE_SKIPS
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.requests.jobs import Job
+from services.frontdoor.requests.jobs import ClientRequest, Job, RoutedStage
 from services.frontdoor.routing.stages import PoolOption, as_painted_by, as_started_by, cascade_stages, fits
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ async def bounded(part: str, timeout_s: float, call: Awaitable[T], note: Note | 
 async def _embed_job(parts: FrontdoorParts, job: Job) -> Embedding | None:
     """Whatever is wrong here costs the cache alone."""
     try:
-        return await embed(parts, job.tenant, job.resolved, job.note)
+        return await embed(parts, job.request.tenant, job.request.resolved, job.note)
     except Exception:
         logger.exception("a prompt was not embedded")
         job.note("cache skipped: embedder defect")
@@ -113,41 +113,43 @@ async def _look_up(
 
 
 async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
-    stage = job.stages[number]
+    request, stage = job.request, job.request.stages[number]
     held = await parts.catalogue.wait_for(stage.model)
     started_at = parts.clock.monotonic()
-    resolved = as_painted_by(job.resolved, held)
+    resolved = as_painted_by(request.resolved, held)
     embedding = await job.embedding if job.embedding is not None else None
-    route = await decide_route(parts, job.tenant, resolved, held, embedding, job.note)
-    route = replace(route, stages=cascade_stages(job.stages))
+    route = await decide_route(parts, request.tenant, resolved, held, embedding, job.note)
+    route = replace(route, stages=cascade_stages(request.stages))
     parts.starts.count(stage.pool, steps_saved(route.start))
-    job.cascade_stage, job.route_journalled = number, False
-    job.options = _options(parts, job, PoolOption(stage.pool, held, resolved, route))
-    job.take(job.options[0])
-    job.queued_at = parts.clock.monotonic()
-    job.time_stage("route", started_at, job.queued_at)
-    job.audience.routed(job.options[0].route)
-    first, *others = (_as_route_option(option) for option in job.options)
-    parts.submit(RouteResolved(job.request_id, first.pool, first.model_digest, first.work, number, spare=tuple(others)))
+    options, now = _options(parts, request, PoolOption(stage.pool, held, resolved, route)), parts.clock.monotonic()
+    job.routed[number] = RoutedStage(options, queued_at=now)
+    job.time_stage("route", started_at, now)
+    job.audience.routed(options[0].route)
+    first, *others = (_as_route_option(option) for option in options)
+    parts.submit(
+        RouteResolved(request.request_id, first.pool, first.model_digest, first.work, number, spare=tuple(others))
+    )
 
 
-def _options(parts: FrontdoorParts, job: Job, own: PoolOption) -> tuple[PoolOption, ...]:
+def _options(parts: FrontdoorParts, request: ClientRequest, own: PoolOption) -> tuple[PoolOption, ...]:
     """The plan's, for a picture to start from; a latent is of use to its own model alone."""
     plan = parts.dataplane.state.plan
     if plan is None or not isinstance(own.route.start, FromImage):
         return (own,)
-    options = (_option(parts, job, own, pool) for pool in start_pools(plan.pools, IMAGE, job.draw, own.pool))
+    options = (
+        _option(parts, request.resolved, own, pool) for pool in start_pools(plan.pools, IMAGE, request.draw, own.pool)
+    )
     return tuple(option for option in options if option is not None) or (own,)
 
 
-def _option(parts: FrontdoorParts, job: Job, own: PoolOption, pool: PoolPlan) -> PoolOption | None:
+def _option(parts: FrontdoorParts, asked: ResolvedRequest, own: PoolOption, pool: PoolPlan) -> PoolOption | None:
     """None where the pool's model was never held, or cannot paint it."""
     if pool.model == own.held.model:
         return replace(own, pool=pool.pool)
     held = parts.catalogue.known(pool.model)
-    if held is None or not fits(job.resolved, held):
+    if held is None or not fits(asked, held):
         return None
-    return as_started_by(own, pool.pool, as_painted_by(job.resolved, held), held)
+    return as_started_by(own, pool.pool, as_painted_by(asked, held), held)
 
 
 def _as_route_option(option: PoolOption) -> RouteOption:

@@ -15,14 +15,15 @@ def score(parts: FrontdoorParts, effect: Score) -> None:
 
 
 async def _score(parts: FrontdoorParts, job: Job, token: int) -> None:
-    result = job.executions[token].result
+    execution = job.executions[token]
+    result = execution.result
     assert result is not None
     began_at = parts.clock.monotonic()
-    cascade = cascade_name([stage.model for stage in job.stages])
+    cascade = cascade_name([stage.model for stage in job.request.stages])
     image, timeout_s = result.image, parts.timeouts.score_s
-    confidence = await parts.discriminators.score(cascade, job.request_id, token, image, timeout_s)
+    confidence = await parts.discriminators.score(cascade, execution.attempt.request_id, token, image, timeout_s)
     job.time_stage("score", began_at, parts.clock.monotonic())
-    job.executions[token].confidence = confidence
+    execution.confidence = confidence
     if confidence is None:
         UNSCORED.inc()
-    parts.submit(Scored(job.request_id, token, confidence))
+    parts.submit(Scored(execution.attempt.request_id, token, confidence))

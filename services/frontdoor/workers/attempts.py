@@ -53,12 +53,11 @@ def attach(parts: FrontdoorParts, effect: Attach) -> None:
     """Answer Attach as Execute."""
     job = parts.jobs.get(effect.request_id)
     identity, token = parts.identity, effect.fencing_token
-    execution = job.execution(
-        identity.attempt(job.request_id, job.tenant, effect.attempt_number, token), effect.worker_id
-    )
+    attempt = identity.attempt(job.request.request_id, job.request.tenant, effect.attempt_number, token)
+    execution = job.execution(attempt, effect.worker_id, effect.cascade_stage, 0, parts.catalogue.known)
 
     async def open_stream(client: WorkerClient) -> Stream:
-        return client.attach(job.request_id, token, identity.frontdoor_id, identity.epoch, identity.journal_id)
+        return client.attach(effect.request_id, token, identity.frontdoor_id, identity.epoch, identity.journal_id)
 
     _run(parts, effect, job, execution, open_stream)
 
@@ -100,7 +99,6 @@ async def _execute(
     parts: FrontdoorParts, client: WorkerClient, job: Job, execution: Execution, effect: Execute
 ) -> Stream:
     """What the request came with is read now and passed on: it is here for running attempts alone."""
-    assert execution.route is not None
     spec = await parts.inputs.load(job, execution.resolved)
     remaining_ms = max(int((effect.deadline - parts.clock.monotonic()) * 1000), 1)
     return client.execute(
@@ -137,7 +135,7 @@ async def _follow(
             return
         job.failure = error
         # Should it be queued again.
-        job.queued_at = parts.clock.monotonic()
+        job.routed[execution.stage].queued_at = parts.clock.monotonic()
         parts.submit(AttemptFailed(request_id, token, failure_kind(error), error.reason, error.message))
     except asyncio.CancelledError:
         # The link to the worker was lost; where that is news to the dataplane, the request runs elsewhere.
@@ -166,7 +164,7 @@ def _take_result(parts: FrontdoorParts, job: Job, execution: Execution, result: 
     if digest_of(result.image) != result.image_digest:
         raise Internal("RESULT_CORRUPT", "the picture does not match its digest")
     execution.result = result
-    if result.bad_donor_reason and execution.route is not None:
+    if result.bad_donor_reason:
         report_bad_donor(parts, execution.route, result.bad_donor_reason)
     time_attempt(job, execution, result, parts.clock.monotonic())
 
@@ -184,7 +182,7 @@ def time_attempt(job: Job, execution: Execution, result: AttemptResult, now: flo
     worker_s = max((timing.start_ms + timing.duration_ms for timing in result.timings), default=0.0) / 1000
     way_s = max(now - execution.sent_at - worker_s, 0.0) / 2
     reached_at = execution.sent_at + way_s
-    begin_ms = (reached_at - job.arrived_at) * 1000
+    begin_ms = (reached_at - job.request.arrived_at) * 1000
     job.time_stage("execute", execution.sent_at, now)
     job.time_stage("send", execution.sent_at, reached_at)
     job.timings += [

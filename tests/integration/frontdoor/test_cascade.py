@@ -121,6 +121,23 @@ async def test_a_deferred_request_outlives_its_frontdoor(folder: Path) -> None:
     assert len(parts.discriminator.asked) == 1
 
 
+async def test_a_light_attempt_that_outlives_its_frontdoor_is_known_as_what_the_light_model_was_asked(
+    folder: Path,
+) -> None:
+    async with running_parts(folder, 0.9) as parts:
+        parts.light.hold.clear()
+        async with running_suite(folder, **parts.settings) as suite:
+            await suite.wait_for_workers(2)
+            request_id = await suite.accepted(suite.client.generate(UNNAMED, "key"))
+            await parts.light.wait_until(lambda: parts.light.running)
+
+        async with running_suite(folder, **parts.settings) as successor:
+            parts.light.hold.set()
+            last = await ended(successor, request_id)
+
+    assert (last.provenance.spec.model, last.provenance.spec.num_inference_steps) == ("light", 2)
+
+
 async def ended(suite: FrontdoorSuite, request_id: str) -> Completed:
     *_, last = [event async for event in suite.client.generate(UNNAMED, "key")]
     assert isinstance(last, Completed) and last.request_id == request_id

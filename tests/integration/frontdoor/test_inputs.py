@@ -37,7 +37,7 @@ async def test_the_worker_gets_the_image_and_the_journal_does_not(suite: Frontdo
 
     assert worker.executed[0].init_image == InitImage(IMAGE, 0.5)
     assert IMAGE not in record.request.body
-    assert job.resolved.spec.init_image == InitImage(b"", 0.5)
+    assert job.request.resolved.spec.init_image == InitImage(b"", 0.5)
 
 
 async def test_requests_that_share_an_image_store_it_once_and_until_the_last_has_ended(

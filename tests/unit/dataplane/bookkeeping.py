@@ -128,7 +128,7 @@ def _check_timers(state: State) -> None:
     """A deadline is never missed, and the clock is only waited for by somebody who is there."""
     due = {(kind, key): at for at, _, kind, key in sorted(state.timers, reverse=True)}
     for request_id, request in state.requests.items():
-        if request.phase not in (Phase.COMMITTING, Phase.ENDING) and request.end is None:
+        if request.phase not in (Phase.COMMITTING, Phase.ENDING) and request.ending is None:
             assert due.get((TimerKind.DEADLINE, request_id), math.inf) <= request.deadline
     if state.timers:
         assert state.is_set(state.timers[0])

@@ -239,6 +239,17 @@ def test_a_recovered_second_stage_goes_on_without_a_fallback() -> None:
     assert effects.CommitResult in kinds(driver.send(events.AttemptFinished("r1", heavy.fencing_token)))
 
 
+def test_an_attempt_at_the_second_stage_is_attached_to_as_one() -> None:
+    driver = cascade_driver()
+    recovered = events.RecoveredRequest(
+        "r1", "t", "heavy", 1.0, 1000.0, True, "dh", 2, 9, "hw", cascade=CASCADE, cascade_stage=1
+    )
+
+    attached = only(effects.Attach, driver.send(events.Recovered((recovered,))))
+
+    assert (attached.worker_id, attached.fencing_token, attached.cascade_stage) == ("hw", 9, 1)
+
+
 def test_the_score_of_an_earlier_stage_says_nothing_of_a_later_one() -> None:
     driver = Driver(DataplaneSettings(confidence_threshold=0.5))
     driver.worker("lw", model="light", model_digest="dl")

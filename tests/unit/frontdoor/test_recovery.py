@@ -82,7 +82,7 @@ async def test_a_recovered_request_is_asked_as_it_was_accepted_with_its_adapters
 
     await recover(journal, jobs, inputs, Clock(), default_deadline_s=600.0)
 
-    assert jobs.get("r1").resolved == asked
+    assert jobs.get("r1").request.resolved == asked
 
 
 @pytest.mark.parametrize("route", [None, b"\xff", b""], ids=["request", "route", "route of a newer kind"])
