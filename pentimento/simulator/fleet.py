@@ -10,10 +10,10 @@ from pentimento.policies.allocation import AllocationProfile
 from pentimento.reports import StartKind
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.ledger import SimulatedPicture, SimulatedRequest
-from pentimento.simulator.routing import RETRIEVAL_POOL
 from pentimento.simulator.scenario import Scenario, SimulatedDevices
 from pentimento.workloads import Arrival
 
+RETRIEVAL_POOL = "retrieval"
 # Answers from the cache take no device: the lane that hands them out is never full.
 _RETRIEVAL_CREDITS = 1_000_000
 

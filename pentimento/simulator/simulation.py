@@ -19,14 +19,14 @@ from pentimento.dataplane.events import AttemptKey
 from pentimento.devices.profile import Cost
 from pentimento.emulation.device import EmulatedDevice, EmulatedJob
 from pentimento.policies.serving import CacheUse
+from pentimento.policies.serving.entry import request_stages, scaled_start_step, start_pools
 from pentimento.reports import Outcome, RequestRecord, StageSpan, StartKind
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.cache import MISS
 from pentimento.simulator.controller import SimulatedController
-from pentimento.simulator.fleet import SimulatedFleet
+from pentimento.simulator.fleet import RETRIEVAL_POOL, SimulatedFleet
 from pentimento.simulator.ledger import SimulatedPicture, SimulatedRequest, draws_of, record_of
 from pentimento.simulator.reuse import Reuse
-from pentimento.simulator.routing import RETRIEVAL_POOL, arrival_pools, hit_pools
 from pentimento.simulator.scenario import Outage, Scenario
 from pentimento.workloads import Arrival, Workload
 
@@ -187,7 +187,9 @@ class Simulation:
         request_id = f"r{index}"
         draw, route_draw = self._draws[index]
         plan, scenario = self.dataplane.state.plan, self._scenario
-        cascade = arrival_pools(plan, arrival.model, route_draw, scenario.cascade, scenario.default_model)
+        pools = plan.pools if plan is not None else ()
+        stages = request_stages(pools, arrival.model, route_draw, scenario.cascade)
+        cascade = tuple(stage.pool for stage in stages or request_stages(pools, scenario.default_model, route_draw))
         pool = cascade[0]
         request = SimulatedRequest(request_id, arrival, draw, route_draw, cascade, pool=pool)
         self._requests[request_id] = request
@@ -271,7 +273,8 @@ class Simulation:
         elif request.start.kind is StartKind.RETRIEVAL:
             lanes = [(RETRIEVAL_POOL, RETRIEVAL_POOL)]
         else:
-            lanes = hit_pools(pools, request.start.kind, request.route_draw, own)
+            takers = start_pools(pools, request.start.kind.value, request.route_draw, own)
+            lanes = [(pool.pool, pool.model) for pool in takers]
         request.options = tuple(lanes)
         self._controller.count_start(own, request.start.start_step)
         work = [float(self._steps_left(request, model) * self._scenario.pixels) for _, model in lanes]
@@ -385,7 +388,7 @@ class Simulation:
             return 0
         steps = self._fleet.steps_of(model, request.arrival)
         asked = self._fleet.steps_of(request.model, request.arrival)
-        return max(1, steps - round(request.start.start_step * steps / asked))
+        return steps - scaled_start_step(request.start.start_step, asked, steps)
 
 
 def _first(time_s: float, other: float | None) -> bool:

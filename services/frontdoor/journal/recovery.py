@@ -8,6 +8,7 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Route
 from pentimento.domain.requests import RequestState
+from pentimento.policies.serving.entry import Stage
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import JournalledRequest
 from pentimento.wire.generation import route_from_bytes
@@ -16,7 +17,6 @@ from services.frontdoor.answers.audience import Audience
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.requests.jobs import ClientRequest, Job, Jobs, RoutedStage
 from services.frontdoor.routing.routes import work_left
-from services.frontdoor.routing.stages import Stage
 
 logger = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from pentimento.domain.image_request import (
     ResolvedRequest,
 )
 from pentimento.domain.requests import RequestState
+from pentimento.policies.serving.entry import Stage
 from pentimento.stores.ledger.records import AcceptKind, JournalledRequest
 from pentimento.wire.image import request_to_bytes
 from services.frontdoor.answers.audience import Audience, Listener
@@ -33,7 +34,7 @@ from services.frontdoor.requests.jobs import ClientRequest, Job
 from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
 from services.frontdoor.routing.routes import decide_route, embed
-from services.frontdoor.routing.stages import Stage, as_painted_by, choose_stages, fits
+from services.frontdoor.routing.stages import as_painted_by, choose_stages, fits
 
 _SEED_BITS = 32
 _MAX_ID_LENGTH = 64

@@ -18,9 +18,10 @@ from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
 from pentimento.domain.image_request import Completed, ResolvedRequest
+from pentimento.policies.serving.entry import Stage
 from pentimento.rpc import spawn_detached
 from services.frontdoor.answers.audience import Audience
-from services.frontdoor.routing.stages import PoolOption, Stage, as_painted_by
+from services.frontdoor.routing.stages import PoolOption, as_painted_by
 
 logger = logging.getLogger(__name__)
 

@@ -10,18 +10,8 @@ from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import HeldModel, Plan
 from pentimento.domain.generation import CascadeStage, FromImage, Route, Scheduler, noise_form_of
 from pentimento.domain.image_request import ImageRequest, ResolvedRequest
-from pentimento.policies.serving.entry import request_pools
+from pentimento.policies.serving.entry import Stage, request_stages, scaled_start_step
 from services.frontdoor.workers.catalogue import Catalogue
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage of a cascade: its pool, its model, and the confidence from which its picture is good enough."""
-
-    pool: str
-    model: str
-    confidence_threshold: float = 0.0
-
 
 RETRY_MS = 1000
 
@@ -36,23 +26,17 @@ def choose_stages(
     every other stage paints as is usual there. Raises NotFound for a model nobody knows, Unavailable while none of the
     plan's was ever held.
     """
-    if request.model or request.init_image is not None:
+    pools = plan.pools if plan is not None else ()
+    named = request.model or request.init_image is not None
+    stages = () if named else request_stages(pools, "", draw, cascade)
+    if not stages:
         held = catalogue.find(request.model)
-        return held, _planned(plan, held.model, draw) or (Stage(held.model, held.model),)
-    stages = _planned(plan, "", draw) or tuple(Stage(model, model) for model in cascade)
+        return held, request_stages(pools, held.model, draw)
     known = tuple(stage for stage in stages if catalogue.known(stage.model) is not None)
-    if stages and not known:
+    if not known:
         models = ", ".join(stage.model for stage in stages)
         raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {models} yet", retry_after_ms=RETRY_MS)
-    if known:
-        return catalogue.default() or catalogue.find(known[-1].model), known
-    held = catalogue.find("")
-    return held, _planned(plan, held.model, draw) or (Stage(held.model, held.model),)
-
-
-def _planned(plan: Plan | None, model: str, draw: float) -> tuple[Stage, ...]:
-    pools = request_pools(plan.pools, model, draw) if plan is not None else ()
-    return tuple(Stage(pool.pool, pool.model, pool.confidence_threshold) for pool in pools)
+    return catalogue.default() or catalogue.find(known[-1].model), known
 
 
 @dataclass(frozen=True)
@@ -70,10 +54,10 @@ def as_started_by(option: PoolOption, pool: str, resolved: ResolvedRequest, held
     start = option.route.start
     assert isinstance(start, FromImage)
     steps, own_steps = option.resolved.spec.num_inference_steps, resolved.spec.num_inference_steps
-    first_step = round(start.start_step * own_steps / steps)
+    first_step = scaled_start_step(start.start_step, steps, own_steps)
     if not first_step:
         return None
-    image = replace(start, start_step=min(first_step, own_steps - 1), noise_form=noise_form_of(held.prediction_type))
+    image = replace(start, start_step=first_step, noise_form=noise_form_of(held.prediction_type))
     route = replace(option.route, start=image, model=held.model, model_digest=held.model_digest)
     return PoolOption(pool, held, resolved, route)
 

@@ -128,7 +128,8 @@ async def test_a_light_attempt_that_outlives_its_frontdoor_is_known_as_what_the_
         parts.light.hold.clear()
         async with running_suite(folder, **parts.settings) as suite:
             await suite.wait_for_workers(2)
-            request_id = await suite.accepted(suite.client.generate(UNNAMED, "key"))
+            stream = suite.client.generate(UNNAMED, "key")
+            request_id = await suite.accepted(stream)
             await parts.light.wait_until(lambda: parts.light.running)
 
         async with running_suite(folder, **parts.settings) as successor:

@@ -21,7 +21,16 @@ from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeS
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
 from pentimento.policies.serving.costs import BatchCost, batch_costs
 from pentimento.policies.serving.demand import averaged_demand, smoothed
-from pentimento.policies.serving.entry import EVERY_START, entry_pools, request_pools, spare_pools, start_pools
+from pentimento.policies.serving.entry import (
+    EVERY_START,
+    Stage,
+    entry_pools,
+    request_pools,
+    request_stages,
+    scaled_start_step,
+    spare_pools,
+    start_pools,
+)
 from pentimento.policies.serving.mixture import HITS, SPARING, MixtureAllocator, MixtureLoad, MixtureMode, large_count
 from pentimento.policies.serving.needs import check_needs
 from pentimento.policies.serving.placement import place
@@ -215,6 +224,23 @@ def test_a_request_that_names_a_model_goes_to_its_pool_alone() -> None:
     assert request_pools((LIGHT, HEAVY), "sd15", 0.0) == (HEAVY,)
     assert request_pools((LIGHT, HEAVY), "other", 0.0) == ()
     assert request_pools((LIGHT, HEAVY), "", 0.0) == (LIGHT,)
+
+
+def test_a_request_goes_through_the_plans_stages_or_its_own_model_or_the_cascade_of_the_settings() -> None:
+    settings = ("small", "large")
+    scored = replace(LIGHT, confidence_threshold=0.5)
+
+    assert request_stages((scored, HEAVY), "", 0.0, settings) == (
+        Stage(LIGHT.pool, LIGHT.model, 0.5),
+        Stage(HEAVY.pool, HEAVY.model),
+    )
+    assert request_stages((LIGHT, HEAVY), "other", 0.0, settings) == (Stage("other", "other"),)
+    assert request_stages((), "", 0.0, settings) == (Stage("small", "small"), Stage("large", "large"))
+    assert request_stages((), "", 0.0) == ()
+
+
+def test_a_start_keeps_its_share_of_the_steps_and_leaves_at_least_one() -> None:
+    assert [scaled_start_step(step, 50, 10) for step in (0, 2, 20, 50)] == [0, 0, 4, 9]
 
 
 def test_a_start_goes_to_the_pool_that_takes_it_and_to_idle_ones() -> None:
