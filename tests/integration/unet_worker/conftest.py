@@ -3,12 +3,14 @@
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
+import pytest_asyncio
 
 from pentimento.clients.worker import WorkerClient
 from pentimento.domain.fleet import HeldModel
@@ -21,16 +23,19 @@ from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
 from services.unet_worker.wiring import wire
 
+_tests = count(1)
+
 
 @dataclass(frozen=True)
 class Served:
-    """A worker that serves, and what a test needs of it."""
+    """A worker that serves, and what a test needs of it. Ids of its requests begin with `prefix`."""
 
     process: WorkerProcess
     channel: grpc.aio.Channel
     client: WorkerClient
     objects: ObjectStore
     objects_directory: Path
+    prefix: str = ""
 
     @property
     def model(self) -> LoadedModel:
@@ -84,3 +89,16 @@ def directory() -> Iterator[Path]:
 async def worker(checkpoint: Path, directory: Path) -> AsyncIterator[Served]:
     async with serve(checkpoint, directory) as served:
         yield served
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lasting_worker(checkpoint: Path) -> AsyncIterator[Served]:
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        async with serve(checkpoint, Path(folder)) as served:
+            yield served
+
+
+@pytest.fixture
+def shared_worker(lasting_worker: Served) -> Served:
+    """The one of a module whose tests share a loop and only ask for pictures: requests that no other test has sent."""
+    return replace(lasting_worker, prefix=f"test-{next(_tests)}-")

@@ -43,7 +43,8 @@ def execute(
     spec: GenerationSpec = SPEC,
     **options: Any,
 ) -> AsyncIterator[ExecuteEvent]:
-    return worker.client.execute(attempt, spec, route(worker, start), worker.held.worker_generation, **options)
+    ours = replace(attempt, request_id=worker.prefix + attempt.request_id)
+    return worker.client.execute(ours, spec, route(worker, start), worker.held.worker_generation, **options)
 
 
 async def result_of(events: AsyncIterator[ExecuteEvent]) -> AttemptResult:

@@ -1,9 +1,11 @@
 """SDXL and SD3 through the real service: what the cache keeps of them, and what they start from."""
 
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import FromImage, GenerationSpec, NoiseForm, Scheduler
@@ -17,12 +19,23 @@ FAMILIES: dict[str, tuple[Callable[[Path], Path], NoiseForm]] = {
 }
 
 
-@pytest.fixture(params=FAMILIES)
-async def family(request: pytest.FixtureRequest, tmp_path: Path, directory: Path) -> AsyncIterator[Served]:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(params=FAMILIES, scope="module", loop_scope="module")
+async def lasting_worker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
     write, _ = FAMILIES[request.param]
-    async with serve(write(tmp_path / "model"), directory) as served:
-        assert served.held.family == request.param
-        yield served
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        async with serve(write(tmp_path_factory.mktemp("family") / "model"), Path(folder)) as served:
+            assert served.held.family == request.param
+            yield served
+
+
+@pytest.fixture
+def family(shared_worker: Served) -> Served:
+    return shared_worker
 
 
 def spec_of(served: Served) -> GenerationSpec:

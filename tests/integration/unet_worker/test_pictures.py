@@ -2,13 +2,14 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument
 from pentimento.domain.execution import Started, StepProgress
 from pentimento.domain.generation import FromImage, InitImage, NoiseForm, ObjectReference, Scheduler
-from tests.integration.unet_worker.conftest import Served
+from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import (
     DONOR,
     GRANT,
@@ -20,6 +21,13 @@ from tests.integration.unet_worker.requests import (
     size_of,
     spec_with,
 )
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture
+def worker(shared_worker: Served) -> Served:
+    return shared_worker
 
 
 async def test_a_prompt_becomes_a_picture_with_its_account(worker: Served) -> None:
@@ -158,11 +166,12 @@ async def test_a_noise_level_that_the_schedule_does_not_have_is_passed_over(work
     assert result.bad_donor_reason == ""
 
 
-async def test_a_store_that_went_away_costs_the_cache_and_not_the_picture(worker: Served) -> None:
-    shutil.rmtree(worker.objects_directory)
+async def test_a_store_that_went_away_costs_the_cache_and_not_the_picture(checkpoint: Path, directory: Path) -> None:
     start = FromImage(ObjectReference("images/one", "sha256:" + "0" * 64, 10), 5, NoiseForm.VARIANCE_PRESERVING, DONOR)
+    async with serve(checkpoint, directory) as worker:
+        shutil.rmtree(worker.objects_directory)
 
-    result = await result_of(execute(worker, start=start, cache_grant=GRANT))
+        result = await result_of(execute(worker, start=start, cache_grant=GRANT))
 
     assert size_of(result.image) == (32, 32)
     assert result.captured.latents == ()

@@ -148,7 +148,7 @@ async def test_a_mismatched_generation_is_a_failed_precondition(worker: Served) 
 
 def request_of(worker: Served, spec: dict[str, Any] | None = None, **changes: Any) -> pb.ExecuteRequest:
     request = pb.ExecuteRequest(worker_generation=worker.held.worker_generation)
-    request.attempt.request_id = "request"
+    request.attempt.request_id = worker.prefix + "request"
     request.route.start.noise.SetInParent()
     request.route.model, request.route.model_digest = "tiny", worker.held.model_digest
     values = {"model": "tiny", "width_px": 32, "height_px": 32, "num_inference_steps": 4, "scheduler": 1}
@@ -166,6 +166,7 @@ async def answers(worker: Served, request: pb.ExecuteRequest) -> list[pb.Execute
         raise error_from_rpc(error) from None
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "spec",
     [
@@ -183,11 +184,13 @@ async def answers(worker: Served, request: pb.ExecuteRequest) -> list[pb.Execute
         {"prompt": "x" * 10_001},
     ],
 )
-async def test_bad_fields_are_refused_and_the_next_good_request_succeeds(worker: Served, spec: dict[str, Any]) -> None:
+async def test_bad_fields_are_refused_and_the_next_good_request_succeeds(
+    shared_worker: Served, spec: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidArgument):
-        await answers(worker, request_of(worker, spec))
+        await answers(shared_worker, request_of(shared_worker, spec))
 
-    assert (await answers(worker, request_of(worker)))[-1].result.image
+    assert (await answers(shared_worker, request_of(shared_worker)))[-1].result.image
 
 
 async def test_an_empty_message_is_refused(worker: Served) -> None:

@@ -2,14 +2,16 @@
 
 import math
 import struct
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+import pytest_asyncio
 
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, FromLatent
-from tests.gateways import DIMENSION_COUNT, ENCODER, RunningGateway, attempt, embedding, scope
+from tests.gateways import DIMENSION_COUNT, ENCODER, RunningGateway, attempt, embedding, running_gateway, scope
 
 BAD_SCOPES: list[tuple[str, object]] = [
     ("tenant", ""),
@@ -47,6 +49,13 @@ BAD_EMBEDDINGS: list[tuple[str, Embedding]] = [
 ]
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def empty_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    """One for all that is refused before it changes anything."""
+    async with running_gateway(tmp_path_factory.mktemp("gateway")) as running:
+        yield running
+
+
 async def still_serves(gateway: RunningGateway) -> None:
     assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
     assert (await gateway.client.statistics()).entry_count == 1
@@ -79,18 +88,21 @@ async def test_embeddings_that_are_none_are_neither_searched_nor_stored(gateway:
     await still_serves(gateway)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("quality", [-0.1, 1.1, math.nan, math.inf])
-async def test_qualities_outside_of_0_to_1_are_refused(gateway: RunningGateway, quality: float) -> None:
+async def test_qualities_outside_of_0_to_1_are_refused(empty_gateway: RunningGateway, quality: float) -> None:
     with pytest.raises(InvalidArgument, match="quality"):
-        await gateway.lookup(embedding(1), quality=quality)
+        await empty_gateway.lookup(embedding(1), quality=quality)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("steps", [(0,), (50,), (5, 2**31)])
-async def test_steps_outside_of_the_schedule_are_refused(gateway: RunningGateway, steps: tuple[int, ...]) -> None:
+async def test_steps_outside_of_the_schedule_are_refused(empty_gateway: RunningGateway, steps: tuple[int, ...]) -> None:
     with pytest.raises(InvalidArgument, match="resume_steps"):
-        await gateway.client.reserve(scope(), attempt(), steps, image=False)
+        await empty_gateway.client.reserve(scope(), attempt(), steps, image=False)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("name", "bad"),
     [
@@ -99,9 +111,11 @@ async def test_steps_outside_of_the_schedule_are_refused(gateway: RunningGateway
         ("fencing_token", replace(attempt(), fencing_token=2**63)),
     ],
 )
-async def test_attempts_that_cannot_own_a_grant_are_refused(gateway: RunningGateway, name: str, bad: Attempt) -> None:
+async def test_attempts_that_cannot_own_a_grant_are_refused(
+    empty_gateway: RunningGateway, name: str, bad: Attempt
+) -> None:
     with pytest.raises(InvalidArgument, match=name):
-        await gateway.client.reserve(scope(), bad, (5,), image=False)
+        await empty_gateway.client.reserve(scope(), bad, (5,), image=False)
 
 
 async def test_captures_that_could_not_be_resumed_are_refused(gateway: RunningGateway) -> None:
@@ -125,8 +139,9 @@ async def test_captures_that_could_not_be_resumed_are_refused(gateway: RunningGa
     assert await gateway.client.commit(scope(), by, captured, embedding(1))
 
 
-async def test_empty_ids_are_refused(gateway: RunningGateway) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_empty_ids_are_refused(empty_gateway: RunningGateway) -> None:
     with pytest.raises(InvalidArgument, match="grant_id"):
-        await gateway.client.release("")
+        await empty_gateway.client.release("")
     with pytest.raises(InvalidArgument, match="entry_id"):
-        await gateway.client.report_bad_object("", "key", "")
+        await empty_gateway.client.report_bad_object("", "key", "")
