@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -21,11 +21,10 @@ from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.fleet import ModelCost
 from pentimento.stores.objects import ObjectStore, open_objects
 from services.unet_worker import metrics
-from services.unet_worker.attempts.execution import AttemptRunner, ExecutionLimits
+from services.unet_worker.attempts.execution import EnginePainter
 from services.unet_worker.attempts.finishing import Finisher
-from services.unet_worker.attempts.order import ExecuteOrder
+from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.attempts.starts import StartResolver
-from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.energy import EnergyMeter, open_counter
 from services.unet_worker.device.engine_metrics import EngineMetrics
@@ -104,16 +103,17 @@ class CheckpointLoader:
         store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="objects")
         finisher = Finisher(model, settings.preview_side_px, settings.threads)
         energy = _energy_meter(model.device)
-        runner = AttemptRunner(
+        painter = EnginePainter(
             self._identity.instance_id,
             held,
             engine,
             finisher,
             StartResolver(model, objects, store_threads, settings.donor_timeout_s),
-            lambda order: _uploads(order, objects, store_threads),
-            ExecutionLimits(settings.progress_interval_ms / 1000, settings.upload_timeout_s),
+            settings.progress_interval_ms / 1000,
             energy.watts if energy is not None else lambda since, until: None,
         )
+        # What the engine does while nobody is here may go on.
+        runner = AttemptRunner(painter, objects, store_threads, settings.upload_timeout_s, engine.wake)
         engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
         parts = (engine, finisher, runner, store_threads)
         return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, energy)
@@ -167,7 +167,3 @@ def _energy_meter(device: torch.device) -> EnergyMeter | None:
     meter = EnergyMeter(counter, metrics.ENERGY.inc)
     meter.start()
     return meter
-
-
-def _uploads(order: ExecuteOrder, objects: ObjectStore, executor: Executor) -> Uploads | None:
-    return Uploads(order.cache_grant, objects, executor) if order.cache_grant is not None else None

@@ -1,9 +1,8 @@
-"""One attempt from order to outcome: resolve the start, denoise, finish, store."""
+"""A picture on the step engine: resolve the start, denoise, finish."""
 
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,26 +10,20 @@ from torch import Tensor
 from pentimento.diffusion.engine import FinishedPainting, StepEngine
 from pentimento.diffusion.latents import latent_to_bytes
 from pentimento.diffusion.painting import PaintingRequest
-from pentimento.domain.errors import Cancelled, DeadlineExceeded, PentimentoError
-from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
+from pentimento.domain.errors import Cancelled, PentimentoError
+from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import HeldModel
-from pentimento.domain.generation import CapturedEntries, StageTiming
 from pentimento.wire.tensors import Binding, WireTensor
 from pentimento.wire.torch_tensors import tensor_to_wire
-from services.unet_worker.attempts.accounts import count_result, stage_timings
+from services.unet_worker.attempts.accounts import Mark
 from services.unet_worker.attempts.finishing import FinishedPicture, Finisher
-from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
+from services.unet_worker.attempts.order import ExecuteOrder
+from services.unet_worker.attempts.runner import PaintedPicture
 from services.unet_worker.attempts.starts import ResolvedStart, StartResolver
 from services.unet_worker.attempts.yielding import PlaceWatch
 from services.unet_worker.cache.uploads import Uploads
 
 TRUNCATED_NOTE = "prompt longer than the text encoder takes: its end was ignored"
-
-
-@dataclass(frozen=True)
-class ExecutionLimits:
-    progress_interval_s: float
-    upload_timeout_s: float
 
 
 class PaintingBridge:
@@ -107,9 +100,9 @@ class PaintingBridge:
             self.done.set_exception(outcome)
 
 
-class AttemptRunner:
-    """Runs attempts of one loaded model; `make_uploads` gives an order with a grant the place to store under it,
-    `watts` the device's mean power between two times, where it is known."""
+class EnginePainter:
+    """Paints with one loaded model; `watts` gives the device's mean power between two times, where it is known. See
+    `runner.Painter`."""
 
     def __init__(
         self,
@@ -118,8 +111,7 @@ class AttemptRunner:
         engine: StepEngine,
         finisher: Finisher,
         starts: StartResolver,
-        make_uploads: Callable[[ExecuteOrder], Uploads | None],
-        limits: ExecutionLimits,
+        progress_interval_s: float,
         watts: Callable[[float, float], float | None] = lambda since, until: None,
     ) -> None:
         self._worker_id = worker_id
@@ -127,69 +119,46 @@ class AttemptRunner:
         self._engine = engine
         self._finisher = finisher
         self._starts = starts
-        self._make_uploads = make_uploads
-        self._limits = limits
+        self._progress_interval_s = progress_interval_s
         self._watts = watts
-        self.running_count = 0
 
-    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
-        """Emits Started and StepProgress, returns the rest. Raises domain errors; cancelling stops the engine's work at
-        its next step."""
-        self.running_count += 1
-        try:
-            return await self._run_in_time(order, emit)
-        finally:
-            self.running_count -= 1
-            self._engine.wake()  # what it does while nobody is here may go on
-
-    async def _run_in_time(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
-        accepted_at = time.monotonic()
-        deadline = accepted_at + order.deadline_remaining_ms / 1000 if order.deadline_remaining_ms else None
-        try:
-            async with asyncio.timeout(deadline - time.monotonic() if deadline else None):
-                return await self._run(order, emit, accepted_at, deadline)
-        except TimeoutError:
-            raise DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done") from None
-
-    async def _run(
-        self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None], accepted_at: float, deadline: float | None
-    ) -> AttemptOutcome:
+    async def paint(
+        self,
+        order: ExecuteOrder,
+        uploads: Uploads | None,
+        emit: Callable[[ExecuteEvent], None],
+        accepted_at: float,
+        deadline: float | None,
+    ) -> PaintedPicture:
         start = await self._starts.resolve(order.spec, order.route)
-        uploads = self._make_uploads(order)
-        painting = await self._paint(order, start, uploads, emit, deadline)
+        painting = await self._denoise(order, start, uploads, emit, deadline)
         picture = await asyncio.wrap_future(
             self._finisher.finish(painting.latent, order.image_format, keep_png=uploads is not None)
         )
-        captured, upload_notes = await self._store(uploads, picture)
-        notes = [note for note in (start.note, TRUNCATED_NOTE if painting.prompt_truncated else "") if note]
-        timings = _timings(accepted_at, painting, picture, time.monotonic())
+        notes = (start.note, TRUNCATED_NOTE if painting.prompt_truncated else "")
         device_seconds = painting.device_s + picture.decoded_at - picture.started_at
-        result = AttemptResult(
-            attempt=order.attempt,
+        return PaintedPicture(
+            held=self._held,
             image=picture.image,
-            width_px=order.spec.width_px,
-            height_px=order.spec.height_px,
-            image_digest=picture.digest,
-            captured=captured,
+            digest=picture.digest,
+            png=picture.png,
+            marks=_marks(accepted_at, painting, picture),
+            ended_at=picture.encoded_at,
             steps_run=painting.step_count - painting.first_step,
             steps_saved=start.saved_steps,
-            model_digest=self._held.model_digest,
-            worker_generation=self._held.worker_generation,
-            timings=timings,
             device_seconds=device_seconds,
             energy_joules=self._joules(painting, picture, device_seconds),
-            notes=(*order.notes, *notes, *upload_notes),
+            notes=tuple(note for note in notes if note),
             bad_donor_reason=start.bad_donor_reason,
+            final_latents=_final_latents(order, painting) if order.return_latents else None,
         )
-        count_result(result)
-        return AttemptOutcome(result, _final_latents(order, painting) if order.return_latents else None)
 
     def _joules(self, painting: FinishedPainting, picture: FinishedPicture, device_seconds: float) -> float | None:
         """The device's power while the picture was made, for the picture's share of its time."""
         watts = self._watts(painting.started_at, picture.decoded_at)
         return watts * device_seconds if watts is not None else None
 
-    async def _paint(
+    async def _denoise(
         self,
         order: ExecuteOrder,
         start: ResolvedStart,
@@ -204,20 +173,12 @@ class AttemptRunner:
             order.preview_interval_steps,
             deadline,
         )
-        bridge = PaintingBridge(self._worker_id, emit, self._finisher, uploads, self._limits.progress_interval_s)
+        bridge = PaintingBridge(self._worker_id, emit, self._finisher, uploads, self._progress_interval_s)
         ticket = self._engine.submit(request, bridge)
         try:
             return await bridge.done
         finally:
             ticket.stop(Cancelled("CANCELLED", "the attempt was stopped"))
-
-    async def _store(
-        self, uploads: Uploads | None, picture: FinishedPicture
-    ) -> tuple[CapturedEntries, tuple[str, ...]]:
-        if uploads is None:
-            return CapturedEntries(""), ()
-        uploads.add_image(picture.png)
-        return await uploads.collect(self._limits.upload_timeout_s)
 
 
 def _finite_latent_bytes(latent: Tensor) -> bytes | None:
@@ -225,20 +186,14 @@ def _finite_latent_bytes(latent: Tensor) -> bytes | None:
     return latent_to_bytes(latent) if torch.isfinite(latent).all() else None
 
 
-def _timings(
-    accepted_at: float, painting: FinishedPainting, picture: FinishedPicture, now: float
-) -> tuple[StageTiming, ...]:
-    return stage_timings(
-        accepted_at,
-        (
-            ("start", accepted_at, painting.queued_at),
-            ("queue", painting.queued_at, painting.started_at),
-            ("prepare", painting.started_at, painting.prepared_at),
-            ("denoise", painting.prepared_at, painting.finished_at),
-            ("decode", picture.started_at, picture.decoded_at),
-            ("encode", picture.decoded_at, picture.encoded_at),
-            ("store", picture.encoded_at, now),
-        ),
+def _marks(accepted_at: float, painting: FinishedPainting, picture: FinishedPicture) -> tuple[Mark, ...]:
+    return (
+        ("start", accepted_at, painting.queued_at),
+        ("queue", painting.queued_at, painting.started_at),
+        ("prepare", painting.started_at, painting.prepared_at),
+        ("denoise", painting.prepared_at, painting.finished_at),
+        ("decode", picture.started_at, picture.decoded_at),
+        ("encode", picture.decoded_at, picture.encoded_at),
     )
 
 

@@ -4,41 +4,34 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from pentimento.devices.emulation import EmulatedDevices, EmulatedFleet, EmulatedModel, largest_batch
 from pentimento.domain.errors import Cancelled, DeadlineExceeded, InvalidArgument, PentimentoError
-from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress
+from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import Capability, HeldModel
-from pentimento.domain.generation import CapturedEntries, FromImage, FromLatent, GenerationSpec, NoiseForm, Route
+from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, NoiseForm, Route
 from pentimento.emulation.device import DeviceSettings, EmulatedDevice, EmulatedJob
-from pentimento.stores.objects import ObjectStore
+from pentimento.stores.objects import open_objects
 from services.unet_worker import metrics
-from services.unet_worker.attempts.accounts import count_result, stage_timings
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
+from services.unet_worker.attempts.runner import AttemptRunner, PaintedPicture
 from services.unet_worker.attempts.yielding import PlaceWatch
 from services.unet_worker.cache.donors import DonorReader, UnusableDonor
 from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.device_backend import DeviceMemory
 from services.unet_worker.emulation.model import check_profiled, costs_on, decoding_share, emulated_held_model, key_of
-from services.unet_worker.emulation.pictures import EmulatedPicture, EmulatedPictures, stand_in_latent
+from services.unet_worker.emulation.pictures import EmulatedPictures, stand_in_latent
 from services.unet_worker.process import WorkerIdentity
+from services.unet_worker.settings import EmulatedWorkerSettings
 
 CAPABILITIES = frozenset({Capability.LATENT_START, Capability.IMAGE_START, Capability.EMULATED})
 RECORDED_NOTE = "emulated: profiled times, a recorded picture"
 MADE_UP_NOTE = "emulated: profiled times, no picture was painted"
-
-
-@dataclass(frozen=True)
-class EmulatedLimits:
-    """Seconds."""
-
-    progress_interval_s: float
-    donor_timeout_s: float
-    upload_timeout_s: float
+STORE_THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -155,27 +148,23 @@ class DeviceNews:
 
 
 class EmulatedBackend:
-    """Holds one of the device's models at a time; see `device_backend.PlannedBackend`. `source` draws all its times."""
+    """Holds one of the device's models at a time; see `device_backend.PlannedBackend`."""
 
     def __init__(
         self,
         identity: WorkerIdentity,
         fleet: EmulatedFleet,
         devices: EmulatedDevices,
-        objects: ObjectStore,
-        store_threads: Executor,
-        limits: EmulatedLimits,
-        settings: DeviceSettings,
-        source: random.Random,
+        settings: EmulatedWorkerSettings,
     ) -> None:
         """Raises what is wrong with a recording."""
         self._worker_id = identity.instance_id
         self._fleet = fleet
         self._devices = devices
-        self._objects = objects
-        self._store_threads = store_threads
-        self._donors = DonorReader(objects, store_threads, limits.donor_timeout_s)
-        self._limits = limits
+        objects = open_objects(settings.objects_url)
+        self._store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="objects")
+        self._donors = DonorReader(objects, self._store_threads, settings.donor_timeout_s)
+        self._progress_interval_s = settings.progress_interval_ms / 1000
         self._pictures = {name: EmulatedPictures(fleet, fleet.model(name)) for name in devices.models}
         self._held = {name: emulated_held_model(fleet.model(name), identity.generation) for name in devices.models}
         self._loop = asyncio.get_running_loop()
@@ -185,11 +174,14 @@ class EmulatedBackend:
             devices.name,
             LoopTimers(),
             DeviceNews(identity.busy, identity.changed),
-            source,
-            settings,
+            random.Random(f"{fleet.seed} {identity.instance_id}"),
+            DeviceSettings(fleet.step_batching, fleet.preempt, aging_limit_s=settings.aging_limit_s, each_step=True),
             costs_on(first, devices),
             largest_batch(first, devices),
             devices.speed_changes,
+        )
+        self._runner = AttemptRunner(
+            self, objects, self._store_threads, settings.upload_timeout_s, self.emulated.release
         )
 
     @property
@@ -256,57 +248,44 @@ class EmulatedBackend:
             raise InvalidArgument.of("image_format", f"must be png on an emulated device, got {order.image_format}")
         if order.return_latents:
             raise InvalidArgument.of("return_latents", "must be false: an emulated device has no latents")
-        accepted_at = self._loop.time()
-        deadline = accepted_at + order.deadline_remaining_ms / 1000 if order.deadline_remaining_ms else None
         self.emulated.hold()
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await self._run(order, emit, accepted_at, deadline)
-        except TimeoutError:
-            raise DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done") from None
-        finally:
-            self.emulated.release()
+        return await self._runner.run(order, emit)
 
-    async def _run(
-        self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None], accepted_at: float, deadline: float | None
-    ) -> AttemptOutcome:
-        held, model = self.held, self._model
+    async def paint(
+        self,
+        order: ExecuteOrder,
+        uploads: Uploads | None,
+        emit: Callable[[ExecuteEvent], None],
+        accepted_at: float,
+        deadline: float | None,
+    ) -> PaintedPicture:
+        """See `runner.Painter`. An event loop's time is the monotonic clock's."""
+        held, model, pictures = self.held, self._model, self._pictures[self._model.name]
         start = await self._start(order.spec, order.route)
-        grant = order.cache_grant
-        uploads = Uploads(grant, self._objects, self._store_threads) if grant is not None else None
-        interval_s = self._limits.progress_interval_s
-        bridge = JobBridge(self._worker_id, order, start.first_step, emit, uploads, interval_s)
-        job = await self._paint(order.spec, deadline, bridge)
-        encoded_at = self._loop.time()
-        picture = self._pictures[model.name].of(order.spec.prompt, order.spec.seed, start.first_step)
-        captured, upload_notes = await self._store(uploads, picture)
-        marks = (
-            ("start", accepted_at, job.arrived_s),
-            ("queue", job.arrived_s, job.began_s),
-            ("prepare", job.began_s, job.prepared_s),
-            ("denoise", job.prepared_s, job.denoised_s),
-            ("decode", job.denoised_s, encoded_at),
-            ("store", encoded_at, self._loop.time()),
-        )
-        note = RECORDED_NOTE if self._pictures[model.name].recorded else MADE_UP_NOTE
-        result = AttemptResult(
-            attempt=order.attempt,
-            image=picture.png,
-            width_px=order.spec.width_px,
-            height_px=order.spec.height_px,
-            image_digest=f"sha256:{hashlib.sha256(picture.png).hexdigest()}",
-            captured=captured,
+        bridge = JobBridge(self._worker_id, order, start.first_step, emit, uploads, self._progress_interval_s)
+        job = await self._denoise(order.spec, deadline, bridge)
+        ended_at = self._loop.time()
+        png = pictures.of(order.spec.prompt, order.spec.seed, start.first_step).png
+        note = RECORDED_NOTE if pictures.recorded else MADE_UP_NOTE
+        return PaintedPicture(
+            held=held,
+            image=png,
+            digest=f"sha256:{hashlib.sha256(png).hexdigest()}",
+            png=png,
+            marks=(
+                ("start", accepted_at, job.arrived_s),
+                ("queue", job.arrived_s, job.began_s),
+                ("prepare", job.began_s, job.prepared_s),
+                ("denoise", job.prepared_s, job.denoised_s),
+                ("decode", job.denoised_s, ended_at),
+            ),
+            ended_at=ended_at,
             steps_run=bridge.steps_run,
             steps_saved=start.saved_steps,
-            model_digest=held.model_digest,
-            worker_generation=held.worker_generation,
-            timings=stage_timings(accepted_at, marks),
             device_seconds=job.device_s + job.finish_s * decoding_share(model),
-            notes=(*order.notes, note, *([start.note] if start.note else []), *upload_notes),
+            notes=(note, start.note) if start.note else (note,),
             bad_donor_reason=start.bad_donor_reason,
         )
-        count_result(result)
-        return AttemptOutcome(result)
 
     async def _start(self, spec: GenerationSpec, route: Route) -> EmulatedStart:
         """Donors are read from the real store, and not looked at."""
@@ -325,18 +304,10 @@ class EmulatedBackend:
             return EmulatedStart(note=str(unusable), bad_donor_reason=unusable.bad_donor_reason)
         return EmulatedStart()
 
-    async def _paint(self, spec: GenerationSpec, deadline: float | None, bridge: JobBridge) -> Job:
+    async def _denoise(self, spec: GenerationSpec, deadline: float | None, bridge: JobBridge) -> Job:
         """Denoised, then decoded and encoded."""
         self.emulated.start(bridge, bridge.steps_run, deadline, key=key_of(spec))
         try:
             return await bridge.done
         finally:
             self.emulated.stop(bridge)
-
-    async def _store(
-        self, uploads: Uploads | None, picture: EmulatedPicture
-    ) -> tuple[CapturedEntries, tuple[str, ...]]:
-        if uploads is None:
-            return CapturedEntries(""), ()
-        uploads.add_image(picture.png)
-        return await uploads.collect(self._limits.upload_timeout_s)

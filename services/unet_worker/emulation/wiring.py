@@ -1,19 +1,12 @@
 """Puts an emulated worker together: the real worker, but for its backend."""
 
-import random
-from concurrent.futures import ThreadPoolExecutor
-
 from pentimento.devices.emulation import EmulatedDevices, EmulatedFleet, largest_batch, read_fleet
 from pentimento.domain.fleet import ModelCost
-from pentimento.emulation.device import DeviceSettings
-from pentimento.stores.objects import open_objects
 from services.unet_worker import metrics
-from services.unet_worker.emulation.backend import EmulatedBackend, EmulatedLimits
+from services.unet_worker.emulation.backend import EmulatedBackend
 from services.unet_worker.emulation.model import model_cost
 from services.unet_worker.process import WorkerIdentity, WorkerProcess
 from services.unet_worker.settings import EmulatedWorkerSettings
-
-STORE_THREADS = 2
 
 
 class EmulatedModels:
@@ -33,19 +26,7 @@ class EmulatedModels:
         return tuple(model_cost(self._fleet.model(name), self._devices) for name in self.names)
 
     async def serve(self, identity: WorkerIdentity) -> EmulatedBackend:
-        settings = self._settings
-        backend = EmulatedBackend(
-            identity,
-            self._fleet,
-            self._devices,
-            open_objects(settings.objects_url),
-            ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="objects"),
-            EmulatedLimits(settings.progress_interval_ms / 1000, settings.donor_timeout_s, settings.upload_timeout_s),
-            DeviceSettings(
-                self._fleet.step_batching, self._fleet.preempt, aging_limit_s=settings.aging_limit_s, each_step=True
-            ),
-            random.Random(f"{self._fleet.seed} {identity.instance_id}"),
-        )
+        backend = EmulatedBackend(identity, self._fleet, self._devices, self._settings)
         metrics.QUEUE.set_function(lambda: backend.emulated.waiting_count)
         metrics.RUNNING.set_function(lambda: backend.emulated.running_count)
         return backend

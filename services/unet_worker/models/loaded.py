@@ -11,9 +11,9 @@ from pentimento.diffusion.families import LoadedModelInfo, batch_key
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
-from services.unet_worker.attempts.execution import AttemptRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
+from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.device.device_backend import DeviceMemory
 from services.unet_worker.device.energy import EnergyMeter
 from services.unet_worker.device.torch_device import device_memory, device_name

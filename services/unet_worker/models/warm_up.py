@@ -19,8 +19,8 @@ from pentimento.diffusion.engine import (
 from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, Route, Scheduler
-from services.unet_worker.attempts.execution import AttemptRunner
 from services.unet_worker.attempts.order import ExecuteOrder
+from services.unet_worker.attempts.runner import AttemptRunner
 
 logger = logging.getLogger(__name__)
 _MIB = 2**20

@@ -20,10 +20,10 @@ from pentimento.domain.execution import ExecuteEvent, Started
 from pentimento.domain.generation import CacheGrant, LatentSlot, ObjectReference
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.testing.checkpoints import write_checkpoint
-from services.unet_worker.attempts.execution import AttemptRunner, ExecutionLimits
+from services.unet_worker.attempts.execution import EnginePainter
 from services.unet_worker.attempts.finishing import Finisher
+from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.attempts.starts import StartResolver
-from services.unet_worker.cache.uploads import Uploads
 from tests.unit.unet_worker.orders import FROM_LATENT, HELD, ORDER, order_with
 
 GRANT = CacheGrant("grant", (LatentSlot(2, "latents/k2"), LatentSlot(6, "latents/k6")), "images/one", 60_000)
@@ -55,15 +55,9 @@ class Parts:
         self.engine = StepEngine(served, EngineSettings(max_batch=1))
         self.finisher = Finisher(served, 16)
         self.engine.start()
-        self.runner = AttemptRunner(
-            "worker",
-            HELD,
-            self.engine,
-            self.finisher,
-            StartResolver(served, objects, self.threads, timeout_s=0.2),
-            lambda order: Uploads(order.cache_grant, objects, self.threads) if order.cache_grant else None,
-            ExecutionLimits(progress_interval_s=0.0, upload_timeout_s=0.2),
-        )
+        starts = StartResolver(served, objects, self.threads, timeout_s=0.2)
+        painter = EnginePainter("worker", HELD, self.engine, self.finisher, starts, progress_interval_s=0.0)
+        self.runner = AttemptRunner(painter, objects, self.threads, 0.2, self.engine.wake)
 
     def close(self) -> None:
         self.engine.close()

@@ -1,0 +1,124 @@
+"""One attempt from order to outcome, whatever the device: painted in time, stored under its grant, accounted for."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pentimento.domain.errors import DeadlineExceeded
+from pentimento.domain.execution import AttemptResult, ExecuteEvent
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import CapturedEntries
+from pentimento.stores.objects import ObjectStore
+from pentimento.wire.tensors import WireTensor
+from services.unet_worker.attempts.accounts import Mark, count_result, stage_timings
+from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
+from services.unet_worker.cache.uploads import Uploads
+
+
+@dataclass(frozen=True)
+class PaintedPicture:
+    """`png` is what a cache keeps, whatever the format of `image`. `marks` are the stages since the order came, up to
+    `ended_at`, in seconds on the monotonic clock. `steps_saved` counts only steps that the cache saved;
+    `bad_donor_reason` is set where a donor is to blame."""
+
+    held: HeldModel
+    image: bytes = field(repr=False)
+    digest: str
+    png: bytes = field(repr=False)
+    marks: tuple[Mark, ...]
+    ended_at: float
+    steps_run: int
+    steps_saved: int
+    device_seconds: float
+    energy_joules: float | None = None
+    notes: tuple[str, ...] = ()
+    bad_donor_reason: str = ""
+    final_latents: WireTensor | None = None
+
+
+class Painter(Protocol):
+    """Paints pictures with one model on one device."""
+
+    async def paint(
+        self,
+        order: ExecuteOrder,
+        uploads: Uploads | None,
+        emit: Callable[[ExecuteEvent], None],
+        accepted_at: float,
+        deadline: float | None,
+    ) -> PaintedPicture:
+        """Emits Started and StepProgress, puts captured latents into `uploads`. Times are on the monotonic clock.
+        Raises domain errors; cancelling stops the work at the next step."""
+        ...
+
+
+class AttemptRunner:
+    """Runs attempts of a painter. What they store goes to `objects`, on `store_threads`; `ended` is called when an
+    attempt is over."""
+
+    def __init__(
+        self,
+        painter: Painter,
+        objects: ObjectStore,
+        store_threads: Executor,
+        upload_timeout_s: float,
+        ended: Callable[[], None],
+    ) -> None:
+        self._painter = painter
+        self._objects = objects
+        self._store_threads = store_threads
+        self._upload_timeout_s = upload_timeout_s
+        self._ended = ended
+        self.running_count = 0
+
+    async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
+        """Emits Started and StepProgress, returns the rest. Raises domain errors; cancelling stops the device's work at
+        its next step."""
+        accepted_at = time.monotonic()
+        remaining_s = order.deadline_remaining_ms / 1000 if order.deadline_remaining_ms else None
+        deadline = None if remaining_s is None else accepted_at + remaining_s
+        self.running_count += 1
+        try:
+            async with asyncio.timeout(remaining_s):
+                return await self._run(order, emit, accepted_at, deadline)
+        except TimeoutError:
+            raise DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done") from None
+        finally:
+            self.running_count -= 1
+            self._ended()
+
+    async def _run(
+        self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None], accepted_at: float, deadline: float | None
+    ) -> AttemptOutcome:
+        grant = order.cache_grant
+        uploads = Uploads(grant, self._objects, self._store_threads) if grant is not None else None
+        painted = await self._painter.paint(order, uploads, emit, accepted_at, deadline)
+        captured, upload_notes = await self._store(uploads, painted.png)
+        result = AttemptResult(
+            attempt=order.attempt,
+            image=painted.image,
+            width_px=order.spec.width_px,
+            height_px=order.spec.height_px,
+            image_digest=painted.digest,
+            captured=captured,
+            steps_run=painted.steps_run,
+            steps_saved=painted.steps_saved,
+            model_digest=painted.held.model_digest,
+            worker_generation=painted.held.worker_generation,
+            timings=stage_timings(accepted_at, (*painted.marks, ("store", painted.ended_at, time.monotonic()))),
+            device_seconds=painted.device_seconds,
+            energy_joules=painted.energy_joules,
+            notes=(*order.notes, *painted.notes, *upload_notes),
+            bad_donor_reason=painted.bad_donor_reason,
+        )
+        count_result(result)
+        return AttemptOutcome(result, painted.final_latents)
+
+    async def _store(self, uploads: Uploads | None, png: bytes) -> tuple[CapturedEntries, tuple[str, ...]]:
+        if uploads is None:
+            return CapturedEntries(""), ()
+        uploads.add_image(png)
+        return await uploads.collect(self._upload_timeout_s)
