@@ -53,8 +53,10 @@ class Slowness:
 
     def mean(self, now: float, usual_s: float) -> float:
         """Over all changes until what begins now, and takes so long without them, ends."""
+        if now + usual_s * self.at(now) <= self.until:
+            return self._factor
         at, left_s = now, usual_s
         while at + left_s * self.at(at) > self.until:
             left_s -= (self.until - at) / self.at(at)
             at = self.until
-        return (at + left_s * self.at(at) - now) / usual_s if usual_s > 0.0 else self.at(now)
+        return (at + left_s * self.at(at) - now) / usual_s

@@ -275,6 +275,14 @@ class EmulatedDevice(Generic[Owner]):
             self._forming, self._form_at_s = True, began_s
             self._timers.at(began_s, self._form)
 
+    def _form_next(self, began_s: float) -> None:
+        """At once where each step is heard of: on an event loop another timer a step costs more than the step does."""
+        if self._settings.each_step:
+            self._form_at_s = began_s
+            self._form(None)
+        else:
+            self._form_later(began_s)
+
     def _form(self, _: None) -> None:
         self._forming = False
         if self._batch or not self._jobs:
@@ -394,7 +402,7 @@ class EmulatedDevice(Generic[Owner]):
                 self._leave(job)
                 self._finish(job, ended_s)
         if self._jobs:
-            self._form_later(ended_s)
+            self._form_next(ended_s)
         self._load_when_empty()
 
     def _finish(self, job: EmulatedJob[Owner], ended_s: float) -> None:
