@@ -145,4 +145,4 @@ async def running_gateway(directory: Path, *flags: str) -> AsyncIterator[Running
         finally:
             await process.drain()
             await process.server.stop()
-            process.close()
+            await process.close()

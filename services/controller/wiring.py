@@ -1,12 +1,11 @@
 """Puts a controller process together."""
 
-import asyncio
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pentimento.api.controller.v1.controller_service_pb2_grpc import add_ControllerServiceServicer_to_server
 from pentimento.domain.clock import SystemClock
 from pentimento.rpc import RpcServer
+from pentimento.service.process import ServiceProcess
 from services.controller.controller import Controller, ControllerTimes
 from services.controller.epoch import LeaderEpoch
 from services.controller.plan_feed import PlanFeed
@@ -22,24 +21,15 @@ REPORTS_A_LEASE = 3
 REPORTS_A_LOOK = 2
 
 
-@dataclass
-class ControllerProcess:
-    server: RpcServer
+@dataclass(kw_only=True)
+class ControllerProcess(ServiceProcess):
     controller: Controller
-    _planning: asyncio.Task[None] | None = field(default=None, init=False)
 
-    async def run(self) -> None:
-        await self.server.run_until_stopped(self.warm, self.drain)
+    async def prepare(self) -> None:
+        self.run_beside(self.controller.run(), "planning")
 
-    async def warm(self) -> None:
-        self._planning = asyncio.create_task(self.controller.run())
-
-    async def drain(self) -> None:
+    async def finish(self) -> None:
         self.controller.close()
-        if self._planning is not None:
-            self._planning.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._planning
 
 
 def wire(settings: ControllerSettings) -> ControllerProcess:
@@ -58,4 +48,4 @@ def wire(settings: ControllerSettings) -> ControllerProcess:
     controller = Controller(registry, planner, PlanFeed(settings.max_watchers), epoch, times, clock)
     server = RpcServer(settings.rpc, "controller")
     server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)
-    return ControllerProcess(server, controller)
+    return ControllerProcess(server=server, controller=controller)

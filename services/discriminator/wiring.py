@@ -2,16 +2,15 @@
 
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import add_DiscriminatorServiceServicer_to_server
-from pentimento.clients.controller import ControllerClient
-from pentimento.clients.registration import Registration, generation_at
 from pentimento.devices.emulation import EmulatedDiscriminator, read_fleet
-from pentimento.domain.clock import SystemClock
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import Capability, Replica, ReplicaKind, ReplicaReport
-from pentimento.rpc import RpcServer, open_channel
+from pentimento.domain.fleet import Capability, ReplicaKind
+from pentimento.rpc import RpcServer
+from pentimento.service.fleet_member import FleetMember
+from pentimento.service.process import ServiceProcess
 from services.discriminator.emulated_scorer import EmulatedScorer
 from services.discriminator.scoring import Discriminator, ScoreLimits
 from services.discriminator.servicer import FULL_NAME, DiscriminatorServicer
@@ -35,49 +34,12 @@ class BusyShare:
         return share
 
 
-@dataclass
-class DiscriminatorProcess:
-    """`registration` is None without a controller."""
-
-    server: RpcServer
+@dataclass(kw_only=True)
+class DiscriminatorProcess(ServiceProcess):
     discriminator: Discriminator
-    busy: BusyShare
-    settings: EmulatedDiscriminatorSettings
-    generation: int
-    registration: Registration | None = None
 
-    async def run(self) -> None:
-        await self.server.run_until_stopped(self.warm, self.drain)
-
-    async def warm(self) -> None:
-        if self.settings.controller_address:
-            channel = open_channel(self.settings.controller_address, self.settings.channels)
-            self.registration = Registration(ControllerClient(channel), self._replica, self._report)
-            self.registration.start()
-
-    async def drain(self) -> None:
+    async def finish(self) -> None:
         self.discriminator.draining = True
-        if self.registration is not None:
-            await self.registration.close()
-
-    def _replica(self) -> Replica:
-        return Replica(
-            instance_id=self.server.instance_id,
-            kind=ReplicaKind.DISCRIMINATOR,
-            address=self.settings.advertise_address or self.server.bound_addresses[0],
-            generation=self.generation,
-            device="emulated",
-            capabilities=frozenset({Capability.EMULATED}),
-        )
-
-    def _report(self) -> ReplicaReport:
-        return ReplicaReport(
-            instance_id=self.server.instance_id,
-            generation=self.generation,
-            busy_share=self.busy.take(),
-            completed_count=self.discriminator.scored_count,
-            draining=self.discriminator.draining,
-        )
 
 
 def wire(settings: EmulatedDiscriminatorSettings) -> DiscriminatorProcess:
@@ -90,7 +52,16 @@ def wire(settings: EmulatedDiscriminatorSettings) -> DiscriminatorProcess:
     discriminator = Discriminator(scorer, ScoreLimits(settings.max_images, settings.max_image_bytes))
     servicer = DiscriminatorServicer(discriminator, server.instance_id)
     server.add(add_DiscriminatorServiceServicer_to_server, servicer, FULL_NAME)
-    return DiscriminatorProcess(server, discriminator, busy, settings, generation_at(SystemClock()))
+    registration = FleetMember(server, ReplicaKind.DISCRIMINATOR, settings).registration(
+        lambda replica: replace(replica, device="emulated", capabilities=frozenset({Capability.EMULATED})),
+        lambda report: replace(
+            report,
+            busy_share=busy.take(),
+            completed_count=discriminator.scored_count,
+            draining=discriminator.draining,
+        ),
+    )
+    return DiscriminatorProcess(server=server, registration=registration, discriminator=discriminator)
 
 
 def _scorer(emulated: EmulatedDiscriminator, seed: str, busy: BusyShare) -> EmulatedScorer:

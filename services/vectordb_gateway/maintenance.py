@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from pentimento.domain.errors import PentimentoError
 from pentimento.stores.ledger.cache_ledger import CacheLedger
@@ -105,10 +104,3 @@ class Maintenance:
 
 def _defect(error: Exception) -> bool:
     return not isinstance(error, PentimentoError)
-
-
-async def stop(task: "asyncio.Task[None]") -> None:
-    """Cancel the task and wait for its end; a round that runs in its thread is waited for by the loop's shutdown."""
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task

@@ -2,15 +2,15 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import add_VectordbGatewayServiceServicer_to_server
-from pentimento.clients.controller import ControllerClient
-from pentimento.clients.registration import Registration, generation_at
 from pentimento.domain.clock import SystemClock
-from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
-from pentimento.rpc import RpcServer, open_channel
+from pentimento.domain.fleet import ReplicaKind
+from pentimento.rpc import RpcServer
 from pentimento.rpc.grant_keys import open_grant_keys
+from pentimento.service.fleet_member import FleetMember
+from pentimento.service.process import ServiceProcess
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
@@ -21,7 +21,7 @@ from services.vectordb_gateway.gateway import Gateway
 from services.vectordb_gateway.healing import Healing
 from services.vectordb_gateway.indexing import Indexing
 from services.vectordb_gateway.lookup import Lookup
-from services.vectordb_gateway.maintenance import Maintenance, stop
+from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.servicer import FULL_NAME, GatewayServicer
 from services.vectordb_gateway.settings import GatewaySettings
 from services.vectordb_gateway.writing import EntryWriting
@@ -48,45 +48,24 @@ class Stores:
         self.ledger.close()
 
 
-@dataclass
-class GatewayProcess:
-    """`registration` is None without a controller."""
-
-    server: RpcServer
+@dataclass(kw_only=True)
+class GatewayProcess(ServiceProcess):
     stores: Stores
     guard: EncoderGuard
     indexing: Indexing
     lookup: Lookup
     maintenance: Maintenance
-    registration: Registration | None
-    _rounds: "asyncio.Task[None] | None" = field(default=None, init=False)
 
-    async def run(self) -> None:
-        try:
-            await self.server.run_until_stopped(self.warm, self.drain)
-        finally:
-            # Not in the drain: calls are still answered then.
-            self.close()
-
-    async def warm(self) -> None:
+    async def prepare(self) -> None:
         """Open the index and put right what a crash left. Without its index the gateway serves misses meanwhile."""
         try:
             await asyncio.to_thread(self.guard.open)
         except StoreUnavailable as error:
             logger.warning("lookups will miss until the index is there: %s", error.message)
         await asyncio.to_thread(self.maintenance.run_round)
-        self._rounds = asyncio.create_task(self.maintenance.run(), name="maintenance")
-        if self.registration is not None:
-            self.registration.start()
+        self.run_beside(self.maintenance.run(), "maintenance")
 
-    async def drain(self) -> None:
-        if self.registration is not None:
-            await self.registration.close()
-        if self._rounds is not None:
-            await stop(self._rounds)
-
-    def close(self) -> None:
-        """Let go of the stores, after the last call was answered."""
+    async def close(self) -> None:
         self.lookup.close()
         self.indexing.close()
         self.stores.close()
@@ -114,19 +93,12 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     )
     server.add(add_VectordbGatewayServiceServicer_to_server, GatewayServicer(gateway), FULL_NAME)
     maintenance = Maintenance(stores.ledger, stores.objects, indexing, capacity, settings.maintenance)
-    registration = _registration(settings, server) if settings.controller_address else None
-    return GatewayProcess(server, stores, guard, indexing, lookup, maintenance, registration)
-
-
-def _registration(settings: GatewaySettings, server: RpcServer) -> Registration:
-    generation = generation_at(SystemClock())
-
-    def replica() -> Replica:
-        address = settings.advertise_address or server.bound_addresses[0]
-        return Replica(server.instance_id, ReplicaKind.VECTORDB_GATEWAY, address, generation)
-
-    def report() -> ReplicaReport:
-        return ReplicaReport(server.instance_id, generation)
-
-    controller = ControllerClient(open_channel(settings.controller_address, settings.channels))
-    return Registration(controller, replica, report)
+    return GatewayProcess(
+        server=server,
+        registration=FleetMember(server, ReplicaKind.VECTORDB_GATEWAY, settings).registration(),
+        stores=stores,
+        guard=guard,
+        indexing=indexing,
+        lookup=lookup,
+        maintenance=maintenance,
+    )

@@ -1,0 +1,53 @@
+"""A process's place in the fleet: what every service tells the controller alike."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from pentimento.clients.controller import ControllerClient
+from pentimento.clients.registration import Registration, generation_at
+from pentimento.domain.clock import SystemClock
+from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
+from pentimento.rpc import RpcChannelSettings, RpcServer, open_channel
+
+
+class FleetSettings(Protocol):
+    """The settings by which a service finds its controller, and by which others find the service."""
+
+    @property
+    def channels(self) -> RpcChannelSettings: ...
+
+    @property
+    def controller_address(self) -> str: ...
+
+    @property
+    def advertise_address(self) -> str: ...
+
+
+class FleetMember:
+    """One start of a replica. `controller` is None where the settings name none."""
+
+    def __init__(self, server: RpcServer, kind: ReplicaKind, settings: FleetSettings) -> None:
+        self._server = server
+        self._kind = kind
+        self._advertise_address = settings.advertise_address
+        self.generation = generation_at(SystemClock())
+        address = settings.controller_address
+        self.controller = ControllerClient(open_channel(address, settings.channels)) if address else None
+
+    def registration(
+        self,
+        described: Callable[[Replica], Replica] = lambda replica: replica,
+        reported: Callable[[ReplicaReport], ReplicaReport] = lambda report: report,
+    ) -> Registration | None:
+        """Return a registration with the controller, None without one. `described` and `reported` add what this kind of
+        service says of itself; they are asked anew for every call."""
+        if self.controller is None:
+            return None
+        return Registration(self.controller, lambda: described(self._replica()), lambda: reported(self._report()))
+
+    def _replica(self) -> Replica:
+        address = self._advertise_address or self._server.bound_addresses[0]
+        return Replica(self._server.instance_id, self._kind, address, self.generation)
+
+    def _report(self) -> ReplicaReport:
+        return ReplicaReport(self._server.instance_id, self.generation)

@@ -1,0 +1,58 @@
+"""The life of a service's process."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+
+from pentimento.clients.registration import Registration
+from pentimento.rpc import RpcServer
+
+
+@dataclass(kw_only=True)
+class ServiceProcess:
+    """A server and what it does besides answering. A service overrides `prepare`, `finish` and `close` as far as it has
+    anything to do there. `registration` is None without a controller."""
+
+    server: RpcServer
+    registration: Registration | None = None
+    _background: "list[asyncio.Task[None]]" = field(default_factory=list, init=False, repr=False)
+
+    async def prepare(self) -> None:
+        """Get ready to serve; calls are answered meanwhile, health says NOT_SERVING."""
+
+    async def finish(self) -> None:
+        """End the work that was taken, and take no more."""
+
+    async def close(self) -> None:
+        """Let go of what calls stand on, after the last of them was answered."""
+
+    async def run(self) -> None:
+        """Live until SIGTERM or SIGINT, as `RpcServer.run_until_stopped` says."""
+        try:
+            await self.server.run_until_stopped(self.warm, self.drain)
+        finally:
+            await self._end_background()
+            await self.close()
+
+    async def warm(self) -> None:
+        """Prepare, then join the fleet."""
+        await self.prepare()
+        if self.registration is not None:
+            self.registration.start()
+
+    async def drain(self) -> None:
+        """End what runs beside the calls, finish the calls' work while the fleet still hears of it, then leave."""
+        await self._end_background()
+        await self.finish()
+        if self.registration is not None:
+            await self.registration.close()
+
+    def run_beside(self, work: Coroutine[object, object, None], name: str) -> None:
+        """Run the work as a task of that name until the drain, which cancels it."""
+        self._background.append(asyncio.create_task(work, name=name))
+
+    async def _end_background(self) -> None:
+        for task in self._background:
+            task.cancel()
+        if self._background:
+            await asyncio.wait(self._background)

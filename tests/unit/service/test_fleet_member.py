@@ -1,0 +1,62 @@
+"""What every service tells the controller alike."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.clients.controller import ControllerClient
+from pentimento.domain.fleet import Replica, ReplicaKind
+from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, open_channel
+from pentimento.service.fleet_member import FleetMember
+from services.controller.settings import ControllerSettings
+from services.controller.wiring import wire
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a service finds its controller, and where others find the service."""
+
+    controller_address: str = ""
+    advertise_address: str = ""
+    channels: RpcChannelSettings = field(default_factory=RpcChannelSettings)
+
+
+def server(folder: Path) -> RpcServer:
+    return RpcServer(RpcServerSettings(listen=(f"unix:{folder / 's'}",), instance_id="e1"), "embedder")
+
+
+def test_without_a_controller_there_is_no_registration(tmp_path: Path) -> None:
+    member = FleetMember(server(tmp_path), ReplicaKind.EMBEDDER, Found())
+
+    assert member.controller is None
+    assert member.registration() is None
+
+
+@pytest.mark.parametrize(("advertised", "address"), [("", "unix:{}/s"), ("embedder:50", "embedder:50")])
+async def test_it_registers_with_what_its_service_says_of_itself(tmp_path: Path, advertised: str, address: str) -> None:
+    controller_address = f"unix:{tmp_path / 'c'}"
+    controller = wire(ControllerSettings(RpcServerSettings(listen=(controller_address,))))
+    await controller.server.start()
+    await controller.warm()
+    mine = server(tmp_path)
+    await mine.start()
+    member = FleetMember(mine, ReplicaKind.EMBEDDER, Found(controller_address, advertised))
+    registration = member.registration(
+        lambda replica: replace(replica, device="cpu"), lambda report: replace(report, running_count=3)
+    )
+    assert registration is not None
+
+    registration.start()
+    async with open_channel(controller_address, RpcChannelSettings()) as channel:
+        client = ControllerClient(channel)
+        while not (replicas := (await client.fleet()).replicas) or not replicas[0].running_count:
+            registration.report_soon()
+    await registration.close()
+    await controller.drain()
+    await controller.server.stop()
+    await mine.stop()
+
+    (status,) = replicas
+    expected = Replica("e1", ReplicaKind.EMBEDDER, address.format(tmp_path), member.generation, device="cpu")
+    assert (status.replica, status.running_count) == (expected, 3)

@@ -1,0 +1,107 @@
+"""The life of a service's process, from start to stop."""
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pentimento.clients.registration import Registration, RegistrationTiming
+from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaLease, ReplicaReport
+from pentimento.rpc import RpcServer, RpcServerSettings
+from pentimento.service.process import ServiceProcess
+
+REPLICA = Replica("e1", ReplicaKind.EMBEDDER, "unix:/e1", 7)
+
+
+@dataclass
+class NotedFleet:
+    """A controller that notes who came and went."""
+
+    notes: list[str]
+    registered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def register(self, replica: Replica) -> ReplicaLease:
+        self.notes.append("registered")
+        self.registered.set()
+        return ReplicaLease(60_000, 20_000, 1)
+
+    async def report(self, report: ReplicaReport) -> None:
+        raise AssertionError("the first report is due in twenty seconds")
+
+    async def deregister(self, instance_id: str, generation: int) -> None:
+        self.notes.append("deregistered")
+
+
+@dataclass(kw_only=True)
+class NotedProcess(ServiceProcess):
+    notes: list[str]
+
+    async def prepare(self) -> None:
+        self.notes.append("prepared")
+        self.run_beside(self._wait(), "waiting")
+
+    async def finish(self) -> None:
+        self.notes.append("finished")
+
+    async def close(self) -> None:
+        self.notes.append("closed")
+
+    async def _wait(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.notes.append("background ended")
+
+
+def server(folder: Path) -> RpcServer:
+    return RpcServer(RpcServerSettings(listen=(f"unix:{folder / 's'}",)), "embedder")
+
+
+async def test_it_prepares_before_it_joins_and_finishes_before_it_leaves(tmp_path: Path) -> None:
+    notes: list[str] = []
+    fleet = NotedFleet(notes)
+    registration = Registration(fleet, lambda: REPLICA, lambda: ReplicaReport("e1", 7), timing=RegistrationTiming())
+    process = NotedProcess(server=server(tmp_path), registration=registration, notes=notes)
+
+    await process.warm()
+    await fleet.registered.wait()
+    await process.drain()
+
+    assert notes == ["prepared", "registered", "background ended", "finished", "deregistered"]
+
+
+async def test_without_a_controller_it_serves_alone(tmp_path: Path) -> None:
+    process = NotedProcess(server=server(tmp_path), notes=[])
+
+    await process.warm()
+    await asyncio.sleep(0)
+    await process.drain()
+
+    assert process.notes == ["prepared", "background ended", "finished"]
+
+
+FAILING = """
+import asyncio
+from pentimento.rpc import RpcServer, RpcServerSettings
+from pentimento.service.process import ServiceProcess
+
+class Failing(ServiceProcess):
+    async def prepare(self):
+        raise RuntimeError("no model")
+
+    async def close(self):
+        print("closed")
+
+async def main():
+    await Failing(server=RpcServer(RpcServerSettings(listen=("127.0.0.1:0",)), "embedder")).run()
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_fails_to_start_lets_go() -> None:
+    done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True, check=False)
+
+    assert done.stdout == "closed\n"
+    assert "RuntimeError: no model" in done.stderr
