@@ -1,3 +1,5 @@
+import pytest
+
 from pentimento.dataplane import effects, events
 from pentimento.dataplane.events import FailureKind
 from tests.unit.dataplane.driver import Driver, kinds, only
@@ -121,3 +123,36 @@ def test_the_deadline_of_a_finished_request_is_nobodys(driver: Driver) -> None:
 
     assert driver.send(events.TimePassed()) == []
     assert driver.dataplane.next_wakeup() is None
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [(events.CancelRequested("r1"), "CANCELLED"), (events.TimePassed(), "DEADLINE_EXCEEDED")],
+    ids=["cancelled", "expired"],
+)
+def test_an_end_says_why_in_the_journal_and_to_the_client(driver: Driver, event: events.Event, reason: str) -> None:
+    driver.queue(deadline=150.0)
+    driver.now = 150.0
+
+    journalled = only(effects.PersistEnd, driver.send(event))
+    told = only(effects.DeliverEnd, driver.send(events.EndPersisted("r1", True)))
+
+    assert (journalled.reason, told.reason, told.message) == (reason, reason, journalled.message)
+
+
+def test_ends_are_counted_by_their_kind(driver: Driver) -> None:
+    driver.worker()
+    token = driver.run("failed").fencing_token
+    driver.send(events.AttemptFailed("failed", token, FailureKind.FATAL, "NAN", "not a number"))
+    driver.queue("cancelled")
+    driver.queue("expired", deadline=150.0)
+    driver.send(events.CancelRequested("cancelled"))
+    driver.now = 150.0
+    driver.send(events.TimePassed())
+    for request_id in ("failed", "cancelled", "expired"):
+        driver.send(events.EndPersisted(request_id, True))
+
+    counters = driver.dataplane.state.counters
+    assert (counters.accepted, counters.failed, counters.cancelled, counters.expired) == (3, 1, 1, 1)
+    # Whom the client cancelled nobody dropped.
+    assert driver.dataplane.state.pools["m"].dropped_count == 2

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from pentimento.dataplane import effects, events
+from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.recording import header_line, read_recording, replay, step_line
 from pentimento.domain.errors import InvalidArgument
 from tests.unit.dataplane.test_random_walks import Walk
@@ -85,3 +85,31 @@ def test_a_bad_line_is_named(line: str, named: str) -> None:
 def test_a_file_of_another_kind_is_refused(line: str) -> None:
     with pytest.raises(InvalidArgument, match="file:1"):
         read_recording([line], "file")
+
+
+def test_a_recording_is_read_by_later_builds() -> None:
+    """Names and values in it are a format."""
+    header = json.loads(header_line(7, DataplaneSettings(queue_limit=3)))
+    line = step_line(1.5, events.AcceptPersisted("r"), [effects.Announce("r")])
+
+    assert (header["format"], header["epoch"], header["settings"]["queue_limit"]) == ("pentimento-effects", 7, 3)
+    assert line == '[1.5,["AcceptPersisted",{"request_id":"r"}],[["Announce",{"request_id":"r"}]]]\n'
+    assert [end.value for end in effects.End] == ["failed", "cancelled", "expired", "dropped"]
+    assert {kind.value for kind in events.FailureKind} == {
+        "worker_lost",
+        "not_held",
+        "no_credit",
+        "gone",
+        "deadline",
+        "stopped",
+        "fatal",
+    }
+
+
+def test_the_first_line_is_named_by_its_field() -> None:
+    header = json.dumps({"format": "pentimento-effects", "epoch": "x", "settings": {}})
+
+    with pytest.raises(InvalidArgument, match="file:1: epoch"):
+        read_recording([header], "file")
+    with pytest.raises(InvalidArgument, match="file:1: settings"):
+        read_recording([header.replace("{}", "7")], "file")
