@@ -135,7 +135,7 @@ class Pipeline:
         """Of the methods wrapped so far."""
         return self._largest_bytes
 
-    def wrap(self, path: str, handler: Handler, access: Access, *, limited: bool = True) -> Handler:
+    def wrap(self, path: str, handler: Handler, access: Access, *, limited: bool) -> Handler:
         """The same RPC with everything around it. gRPC handles bytes: decoding is ours, after authentication."""
         counted = self._streams if handler.response_streaming else self._unary
         method = Method(

@@ -1,5 +1,6 @@
 """A server's names and addresses, and how it starts and stops without a call."""
 
+import asyncio
 import re
 import socket
 from pathlib import Path
@@ -109,3 +110,52 @@ def test_generated_code_leaves_its_handlers_by_method() -> None:
     health_pb2_grpc.add_HealthServicer_to_server(health_pb2_grpc.HealthServicer(), registrar)
 
     assert {"Check", "Watch"} <= registrar.handlers.keys()
+
+
+@pytest.fixture
+def stops(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """For how long each stop would wait for calls."""
+    waited: list[float] = []
+
+    async def stop(_server: RpcServer, grace_s: float = 0.0) -> None:
+        waited.append(grace_s)
+
+    monkeypatch.setattr(RpcServer, "stop", stop)
+    return waited
+
+
+async def test_a_drain_leaves_the_rest_of_its_time_to_running_calls(stops: list[float]) -> None:
+    server = RpcServer(RpcServerSettings(drain_timeout_s=1000.0), "s")
+    server.set_serving()
+    told: list[bool] = []
+
+    async def drain() -> None:
+        told.append(server._health.serving)
+
+    await server._drain(drain)
+
+    assert told == [False]
+    assert 0.0 < stops[0] <= 1000.0
+
+
+async def test_a_drain_that_took_all_its_time_leaves_none(stops: list[float]) -> None:
+    server = RpcServer(RpcServerSettings(drain_timeout_s=0.0), "s")
+
+    await server._drain(asyncio.Event().wait)  # type: ignore[arg-type]
+
+    assert stops == [0.0]
+
+
+async def test_a_stop_waits_for_nobody_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = RpcServer(RpcServerSettings(), "s")
+    waited: list[tuple[float, float]] = []
+
+    async def close(grace_s: float, stream_grace_s: float) -> None:
+        waited.append((grace_s, stream_grace_s))
+
+    monkeypatch.setattr(server._pipeline, "close", close)
+
+    await server.stop()
+    await server.stop(7.0)
+
+    assert waited == [(0.0, 0.5), (7.0, 0.5)]
