@@ -62,8 +62,7 @@ def release(connection: Connection, grant_ids: Sequence[str], delete_after: floa
         )
     )
     doomed = update(_objects).where(_objects.c.grant_id.in_(released), _objects.c.delete_after.is_(None))
-    if released:
-        connection.execute(doomed.values(delete_after=delete_after))
+    connection.execute(doomed.values(delete_after=delete_after))
     return len(released)
 
 
@@ -72,7 +71,7 @@ def expire(connection: Connection, now: float) -> int:
     is_over = _grants.c.expires_at <= now
     over = list(connection.scalars(select(_grants.c.grant_id).where(is_over, _grants.c.entry_id.is_(None))))
     connection.execute(delete(_grants).where(is_over, _grants.c.entry_id.is_not(None)))
-    return release(connection, over, now) if over else 0
+    return release(connection, over, now)
 
 
 def doom(connection: Connection, entry_ids: Sequence[str], now: float, delete_after: float) -> int:

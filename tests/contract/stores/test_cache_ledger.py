@@ -442,3 +442,10 @@ def test_reads_do_not_wait_for_who_writes_in_another_process(tmp_path: Path) -> 
 
 def test_a_cache_s_id_is_64_random_bits(ledger: CacheLedger) -> None:
     assert len(bytes.fromhex(ledger.cache_id)) == 8
+
+
+def test_a_grant_of_nothing_is_kept_and_given_back(ledger: CacheLedger) -> None:
+    ledger.reserve(grant(steps=())).result()
+
+    assert ledger.totals().open_grant_count == 1
+    assert ledger.release("g1").result()

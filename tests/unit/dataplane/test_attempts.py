@@ -182,13 +182,14 @@ def test_a_worker_lost_before_the_attempt_was_journalled_costs_no_rerun(driver: 
     assert kinds(driver.send(events.AttemptPersisted("r1", persist.fencing_token))) == [effects.ReleaseGrant]
 
 
-def test_what_waited_behind_another_attempt_is_not_to_blame(driver: Driver) -> None:
+@pytest.mark.parametrize("order", [("begun", "waiting"), ("waiting", "begun")])
+def test_what_waited_behind_another_attempt_is_not_to_blame(driver: Driver, order: tuple[str, str]) -> None:
     driver.worker("w1", credit_count=2)
-    begun, waiting = driver.run("begun"), driver.run("waiting")
-    driver.send(events.AttemptStarted("begun", begun.fencing_token))
+    tokens = {name: driver.run(name).fencing_token for name in ("begun", "waiting")}
+    driver.send(events.AttemptStarted("begun", tokens["begun"]))
 
-    driver.send(events.AttemptFailed("begun", begun.fencing_token, FailureKind.WORKER_LOST))
-    driver.send(events.AttemptFailed("waiting", waiting.fencing_token, FailureKind.WORKER_LOST))
+    for name in order:
+        driver.send(events.AttemptFailed(name, tokens[name], FailureKind.WORKER_LOST))
 
     requests = driver.dataplane.state.requests
     assert (requests["begun"].losses, requests["waiting"].losses) == (1, 0)

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, Executable, event, exc, text
 from sqlalchemy.dialects import postgresql
 
 from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
-from pentimento.stores.errors import StoreFull, StoreUnavailable
+from pentimento.stores.errors import SchemaMismatch, StoreFull, StoreUnavailable
 from pentimento.stores.ledger import database, journal, journal_objects, journal_tables, migrations
 from pentimento.stores.ledger.database import LedgerContention, open_engine, typed_errors
 
@@ -233,3 +233,15 @@ def test_a_server_gives_its_pages_back_by_itself() -> None:
     journal_objects._give_back_pages(server)  # type: ignore[arg-type]
 
     assert server.ran == []
+
+
+def test_a_file_system_that_cannot_write_ahead_is_refused(tmp_path: Path) -> None:
+    class OldFileSystem(sqlite3.Connection):
+        def execute(self, statement: str, *parameters: object) -> sqlite3.Cursor:
+            return super().execute(statement.replace("=WAL", "=DELETE"), *parameters)
+
+    with (
+        closing(sqlite3.connect(tmp_path / "ledger.sqlite", factory=OldFileSystem)) as connection,
+        pytest.raises(SchemaMismatch, match="cannot use write-ahead logging"),
+    ):
+        database._prepare_sqlite(connection, None)
