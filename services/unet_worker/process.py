@@ -111,15 +111,15 @@ class WorkerProcess:
     def _join(self, backend: PlannedBackend, costs: tuple[ModelCost, ...]) -> None:
         """The fleet, and its plan."""
         controller = ControllerClient(open_channel(self._settings.controller_address, self._settings.channels))
-        follower = PlanFollower(controller, self.server.instance_id, lambda wanted: self._assign(backend, wanted))
+        follower = PlanFollower(controller, self.server.instance_id, lambda wanted: self.assign(backend, wanted))
         self._registration = Registration(
             controller, lambda: self._replica(backend, costs), lambda: self._report(backend, follower)
         )
         self._registration.start()
         self._following = asyncio.get_running_loop().create_task(follower.run(), name="plan")
 
-    def _assign(self, backend: PlannedBackend, wanted: WorkerAssignment) -> None:
-        """A stranger is left alone: plans are intent."""
+    def assign(self, backend: PlannedBackend, wanted: WorkerAssignment) -> None:
+        """Have the device hold what the plan wants. A stranger is left alone: plans are intent."""
         before = backend.target_model
         if wanted.model in self._models.names:
             backend.assign(wanted.model, wanted.max_batch_size)

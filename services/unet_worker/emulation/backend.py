@@ -227,9 +227,7 @@ class EmulatedBackend:
 
     def assign(self, name: str, max_batch: int) -> None:
         """Hold this model, in batches of at most that many. Another one is loaded once what is here is done, and takes
-        its time; until then nothing new is taken. A stranger is left alone: plans are intent."""
-        if name not in self._devices.models:
-            return
+        its time; until then nothing new is taken. KeyError for a stranger."""
         model = self._fleet.model(name)
         self.emulated.assign(costs_on(model, self._devices), min(max_batch, largest_batch(model, self._devices)))
 

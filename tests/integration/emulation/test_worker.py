@@ -11,7 +11,7 @@ import pytest
 from pentimento.devices.emulation import label_of, read_fleet
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress, WorkerCredits
-from pentimento.domain.fleet import Capability
+from pentimento.domain.fleet import Capability, WorkerAssignment
 from pentimento.domain.generation import (
     Attempt,
     CacheGrant,
@@ -198,7 +198,7 @@ async def test_it_says_what_its_models_cost_on_its_device(fleet_file: Path) -> N
 
 
 async def test_a_model_that_the_device_cannot_hold_changes_nothing(worker: Emulated) -> None:
-    worker.backend.assign("stranger", 8)
+    worker.process.assign(worker.backend, WorkerAssignment("worker", "", "stranger", 1, 8))
 
     assert (worker.backend.target_model, worker.backend.batch_limit) == ("heavy", 2)
 
