@@ -86,7 +86,7 @@ def _refusal(state: State, now: float, pool: Pool, event: RequestArrived) -> Rej
 
 
 def _why_full(limit: int, pool: Pool, tenant: str) -> str:
-    """A tenant may fill its even share of the queue. One that had the queue to itself leaves room for as many again."""
+    """Let a tenant fill its even share of the queue. One that had the queue to itself leaves room for as many again."""
     backlog = pool.tenants.get(tenant)
     own_count = backlog.count if backlog is not None else 0
     tenant_count = len(pool.tenants) + (backlog is None)

@@ -117,8 +117,8 @@ def _add(pool: Pool, credits: int, throughput: float) -> None:
 
 
 def _cost(pool: Pool, worker: Worker) -> float:
-    """What the next request would cost there: its load or, where speeds are known, the seconds of a batch one larger.
-    Rounded, so that the noise of measured speeds does not decide who rests."""
+    """Return what the next request would cost there: its load or, where speeds are known, the seconds of a batch one
+    larger. Rounded, so that the noise of measured speeds does not decide who rests."""
     load = worker.used_credits
     if pool.speed.profile is None:
         return load

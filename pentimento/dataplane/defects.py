@@ -33,7 +33,7 @@ def on_effect_failed(state: State, now: float, event: EffectFailed) -> list[Effe
 
 
 def _never_accepted(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """Should the journal have it, it ends there: nobody else would run it before the next start."""
+    """End it in the journal, should it be there: nobody else would run it before the next start."""
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.ACCEPTING:
         return []
@@ -67,7 +67,7 @@ def _never_journalled(state: State, now: float, event: EffectFailed) -> list[Eff
 
 
 def _never_followed(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """The attempt may run, but nobody would hear of its end. One beside it goes on."""
+    """Lose the attempt: it may run, but nobody would hear of its end. One beside it goes on."""
     key = (event.request_id, event.fencing_token)
     worker = give_back(state, key) if key not in state.unpersisted else None
     if worker is None:
@@ -80,7 +80,7 @@ def _never_followed(state: State, now: float, event: EffectFailed) -> list[Effec
 
 
 def _never_paired(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """The worker goes on alone."""
+    """Let the worker go on alone."""
     give_back_peer(state, (event.request_id, event.fencing_token))
     return []
 
@@ -90,7 +90,8 @@ def _never_scored(state: State, now: float, event: EffectFailed) -> list[Effect]
 
 
 def _never_committed(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """Should it be committed after all, the end loses in the journal and the picture is delivered from there."""
+    """End the request. Should it be committed after all, the end loses in the journal and the picture is delivered
+    from there."""
     return on_commit_failed(
         state, now, CommitFailed(event.request_id, event.fencing_token, Reason.EFFECT_FAILED, _MESSAGE)
     )
@@ -107,7 +108,7 @@ def _never_ended(state: State, now: float, event: EffectFailed) -> list[Effect]:
 
 
 def _never_answered(state: State, now: float, event: EffectFailed) -> list[Effect]:
-    """What the client was to be told is in the journal."""
+    """Deliver what the journal holds: it is what the client was to be told."""
     return [] if event.request_id in state.requests else [DeliverRecorded(event.request_id)]
 
 

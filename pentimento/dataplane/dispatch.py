@@ -35,7 +35,7 @@ def _dispatch_urgent(state: State, now: float, lane: Lane) -> Effect | None:
 
 
 def _dispatch_next(state: State, now: float, key: LaneKey, lane: Lane) -> list[Effect]:
-    """The request whose turn it is starts on the worker where it costs least, or is dropped."""
+    """Start the request whose turn it is on the worker where it costs least, or drop it."""
     queue = lane.fresh or lane.spare
     request = state.requests[queue.first()]
     worker = state.workers[lane.ready.first()]
@@ -61,7 +61,7 @@ def _would_miss_deadline(state: State, now: float, lane: Lane, request: Request,
 
 
 def _adopt(state: State, request: Request, key: LaneKey) -> None:
-    """A lane with nothing of its own takes the request, for good."""
+    """Give the request, for good, to a lane with nothing of its own."""
     index, option = next(
         (index, option)
         for index, option in enumerate(request.spare, start=1)
@@ -73,7 +73,7 @@ def _adopt(state: State, request: Request, key: LaneKey) -> None:
 
 
 def _reserve_peer(state: State, lane: Lane, request: Request, worker: Worker) -> None:
-    """A second worker for the other half of the guidance, as long as it idles and nobody waits for it."""
+    """Reserve a second worker for the other half of the guidance, as long as it idles and nobody waits for it."""
     if not worker.pairable or not lane.ready or lane.fresh or lane.spare:
         return
     peer = state.workers[lane.ready.first()]

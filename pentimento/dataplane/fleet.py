@@ -71,7 +71,7 @@ def on_profiles_received(state: State, now: float, event: ProfilesReceived) -> l
 
 
 def _set_thresholds(state: State, plan: Plan) -> None:
-    """A plan that routes requests decides their thresholds, too: 0 keeps every light picture, whatever the operator's
+    """Take the thresholds of a plan that routes requests: 0 keeps every light picture, whatever the operator's
     own threshold is."""
     thresholds = {pool.pool: pool.confidence_threshold for pool in plan.pools}
     for name in thresholds.keys() | state.pools.keys():
@@ -114,7 +114,7 @@ def pools_of(plan: Plan | None, worker_id: str, model: str) -> tuple[str, ...]:
 
 
 def _given_up(state: State, worker: Worker, event: WorkerReported) -> frozenset[AttemptKey]:
-    """What it runs for nobody: taken away while it was silent, or an earlier frontdoor's and run elsewhere by now.
+    """Stop what it runs for nobody: taken away while it was silent, or an earlier frontdoor's and run elsewhere by now.
     While it is connected, an attempt of ours that is not in flight has ended since it spoke."""
     return frozenset(
         key

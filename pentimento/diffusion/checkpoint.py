@@ -119,7 +119,7 @@ def check_text_size(path: Path) -> None:
 
 
 def _allowed_components(path: Path, index: dict[str, Any], rules: ComponentRules) -> dict[str, ComponentClass]:
-    """The components to load; every one that is named must be allowed, loaded or not."""
+    """Return the components to load; every one that is named must be allowed, loaded or not."""
     named = {name: value for name, value in index.items() if not _is_absent(name, value, rules)}
     for name, value in named.items():
         _check_component(path, name, value, {**rules.required, **rules.optional, **rules.unused})
@@ -178,8 +178,8 @@ def _files(directory: Path, components: dict[str, ComponentClass]) -> tuple[tupl
 
 
 def _single_file(directory: Path, components: Iterable[str]) -> Path | None:
-    """The one safetensors file beside model_index.json. The library that reads it would open any weights that it finds
-    in the components' directories, pickles too: there must be none."""
+    """Return the one safetensors file beside model_index.json. The library that reads it would open any weights that it
+    finds in the components' directories, pickles too: there must be none."""
     check_inside(directory, _weight_paths(directory))
     files = weight_files(directory)
     if not files:
@@ -204,7 +204,8 @@ def check_inside(directory: Path, files: Iterable[Path]) -> None:
 
 
 def _hub_blobs(root: Path) -> Path | None:
-    """The hub's cache keeps `models--NAME/snapshots/REVISION` as links into `models--NAME/blobs`, and into no other."""
+    """Return where a snapshot of the hub's cache has its files: `models--NAME/snapshots/REVISION` has links into
+    `models--NAME/blobs`, and into no other. None for any other directory."""
     repository = root.parent.parent
     is_snapshot = root.parent.name == "snapshots" and repository.name.startswith("models--")
     return repository / "blobs" if is_snapshot else None

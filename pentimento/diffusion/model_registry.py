@@ -21,8 +21,8 @@ def registry_entry(model: Path) -> Mapping[str, Any]:
 
 
 def check_digest(model: Path, digest: str, expected: str) -> None:
-    """Raises FailedPrecondition when the model is not the expected one: by its registry where `expected` is empty, any
-    where there is none."""
+    """Check that the model is the expected one: by its registry where `expected` is empty, any where there is none.
+    Raises FailedPrecondition."""
     expected = expected or str(registry_entry(model).get("digest", ""))
     if expected not in ("", digest):
         message = f"{model}: its digest is {digest}, expected {expected[:80]}"

@@ -64,8 +64,8 @@ def load_components(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
 
 
 def _keys_of(class_name: str) -> Collection[str]:
-    """What a network's class takes in its configuration: transformers takes anything, so a list of ours; diffusers'
-    constructors take what they name."""
+    """Return what a network's class takes in its configuration: transformers takes anything, so a list of ours;
+    diffusers' constructors take what they name."""
     if class_name.startswith("CLIPText"):
         return CLIP_TEXT_KEYS
     if class_name == "T5EncoderModel":
@@ -77,7 +77,7 @@ def _keys_of(class_name: str) -> Collection[str]:
 
 @contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """The libraries' errors, of whatever type, as BadCheckpoint in one line."""
+    """Raise the libraries' errors, of whatever type, as BadCheckpoint in one line."""
     try:
         yield
     except BadCheckpoint:
@@ -133,8 +133,8 @@ def _variant(folder: Path) -> str | None:
 
 
 def _load_single_file(checkpoint: Checkpoint, root: Path, path: Path, dtype: torch.dtype) -> Any:
-    """The pipeline of the checkpoint's own class: only it knows how the original layout maps to its components. The
-    configurations beside the file stand for those that diffusers would fetch from a hub."""
+    """Load the pipeline of the checkpoint's own class: only it knows how the original layout maps to its components.
+    The configurations beside the file stand for those that diffusers would fetch from a hub."""
     import diffusers
 
     weights = root / path.name

@@ -89,7 +89,7 @@ def hold_resident(context: AllocationContext) -> AllocationDecision:
 
 
 def _kept_model(worker: Replica, before: Mapping[str, str]) -> str:
-    """The model it was assigned, as long as it still holds it: a fleet that does not change keeps its plan."""
+    """Return the model it was assigned, as long as it still holds it: a fleet that does not change keeps its plan."""
     assigned = before.get(worker.instance_id, "")
     return assigned if assigned in worker.resident_models else worker.resident_models[0]
 

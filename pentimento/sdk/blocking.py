@@ -91,7 +91,7 @@ class Client:
         return AsyncClient(address, token=token, tls_ca_file=tls_ca_file, retries=retries)
 
     async def _finish(self) -> None:
-        """Closes the channel and waits for the tasks of its calls, which must not find the loop closed."""
+        """Close the channel and wait for the tasks of its calls, which must not find the loop closed."""
         await self._client.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
@@ -100,7 +100,7 @@ class Client:
         await self._loop.shutdown_asyncgens()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs `work` on the loop's thread. Wherever an interrupt comes, the work is cancelled and has ended."""
+        """Run `work` on the loop's thread. Wherever an interrupt comes, the work is cancelled and has ended."""
         begun: list[asyncio.Task[T]] = []
         # A lock of `threading`, and a future's, may be left in disorder by an interrupt; this queue is one call into C.
         ended: SimpleQueue[None] = SimpleQueue()

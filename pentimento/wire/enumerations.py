@@ -25,7 +25,7 @@ class EnumTable(Generic[E]):
         self._values = {number: value for value, number in numbers.items()}
 
     def to_proto(self, value: E | None) -> Any:
-        """The number, 0 for None; Any because protobuf's stubs give each enumeration a type of its own."""
+        """Return the number, 0 for None; Any because protobuf's stubs give each enumeration a type of its own."""
         return self._numbers[value] if value else 0
 
     def from_proto(self, number: int) -> E:

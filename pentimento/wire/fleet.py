@@ -106,7 +106,7 @@ def plan_from_proto(message: pb.Plan) -> Plan:
 
 
 def plan_to_bytes(plan: Plan) -> bytes:
-    """The form in which the frontdoor keeps its last plan."""
+    """Return the form in which the frontdoor keeps its last plan."""
     return plan_to_proto(plan).SerializeToString(deterministic=True)
 
 

@@ -231,12 +231,12 @@ def route_from_proto(message: pb.Route) -> Route:
 
 
 def route_to_bytes(route: Route) -> bytes:
-    """The form in which the frontdoor journals a route."""
+    """Return the form in which the frontdoor journals a route."""
     return route_to_proto(route).SerializeToString(deterministic=True)
 
 
 def route_from_bytes(data: bytes) -> Route:
-    """Raises InvalidArgument for what is no route, or none that this version knows."""
+    """Return what `route_to_bytes` was given. Raises InvalidArgument for what is no known route."""
     try:
         return route_from_proto(pb.Route.FromString(data))
     except DecodeError as error:
@@ -366,7 +366,7 @@ def provenance_from_proto(message: pb.Provenance) -> Provenance:
 
 
 def provenance_to_bytes(provenance: Provenance) -> bytes:
-    """The form in which the frontdoor journals how a picture came to be."""
+    """Return the form in which the frontdoor journals how a picture came to be."""
     return provenance_to_proto(provenance).SerializeToString(deterministic=True)
 
 

@@ -77,7 +77,7 @@ def request_from_proto(message: pb.ImageRequest) -> ImageRequest:
 
 
 def request_to_bytes(request: ImageRequest) -> bytes:
-    """The form in which the frontdoor hashes a request: equal requests give equal bytes."""
+    """Return the form in which the frontdoor hashes a request: equal requests give equal bytes."""
     return request_to_proto(request).SerializeToString(deterministic=True)
 
 

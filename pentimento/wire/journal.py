@@ -45,7 +45,8 @@ def resolved_to_bytes(resolved: ResolvedRequest) -> bytes:
 
 
 def resolved_from_bytes(data: bytes, body_format: int) -> ResolvedRequest:
-    """Raises Internal `UNREADABLE_REQUEST` unless all of it is understood: no request lacks what it asked for."""
+    """Return what `resolved_to_bytes` was given. Raises Internal `UNREADABLE_REQUEST` unless all of it is understood:
+    no request lacks what it asked for."""
     try:
         message = _message(data, body_format)
         resolved = journalled_from_proto(message)
@@ -90,6 +91,6 @@ def _copy(target: generation_pb2.GenerationSpec | pb.JournalledRequest, name: st
 
 
 def unreadable() -> Internal:
-    """How a request ends that an earlier or later version accepted and this one cannot paint as it was asked."""
+    """Make the error that ends a request which another version accepted and this one cannot paint as it was asked."""
     message = "what was journalled of this request is not understood by this version; it was not painted"
     return Internal(Reason.UNREADABLE_REQUEST, message)

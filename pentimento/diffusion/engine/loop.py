@@ -159,8 +159,8 @@ class StepLoop:
         self._finish_if_done(job)
 
     def _forwards(self, jobs: list[EngineJob]) -> Iterator[_Forward]:
-        """The network's predictions for `jobs`. A batch that it cannot take is halved until what it fails on stands
-        alone: an error ends the request that causes it and no other, and little memory makes small batches."""
+        """Yield the network's predictions for `jobs`. A batch that it cannot take is halved until what it fails on
+        stands alone: an error ends the request that causes it and no other, and little memory makes small batches."""
         if not jobs:
             return
         try:
@@ -195,7 +195,7 @@ class StepLoop:
         return rows
 
     def _halves(self, jobs: list[EngineJob], error: Exception) -> list[list[EngineJob]]:
-        """Ends a request that failed alone."""
+        """Return the jobs in two halves, none of a request that failed alone: that one is ended."""
         if is_out_of_memory(error):
             self._limits.ran_out(jobs[0].key, len(jobs))
             self._observer.ran_out_of_memory(len(jobs))
@@ -207,7 +207,7 @@ class StepLoop:
         return [jobs[:middle], jobs[middle:]]
 
     def _take_steps(self, forward: _Forward) -> float:
-        """Changes state: the requests are a step further. Seconds since the forward pass began."""
+        """Take the requests a step further and return the seconds since the forward pass began."""
         jobs, prediction = forward.jobs, forward.prediction
         parts = prediction.split(jobs[0].begun.row_count)
         for job, rows, finite in zip(jobs, parts, forward.finite, strict=False):  # padding comes last
@@ -238,7 +238,7 @@ class StepLoop:
         job.ticket.listener.finished(finished)
 
     def _guard(self, job: EngineJob, act: Callable[[EngineJob], T]) -> T | None:
-        """What goes wrong with one request ends that request, never the loop."""
+        """Act on the request and return what comes of it. What goes wrong ends the request, never the loop."""
         try:
             return act(job)
         except Exception as error:
@@ -246,7 +246,8 @@ class StepLoop:
             return None
 
     def _fail(self, number: int, error: PentimentoError) -> None:
-        """A listener that raises (its event loop may be gone) does not take the engine's thread along."""
+        """End the request. A listener that raises (its event loop may be gone) does not take the engine's thread
+        along."""
         job = self._jobs.get(number)
         if job is None:
             return

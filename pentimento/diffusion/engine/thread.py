@@ -122,7 +122,7 @@ class StepEngine:
             self._calls.popleft()()
 
     def _tick(self) -> bool:
-        """What the loop does not expect ends the requests that are here, never the thread."""
+        """Tick once. What the loop does not expect ends the requests that are here, never the thread."""
         try:
             return self._loop.tick()
         except Exception as error:

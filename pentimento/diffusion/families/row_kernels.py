@@ -136,7 +136,7 @@ def _convolution(layer: nn.Conv2d, inputs: Tensor) -> Any:
 
 
 def _possible(layer: Layer, inputs: Tensor, rows_each: int) -> Iterator[_Grouping]:
-    """The groupings that should keep the bits of pictures alone, fastest first."""
+    """Yield the groupings that should keep the bits of pictures alone, fastest first."""
     rows = _rows_at_once(layer, inputs, rows_each)
     if rows < inputs.shape[0] and type(layer) is nn.Linear and _takes_one_call(layer, inputs[:rows]):
         yield _Grouping(rows, in_one_call=True)

@@ -117,7 +117,7 @@ def _autoencoder(vae: Any, device: torch.device, dtype: torch.dtype) -> Autoenco
 
 
 def _check_widths(checkpoint: Checkpoint, parts: Mapping[str, Any]) -> None:
-    """Raises BadCheckpoint when the UNet was made for another number of sizes (a refiner) or another pooled text."""
+    """Refuse a UNet for another number of sizes (a refiner) or another pooled text, with BadCheckpoint."""
     unet, pooled = parts["unet"], parts["text_encoder_2"].config.projection_dim
     given = unet.config.addition_time_embed_dim * _SIZE_COUNT + pooled
     taken = unet.add_embedding.linear_1.in_features

@@ -34,7 +34,7 @@ class UNetDenoiser:
     else by diffusers' own."""
 
     def __init__(self, unet: Any, dtype: torch.dtype) -> None:
-        """Changes the network: its attention modules skip their signature checks."""
+        """Change the network: its attention modules skip their signature checks."""
         skip_signature_checks(unet)
         self._unet = unet
         self._dtype = dtype

@@ -100,7 +100,7 @@ class UNetPasses:
         return list(zip(parts[::2], parts[1::2], strict=True))
 
     def _terms(self, terms: Tensor) -> tuple[Tensor, ...]:
-        """What is added by residual block, in the order of the pass."""
+        """Return what is added by residual block, in the order of the pass."""
         return torch.split(terms[:, :, None, None], self._term_widths, dim=1)
 
 
@@ -161,7 +161,7 @@ def _transformer_layers(block: Any) -> list[Any]:
 
 
 def _stages(block: Any) -> Iterator[tuple[Any, Any]]:
-    """The block's residual blocks, each with the transformer behind it, None where the block has none."""
+    """Return the block's residual blocks, each with the transformer behind it, None where the block has none."""
     attentions: Sequence[Any] = getattr(block, "attentions", None) or [None] * len(block.resnets)
     return zip(block.resnets, attentions, strict=True)
 
@@ -178,7 +178,7 @@ def _controlled(encoded: UNetEncoding, residuals: ControlResiduals | None) -> tu
 
 
 def _upsampled_size(hidden: Tensor, skips: Sequence[Tensor]) -> torch.Size | None:
-    """The size of the next skip connection where doubling does not reach it: an odd side was rounded up."""
+    """Return the size of the next skip connection where doubling misses it: an odd side was rounded up."""
     if not skips or [2 * side for side in hidden.shape[2:]] == list(skips[-1].shape[2:]):
         return None
     return skips[-1].shape[2:]

@@ -98,7 +98,7 @@ def _for_batches(problem: CascadeProblem, light: BatchCost, heavy: BatchCost) ->
 
 
 def _largest(curve: DeferralCurve, thresholds: Sequence[float], demand: float, heavy_capacity: float) -> float | None:
-    """The largest t with D * f(t) <= x2 * T2(b2); None where even the lowest defers too many."""
+    """Return the largest t with D * f(t) <= x2 * T2(b2); None where even the lowest defers too many."""
     low, high = 0, len(thresholds)
     while low < high:
         middle = (low + high) // 2

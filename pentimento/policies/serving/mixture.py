@@ -122,7 +122,7 @@ class MixtureAllocator:
         return self._decision(context, count, self.settings.small_models[index], memory.values())
 
     def _demand(self, context: AllocationContext) -> tuple[float, list[tuple[int, float]]]:
-        """Requests a second over all pools, and the shares of their starts."""
+        """Return the requests a second over all pools, and the shares of their starts."""
         demands = [demand_of(context, model) for model in (self.settings.heavy, *self.settings.small_models)]
         starts = [start for demand in demands for start in demand.starts]
         total = sum(start.request_count for start in starts)

@@ -48,7 +48,7 @@ def _cut(counts: Mapping[str, int], available: int) -> dict[str, int]:
 
 
 def _with_drains(context: AllocationContext, counts: dict[str, int]) -> dict[str, int]:
-    """A worker for each model that is left with a queue only: one of many, or one that has nothing to do."""
+    """Add a worker for each model that is left with a queue only: one of many, or one that has nothing to do."""
     known = {_held(worker) for worker in context.workers()} | counts.keys()
     idle = {name for name in counts if _is_idle(demand_of(context, name))}
     for demand in context.demand:

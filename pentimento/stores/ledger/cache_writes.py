@@ -105,7 +105,7 @@ def holdings(connection: Connection) -> dict[str, CacheHolding]:
 
 
 def _chosen(connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay) -> list[str]:
-    """A batch of entries at most; `held` is what is left without them."""
+    """Choose a batch of entries at most; `held` is what is left without them."""
     oldest: dict[str, Iterator[Any]] = {}
     chosen: list[str] = []
     while len(chosen) < _EVICTION_BATCH_COUNT and (tenant := who(held)) is not None:

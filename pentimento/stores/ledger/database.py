@@ -137,7 +137,7 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 def _words(error: DBAPIError) -> str:
-    """The kind of error and its code, never the driver's text, which may quote the values."""
+    """Return the kind of error and its code, never the driver's text, which may quote the values."""
     original = error.orig
     code = getattr(original, "sqlite_errorname", None) or getattr(original, "sqlstate", None)
     return f"{type(original).__name__}{f' ({code})' if code else ''}"

@@ -109,7 +109,7 @@ class GroupCommitWriter:
 
 
 def _run_on_savepoint(connection: Connection, work: Callable[[Connection], Any]) -> tuple[Any, Exception | None]:
-    """What a job returned, or what it raised. A database that is full or away ends the whole group instead."""
+    """Return what a job returned, or what it raised. A database that is full or away ends the whole group instead."""
     try:
         with typed_errors(), connection.begin_nested():
             return work(connection), None

@@ -149,7 +149,7 @@ class FilesystemObjectStore:
             _flush_directory(self._objects)
 
     def _stage(self) -> tuple[Path, int]:
-        """A new file in staging, locked by this process. A sweep may take it before it is locked: then another one."""
+        """Make a file in staging, locked by this process. A sweep may take it before it is locked: then another one."""
         while True:
             path = self._staging / secrets.token_hex(16)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -195,7 +195,7 @@ def _is_abandoned(path: Path, remove: bool = False) -> bool:
 
 @contextmanager
 def _typed_errors() -> Iterator[None]:
-    """The system's errors as ours."""
+    """Raise the system's errors as ours."""
     try:
         yield
     except OSError as error:

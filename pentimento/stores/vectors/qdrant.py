@@ -131,7 +131,7 @@ def _point(point: VectorPoint) -> models.PointStruct:
 
 @contextmanager
 def _typed_errors() -> Iterator[None]:
-    """The client's errors as ours: gRPC's, HTTP's and its own have no base in common."""
+    """Raise the client's errors as ours: gRPC's, HTTP's and its own have no base in common."""
     try:
         yield
     except Exception as error:
