@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from pentimento.dataplane import DataplaneSettings, effects, events
@@ -282,3 +284,17 @@ def test_what_the_journal_says_of_an_older_attempt_leaves_the_newer_alone(driver
     assert late == [effects.ReleaseGrant("r1", older.fencing_token)]
     execute = only(effects.Execute, driver.send(events.AttemptPersisted("r1", newer.fencing_token, True)))
     assert execute.worker_id == "w2"
+
+
+@pytest.mark.parametrize("word", [events.ResultCommitted("r1", 0, True), events.CommitFailed("r1", 0, "FULL", "m")])
+def test_a_commit_that_nobody_asked_for_changes_nothing(driver: Driver, word: events.Event) -> None:
+    """Neither while the attempt runs nor under another token than the committed one."""
+    driver.worker()
+    token = driver.run().fencing_token
+    running = driver.send(replace(word, fencing_token=token))
+    driver.send(events.AttemptFinished("r1", token))
+
+    committing = driver.send(replace(word, fencing_token=token - 1))
+
+    assert (running, committing) == ([], [])
+    assert effects.Deliver in kinds(driver.send(events.ResultCommitted("r1", token, True)))

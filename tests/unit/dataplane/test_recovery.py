@@ -98,3 +98,25 @@ def test_a_worker_that_was_there_before_is_attached_to_at_once(driver: Driver) -
     driver.worker("w1")
 
     assert kinds(recover_running(driver)) == [effects.Attach]
+
+
+def test_an_orphan_whose_time_is_over_leaves_the_others_of_its_worker_waiting(driver: Driver) -> None:
+    orphan = {"routed": True, "model_digest": "d", "attempt_number": 1, "worker_id": "w1"}
+    recover(driver, request_id="first", fencing_token=7, **orphan)
+    driver.now += 2.0
+    recover(driver, request_id="second", fencing_token=8, **orphan)
+    driver.now += 1.0
+    driver.send(events.TimePassed())
+
+    attached = only(effects.Attach, driver.worker("w1", credit_count=1))
+
+    assert attached.request_id == "second"
+
+
+def test_nobody_is_waited_for_once_the_last_orphan_runs_again(driver: Driver) -> None:
+    recover_running(driver)
+    driver.now += 3.0
+
+    driver.send(events.TimePassed())
+
+    assert not driver.dataplane.state.orphans

@@ -189,3 +189,39 @@ def test_a_yield_that_is_told_twice_takes_nobody_else_s_end(driver: Driver) -> N
 
     assert len(ends) == 2
     assert driver.dataplane.state.pools["m"].ends == ends[1:]
+
+
+def test_a_worker_of_which_nothing_is_known_is_as_fast_as_profiled(driver: Driver) -> None:
+    driver.profile()
+    driver.worker("known")
+    driver.dataplane.state.workers["known"].slowdown = 1.5
+    driver.worker("known", credit_count=2)
+    driver.worker("new")
+
+    assert only(effects.PersistAttempt, driver.queue("r1")).worker_id == "new"
+
+
+def test_a_profile_that_comes_later_is_that_of_the_workers_that_are_there(driver: Driver) -> None:
+    """What a worker was measured against before says nothing of the new one."""
+    driver.worker("w1", credit_count=4)
+    worker, pool = driver.dataplane.state.workers["w1"], driver.dataplane.state.pools["m"]
+    worker.slowdown = 3.0
+
+    driver.profile("m", (1, 1.0), (4, 2.0))
+
+    assert (worker.slowdown, pool.throughput) == (None, 4 / 2.0)
+
+
+@pytest.mark.parametrize(("seconds", "slowdown"), [(0.0, 0.8), (0.5, 0.9), (1.5, 1.1)])
+def test_a_fifth_of_the_newest_picture_is_learnt_however_quick_it_was(
+    driver: Driver, seconds: float, slowdown: float
+) -> None:
+    """Profiled as 1 s."""
+    driver.profile()
+    driver.worker()
+    run = driver.run()
+    driver.now += seconds
+
+    driver.send(events.AttemptFinished("r1", run.fencing_token))
+
+    assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(slowdown)

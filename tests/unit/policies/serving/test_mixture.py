@@ -143,3 +143,16 @@ def test_two_steps_at_once_have_no_slope() -> None:
 
 def test_a_small_error_winds_nothing_up_either() -> None:
     assert step(PidGains(), PidMemory(16.0, 0.0, 0.5), 16.5, 60.0, 1.0, 16.0) == PidMemory(16.0, 0.0, 0.5)
+
+
+def test_devices_that_just_carry_the_misses_leave_the_others_to_the_small_model() -> None:
+    """Half a request a second misses, which five large devices of a tenth each carry; a second with half of its steps
+    saved is carried by one small device, and by no large one."""
+    allocator = MixtureAllocator(SETTINGS, headroom=1.0)
+    demand = ModelDemand("sd35", 1.5, starts=hits((0, 1), (25, 2)))
+    tables = profiles(sd35={1: 10.0}, sdxl={1: 1.0}, sana={1: 0.5})
+    fleet = tuple(worker(index, "sd35", tuple(SECONDS)) for index in range(6))
+
+    decision = decide(allocator, AllocationContext(0.0, fleet, (demand,), tables))
+
+    assert counts(decision) == {"sd35": 5, "sdxl": 1}
