@@ -1,12 +1,12 @@
 """What is counted for operators and the planner, and what a dataplane begins with."""
 
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 
 import pytest
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
 from pentimento.dataplane.events import FailureKind
-from pentimento.dataplane.state import Counters, Pool
+from pentimento.dataplane.state import Backlog, Counters, Phase, Pool, Request, State, Worker
 from tests.unit.dataplane.driver import Driver
 
 
@@ -132,3 +132,29 @@ def test_a_worker_s_word_before_the_journal_s_is_not_believed(driver: Driver, wo
 )
 def test_what_an_event_or_effect_does_not_say_is_nothing(short: object, whole: object) -> None:
     assert short == whole
+
+
+@pytest.mark.parametrize(
+    ("new", "set_"),
+    [
+        (Request("r", "t", "m", 2.0, 9.0), {"phase": Phase.ACCEPTING, "started_load": 1}),
+        (Worker("w", "m", "d", 1, 4), {"connected": True, "confirmed": True}),
+        (Backlog(), {}),
+        (State(7), {"settings": DataplaneSettings(), "counters": Counters()}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_new_has_nothing_but_what_it_was_given(new: object, set_: dict[str, object]) -> None:
+    has_default = [f.name for f in fields(new) if not (f.default is MISSING and f.default_factory is MISSING)]  # type: ignore[arg-type]
+
+    assert {name: getattr(new, name) for name in has_default if getattr(new, name)} == set_
+
+
+def test_what_is_due_at_once_happens_in_the_order_in_which_it_came(driver: Driver) -> None:
+    for request_id in ("z", "a", "m"):
+        driver.queue(request_id, deadline=150.0)
+    driver.now = 150.0
+
+    ended = [e.request_id for e in driver.send(events.TimePassed()) if isinstance(e, effects.PersistEnd)]
+
+    assert ended == ["z", "a", "m"]
