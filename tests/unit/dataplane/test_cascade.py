@@ -263,3 +263,13 @@ def test_the_score_of_an_earlier_stage_says_nothing_of_a_later_one() -> None:
 
     assert driver.send(events.Scored("r1", light, 0.9)) == []
     assert only(effects.CommitResult, driver.send(events.Scored("r1", heavy, 0.9))).picture_token == heavy
+
+
+def test_a_plan_sets_thresholds_of_pools_before_anybody_comes_and_takes_them_back(driver: Driver) -> None:
+    pools = driver.dataplane.state.pools
+    driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), pools=(PoolPlan("light", "light", (), 0.7),))))
+    planned = pools["light"].confidence_threshold
+
+    driver.send(events.PlanReceived(Plan(PlanVersion(1, 2))))
+
+    assert (planned, pools["light"].confidence_threshold) == (0.7, None)

@@ -175,3 +175,11 @@ def test_who_is_dropped_is_told_when_half_of_the_queue_will_be_gone(busy: Driver
     drop = only(effects.Drop, busy.send(events.AttemptFinished("running", token)))
 
     assert drop.retry_after_ms == 20_400
+
+
+def test_who_would_be_done_just_in_time_is_tried_when_it_is_its_turn(driver: Driver) -> None:
+    driver.profile("m", (1, 10.0))
+    driver.queue("just", deadline=driver.now + 10.0)
+    driver.queue("other", deadline=driver.now + 100.0)
+
+    assert only(effects.PersistAttempt, driver.worker()).request_id == "just"

@@ -152,3 +152,15 @@ def test_turns_are_of_the_mean_of_what_waits_when_a_round_begins() -> None:
         queue.push(f"s{number}", "small", 0.0, 1.0)
 
     assert [serve(queue)[0] for _ in range(6)] == ["s", "s", "L", "s", "s", "L"]
+
+
+def test_who_needs_fewer_rounds_for_its_request_is_served_first() -> None:
+    """Many rounds are given at once, and no more than the nearest needs."""
+    queue = FairQueue()
+    queue.push("near", "a", 0.0, 1.0)
+    queue.push("far", "b", 0.0, 2.0)
+    for number in range(30):
+        for tenant in "ab":
+            queue.push(f"{tenant}{number}", tenant, 1.0, 0.01)
+
+    assert serve(queue) == "near"

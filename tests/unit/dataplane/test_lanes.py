@@ -218,3 +218,11 @@ def test_what_a_forgotten_worker_still_runs_takes_its_credit(driver: Driver) -> 
     back = driver.worker("w1", running=frozenset({("r1", run.fencing_token)}))
 
     assert kinds(back) == [effects.StopAttempt]
+
+
+def test_a_hedge_is_due_after_as_many_times_what_was_predicted() -> None:
+    driver = hedging_driver()
+
+    driver.run("r1")
+
+    assert driver.dataplane.next_wakeup() == driver.now + 2.0 * 10.0

@@ -64,3 +64,11 @@ def test_a_swept_heap_is_one_again() -> None:
 
     assert len(ready._heap) == 2
     assert ready.first() == "b"
+
+
+def test_a_worker_of_the_same_cost_as_before_keeps_its_place() -> None:
+    ready = ReadyWorkers()
+    for worker_id in ("a", "b", "a"):
+        ready.set(worker_id, 1.0)
+
+    assert list(ready) == ["a", "b"]

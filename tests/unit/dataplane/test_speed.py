@@ -225,3 +225,34 @@ def test_a_fifth_of_the_newest_picture_is_learnt_however_quick_it_was(
     driver.send(events.AttemptFinished("r1", run.fencing_token))
 
     assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(slowdown)
+
+
+def test_a_pool_that_lost_all_its_workers_gets_nothing_through(driver: Driver) -> None:
+    """0.1 + 0.2 - 0.1 - 0.2 is not 0."""
+    driver.profile("m", (1, 10.0))
+    driver.worker("w1", credit_count=1)
+    driver.worker("w2", credit_count=2)
+
+    for name in ("w1", "w2"):
+        driver.send(events.WorkerLost(name, 1))
+
+    assert driver.dataplane.state.pools["m"].throughput == 0.0
+
+
+def test_what_was_learnt_stays_when_the_same_profile_is_told_again(driver: Driver) -> None:
+    driver.profile()
+    driver.dataplane.state.pools["m"].speed.learn(2.0)
+
+    driver.profile()
+
+    assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(1.2)
+
+
+def test_an_attempt_is_expected_to_end_as_in_a_full_batch(driver: Driver) -> None:
+    driver.profile("m", (1, 10.0), (2, 12.0), (4, 20.0))
+    driver.worker("w1", credit_count=1)
+    driver.run("r1")
+    driver.worker("w4", credit_count=4)
+    driver.run("r2")
+
+    assert driver.dataplane.state.pools["m"].ends == [driver.now + 10.0, driver.now + 20.0]
