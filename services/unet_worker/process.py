@@ -1,18 +1,18 @@
 """A worker's process, whatever its device: it serves, joins the fleet, follows its plan, and drains."""
 
-import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
-from pentimento.clients.registration import Registration, generation_at
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport, WorkerAssignment
-from pentimento.rpc import RpcServer, open_channel
+from pentimento.rpc import RpcServer
 from pentimento.rpc.grant_keys import open_grant_keys
+from pentimento.service.fleet_member import FleetMember
+from pentimento.service.process import ServiceProcess
 from services.unet_worker.attempts.validation import AttemptLimits
 from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.device.busy import BusyMeter
@@ -53,7 +53,7 @@ class WorkerModels(Protocol):
         ...
 
 
-class WorkerProcess:
+class WorkerProcess(ServiceProcess):
     """Construct it inside the event loop that it runs on. `credit_count` 0 is what the device can take."""
 
     def __init__(
@@ -62,77 +62,56 @@ class WorkerProcess:
         models: WorkerModels,
         credit_count: int,
     ) -> None:
-        self.server = RpcServer(settings.rpc, "unet_worker")
+        super().__init__(server=RpcServer(settings.rpc, "unet_worker"))
         grants = GrantGuard(
             open_grant_keys(settings.grant_key_file), SystemClock(), open_to_all=settings.rpc.token_file is None
         )
         limits = AttemptLimits(settings.max_prompt_chars)
         self.worker = UnetWorker(self.server.instance_id, credit_count, settings.orphan_s, limits, grants)
         self.server.add(add_UnetWorkerServiceServicer_to_server, UnetWorkerServicer(self.worker), FULL_NAME)
-        self._settings = settings
         self._models = models
+        self._member = FleetMember(self.server, ReplicaKind.UNET_WORKER, settings)
         self._identity = WorkerIdentity(
-            self.server.instance_id,
-            generation_at(SystemClock()),
-            BusyMeter(time.monotonic),
-            self.worker.capacity.changed,
+            self.server.instance_id, self._member.generation, BusyMeter(time.monotonic), self.worker.capacity.changed
         )
-        self._registration: Registration | None = None
-        self._following: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
-        try:
-            await self.server.run_until_stopped(self.warm, self.drain)
-        finally:
-            await self.close()
-
-    async def warm(self) -> None:
-        """Load, and join the fleet. Health is answered meanwhile."""
+    async def prepare(self) -> None:
+        """Load the first model; with a controller, follow its plan from then on."""
         costs = self._models.costs()
         backend = await self._models.serve(self._identity)
         self.worker.serve(backend)
-        if self._settings.controller_address:
-            self._join(backend, costs)
+        if self._member.controller is not None:
+            self._join(self._member.controller, backend, costs)
 
-    async def drain(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
+    async def finish(self) -> None:
         await self.worker.drain()
-        if self._registration is not None:
-            await self._registration.close()
 
     async def close(self) -> None:
         """Stops what is left; takes at most a step."""
         self._models.close()
-        if self._following is not None:
-            self._following.cancel()
         await self.worker.close()
 
-    def _join(self, backend: PlannedBackend, costs: tuple[ModelCost, ...]) -> None:
+    def _join(self, controller: ControllerClient, backend: PlannedBackend, costs: tuple[ModelCost, ...]) -> None:
         """The fleet, and its plan."""
-        controller = ControllerClient(open_channel(self._settings.controller_address, self._settings.channels))
         follower = PlanFollower(controller, self.server.instance_id, lambda wanted: self.assign(backend, wanted))
-        self._registration = Registration(
-            controller, lambda: self._replica(backend, costs), lambda: self._report(backend, follower)
+        self.registration = self._member.registration(
+            lambda replica: self._describe(replica, backend, costs),
+            lambda report: self._report(report, backend, follower),
         )
-        self._registration.start()
-        self._following = asyncio.get_running_loop().create_task(follower.run(), name="plan")
+        self.run_beside(follower.run(), "plan")
 
     def assign(self, backend: PlannedBackend, wanted: WorkerAssignment) -> None:
         """Have the device hold what the plan wants. A stranger is left alone: plans are intent."""
         before = backend.target_model
         if wanted.model in self._models.names:
             backend.assign(wanted.model, wanted.max_batch_size)
-        if backend.target_model != before and self._registration is not None:
+        if backend.target_model != before and self.registration is not None:
             # The next plan is to know who is changing already.
-            self._registration.report_soon()
+            self.registration.report_soon()
 
-    def _replica(self, backend: PlannedBackend, costs: tuple[ModelCost, ...]) -> Replica:
-        return Replica(
-            instance_id=self._identity.instance_id,
-            kind=ReplicaKind.UNET_WORKER,
-            address=self._settings.advertise_address or self.server.bound_addresses[0],
-            generation=self._identity.generation,
+    def _describe(self, replica: Replica, backend: PlannedBackend, costs: tuple[ModelCost, ...]) -> Replica:
+        return replace(
+            replica,
             device=backend.device,
             device_memory_bytes=backend.memory().total_bytes,
             available_models=self._models.names,
@@ -141,11 +120,10 @@ class WorkerProcess:
             costs=costs,
         )
 
-    def _report(self, backend: PlannedBackend, follower: PlanFollower) -> ReplicaReport:
+    def _report(self, report: ReplicaReport, backend: PlannedBackend, follower: PlanFollower) -> ReplicaReport:
         credits = self.worker.credits()
-        return ReplicaReport(
-            instance_id=self._identity.instance_id,
-            generation=self._identity.generation,
+        return replace(
+            report,
             resident_models=(backend.target_model,),
             queue_length=credits.queued_count,
             running_count=credits.running_count,
