@@ -63,7 +63,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(folder: Path, worker: Pace
     """Its window of flow control is closed by a picture larger than any window."""
     worker.picture_bytes = 24 << 20
     before = calls_ended("CANCELLED")
-    async with running_suite(folder, stream_idle_s=0.3) as suite:
+    async with running_suite(folder, stream_idle_s=1.0) as suite:
         stream = suite.client.generate(REQUEST)
         await suite.accepted(stream)
 
