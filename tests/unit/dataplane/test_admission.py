@@ -126,10 +126,10 @@ def test_a_request_that_was_never_journalled_is_forgotten_and_one_that_was_is_no
 def test_what_the_plan_does_not_admit_is_told_when_to_come_back(driver: Driver) -> None:
     driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), admission_rate=0.0)))
 
-    reject = only(effects.Reject, driver.arrive())
+    rejects = [only(effects.Reject, driver.arrive()) for _ in range(2)]
 
-    assert (reject.reason, reject.retry_after_ms) == ("OVER_CAPACITY", 2_500)
-    assert driver.dataplane.state.counters.rejected == driver.dataplane.state.pools["m"].dropped_count == 1
+    assert [(reject.reason, reject.retry_after_ms) for reject in rejects] == [("OVER_CAPACITY", 2_500)] * 2
+    assert driver.dataplane.state.counters.rejected == driver.dataplane.state.pools["m"].dropped_count == 2
 
 
 def test_of_a_queue_of_one_every_tenant_has_one_place_until_twice_the_limit_waits() -> None:

@@ -7,6 +7,8 @@ import pytest
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
 from pentimento.dataplane.events import FailureKind
 from pentimento.dataplane.state import Backlog, Counters, Phase, Pool, Request, State, Worker
+from pentimento.domain.fleet import Plan
+from pentimento.domain.generation import PlanVersion
 from tests.unit.dataplane.driver import Driver
 
 
@@ -158,3 +160,22 @@ def test_what_is_due_at_once_happens_in_the_order_in_which_it_came(driver: Drive
     ended = [e.request_id for e in driver.send(events.TimePassed()) if isinstance(e, effects.PersistEnd)]
 
     assert ended == ["z", "a", "m"]
+
+
+def test_pictures_and_late_ones_are_counted(driver: Driver) -> None:
+    for number, after_s in enumerate((1.0, 11.0, 12.0)):
+        driver.worker()
+        token = driver.run(f"r{number}", deadline=driver.now + 10.0).fencing_token
+        driver.send(events.AttemptFinished(f"r{number}", token))
+        driver.now += after_s
+        driver.send(events.ResultCommitted(f"r{number}", token, True))
+
+    pool = driver.dataplane.state.pools["m"]
+    assert (driver.dataplane.state.counters.completed, pool.completed_count, pool.late_count) == (3, 3, 2)
+
+
+def test_plans_that_make_no_sense_are_counted(driver: Driver) -> None:
+    for sequence in (1, 2):
+        driver.send(events.PlanReceived(Plan(PlanVersion(1, sequence), admission_rate=float("nan"))))
+
+    assert driver.dataplane.state.counters.refused_plans == 2

@@ -141,18 +141,21 @@ def test_an_end_says_why_in_the_journal_and_to_the_client(driver: Driver, event:
 
 
 def test_ends_are_counted_by_their_kind(driver: Driver) -> None:
-    driver.worker()
-    token = driver.run("failed").fencing_token
-    driver.send(events.AttemptFailed("failed", token, FailureKind.FATAL, "NAN", "not a number"))
-    driver.queue("cancelled")
-    driver.queue("expired", deadline=150.0)
-    driver.send(events.CancelRequested("cancelled"))
-    driver.now = 150.0
-    driver.send(events.TimePassed())
-    for request_id in ("failed", "cancelled", "expired"):
-        driver.send(events.EndPersisted(request_id, True))
+    """Two of each."""
+    for number in range(2):
+        driver.worker()
+        token = driver.run(f"failed-{number}").fencing_token
+        driver.send(events.AttemptFailed(f"failed-{number}", token, FailureKind.FATAL, "NAN", "not a number"))
+        driver.worker(credit_count=0)
+        driver.queue(f"cancelled-{number}")
+        driver.send(events.CancelRequested(f"cancelled-{number}"))
+        driver.queue(f"expired-{number}", deadline=driver.now + 10.0)
+        driver.now += 10.0
+        driver.send(events.TimePassed())
+        for kind in ("failed", "cancelled", "expired"):
+            driver.send(events.EndPersisted(f"{kind}-{number}", True))
 
-    counters = driver.dataplane.state.counters
-    assert (counters.accepted, counters.failed, counters.cancelled, counters.expired) == (3, 1, 1, 1)
+    counters, pool = driver.dataplane.state.counters, driver.dataplane.state.pools["m"]
+    assert (counters.accepted, counters.failed, counters.cancelled, counters.expired) == (6, 2, 2, 2)
     # Whom the client cancelled nobody dropped.
-    assert driver.dataplane.state.pools["m"].dropped_count == 2
+    assert (pool.arrived_count, pool.dropped_count) == (6, 4)
