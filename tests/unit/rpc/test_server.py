@@ -159,3 +159,14 @@ async def test_a_stop_waits_for_nobody_unless_told(monkeypatch: pytest.MonkeyPat
     await server.stop(7.0)
 
     assert waited == [(0.0, 0.5), (7.0, 0.5)]
+
+
+async def test_an_open_door_to_this_machine_alone_is_not_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = RpcServer(RpcServerSettings(listen=("127.0.0.1:0", f"unix:{tmp_path / 's'}")), "s")
+
+    await server.start()
+    await server.stop()
+
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
