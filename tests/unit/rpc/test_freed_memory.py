@@ -1,6 +1,7 @@
-"""When freed memory is looked for: after a change that matters, once it is over."""
+"""When freed memory is given back: once enough of it is kept, and the process rests."""
 
 import asyncio
+import ctypes
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,27 +9,37 @@ from types import SimpleNamespace
 import pytest
 
 from pentimento.rpc import freed_memory
-from pentimento.rpc.freed_memory import MEBIBYTE, MovementWatch, give_back_freed_memory, resident_bytes
+from pentimento.rpc.freed_memory import (
+    MEBIBYTE,
+    FreedWatch,
+    HeapFigures,
+    give_back_freed_memory,
+    resident_bytes,
+    spare_bytes,
+)
 
 
 @pytest.mark.parametrize(
-    ("mebibytes", "looks"),
+    ("mebibytes", "gives_back"),
     [
         ([40, 40, 40], [False, False, False]),
         ([47, 47, 47], [False, False, False]),
         ([48, 48, 48], [False, True, False]),
+        ([48, 48, 40, 48, 48], [False, True, False, False, True]),
         ([60, 80, 100, 100, 100], [False, False, False, True, False]),
-        ([139, 139, 102, 102, 46, 46, 46], [False, True, False, True, False, True, False]),
         ([60, 40, 60, 40], [False, False, False, False]),
+        ([36, 44, 44], [False, False, True]),
         ([60, 61, 62], [False, True, False]),
         ([60, 62, 64], [False, False, False]),
     ],
-    ids=["steady", "little", "grown", "growing", "shrinking", "swinging", "nearly still", "still moving"],
+    ids=["steady", "little", "freed", "twice", "growing", "swinging", "less than ever", "nearly still", "moving"],
 )
-def test_freed_memory_is_looked_for_when_the_process_moved_and_rests(mebibytes: list[int], looks: list[bool]) -> None:
-    watch = MovementWatch(40 * MEBIBYTE)
+def test_freed_memory_is_given_back_when_there_is_enough_and_the_process_rests(
+    mebibytes: list[int], gives_back: list[bool]
+) -> None:
+    watch = FreedWatch(40 * MEBIBYTE)
 
-    assert [watch.pays(held * MEBIBYTE) for held in mebibytes] == looks
+    assert [watch.pays(spare * MEBIBYTE) for spare in mebibytes] == gives_back
 
 
 def test_what_a_process_holds_is_what_the_kernel_says() -> None:
@@ -37,10 +48,54 @@ def test_what_a_process_holds_is_what_the_kernel_says() -> None:
     assert resident_bytes() == pytest.approx(int(line.split()[1]) * 1024, rel=0.05)
 
 
+def test_blocks_are_spare_once_they_are_freed_and_kept() -> None:
+    library = c_library()
+    before = spare_bytes(library)
+
+    blocks = [filled(library, 64 << 10) for _ in range(1024)]
+    in_use = spare_bytes(library)
+    last = filled(library, 64 << 10)
+    for block in blocks:
+        library.free(block)
+    freed = spare_bytes(library)
+    library.malloc_trim(0)
+    given_back = spare_bytes(library)
+    library.free(last)
+
+    assert in_use == pytest.approx(before, abs=4 * MEBIBYTE)
+    assert freed == pytest.approx(before + 64 * MEBIBYTE, abs=4 * MEBIBYTE)
+    assert given_back == pytest.approx(before, abs=4 * MEBIBYTE)
+
+
+def test_blocks_that_have_a_mapping_of_their_own_are_in_use_until_they_are_freed() -> None:
+    library = c_library()
+    before = spare_bytes(library)
+
+    block = filled(library, 256 * MEBIBYTE)
+    in_use = spare_bytes(library)
+    library.free(block)
+
+    assert in_use == pytest.approx(before, abs=4 * MEBIBYTE)
+
+
+def c_library() -> ctypes.CDLL:
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = HeapFigures
+    library.malloc.restype = ctypes.c_void_p
+    library.malloc_trim(0)
+    return library
+
+
+def filled(library: ctypes.CDLL, size: int) -> ctypes.c_void_p:
+    block = ctypes.c_void_p(library.malloc(size))
+    ctypes.memset(block, 1, size)
+    return block
+
+
 async def test_it_is_looked_for_every_second_and_given_back_by_a_thread_that_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    held = iter([40 * MEBIBYTE, 40 * MEBIBYTE, 60 * MEBIBYTE, 60 * MEBIBYTE])
+    spare = iter([40 * MEBIBYTE, 40 * MEBIBYTE, 60 * MEBIBYTE, 60 * MEBIBYTE])
     slept: list[float] = []
     given: list[tuple[int, str, bool]] = []
 
@@ -53,8 +108,9 @@ async def test_it_is_looked_for_every_second_and_given_back_by_a_thread_that_end
         if len(slept) == 4:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=trim))
-    monkeypatch.setattr(freed_memory, "resident_bytes", lambda: next(held))
+    library = SimpleNamespace(malloc_trim=trim, mallinfo2=SimpleNamespace())
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(freed_memory, "spare_bytes", lambda found: next(spare))
     monkeypatch.setattr(freed_memory.asyncio, "sleep", sleep)
 
     with pytest.raises(asyncio.CancelledError):
@@ -66,12 +122,19 @@ async def test_it_is_looked_for_every_second_and_given_back_by_a_thread_that_end
     assert (slept, given) == ([1.0] * 4, [(0, "malloc-trim", True)])
 
 
-@pytest.mark.parametrize(("library", "statm"), [(SimpleNamespace(), "/proc/self/statm"), (None, "/nowhere")])
+@pytest.mark.parametrize(
+    ("library", "statm"),
+    [
+        (SimpleNamespace(malloc_trim=None), "/proc/self/statm"),
+        (SimpleNamespace(mallinfo2=None), "/proc/self/statm"),
+        (SimpleNamespace(malloc_trim=None, mallinfo2=None), "/nowhere"),
+    ],
+    ids=["no figures", "no trim", "no kernel's figures"],
+)
 async def test_nothing_is_done_where_the_system_cannot(
     library: object, statm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = SimpleNamespace(malloc_trim=None) if library is None else library
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: found)
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(freed_memory, "STATM", Path(statm))
 
     async with asyncio.timeout(60):
