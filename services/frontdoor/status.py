@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.state import Pool, Worker
@@ -43,22 +43,19 @@ class StartCounts:
 
 
 class DemandReport:
-    """The heartbeat to the controller. Each call tells what happened since the one before."""
+    """What a frontdoor adds to its heartbeat. Each call tells what happened since the one before."""
 
-    def __init__(self, dataplane: Dataplane, starts: StartCounts, instance_id: str, generation: int) -> None:
+    def __init__(self, dataplane: Dataplane, starts: StartCounts) -> None:
         self._state = dataplane.state
         self._starts = starts
-        self._instance_id = instance_id
-        self._generation = generation
         self._reported: dict[str, Totals] = {}
 
-    def take(self) -> ReplicaReport:
-        """Changes state."""
+    def added_to(self, report: ReplicaReport) -> ReplicaReport:
+        """Return the report with queue, counts, demand and plan. Changes state."""
         state = self._state
         pools = tuple(state.pools.values())
-        return ReplicaReport(
-            instance_id=self._instance_id,
-            generation=self._generation,
+        return replace(
+            report,
             queue_length=sum(pool.waiting_count for pool in pools),
             running_count=sum(pool.running_count for pool in pools),
             completed_count=state.counters.completed,

@@ -1,6 +1,7 @@
 """Puts a frontdoor process together."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,15 @@ import grpc.aio
 
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
-from pentimento.clients.controller import ControllerClient
 from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.gateway import GatewayClient
-from pentimento.clients.registration import Registration, generation_at
+from pentimento.clients.registration import Registration
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.domain.clock import SystemClock
-from pentimento.domain.fleet import Replica, ReplicaKind
+from pentimento.domain.fleet import ReplicaKind
 from pentimento.rpc import RpcServer, open_channel
+from pentimento.service.fleet_member import FleetMember
 from pentimento.stores.ledger import Journal
 from pentimento.stores.objects import open_objects
 from services.frontdoor.answers import delivery
@@ -82,8 +83,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
     quotas = Quotas(quota_limits(settings), parts.jobs, parts.inputs, keeper, journal.objects)
     api = ImageApi(parts, request_limits(settings), settings.cascade, quotas, Callers(settings.calls_per_key))
     _add_services(server, parts, api, settings.stream_idle_s)
-    channel = _channel(settings, settings.controller_address)
-    controller = ControllerClient(channel) if channel is not None else None
+    member = FleetMember(server, ReplicaKind.FRONTDOOR, settings)
     return Frontdoor(
         settings=settings,
         server=server,
@@ -93,8 +93,8 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
         lease=JournalLease(journal, parts.identity, parts.clock, settings.lease_s),
         keeper=keeper,
         quotas=quotas,
-        plans=PlanWatch(controller, journal, server.instance_id, parts.clock),
-        registration=_registration(controller, settings, server, parts) if controller is not None else None,
+        plans=PlanWatch(member.controller, journal, server.instance_id, parts.clock),
+        registration=_registration(member, parts),
         recorder=_recorder(settings.record_effects, interpreter),
     )
 
@@ -144,18 +144,11 @@ def _add_services(server: RpcServer, parts: FrontdoorParts, api: ImageApi, strea
     server.add(add_FrontdoorServiceServicer_to_server, status, FRONTDOOR_SERVICE)
 
 
-def _registration(
-    controller: ControllerClient, settings: FrontdoorSettings, server: RpcServer, parts: FrontdoorParts
-) -> Registration:
-    generation = generation_at(parts.clock)
-
-    def replica() -> Replica:
-        address = settings.advertise_address or server.bound_addresses[0]
-        identity = (server.instance_id, ReplicaKind.FRONTDOOR, address, generation)
-        return Replica(*identity, build_version=build_version(), device="cpu")
-
-    report = DemandReport(parts.dataplane, parts.starts, server.instance_id, generation)
-    return Registration(controller, replica, report.take)
+def _registration(member: FleetMember, parts: FrontdoorParts) -> Registration | None:
+    demand = DemandReport(parts.dataplane, parts.starts)
+    return member.registration(
+        lambda replica: replace(replica, build_version=build_version(), device="cpu"), demand.added_to
+    )
 
 
 def _recorder(path: str, interpreter: Interpreter) -> EffectsRecorder | None:

@@ -21,7 +21,7 @@ from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.fleet import ModelCost
 from pentimento.stores.objects import ObjectStore, open_objects
 from services.unet_worker import metrics
-from services.unet_worker.attempts.execution import EnginePainter
+from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.attempts.starts import StartResolver
@@ -103,7 +103,7 @@ class CheckpointLoader:
         store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="objects")
         finisher = Finisher(model, settings.preview_side_px, settings.threads)
         energy = _energy_meter(model.device)
-        painter = EnginePainter(
+        model_runner = EngineModelRunner(
             self._identity.instance_id,
             held,
             engine,
@@ -113,7 +113,7 @@ class CheckpointLoader:
             energy.watts if energy is not None else lambda since, until: None,
         )
         # What the engine does while nobody is here may go on.
-        runner = AttemptRunner(painter, objects, store_threads, settings.upload_timeout_s, engine.wake)
+        runner = AttemptRunner(model_runner, objects, store_threads, settings.upload_timeout_s, engine.wake)
         engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
         parts = (engine, finisher, runner, store_threads)
         return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, energy)

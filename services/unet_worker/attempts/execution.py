@@ -100,9 +100,9 @@ class PaintingBridge:
             self.done.set_exception(outcome)
 
 
-class EnginePainter:
+class EngineModelRunner:
     """Paints with one loaded model; `watts` gives the device's mean power between two times, where it is known. See
-    `runner.Painter`."""
+    `runner.ModelRunner`."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ class PaintedPicture:
     final_latents: WireTensor | None = None
 
 
-class Painter(Protocol):
+class ModelRunner(Protocol):
     """Paints pictures with one model on one device."""
 
     async def paint(
@@ -56,18 +56,18 @@ class Painter(Protocol):
 
 
 class AttemptRunner:
-    """Runs attempts of a painter. What they store goes to `objects`, on `store_threads`; `ended` is called when an
+    """Runs attempts on a model runner. What they store goes to `objects`, on `store_threads`; `ended` is called when an
     attempt is over."""
 
     def __init__(
         self,
-        painter: Painter,
+        model_runner: ModelRunner,
         objects: ObjectStore,
         store_threads: Executor,
         upload_timeout_s: float,
         ended: Callable[[], None],
     ) -> None:
-        self._painter = painter
+        self._model_runner = model_runner
         self._objects = objects
         self._store_threads = store_threads
         self._upload_timeout_s = upload_timeout_s
@@ -95,7 +95,7 @@ class AttemptRunner:
     ) -> AttemptOutcome:
         grant = order.cache_grant
         uploads = Uploads(grant, self._objects, self._store_threads) if grant is not None else None
-        painted = await self._painter.paint(order, uploads, emit, accepted_at, deadline)
+        painted = await self._model_runner.paint(order, uploads, emit, accepted_at, deadline)
         captured, upload_notes = await self._store(uploads, painted.png)
         result = AttemptResult(
             attempt=order.attempt,

@@ -257,7 +257,7 @@ class EmulatedBackend:
         accepted_at: float,
         deadline: float | None,
     ) -> PaintedPicture:
-        """See `runner.Painter`. An event loop's time is the monotonic clock's."""
+        """See `runner.ModelRunner`. An event loop's time is the monotonic clock's."""
         held, model, pictures = self.held, self._model, self._pictures[self._model.name]
         start = await self._start(order.spec, order.route)
         bridge = JobBridge(self._worker_id, order, start.first_step, emit, uploads, self._progress_interval_s)

@@ -2,20 +2,22 @@
 
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import RequestArrived
-from pentimento.domain.fleet import StartShare
+from pentimento.domain.fleet import ReplicaReport, StartShare
 from services.frontdoor.status import DemandReport, StartCounts
+
+PLAIN = ReplicaReport("f1", 7)
 
 
 def test_arrivals_starts_and_deferrals_are_told_once() -> None:
     dataplane, starts = Dataplane(1), StartCounts()
-    report = DemandReport(dataplane, starts, "f1", 7)
+    report = DemandReport(dataplane, starts)
     dataplane.on_event(0.0, RequestArrived("r1", "t", "heavy", 1.0, 10.0))
     pool = dataplane.state.pool("heavy")
     pool.scored_count, pool.deferred_count = 4, 1
     for step in (0, 5, 5):
         starts.count("heavy", step)
 
-    (first,), (second,) = report.take().demand, report.take().demand
+    (first,), (second,) = report.added_to(PLAIN).demand, report.added_to(PLAIN).demand
 
     assert (first.arrived_count, first.queue_length) == (1, 1)
     assert (first.deferred_share, first.scored_count) == (0.25, 4)

@@ -20,7 +20,7 @@ from pentimento.domain.execution import ExecuteEvent, Started
 from pentimento.domain.generation import CacheGrant, LatentSlot, ObjectReference
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.testing.checkpoints import write_checkpoint
-from services.unet_worker.attempts.execution import EnginePainter
+from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.attempts.starts import StartResolver
@@ -56,7 +56,7 @@ class Parts:
         self.finisher = Finisher(served, 16)
         self.engine.start()
         starts = StartResolver(served, objects, self.threads, timeout_s=0.2)
-        painter = EnginePainter("worker", HELD, self.engine, self.finisher, starts, progress_interval_s=0.0)
+        painter = EngineModelRunner("worker", HELD, self.engine, self.finisher, starts, progress_interval_s=0.0)
         self.runner = AttemptRunner(painter, objects, self.threads, 0.2, self.engine.wake)
 
     def close(self) -> None:
