@@ -1,0 +1,133 @@
+"""Thresholds from measured reuse: what each rule asks for, and what no rule may do."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.policies.selector_profiling import (
+    ReuseSample,
+    ThresholdRule,
+    lowest_similarity,
+    profile_thresholds,
+    share_is_surely,
+)
+
+ALPHA = 0.9
+GOOD, BAD = 0.95, 0.5
+
+
+def sample(similarity: float, quality: float) -> ReuseSample:
+    return ReuseSample(similarity, quality, 1.0)
+
+
+def good(count: int, similarity: float = 0.9) -> list[ReuseSample]:
+    """`count` that keep alpha, ever a little more alike."""
+    return [sample(similarity + number / 100_000, GOOD) for number in range(count)]
+
+
+samples = st.lists(
+    st.builds(ReuseSample, st.floats(-1, 1), st.floats(0, 1.2), st.floats(0, 1)), min_size=1, max_size=120
+)
+
+
+def test_the_minimum_rule_stops_above_the_most_alike_failure() -> None:
+    measured = [sample(0.6, GOOD), sample(0.7, BAD), sample(0.8, GOOD), sample(0.9, GOOD)]
+    assert lowest_similarity(measured, ALPHA, ThresholdRule.MINIMUM) == 0.8
+
+
+def test_a_failure_beside_a_success_of_the_same_similarity_counts() -> None:
+    measured = [sample(0.8, GOOD), sample(0.8, BAD), sample(0.9, GOOD)]
+    assert lowest_similarity(measured, ALPHA, ThresholdRule.MINIMUM) == 0.9
+
+
+def test_just_alpha_is_kept() -> None:
+    assert lowest_similarity([sample(0.8, ALPHA)], ALPHA, ThresholdRule.MINIMUM) == 0.8
+
+
+def test_the_lower_bound_asks_for_59_without_a_failure() -> None:
+    # 0.95 ** 59 = 0.0485 and 0.95 ** 58 = 0.0510: below one in twenty from 59 on.
+    assert lowest_similarity(good(58), ALPHA, ThresholdRule.LOWER_BOUND) is None
+    assert lowest_similarity(good(59), ALPHA, ThresholdRule.LOWER_BOUND) == 0.9
+
+
+def test_the_lower_bound_bears_one_failure_in_93() -> None:
+    failure = [sample(0.85, BAD)]
+    assert lowest_similarity(good(91) + failure, ALPHA, ThresholdRule.LOWER_BOUND) != 0.85
+    assert lowest_similarity(good(92) + failure, ALPHA, ThresholdRule.LOWER_BOUND) == 0.85
+
+
+@pytest.mark.parametrize(
+    ("kept", "count", "surely"),
+    [(121, 123, False), (122, 124, True), (149, 152, False), (150, 153, True), (0, 0, False), (0, 1, False)],
+)
+def test_shares_by_the_binomial_distribution(kept: int, count: int, surely: bool) -> None:
+    # Wilks' sample sizes for 95 % at 95 %: 59, 93, 124, 153 where 0, 1, 2, 3 may fail.
+    assert share_is_surely(kept, count, 0.95) is surely
+
+
+def test_the_mean_rule_bears_failures_that_others_make_up_for() -> None:
+    measured = [*(sample(0.9, 1.0) for _ in range(90)), *(sample(0.8, 0.85) for _ in range(10))]
+    assert lowest_similarity(measured, ALPHA, ThresholdRule.MEAN) == 0.8
+    assert lowest_similarity(measured, ALPHA, ThresholdRule.MINIMUM) == 0.9
+
+
+def test_the_mean_rule_wants_the_bound_of_the_mean_and_thirty_samples() -> None:
+    barely = [sample(0.9, ALPHA + (0.02 if number % 2 else -0.0199)) for number in range(40)]
+    assert lowest_similarity(barely, ALPHA, ThresholdRule.MEAN) is None
+    assert lowest_similarity(good(29), ALPHA, ThresholdRule.MEAN) is None
+    assert lowest_similarity(good(30), ALPHA, ThresholdRule.MEAN) == 0.9
+
+
+@given(samples, st.sampled_from(ThresholdRule))
+def test_no_threshold_lies_where_nothing_was_measured(measured: list[ReuseSample], rule: ThresholdRule) -> None:
+    found = lowest_similarity(measured, ALPHA, rule)
+    assert found is None or found in {one.similarity for one in measured}
+
+
+@given(samples)
+def test_from_the_minimum_on_all_keep_alpha_and_just_below_one_does_not(measured: list[ReuseSample]) -> None:
+    found = lowest_similarity(measured, ALPHA, ThresholdRule.MINIMUM)
+    above = [one for one in measured if found is not None and one.similarity >= found]
+    below = [one.similarity for one in measured if found is None or one.similarity < found]
+    assert all(one.keeps(ALPHA) for one in above)
+    if below:
+        assert not all(one.keeps(ALPHA) for one in measured if one.similarity == max(below))
+
+
+@given(samples, st.sampled_from([ThresholdRule.MINIMUM, ThresholdRule.LOWER_BOUND]), st.floats(0.1, 0.9))
+def test_who_asks_for_more_quality_never_gets_a_lower_threshold(
+    measured: list[ReuseSample], rule: ThresholdRule, alpha: float
+) -> None:
+    lenient, strict = (lowest_similarity(measured, level, rule) for level in (alpha, alpha + 0.1))
+    if strict is not None:
+        assert lenient is not None
+        assert lenient <= strict
+
+
+@given(samples, st.sampled_from(ThresholdRule))
+def test_the_order_of_the_samples_does_not_matter(measured: list[ReuseSample], rule: ThresholdRule) -> None:
+    turned = list(reversed(measured))
+    assert lowest_similarity(turned, ALPHA, rule) == lowest_similarity(measured, ALPHA, rule)
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.floats(0.05, 0.99))
+def test_one_more_success_never_lowers_the_bound(kept: int, failures: int, required: float) -> None:
+    if share_is_surely(kept, kept + failures, required):
+        assert share_is_surely(kept + 1, kept + failures + 1, required)
+
+
+def test_every_step_is_profiled_in_order_with_its_count() -> None:
+    found = profile_thresholds({10: good(60), 5: good(70)}, ALPHA)
+    assert [(step.skipped_steps, step.sample_count) for step in found] == [(5, 70), (10, 60)]
+    assert all(step.by(rule) == 0.9 for step in found for rule in ThresholdRule)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.01, float("nan")])
+def test_alpha_has_limits(alpha: float) -> None:
+    with pytest.raises(ValueError, match="alpha"):
+        profile_thresholds({5: good(1)}, alpha)
+
+
+def test_a_step_without_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="step 5"):
+        profile_thresholds({5: []}, ALPHA)
