@@ -1,4 +1,5 @@
-"""Small CLIPModel directories with random weights and a vocabulary learnt on the spot, as transformers writes them."""
+"""Small directories of encoders with random weights: CLIPModel as transformers writes it, BERT sentence encoders as
+sentence-transformers lays them out."""
 
 import functools
 import json
@@ -7,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, CLIPTokenizer
 
 from zoo.drawing.tokenizer import build_tokenizer
 
@@ -55,3 +57,62 @@ def write_encoder(directory: Path, *, end_token: int | None = None, shards: bool
     words.save_pretrained(directory)
     (directory / "preprocessor_config.json").write_text(json.dumps(PREPROCESSING))
     return directory
+
+
+SENTENCE_WORDS = (
+    "a",
+    "red",
+    "blue",
+    "circle",
+    "square",
+    "on",
+    "above",
+    "the",
+    "and",
+    "##s",
+    "##ed",
+    "1",
+    "2",
+    ".",
+    ",",
+)
+SENTENCE_TOKENS = 20
+
+
+def write_sentence_encoder(directory: Path, *, pooling: str = "mean", old_pooling: bool = True, **config: Any) -> Path:
+    """Write a sentence-transformers directory; `config` goes to BertConfig, `pooling` is mean or cls: in the switches
+    that older versions of the library write, or by name."""
+    torch.manual_seed(1)
+    words = {word: index for index, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", *SENTENCE_WORDS))}
+    defaults = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    bert = BertConfig(**{"vocab_size": len(words), "max_position_embeddings": 40, **defaults, **config})
+    BertModel(bert, add_pooling_layer=False).eval().save_pretrained(directory)
+    _word_pieces(words).save(str(directory / "tokenizer.json"))
+    width = bert.hidden_size
+    tokens = {mode: mode == pooling for mode in ("cls", "mean")}
+    switches = {"pooling_mode_cls_token": tokens["cls"], "pooling_mode_mean_tokens": tokens["mean"]}
+    mode = switches if old_pooling else {"pooling_mode": pooling}
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(kinds.items())
+    ]
+    (directory / "1_Pooling").mkdir(exist_ok=True)
+    documents = {
+        "modules.json": modules,
+        "1_Pooling/config.json": {"word_embedding_dimension": width, **mode},
+        "sentence_bert_config.json": {"max_seq_length": SENTENCE_TOKENS, "do_lower_case": False},
+        "tokenizer_config.json": {"tokenizer_class": "BertTokenizer", "model_max_length": 40},
+    }
+    for name, document in documents.items():
+        (directory / name).write_text(json.dumps(document))
+    return directory
+
+
+def _word_pieces(words: dict[str, int]) -> Tokenizer:
+    made = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.BertProcessing(("[SEP]", words["[SEP]"]), ("[CLS]", words["[CLS]"]))
+    made.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    return made

@@ -95,18 +95,23 @@ def open_checkpoint(directory: Path, rules: dict[str, ComponentRules]) -> Checkp
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file. Raises BadCheckpoint when the file is absent, too large or no JSON object."""
+    document = read_json_text(path)
+    if not isinstance(document, dict):
+        raise BadCheckpoint(f"{path}: must hold a JSON object")
+    return document
+
+
+def read_json_text(path: Path) -> Any:
+    """Return whatever JSON value a file holds. Raises BadCheckpoint when it is absent, too large or not JSON."""
     try:
         check_text_size(path)
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadCheckpoint(f"{path}: cannot be read ({error.strerror})") from None
     except RecursionError:
         raise BadCheckpoint(f"{path}: nested too deeply") from None
     except ValueError:
         raise BadCheckpoint(f"{path}: not JSON") from None
-    if not isinstance(document, dict):
-        raise BadCheckpoint(f"{path}: must hold a JSON object")
-    return document
 
 
 def check_text_size(path: Path) -> None:

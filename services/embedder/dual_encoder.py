@@ -65,15 +65,15 @@ class Tower:
 
     def _block(self, hidden: Tensor, layer: Layer) -> Tensor:
         hidden = hidden + self._attention(self.norm(hidden, layer.norm1), layer)
-        inner = self.activation(_linear(self.norm(hidden, layer.norm2), layer.expand))
-        return hidden + _linear(inner, layer.contract)
+        inner = self.activation(linear(self.norm(hidden, layer.norm2), layer.expand))
+        return hidden + linear(inner, layer.contract)
 
     def _attention(self, hidden: Tensor, layer: Layer) -> Tensor:
         batch, length, width = hidden.shape
-        stacked = _linear(hidden, layer.attention_in).view(batch, length, 3, self.head_count, width // self.head_count)
+        stacked = linear(hidden, layer.attention_in).view(batch, length, 3, self.head_count, width // self.head_count)
         query, key, value = stacked.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        return _linear(mixed.transpose(1, 2).reshape(batch, length, width), layer.attention_out)
+        return linear(mixed.transpose(1, 2).reshape(batch, length, width), layer.attention_out)
 
 
 class DualEncoder:
@@ -97,7 +97,7 @@ class DualEncoder:
         hidden = self._text.run(tokens + positions)
         ends = ids.argmax(-1) if self._end_token == LEGACY_END_TOKEN else (ids == self._end_token).int().argmax(-1)
         pooled = hidden[torch.arange(len(hidden)), ends]
-        pooled = self._text.norm(pooled, _affine(self._tensors, "text_model.final_layer_norm"))
+        pooled = self._text.norm(pooled, affine_of(self._tensors, "text_model.final_layer_norm"))
         return functional.normalize(functional.linear(pooled, self._tensors["text_projection.weight"]), dim=-1)
 
     def embed_pixels(self, pixels: Tensor) -> Tensor:
@@ -107,9 +107,9 @@ class DualEncoder:
         first = self._tensors["vision_model.embeddings.class_embedding"].expand(len(pixels), 1, -1)
         hidden = torch.cat([first, patches], dim=1)
         hidden = hidden + self._tensors["vision_model.embeddings.position_embedding.weight"]
-        hidden = self._vision.norm(hidden, _affine(self._tensors, "vision_model.pre_layrnorm"))
+        hidden = self._vision.norm(hidden, affine_of(self._tensors, "vision_model.pre_layrnorm"))
         pooled = self._vision.run(hidden)[:, 0]
-        pooled = self._vision.norm(pooled, _affine(self._tensors, "vision_model.post_layernorm"))
+        pooled = self._vision.norm(pooled, affine_of(self._tensors, "vision_model.post_layernorm"))
         return functional.normalize(functional.linear(pooled, self._tensors["visual_projection.weight"]), dim=-1)
 
     def _padded(self, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -119,30 +119,37 @@ class DualEncoder:
 
 
 def _tower(tensors: Mapping[str, Tensor], model: str, config: TowerConfig, causal: bool) -> Tower:
-    if config.hidden_act not in ACTIVATIONS:
-        known = ", ".join(sorted(ACTIVATIONS))
-        raise BadCheckpoint(f"config.json: hidden_act {config.hidden_act!r} is not one of {known}")
+    activation = activation_of(config.hidden_act)
     prefixes = [f"{model}.encoder.layers.{index}" for index in range(config.num_hidden_layers)]
     layers = tuple(_layer(tensors, prefix) for prefix in prefixes)
-    activation = ACTIVATIONS[config.hidden_act]
     return Tower(layers, config.num_attention_heads, config.layer_norm_eps, activation, causal)
 
 
 def _layer(tensors: Mapping[str, Tensor], prefix: str) -> Layer:
-    inputs = [_affine(tensors, f"{prefix}.self_attn.{name}_proj") for name in ("q", "k", "v")]
+    inputs = [affine_of(tensors, f"{prefix}.self_attn.{name}_proj") for name in ("q", "k", "v")]
     return Layer(
-        norm1=_affine(tensors, f"{prefix}.layer_norm1"),
+        norm1=affine_of(tensors, f"{prefix}.layer_norm1"),
         attention_in=Affine(torch.cat([part.weight for part in inputs]), torch.cat([part.bias for part in inputs])),
-        attention_out=_affine(tensors, f"{prefix}.self_attn.out_proj"),
-        norm2=_affine(tensors, f"{prefix}.layer_norm2"),
-        expand=_affine(tensors, f"{prefix}.mlp.fc1"),
-        contract=_affine(tensors, f"{prefix}.mlp.fc2"),
+        attention_out=affine_of(tensors, f"{prefix}.self_attn.out_proj"),
+        norm2=affine_of(tensors, f"{prefix}.layer_norm2"),
+        expand=affine_of(tensors, f"{prefix}.mlp.fc1"),
+        contract=affine_of(tensors, f"{prefix}.mlp.fc2"),
     )
 
 
-def _affine(tensors: Mapping[str, Tensor], name: str) -> Affine:
+def activation_of(hidden_act: str) -> Callable[[Tensor], Tensor]:
+    """Return the function of transformers' name. Raises BadCheckpoint for one that is not built here."""
+    if hidden_act not in ACTIVATIONS:
+        known = ", ".join(sorted(ACTIVATIONS))
+        raise BadCheckpoint(f"config.json: hidden_act {hidden_act!r} is not one of {known}")
+    return ACTIVATIONS[hidden_act]
+
+
+def affine_of(tensors: Mapping[str, Tensor], name: str) -> Affine:
+    """Return the layer `name` of the checkpoint."""
     return Affine(tensors[f"{name}.weight"], tensors[f"{name}.bias"])
 
 
-def _linear(hidden: Tensor, affine: Affine) -> Tensor:
+def linear(hidden: Tensor, affine: Affine) -> Tensor:
+    """Return `hidden` (…, width) through a linear layer."""
     return functional.linear(hidden, affine.weight, affine.bias)

@@ -16,7 +16,7 @@ from services.embedder.batching import Compute, EmbeddingBatchLimits, ModelThrea
 from services.embedder.memo import EmbeddingMemo
 from services.embedder.metrics import MEMO_HITS, MEMO_MISSES
 from services.embedder.model import EmbeddingModel
-from services.embedder.preprocessing import to_pixels
+from services.embedder.preprocessing import ImagePreprocessing, to_pixels
 
 TEXT, IMAGE = "text", "image"
 # From indices of a call's texts or images to what the model thread takes.
@@ -58,7 +58,9 @@ class Embedder:
 
     def start(self, model: EmbeddingModel) -> None:
         """Changes state: from now on requests are served."""
-        lanes: dict[str, Compute] = {TEXT: model.embed_texts, IMAGE: model.embed_images}
+        lanes: dict[str, Compute] = {TEXT: model.embed_texts}
+        if model.images is not None:
+            lanes[IMAGE] = model.embed_images
         thread = ModelThread(lanes, self._batch_limits, torch.inference_mode)
         self._ready = _Ready(model, thread, EmbeddingMemo(self._memo_entries, model.digest))
 
@@ -74,13 +76,15 @@ class Embedder:
         return await _embed(ready, TEXT, keys, prepare)
 
     async def embed_images(self, images: Sequence[bytes], partition: str = "") -> tuple[Embedding, ...]:
-        """A unit vector an encoded image, in order; remembered for callers of `partition`."""
+        """A unit vector an encoded image, in order; remembered for callers of `partition`. Raises FailedPrecondition
+        NO_IMAGE_TOWER where the encoder has texts alone."""
         self._check_images(images)
         ready = self._require_ready()
+        steps = ready.model.image_side().preprocessing
         run = partial(asyncio.get_running_loop().run_in_executor, self._decoding)
 
         async def prepare(indices: Sequence[int]) -> Sequence[Any]:
-            return await run(lambda: [self._pixels(ready.model, images[index], index) for index in indices])
+            return await run(lambda: [_pixels(steps, images[index], index) for index in indices])
 
         keys = await run(lambda: [ready.memo.key(partition, IMAGE, image) for image in images])
         return await _embed(ready, IMAGE, keys, prepare)
@@ -102,9 +106,6 @@ class Embedder:
         self._decoding.shutdown(wait=False)
         if self._ready is not None:
             await asyncio.to_thread(self._ready.thread.close)
-
-    def _pixels(self, model: EmbeddingModel, image: bytes, index: int) -> Any:
-        return decode(image, f"images[{index}]", lambda picture: to_pixels(picture, model.preprocessing))
 
     def _check_texts(self, texts: Sequence[str]) -> None:
         _check_count("texts", len(texts), self._limits.max_texts)
@@ -147,6 +148,10 @@ async def _embed(ready: _Ready, kind: str, keys: Sequence[bytes], prepare: Prepa
             vectors[key] = vector
     dimensions, digest = ready.model.encoder.dimension_count, ready.model.digest
     return tuple(Embedding(vectors[key] or b"", dimensions, digest) for key in keys)
+
+
+def _pixels(steps: ImagePreprocessing, image: bytes, index: int) -> Any:
+    return decode(image, f"images[{index}]", lambda picture: to_pixels(picture, steps))
 
 
 def _check_count(field: str, count: int, limit: int) -> None:

@@ -1,35 +1,60 @@
-"""The encoder with its tokenizer and preprocessing: what the model thread runs."""
+"""An encoder with its tokenizer and, where it has an image tower, preprocessing: what the model thread runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pentimento.diffusion.checkpoint import BadCheckpoint
-from pentimento.domain.errors import Internal
+from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
+from pentimento.domain.errors import FailedPrecondition, Internal
 from services.embedder.checkpoint import EncoderConfig, open_encoder
 from services.embedder.dual_encoder import LEGACY_END_TOKEN, DualEncoder
 from services.embedder.preprocessing import ImagePreprocessing, read_preprocessing
+from services.embedder.sentence_checkpoint import open_sentence_encoder
+from services.embedder.sentence_encoder import SentenceEncoder, check_token_ids
 from services.embedder.tokenization import TextTokenizer, open_tokenizer
 
 # What a unit vector's length may be off by; a zero vector or NaN is far outside.
 LENGTH_TOLERANCE = 1e-3
+SAMPLE_TEXT = "a picture of 1 cat"
+
+
+class TextTower(Protocol):
+    """What every encoder has."""
+
+    @property
+    def dimension_count(self) -> int:
+        """Return the width of its vectors."""
+        ...
+
+    def embed_tokens(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Return unit vectors (batch, dimension_count) of token ids."""
+        ...
+
+
+@dataclass(frozen=True)
+class ImageSide:
+    """The tower that takes images into the same space, and how it wants their pixels."""
+
+    tower: DualEncoder
+    preprocessing: ImagePreprocessing
 
 
 @dataclass(frozen=True)
 class EmbeddingModel:
-    """Everything that a directory gives. The two methods run on the model thread, inside inference_mode."""
+    """Everything that a directory gives; `images` is None for a sentence encoder. The two `embed_…` methods run on the
+    model thread, inside inference_mode."""
 
     name: str
     digest: str
-    encoder: DualEncoder
+    encoder: TextTower
     tokenizer: TextTokenizer
-    preprocessing: ImagePreprocessing
+    images: ImageSide | None = None
 
     def embed_texts(self, texts: Sequence[str]) -> list[bytes]:
         """A unit vector a text, float32 little-endian."""
@@ -37,23 +62,47 @@ class EmbeddingModel:
 
     def embed_images(self, images: Sequence[NDArray[np.float32]]) -> list[bytes]:
         """A unit vector an image of preprocessed pixels (3, height, width)."""
-        return _as_bytes(self.encoder.embed_pixels(torch.from_numpy(np.stack(images))))
+        return _as_bytes(self.image_side().tower.embed_pixels(torch.from_numpy(np.stack(images))))
+
+    def image_side(self) -> ImageSide:
+        """Return what embeds images. Raises FailedPrecondition NO_IMAGE_TOWER where the encoder has texts alone."""
+        if self.images is None:
+            message = f"encoder {self.name} embeds texts alone; serve a CLIP directory to embed images"
+            raise FailedPrecondition("NO_IMAGE_TOWER", message)
+        return self.images
 
 
 def open_model(directory: Path) -> EmbeddingModel:
-    """Load, check and try out a CLIPModel directory. Raises BadCheckpoint with one line; takes seconds."""
+    """Return a loaded, checked and tried out CLIPModel or sentence-transformers (BERT) directory. Raises BadCheckpoint
+    with one line; takes seconds."""
+    kind = read_json_object(directory / "config.json").get("model_type")
+    return _open_sentence_model(directory) if kind == "bert" else _open_dual_model(directory)
+
+
+def _open_sentence_model(directory: Path) -> EmbeddingModel:
+    checkpoint = open_sentence_encoder(directory)
+    tokenizer = open_tokenizer(directory, checkpoint.config.max_tokens)
+    check_token_ids(checkpoint, tokenizer.encode(SAMPLE_TEXT))
+    model = EmbeddingModel(checkpoint.name, checkpoint.digest, SentenceEncoder(checkpoint), tokenizer)
+    _try_out(directory, model, 0)
+    return model
+
+
+def _open_dual_model(directory: Path) -> EmbeddingModel:
     checkpoint = open_encoder(directory)
     config = checkpoint.config
     preprocessing = read_preprocessing(directory / "preprocessor_config.json", config.image_size)
     tokenizer = open_tokenizer(directory, config.max_position_embeddings)
     _check_tokenizer(directory, tokenizer, config)
-    model = EmbeddingModel(checkpoint.name, checkpoint.digest, DualEncoder(checkpoint), tokenizer, preprocessing)
+    encoder = DualEncoder(checkpoint)
+    images = ImageSide(encoder, preprocessing)
+    model = EmbeddingModel(checkpoint.name, checkpoint.digest, encoder, tokenizer, images)
     _try_out(directory, model, config.image_size)
     return model
 
 
 def _check_tokenizer(directory: Path, tokenizer: TextTokenizer, config: EncoderConfig) -> None:
-    ids = tokenizer.encode("a picture of 1 cat")
+    ids = tokenizer.encode(SAMPLE_TEXT)
     ends_well = ids[-1] == (max(ids) if config.eos_token_id == LEGACY_END_TOKEN else config.eos_token_id)
     if not ends_well or max(ids) >= config.vocab_size:
         raise BadCheckpoint(f"{directory}: its tokenizer does not fit its config.json")
@@ -64,7 +113,8 @@ def _try_out(directory: Path, model: EmbeddingModel, image_size: int) -> None:
     try:
         with torch.inference_mode():
             model.embed_texts(["a picture"])
-            model.embed_images([np.zeros((3, image_size, image_size), np.float32)])
+            if model.images is not None:
+                model.embed_images([np.zeros((3, image_size, image_size), np.float32)])
     except (Internal, RuntimeError, IndexError) as error:
         raise BadCheckpoint(f"{directory}: its weights give no usable embedding ({error})") from None
 

@@ -12,7 +12,9 @@ class EmbedderSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
     encoder: Path = setting(
-        help="CLIPModel directory: config, safetensors, tokenizer, preprocessor_config", must_exist=True
+        help="CLIPModel directory (config, safetensors, tokenizer, preprocessor_config), or one that "
+        "sentence-transformers wrote of a BERT encoder, which embeds texts alone",
+        must_exist=True,
     )
     expected_encoder_digest: str = setting(
         "", help="sha256:… that the encoder must have; empty: by registry.json beside it, else any"

@@ -117,7 +117,7 @@ def test_texts_alone_and_in_one_batch(variant):
 def test_images_alone_and_in_one_batch(variant):
     images = pictures()
     expected = [their_image(variant, image) for image in images]
-    pixels = [as_pixels(image, ours(variant).preprocessing) for image in images]
+    pixels = [as_pixels(image, ours(variant).image_side().preprocessing) for image in images]
 
     alone = [embedded(variant, "image", [one])[0] for one in pixels]
     batched = embedded(variant, "image", pixels)

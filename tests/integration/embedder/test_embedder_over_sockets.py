@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pentimento.clients.embedder import EmbedderClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
-from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from services.embedder.model import open_model
 from services.embedder.settings import EmbedderSettings
 from services.embedder.wiring import wire
+from tests.encoders import write_sentence_encoder
 
 ROOT = Path(__file__).parents[3]
 
@@ -88,6 +90,29 @@ async def test_bad_images_name_their_field_and_the_next_good_call_succeeds(clien
 
     assert refusal.value.violations[0].field == "images[1]"
     assert await client.embed_image([picture()])
+
+
+async def test_a_sentence_encoder_answers_texts_and_refuses_images_by_reason(tmp_path, address):
+    encoder = write_sentence_encoder(tmp_path / "sentences")
+    process = wire(EmbedderSettings(RpcServerSettings(listen=(address,)), RpcChannelSettings(), encoder))
+    await process.server.start()
+    await process.warm()
+    process.server.set_serving()
+    try:
+        async with open_channel(address, RpcChannelSettings()) as channel:
+            client = EmbedderClient(channel)
+            with pytest.raises(FailedPrecondition) as refusal:
+                await client.embed_image([picture()])
+            (embedding,) = await client.embed_text(["a red circle"])
+            info = await client.info()
+    finally:
+        await process.drain()
+        await process.server.stop()
+
+    assert refusal.value.reason == "NO_IMAGE_TOWER"
+    assert abs(np.linalg.norm(np.frombuffer(embedding.values, "<f4")) - 1) < 1e-6
+    assert (info.encoder_name, info.dimension_count) == ("sentences", 32)
+    assert info.encoder_digest == embedding.encoder_digest == open_model(encoder).digest
 
 
 async def test_a_message_beyond_the_limit_is_refused_and_the_next_good_call_succeeds(client):

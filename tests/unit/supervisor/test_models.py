@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.supervisor.models import ModelDirectory, find_encoder, find_model, find_models
+from pentimento.supervisor.models import PACKAGED_ENCODERS, ModelDirectory, find_encoder, find_model, find_models
 
 
 @pytest.fixture
@@ -45,6 +45,22 @@ def test_an_encoder_is_a_name_among_the_dual_encoders(weights: Path) -> None:
     assert find_encoder("tiny-clip", weights) == ModelDirectory("tiny-clip", weights / "tiny-clip")
     with pytest.raises(NotFound, match=r"not a dual_encoder \(tiny-clip\)"):
         find_encoder("tiny-heavy", weights)
+
+
+def test_an_encoder_of_a_package_lies_in_its_folder_and_is_not_imported(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "carried").mkdir()
+    (tmp_path / "carried" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(PACKAGED_ENCODERS, "sentences", "carried")
+
+    assert find_encoder("sentences") == ModelDirectory("sentences", tmp_path / "carried" / "model")
+
+
+def test_an_encoder_of_a_package_that_is_not_installed_names_the_package(monkeypatch) -> None:
+    monkeypatch.setitem(PACKAGED_ENCODERS, "sentences", "not_there_at_all")
+
+    with pytest.raises(NotFound, match="package not-there-at-all, which is not installed"):
+        find_encoder("sentences")
 
 
 def test_without_a_registry_the_message_says_so(tmp_path: Path) -> None:
