@@ -1,0 +1,268 @@
+"""Is a search of the cache worth its time? Pure decision and accounts of the match predictor (NIRVANA, section 5.2).
+
+A scorer says how likely a near enough entry is; higher is likelier. What a score means is learnt from lookups that were
+searched: `calibrate` chooses the score below which searches are skipped, so that the expected net latency is best:
+searches saved * l_s - forgone K/N * C - the predictor's own time. NIRVANA's account leaves the forgone part out.
+
+A share of the lookups that would be skipped is searched anyway (*audited*), which is how forgone hits are known.
+"""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+# A bound holds with nine chances in ten: the account catches the tenth.
+_DOUBT = math.log(1 / 0.1)
+
+
+class MatchScorer(Protocol):
+    """Scores how likely the index holds a near enough entry."""
+
+    def score(self, vector: bytes) -> float:
+        """Return the score of a unit vector of float32, little-endian: higher is likelier, infinity surely worth it."""
+        ...
+
+
+class Ruling(Enum):
+    """What becomes of one lookup. `AUDIT` is searched although a match is unlikely, to learn what skips forgo."""
+
+    SEARCH = "search"
+    SKIP = "skip"
+    AUDIT = "audit"
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """What a search gave: the score before it, and K/N that its start saves (0 for a miss). `weight` is the number of
+    lookups that it stands for."""
+
+    score: float
+    saved_share: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class LookupPrices:
+    """Seconds: of a search (l_s), of a picture from noise (C), of one prediction."""
+
+    search_s: float
+    generation_s: float
+    prediction_s: float
+
+
+@dataclass(frozen=True)
+class SkipThreshold:
+    """Scores below `threshold` are skipped. Seconds a lookup gained by it: expected, and at least (nine in ten)."""
+
+    threshold: float
+    expected_s: float
+    at_least_s: float
+
+
+@dataclass(frozen=True)
+class GateSettings:
+    """Share of unlikely lookups that are audited; outcomes remembered, needed at first, and needed after switching off;
+    lookups that the account looks back on."""
+
+    audit_share: float = 0.1
+    remembered_count: int = 2048
+    needed_count: int = 256
+    account_count: int = 2048
+
+
+@dataclass(frozen=True)
+class NetLatency:
+    """Account of what skipping gained, in lookups and seconds. Forgone seconds are estimated from the audits."""
+
+    lookup_count: float = 0.0
+    skipped_count: float = 0.0
+    saved_s: float = 0.0
+    forgone_s: float = 0.0
+    prediction_s: float = 0.0
+
+    @property
+    def net_s(self) -> float:
+        """Return the seconds gained; negative is a loss."""
+        return self.saved_s - self.forgone_s - self.prediction_s
+
+    def plus(self, other: "NetLatency") -> "NetLatency":
+        """Return both accounts together."""
+        return NetLatency(
+            self.lookup_count + other.lookup_count,
+            self.skipped_count + other.skipped_count,
+            self.saved_s + other.saved_s,
+            self.forgone_s + other.forgone_s,
+            self.prediction_s + other.prediction_s,
+        )
+
+    def scaled(self, factor: float) -> "NetLatency":
+        """Return the account of `factor` times the lookups."""
+        return NetLatency(
+            self.lookup_count * factor,
+            self.skipped_count * factor,
+            self.saved_s * factor,
+            self.forgone_s * factor,
+            self.prediction_s * factor,
+        )
+
+
+class MatchGate:
+    """Rules on lookups by their score; on only while that surely gains, off by itself when it gains nothing.
+
+    It goes on when the calibration's lower bound is above zero, and off when its expected value or the account is not:
+    between the two it stays as it is. All methods but `rule` change state. Not thread-safe.
+    """
+
+    def __init__(self, settings: GateSettings | None = None) -> None:
+        self._settings = settings or GateSettings()
+        self._outcomes: deque[SearchOutcome] = deque(maxlen=self._settings.remembered_count)
+        self._calibration: SkipThreshold | None = None
+        self._fresh_count = 0
+        self._recent = NetLatency()
+        self.total = NetLatency()
+
+    @property
+    def calibration(self) -> SkipThreshold | None:
+        """The calibration in force, None while it is off."""
+        return self._calibration
+
+    @property
+    def on(self) -> bool:
+        """Whether lookups are skipped."""
+        return self._calibration is not None
+
+    @property
+    def outcomes(self) -> tuple[SearchOutcome, ...]:
+        """What is remembered, oldest first."""
+        return tuple(self._outcomes)
+
+    def rule(self, score: float, draw: float) -> Ruling:
+        """Return what to do with a lookup; `draw` is uniform in 0..1 and says whether an unlikely one is audited."""
+        if self._calibration is None or score >= self._calibration.threshold:
+            return Ruling.SEARCH
+        return Ruling.AUDIT if draw < self._settings.audit_share else Ruling.SKIP
+
+    def note_skipped(self, prices: LookupPrices) -> None:
+        """Book a lookup that was skipped."""
+        self._book(NetLatency(1, 1, prices.search_s, 0.0, prices.prediction_s))
+
+    def note_searched(self, ruling: Ruling, score: float, saved_share: float, prices: LookupPrices) -> None:
+        """Book and learn from a lookup that was searched; `saved_share` is K/N of the start it gave, 0 for a miss."""
+        audits = 1 / self._settings.audit_share
+        weight = audits if ruling is Ruling.AUDIT else 1.0
+        self.remember([SearchOutcome(score, saved_share, weight)])
+        if self.on:
+            # An audit stands for the skipped lookups around it, and loses nothing itself.
+            forgone_s = (weight - 1) * saved_share * prices.generation_s
+            self._book(NetLatency(1, 0, 0.0, forgone_s, prices.prediction_s))
+
+    def remember(self, outcomes: Iterable[SearchOutcome]) -> None:
+        """Learn from outcomes without booking them: those of a scorer that is off, or of an earlier process."""
+        for outcome in outcomes:
+            self._outcomes.append(outcome)
+            self._fresh_count += 1
+
+    def review(self, prices: LookupPrices) -> None:
+        """Calibrate anew and switch on or off. Linear-logarithmic in the outcomes remembered: not for every lookup."""
+        if self._calibration is None:
+            self._switch_on(prices)
+        elif self._loses(prices):
+            self._switch_off()
+        else:
+            self._calibration = calibrate(self._outcomes, prices) or self._calibration
+
+    def _switch_on(self, prices: LookupPrices) -> None:
+        if self._fresh_count < self._settings.needed_count:
+            return
+        found = calibrate(self._outcomes, prices)
+        if found is not None and found.at_least_s > 0:
+            self._calibration, self._recent = found, NetLatency()
+
+    def _switch_off(self) -> None:
+        self._calibration, self._fresh_count = None, 0
+
+    def _loses(self, prices: LookupPrices) -> bool:
+        recent = self._recent
+        if recent.lookup_count >= self._settings.needed_count / 4 and recent.net_s <= 0:
+            return True
+        best = calibrate(self._outcomes, prices)
+        return best is None or best.expected_s <= 0
+
+    def _book(self, entry: NetLatency) -> None:
+        self.total = self.total.plus(entry)
+        self._recent = self._recent.plus(entry)
+        if self._recent.lookup_count >= self._settings.account_count:
+            self._recent = self._recent.scaled(0.5)
+
+
+def threshold_for_recall(outcomes: Iterable[SearchOutcome], recall: float) -> float:
+    """Return the highest score at or above which at least `recall` of the hits lie; minus infinity without hits."""
+    hits = sorted(((each.score, each.weight) for each in outcomes if each.saved_share > 0), reverse=True)
+    wanted = recall * math.fsum(weight for _, weight in hits)
+    kept = 0.0
+    for score, weight in hits:
+        kept += weight
+        if kept >= wanted - 1e-9:
+            return score
+    return -math.inf
+
+
+def calibrate(outcomes: Iterable[SearchOutcome], prices: LookupPrices) -> SkipThreshold | None:
+    """Return the threshold whose gain has the best lower bound, None where there is nothing to tell scores apart by."""
+    ranked = sorted(outcomes, key=lambda outcome: outcome.score)
+    smallest = min((each.saved_share for each in ranked if each.saved_share > 0), default=1.0)
+    total = math.fsum(each.weight for each in ranked)
+    zone = _Zone(smallest)
+    best: SkipThreshold | None = None
+    for outcome, following in itertools.pairwise(ranked):
+        zone.add(outcome)
+        if following.score > outcome.score:
+            found = zone.calibration(following.score, total, prices)
+            best = found if best is None or found.at_least_s > best.at_least_s else best
+    return best
+
+
+class _Zone:
+    """The outcomes below a threshold: the mean of K/N there, and an upper bound of it."""
+
+    def __init__(self, smallest_share: float) -> None:
+        self._largest_share = smallest_share
+        self._weight = self._weight_squares = self._shares = self._share_squares = 0.0
+
+    def add(self, outcome: SearchOutcome) -> None:
+        weight, share = outcome.weight, outcome.saved_share
+        self._weight += weight
+        self._weight_squares += weight * weight
+        self._shares += weight * share
+        self._share_squares += weight * share * share
+        self._largest_share = max(self._largest_share, share)
+
+    def calibration(self, threshold: float, total_weight: float, prices: LookupPrices) -> SkipThreshold:
+        mean, bound = self._mean_share(), self._bound()
+        skipped = self._weight / total_weight
+        expected_s = skipped * (prices.search_s - mean * prices.generation_s) - prices.prediction_s
+        at_least_s = skipped * (prices.search_s - bound * prices.generation_s) - prices.prediction_s
+        return SkipThreshold(threshold, expected_s, at_least_s)
+
+    def _mean_share(self) -> float:
+        return self._shares / self._weight
+
+    def _bound(self) -> float:
+        """Empirical Bernstein (Maurer and Pontil, 2009): outcomes as they vary, and a hit not seen yet."""
+        count = self._weight * self._weight / self._weight_squares
+        variance = max(0.0, self._share_squares / self._weight - self._mean_share() ** 2)
+        unseen = 7 * self._largest_share * _DOUBT / (3 * max(count - 1, 1e-9))
+        return self._mean_share() + math.sqrt(2 * variance * _DOUBT / count) + unseen
+
+
+def precision_and_recall(outcomes: Sequence[SearchOutcome], threshold: float) -> tuple[float, float]:
+    """Return which share of the lookups at or above the threshold are hits, and which share of the hits lie there."""
+    likely = [each for each in outcomes if each.score >= threshold]
+    found = math.fsum(each.weight for each in likely if each.saved_share > 0)
+    hits = math.fsum(each.weight for each in outcomes if each.saved_share > 0)
+    predicted = math.fsum(each.weight for each in likely)
+    return (found / predicted if predicted else 1.0), (found / hits if hits else 1.0)

@@ -1,0 +1,129 @@
+"""The match predictor of one cache: what it knows of the entries, brought up to date, trained anew and swapped."""
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pentimento.stores.ledger.cache_records import EncoderBinding
+from services.vectordb_gateway.match_predictor.sign_codes import Codes, CodeSet, Sequences, SignCoder
+from services.vectordb_gateway.match_predictor.support import Support, fit_support
+
+# NIRVANA, section 5.2: trained anew when more than 5 % of the entries have changed.
+RETRAINING_SHARE = 0.05
+# With fewer a search costs next to nothing, and there is little to train on.
+_NEEDED_COUNT = 256
+
+
+@dataclass(frozen=True)
+class PredictedEntry:
+    """An entry as the predictor learns of it: its number in the ledger, whose it is, its float32 unit vector."""
+
+    sequence: int
+    pool: str
+    text: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class PoolModel:
+    """What is known of the entries of one pool: their codes, their support once there are enough, and the number of
+    entries that it was trained on. Of one pool alone, so that no tenant's answer tells of another's entries."""
+
+    entries: CodeSet
+    support: Support | None
+    trained_count: int
+
+
+class MatchPredictor:
+    """Scores a prompt's vector by how near the nearest entry of its pools probably is.
+
+    Thread-safe; a score is taken from one model, before a retraining or after it.
+    """
+
+    def __init__(self, encoder: EncoderBinding) -> None:
+        self.encoder = encoder
+        self._coder = SignCoder(encoder.dimension_count)
+        self._pools: dict[str, PoolModel] = {}
+        self._last_sequence = 0
+        self._changing = threading.Lock()
+
+    @property
+    def last_sequence(self) -> int:
+        """Return the number of the newest entry that it knows, 0 for none."""
+        return self._last_sequence
+
+    @property
+    def entry_count(self) -> int:
+        """Return the number of entries that it knows, some of them gone by now."""
+        return sum(len(model.entries) for model in list(self._pools.values()))
+
+    @property
+    def entry_size_bytes(self) -> int:
+        """Return the memory that grows with the entries."""
+        return sum(model.entries.size_bytes for model in list(self._pools.values()))
+
+    @property
+    def fixed_size_bytes(self) -> int:
+        """Return the memory that does not: the rotation, and the support of each pool."""
+        supports = [model.support for model in list(self._pools.values())]
+        return self._coder.size_bytes + sum(each.size_bytes for each in supports if each is not None)
+
+    def score_in(self, pools: Sequence[str], vector: bytes) -> float:
+        """Return the score of a unit vector for entries of these pools; infinity where one of them is not known yet."""
+        code = self._coder.encode(np.frombuffer(vector, np.float32)[None])[0]
+        return max(self._score(self._pools.get(pool), code) for pool in pools)
+
+    def add(self, entries: Sequence[PredictedEntry]) -> None:
+        """Changes state: learn of new entries, at once and without training; those it knows are passed over."""
+        with self._changing:
+            fresh = [entry for entry in entries if entry.sequence > self._last_sequence]
+            for pool in {entry.pool for entry in fresh}:
+                self._add_to(pool, [entry for entry in fresh if entry.pool == pool])
+            self._last_sequence = max([self._last_sequence, *(entry.sequence for entry in fresh)])
+
+    def is_stale(self, live_count: int) -> bool:
+        """Return whether more than 5 % of the entries came or went since the last training; `live_count` are left."""
+        models = list(self._pools.values())
+        trained = sum(model.trained_count for model in models)
+        known = sum(len(model.entries) for model in models)
+        return known - trained + max(0, known - live_count) > RETRAINING_SHARE * trained
+
+    def retrain(self, live: Sequences) -> None:
+        """Changes state: forget entries whose numbers are not among the live ones, and train on the rest. Blocks.
+
+        Raises whatever training raises, and goes on as before. `live` must be read after the last `add`.
+        """
+        with self._changing:
+            models = {pool: _retrained(model.entries.kept(live)) for pool, model in self._pools.items()}
+            self._pools = {pool: model for pool, model in models.items() if len(model.entries)}
+
+    def models(self) -> dict[str, PoolModel]:
+        """Return what is known, by pool."""
+        return dict(self._pools)
+
+    def restore(self, models: dict[str, PoolModel], last_sequence: int) -> None:
+        """Changes state: go on from what an earlier process knew."""
+        with self._changing:
+            self._pools, self._last_sequence = dict(models), last_sequence
+
+    def _score(self, model: PoolModel | None, code: Codes) -> float:
+        if model is None or model.support is None:
+            return math.inf
+        return model.support.decide(code, model.entries)
+
+    def _add_to(self, pool: str, entries: Sequence[PredictedEntry]) -> None:
+        rows = np.frombuffer(b"".join(entry.text for entry in entries), np.float32).reshape(len(entries), -1)
+        codes = self._coder.encode(rows)
+        numbers = np.array([entry.sequence for entry in entries], np.int64)
+        model = self._pools.get(pool)
+        if model is None:
+            self._pools = {**self._pools, pool: PoolModel(CodeSet(codes, numbers), None, 0)}
+        else:
+            model.entries.add(codes, numbers)
+
+
+def _retrained(entries: CodeSet) -> PoolModel:
+    support = fit_support(entries.codes) if len(entries) >= _NEEDED_COUNT else None
+    return PoolModel(entries, support, len(entries))

@@ -1,0 +1,188 @@
+import math
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.policies.match_prediction import (
+    GateSettings,
+    LookupPrices,
+    MatchGate,
+    Ruling,
+    SearchOutcome,
+    calibrate,
+    precision_and_recall,
+    threshold_for_recall,
+)
+
+# The paper's: a search of 100 ms against a picture of 10 s.
+FAR = LookupPrices(search_s=0.1, generation_s=10.0, prediction_s=0.0002)
+LOCAL = replace(FAR, search_s=0.001)
+
+
+def separable(count: int, hits_above: float = 0.5, seed: int = 0) -> list[SearchOutcome]:
+    """Scores evenly in 0..1; those above `hits_above` are hits that save a tenth of the steps."""
+    random = Random(seed)
+    scores = [random.random() for _ in range(count)]
+    return [SearchOutcome(score, 0.1 if score > hits_above else 0.0) for score in scores]
+
+
+def opened_gate(prices: LookupPrices = FAR) -> MatchGate:
+    gate = MatchGate()
+    gate.remember(separable(1000))
+    gate.review(prices)
+    return gate
+
+
+def test_a_gate_searches_until_it_has_learnt_what_scores_mean() -> None:
+    gate = MatchGate(GateSettings(needed_count=256))
+    gate.remember(separable(255))
+    gate.review(FAR)
+
+    assert not gate.on
+    assert gate.rule(-1e9, draw=0.99) is Ruling.SEARCH
+
+
+def test_scores_of_sure_misses_are_skipped_and_a_share_of_them_audited() -> None:
+    gate = opened_gate()
+
+    assert gate.on
+    assert gate.rule(0.1, draw=0.5) is Ruling.SKIP
+    assert gate.rule(0.1, draw=0.09) is Ruling.AUDIT
+    assert gate.rule(0.9, draw=0.5) is Ruling.SEARCH
+
+
+def test_a_cheap_search_is_not_worth_the_risk() -> None:
+    assert not opened_gate(LOCAL).on
+
+
+def test_the_time_of_predictions_counts() -> None:
+    assert not opened_gate(replace(FAR, prediction_s=0.06)).on
+
+
+def test_scores_that_say_nothing_are_not_acted_upon() -> None:
+    random = Random(1)
+    gate = MatchGate()
+    gate.remember(SearchOutcome(random.random(), random.choice([0.0, 0.1])) for _ in range(2000))
+    gate.review(FAR)
+
+    assert not gate.on
+
+
+def test_the_threshold_weighs_what_is_forgone_against_what_is_saved() -> None:
+    """Hits in 0.2..0.4 cost ten searches each, so the threshold stays below them although misses follow."""
+    outcomes = [
+        SearchOutcome(number / 1000, 0.1 if 200 <= number < 400 or number >= 600 else 0.0) for number in range(1000)
+    ]
+
+    found = calibrate(outcomes, FAR)
+
+    assert found is not None
+    assert found.threshold == pytest.approx(0.2, abs=0.002)
+    assert found.expected_s == pytest.approx(0.2 * 0.1 - 0.0002, rel=0.02)
+    assert 0 < found.at_least_s < found.expected_s
+
+
+def test_nothing_can_be_calibrated_on_scores_that_are_all_alike() -> None:
+    assert calibrate([SearchOutcome(math.inf, 0.0)] * 500, FAR) is None
+
+
+def test_forgone_hits_seen_by_audits_switch_it_off() -> None:
+    gate = opened_gate()
+
+    for _ in range(90):
+        gate.note_skipped(FAR)
+    for _ in range(10):
+        gate.note_searched(Ruling.AUDIT, 0.1, 0.5, FAR)
+    gate.review(FAR)
+
+    assert not gate.on
+    assert gate.total.net_s < 0
+
+
+def test_forgone_seconds_are_estimated_from_audits_for_the_lookups_they_stand_for() -> None:
+    gate = opened_gate()
+
+    gate.note_skipped(FAR)
+    gate.note_searched(Ruling.AUDIT, 0.1, 0.2, FAR)
+    gate.note_searched(Ruling.SEARCH, 0.9, 0.5, FAR)
+
+    assert gate.total.lookup_count == 3
+    assert gate.total.saved_s == pytest.approx(0.1)
+    assert gate.total.forgone_s == pytest.approx(9 * 0.2 * 10.0)
+    assert gate.total.prediction_s == pytest.approx(3 * 0.0002)
+    assert gate.total.net_s == pytest.approx(0.1 - 18.0 - 0.0006)
+
+
+def test_what_is_off_costs_and_gains_nothing() -> None:
+    gate = MatchGate()
+
+    gate.note_searched(Ruling.SEARCH, 0.1, 0.5, FAR)
+
+    assert gate.total.net_s == 0
+
+
+def test_after_switching_off_it_learns_anew_before_it_goes_on_again() -> None:
+    gate = opened_gate()
+    for _ in range(100):
+        gate.note_searched(Ruling.AUDIT, 0.1, 0.5, FAR)
+    gate.review(FAR)
+
+    gate.remember(separable(255, seed=2))
+    gate.review(FAR)
+    early = gate.on
+    gate.remember(separable(2048, seed=3))
+    gate.review(FAR)
+
+    assert (early, gate.on) == (False, True)
+
+
+def test_it_stays_on_between_its_two_bounds() -> None:
+    """At this price the lower bound is below zero and the expected gain above it: on stays on, off stays off."""
+    gate, fresh = opened_gate(), MatchGate()
+    fresh.remember(gate.outcomes)
+    between = replace(FAR, search_s=0.005)
+
+    gate.review(between)
+    fresh.review(between)
+
+    assert (gate.on, fresh.on) == (True, False)
+
+
+def test_it_goes_off_when_searches_become_cheap() -> None:
+    gate = opened_gate()
+
+    gate.review(replace(FAR, search_s=0.0001))
+
+    assert not gate.on
+
+
+@pytest.mark.parametrize("recall", [0.5, 0.95, 1.0])
+def test_the_threshold_for_a_recall_reaches_it_and_no_lower_one_is_needed(recall: float) -> None:
+    outcomes = [SearchOutcome(number / 200, 0.1 if number % 3 == 0 else 0.0) for number in range(200)]
+
+    threshold = threshold_for_recall(outcomes, recall)
+
+    assert precision_and_recall(outcomes, threshold)[1] >= recall
+    assert precision_and_recall(outcomes, threshold + 0.005)[1] < recall
+
+
+def test_precision_and_recall_count_by_weight() -> None:
+    outcomes = [SearchOutcome(0.9, 0.1), SearchOutcome(0.8, 0.0), SearchOutcome(0.1, 0.1, weight=3.0)]
+
+    assert precision_and_recall(outcomes, 0.5) == (0.5, 0.25)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-1, 1), st.sampled_from([0.0, 0.1, 0.5]), st.sampled_from([1.0, 10.0])),
+        min_size=2,
+        max_size=60,
+    )
+)
+def test_a_lower_bound_is_never_above_what_is_expected(rows: list[tuple[float, float, float]]) -> None:
+    found = calibrate([SearchOutcome(*row) for row in rows], FAR)
+
+    assert found is None or found.at_least_s <= found.expected_s
