@@ -8,6 +8,7 @@ from pentimento.policies.cache_quota import CacheLimits
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, Threshold, Thresholds
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
+from pentimento.stores.vectors import IndexBuilding
 
 _MEBIBYTE = 1024 * 1024
 
@@ -92,6 +93,38 @@ class MaintenanceSettings:
 
 
 @dataclass(frozen=True)
+class IndexSettings:
+    """When the embedded index is built anew, in a process beside it; a Qdrant server sees to that itself."""
+
+    index_build_least_count: int = setting(
+        10_000, help="entries below which every search compares all of them and nothing is built", minimum=1
+    )
+    index_build_share: float = setting(
+        0.05,
+        help="share of the entries written since the last build at which the next one begins",
+        minimum=0.001,
+        maximum=1,
+    )
+    index_build_most_count: int = setting(
+        20_000,
+        help="entries written since the last build at which the next one begins, whatever their share",
+        minimum=1,
+    )
+    index_build_threads: int = setting(
+        1, help="threads of a build, which has the lowest priority", minimum=1, maximum=64
+    )
+
+    def building(self) -> IndexBuilding:
+        """As the index takes them."""
+        return IndexBuilding(
+            least_points_count=self.index_build_least_count,
+            unindexed_share=self.index_build_share,
+            most_unindexed_count=self.index_build_most_count,
+            threads_count=self.index_build_threads,
+        )
+
+
+@dataclass(frozen=True)
 class GatewaySettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
@@ -99,6 +132,7 @@ class GatewaySettings:
     capacity: CapacitySettings
     grants: GrantSettings
     maintenance: MaintenanceSettings
+    index: IndexSettings
     index_url: str = setting(help="edge:///directory or qdrant://host:port[?collection=…&tls=true&api_key_file=…]")
     objects_url: str = setting(help="file:///directory or s3://bucket/prefix[?endpoint=…&region=…]")
     ledger_url: str = setting(help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…")

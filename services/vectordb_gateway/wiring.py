@@ -40,7 +40,7 @@ class Stores:
     @classmethod
     def open(cls, settings: GatewaySettings) -> "Stores":
         """Raises InvalidArgument for a wrong url, StoreUnavailable, SchemaMismatch."""
-        objects, index = open_objects(settings.objects_url), open_vectors(settings.index_url)
+        objects, index = open_objects(settings.objects_url), open_vectors(settings.index_url, settings.index.building())
         return cls(open_cache_ledger(settings.ledger_url), index, objects)
 
     def close(self) -> None:

@@ -5,20 +5,22 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.vectors.index import Space, VectorIndex, VectorMatch, VectorPoint, VectorQuery
+from pentimento.stores.vectors.index_building import IndexBuilding
 
-__all__ = ["Space", "VectorIndex", "VectorMatch", "VectorPoint", "VectorQuery", "open_vectors"]
+__all__ = ["IndexBuilding", "Space", "VectorIndex", "VectorMatch", "VectorPoint", "VectorQuery", "open_vectors"]
 
 
-def open_vectors(url: str) -> VectorIndex:
+def open_vectors(url: str, building: IndexBuilding | None = None) -> VectorIndex:
     """Return the index at `edge:///directory` or `qdrant://host:port`; raises InvalidArgument for any other url.
 
-    Options of Qdrant are the query: `collection`, `tls=true`, `api_key_file`.
+    Options of Qdrant are the query: `collection`, `tls=true`, `api_key_file`. `building` says when the embedded index
+    is built anew; a server has its own optimiser.
     """
     parts = urlsplit(url)
     if parts.scheme == "edge" and parts.path and not parts.netloc and not parts.query:
         from pentimento.stores.vectors.edge import EdgeVectorIndex
 
-        return EdgeVectorIndex(Path(unquote(parts.path)))
+        return EdgeVectorIndex(Path(unquote(parts.path)), building=building or IndexBuilding())
     if parts.scheme == "qdrant" and parts.hostname:
         from pentimento.stores.vectors.qdrant import QdrantVectorIndex
 

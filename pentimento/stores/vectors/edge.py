@@ -1,26 +1,35 @@
 """The embedded index: a qdrant-edge shard in a child process, for one gateway.
 
-    <directory>/v1-d<dimension count>/      the shard; it can always be filled anew from the ledger
+    <directory>/v1-d<dimension count>…      the shards (`generations`); they can always be filled anew from the ledger
 
-Searches compare with every point of the tenant (no optimiser runs): about 10 ms at 100,000 points of 512 dimensions.
+A small index is compared vector by vector. A larger one is built anew with a graph whenever enough has changed: in a
+process beside the one that serves, which catches up with what was written meanwhile and takes its place (`rebuild`).
 """
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from pentimento.stores.errors import SchemaMismatch
+from pentimento.stores.vectors.generations import Generations
 from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, check_vector
+from pentimento.stores.vectors.index_building import IndexBuilding, IndexCounts
+from pentimento.stores.vectors.rebuild import OnPhase
+from pentimento.stores.vectors.rebuild_schedule import RebuildSchedule
+from pentimento.stores.vectors.serving_shard import ServingShard, batches
 from pentimento.stores.vectors.shard_process import DEFAULT_TIMING, ShardProcess, ShardTiming
 
-T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 20.0
-_UPDATE_TIMEOUT_S = 10.0
-# A search waits for the update before it: small enough to take a few milliseconds.
-_BATCH_COUNT = 64
+DEFAULT_BUILDING = IndexBuilding()
+
+
+def _ignore(phase: str) -> None:
+    return
 
 
 class EdgeVectorIndex:
@@ -29,29 +38,55 @@ class EdgeVectorIndex:
 
     backend = "qdrant-edge"
 
-    def __init__(self, directory: Path, timing: ShardTiming = DEFAULT_TIMING) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        timing: ShardTiming = DEFAULT_TIMING,
+        building: IndexBuilding = DEFAULT_BUILDING,
+        on_phase: OnPhase = _ignore,
+    ) -> None:
         self._directory = directory
         self._timing = timing
+        self._building = building
+        self._on_phase = on_phase
         self._lock = threading.Lock()
-        self._process: ShardProcess | None = None
+        self._serving: ServingShard | None = None
+        self._generations: Generations | None = None
+        self._schedule: RebuildSchedule | None = None
         self._dimension_count = 0
 
     @property
     def process(self) -> ShardProcess | None:
         """The child, once there is one."""
-        return self._process
+        return None if self._serving is None else self._serving.process
+
+    @property
+    def counts(self) -> IndexCounts:
+        """How many points there are, and how many were written since the last build."""
+        return IndexCounts(0, 0) if self._serving is None else self._serving.counts
+
+    @property
+    def schedule(self) -> RebuildSchedule | None:
+        """What builds the index anew, once there is one."""
+        return self._schedule
 
     def prepare(self, dimension_count: int) -> None:
         """Start the child and open the index. Raises SchemaMismatch when it holds vectors of another size."""
         with self._lock:
-            self._check_dimensions(dimension_count)
-            if self._process is None:
-                self._process = self._start(dimension_count)
-        self._process.wait_ready(_START_TIMEOUT_S)
+            if self._serving is None:
+                self._serving = self._start(dimension_count)
+            elif dimension_count != self._dimension_count:
+                raise SchemaMismatch("vector index", f"it holds vectors of {self._dimension_count} dimensions")
+            serving = self._serving
+        serving.process.wait_ready(_START_TIMEOUT_S)
+        with self._lock:
+            if self._schedule is None and self._generations is not None:
+                serving.count()
+                self._schedule = self._scheduled(serving, self._generations)
 
     def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
         """Return the nearest points, best first. Raises StoreUnavailable after `timeout_s`."""
-        if self._process is None:
+        if self._serving is None:
             return []
         check_vector("vector", query.vector, self._dimension_count)
         header = {
@@ -59,10 +94,11 @@ class EdgeVectorIndex:
             "space": query.space.value,
             "conditions": query.conditions(),
             "limit": query.limit_count,
+            "candidates": self._building.search_candidates_count,
             # Both processes read the same monotonic clock: a search that nobody waits for is skipped.
             "deadline": monotonic() + timeout_s,
         }
-        reply = self._process.call(header, query.vector, timeout_s=timeout_s)
+        reply = self._serving.search(header, query.vector, timeout_s)
         return [VectorMatch(entry_id, similarity) for entry_id, similarity in reply.header["matches"]]
 
     def upsert(self, points: Sequence[VectorPoint]) -> None:
@@ -71,50 +107,64 @@ class EdgeVectorIndex:
             check_vector("text", point.text, self._dimension_count)
             if point.image is not None:
                 check_vector("image", point.image, self._dimension_count)
-        for batch in _batches(points):
+        for batch in batches(points):
             header = {"op": "upsert", "points": [_described(point) for point in batch]}
             body = b"".join(point.text + (point.image or b"") for point in batch)
-            self._call(header, body)
+            self._write(header, body, [point.entry_id for point in batch], len(batch))
 
     def delete(self, entry_ids: Sequence[str]) -> None:
         """Delete points; ids that are not there are ignored."""
-        for batch in _batches(entry_ids):
-            self._call({"op": "delete", "ids": list(batch)})
+        for batch in batches(entry_ids):
+            self._write({"op": "delete", "ids": list(batch)}, b"", batch, -len(batch))
 
     def entry_ids(self) -> Iterator[str]:
         """Yield every id, in no order."""
         header: dict[str, Any] = {"op": "ids"}
-        while self._process is not None:
-            page = self._call(header)
+        while self._serving is not None:
+            page = self._serving.read(header).header
             yield from page["ids"]
             if page["next"] is None:
                 return
             header = {"op": "ids", "after": page["next"]}
 
     def close(self) -> None:
-        """End the child, which flushes first."""
+        """End the child, which flushes first, and a build that is under way."""
         with self._lock:
-            process, self._process = self._process, None
-        if process is not None:
-            process.close()
+            serving, self._serving = self._serving, None
+            schedule, self._schedule = self._schedule, None
+            generations, self._generations = self._generations, None
+        if schedule is not None:
+            schedule.close()
+        if serving is not None:
+            serving.process.close()
+        if generations is not None:
+            generations.release()
 
-    def _check_dimensions(self, dimension_count: int) -> None:
-        found = [path.name for path in self._directory.glob("v1-d*") if path.name.count(".") == 0]
-        if any(name != f"v1-d{dimension_count}" for name in found):
-            raise SchemaMismatch("vector index", f"it holds {found[0]}, not vectors of {dimension_count} dimensions")
-
-    def _start(self, dimension_count: int) -> ShardProcess:
-        shard = self._directory / f"v1-d{dimension_count}"
-        arguments = ("--directory", str(shard), "--dimension-count", str(dimension_count))
+    def _start(self, dimension_count: int) -> ServingShard:
+        generations = Generations(self._directory, dimension_count)
+        generations.hold(_START_TIMEOUT_S)
+        if leftovers := generations.clean():
+            logger.info("deleted what an unfinished build left: %s", ", ".join(leftovers))
+        current = generations.current()
+        arguments = ("--directory", str(current.path), "--dimension-count", str(dimension_count))
         process = ShardProcess(arguments, self._timing)
         process.start()
-        self._dimension_count = dimension_count
-        return process
+        self._generations, self._dimension_count = generations, dimension_count
+        return ServingShard(process, current)
 
-    def _call(self, header: dict[str, Any], body: bytes = b"") -> dict[str, Any]:
-        if self._process is None:
+    def _scheduled(self, serving: ServingShard, generations: Generations) -> RebuildSchedule:
+        schedule = RebuildSchedule(
+            serving, generations, self._dimension_count, self._building, self._timing, self._on_phase
+        )
+        schedule.start()
+        return schedule
+
+    def _write(self, header: dict[str, Any], body: bytes, entry_ids: Sequence[str], added_count: int) -> None:
+        if self._serving is None:
             raise SchemaMismatch("vector index", "it was not prepared for any vector size")
-        return self._process.call(header, body, timeout_s=_UPDATE_TIMEOUT_S).header
+        self._serving.write(header, body, entry_ids, added_count)
+        if self._schedule is not None:
+            self._schedule.look()
 
 
 def _described(point: VectorPoint) -> dict[str, Any]:
@@ -127,8 +177,3 @@ def _described(point: VectorPoint) -> dict[str, Any]:
             "created_at": point.created_at,
         },
     }
-
-
-def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), _BATCH_COUNT):
-        yield items[start : start + _BATCH_COUNT]

@@ -105,7 +105,7 @@ def check_vector(name: str, values: bytes, dimension_count: int) -> None:
     """Raise InvalidArgument unless `values` are `dimension_count` finite float32 of about unit length."""
     if len(values) != 4 * dimension_count:
         raise InvalidArgument.of(name, f"must be {dimension_count} float32 values, got {len(values)} bytes")
-    length = math.sqrt(math.fsum(value * value for value in floats(values)))
+    length = math.hypot(*floats(values))
     # Written so that NaN fails too; zero and infinite vectors fail by their length.
     if not abs(length - 1) <= _UNIT_TOLERANCE:
         raise InvalidArgument.of(name, f"must be finite and of unit length, got length {length:.4g}")

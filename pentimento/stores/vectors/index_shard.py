@@ -1,19 +1,22 @@
 """The child process that holds a qdrant-edge shard: `python -m pentimento.stores.vectors.index_shard`.
 
 It is a process of its own because the shard's optimiser keeps the interpreter lock for as long as it runs. It speaks
-frames (`frames`) over an inherited socket, handles them one after the other, and dies with its parent.
+frames (`frames`) over an inherited socket, handles them one after the other, and dies with its parent. With `--shape`
+it makes a shard whose graph can be built (`optimise`), at the lowest priority, and serves nobody.
 """
 
 import argparse
 import ctypes
 import fcntl
+import json
 import logging
 import os
 import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,76 +25,124 @@ import qdrant_edge as edge
 
 from pentimento.files.private_files import make_private_directory
 from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame
+from pentimento.stores.vectors.generations import LOCK_SUFFIX
 from pentimento.stores.vectors.index import floats
 
 logger = logging.getLogger("index_shard")
 
 _PR_SET_PDEATHSIG = 1
 _SCROLL_COUNT = 1000
+# Where a filter leaves at most this many kilobytes of vectors (1,000 of 512 dimensions) all of them are compared.
+_EXACT_BELOW_KB = 2_000
+_NO_LIMIT_KB = 1_000_000_000
+_LOWEST_PRIORITY = 19
 
 
 class IndexShard:
     """The shard, and an operation for each `op` of a frame."""
 
-    def __init__(self, directory: Path, dimension_count: int) -> None:
+    def __init__(self, directory: Path, dimension_count: int, shape: dict[str, int] | None = None) -> None:
         self._dimension_count = dimension_count
-        self._shard = _open_shard(directory, dimension_count)
-        self._operations: dict[str, Callable[[Frame], dict[str, Any]]] = {
+        self._shard = _open_shard(directory, dimension_count, shape)
+        self._operations: dict[str, Callable[[Frame], Frame]] = {
             "search": self._search,
             "upsert": self._upsert,
             "delete": self._delete,
             "ids": self._ids,
+            "count": self._count,
+            "export": self._export,
+            "export_some": self._export_some,
+            "optimise": self._optimise,
         }
 
     def answer(self, frame: Frame) -> Frame:
         """Return the reply to a frame; whatever goes wrong with one frame is said in it and leaves the shard
         serving."""
-        reply: dict[str, Any] = {"id": frame.header["id"]}
+        call = {"id": frame.header["id"]}
         try:
-            reply |= self._operations[frame.header["op"]](frame)
+            made = self._operations[frame.header["op"]](frame)
         except Exception as error:  # the library raises bare Exceptions
             logger.exception("%s failed", frame.header.get("op"))
-            reply["error"] = f"{type(error).__name__}: {error}"
-        return Frame(reply)
+            return Frame(call | {"error": f"{type(error).__name__}: {error}"})
+        return Frame(call | made.header, made.body)
 
     def close(self) -> None:
         """Flush and release."""
         self._shard.close()
 
-    def _search(self, frame: Frame) -> dict[str, Any]:
+    def _search(self, frame: Frame) -> Frame:
         header = frame.header
         if time.monotonic() > header["deadline"]:
-            return {"error": "the caller gave up already"}
+            return Frame({"error": "the caller gave up already"})
         request = edge.QueryRequest(
             limit=header["limit"],
             query=edge.Query.Nearest(floats(frame.body), using=header["space"]),
             filter=edge.Filter(must=[_match(name, values) for name, values in header["conditions"].items()]),
             with_payload=False,
+            params=edge.SearchParams(hnsw_ef=header["candidates"]),
         )
-        return {"matches": [(str(point.id), point.score) for point in self._shard.query(request)]}
+        return Frame({"matches": [(str(point.id), point.score) for point in self._shard.query(request)]})
 
-    def _upsert(self, frame: Frame) -> dict[str, Any]:
+    def _upsert(self, frame: Frame) -> Frame:
         vectors = self._vectors(frame.body)
         points = [_point(described, vectors) for described in frame.header["points"]]
         self._shard.update(edge.UpdateOperation.upsert_points(points))
-        return {}
+        return Frame({})
 
-    def _delete(self, frame: Frame) -> dict[str, Any]:
+    def _delete(self, frame: Frame) -> Frame:
         self._shard.update(edge.UpdateOperation.delete_points([uuid.UUID(id_) for id_ in frame.header["ids"]]))
-        return {}
+        return Frame({})
 
-    def _ids(self, frame: Frame) -> dict[str, Any]:
+    def _count(self, frame: Frame) -> Frame:
+        return Frame({"points": self._shard.info().points_count})
+
+    def _optimise(self, frame: Frame) -> Frame:
+        """Build the graph, and leave everything on disk: the process may be killed once this is answered."""
+        self._shard.optimize()
+        self._shard.flush()
+        return Frame({"points": self._shard.info().points_count})
+
+    def _export(self, frame: Frame) -> Frame:
+        """Return the next points whole, as an upsert takes them."""
+        after = frame.header.get("after")
+        request = edge.ScrollRequest(
+            offset=uuid.UUID(after) if after else None,
+            limit=frame.header["limit"],
+            with_payload=True,
+            with_vector=True,
+        )
+        records, following = self._shard.scroll(request)
+        exported = _exported(records)
+        return Frame(exported.header | {"next": str(following) if following else None}, exported.body)
+
+    def _export_some(self, frame: Frame) -> Frame:
+        """Return those of the points that there are, as `_export` does."""
+        wanted: Any = [uuid.UUID(id_) for id_ in frame.header["ids"]]
+        return _exported(self._shard.retrieve(wanted, with_payload=True, with_vector=True))
+
+    def _ids(self, frame: Frame) -> Frame:
         after = frame.header.get("after")
         request = edge.ScrollRequest(
             offset=uuid.UUID(after) if after else None, limit=_SCROLL_COUNT, with_payload=False, with_vector=False
         )
         records, following = self._shard.scroll(request)
-        return {"ids": [str(record.id) for record in records], "next": str(following) if following else None}
+        return Frame({"ids": [str(record.id) for record in records], "next": str(following) if following else None})
 
     def _vectors(self, body: bytes) -> Iterator[list[float]]:
         size = 4 * self._dimension_count
         for start in range(0, len(body), size):
             yield floats(body[start : start + size])
+
+
+def _exported(records: "Sequence[edge.Record]") -> Frame:
+    points: list[dict[str, Any]] = []
+    body = bytearray()
+    for record in records:
+        vectors: Any = record.vector
+        points.append({"id": str(record.id), "spaces": list(vectors), "payload": record.payload})
+        for values in vectors.values():
+            body += array("f", values).tobytes()
+    return Frame({"points": points}, bytes(body))
 
 
 def _match(name: str, values: list[str]) -> "edge.FieldCondition":
@@ -104,32 +155,48 @@ def _point(described: dict[str, Any], vectors: Iterator[list[float]]) -> "edge.P
     return edge.Point(uuid.UUID(described["id"]), named, described["payload"])
 
 
-def _open_shard(directory: Path, dimension_count: int) -> "edge.EdgeShard":
+def _open_shard(directory: Path, dimension_count: int, shape: dict[str, int] | None) -> "edge.EdgeShard":
     """Load the shard, or make it. One that cannot be read is put aside: its owner fills a new one from the ledger."""
     if not directory.exists():
-        return _create_shard(directory, dimension_count)
+        return _create_shard(directory, dimension_count, shape)
     try:
         return edge.EdgeShard.load(str(directory))
     except Exception:  # the library raises bare Exceptions
         aside = directory.with_name(f"{directory.name}.unreadable-{time.time_ns()}")
         logger.exception("the index cannot be read; kept as %s", aside)
         directory.rename(aside)
-        return _create_shard(directory, dimension_count)
+        return _create_shard(directory, dimension_count, shape)
 
 
-def _create_shard(directory: Path, dimension_count: int) -> "edge.EdgeShard":
+def _create_shard(directory: Path, dimension_count: int, shape: dict[str, int] | None) -> "edge.EdgeShard":
     """Made under another name and then renamed, so that a crash leaves no half-made shard."""
     unfinished = directory.with_name(f"{directory.name}.unfinished-{os.getpid()}")
     unfinished.mkdir(parents=True)
-    parameters = edge.EdgeVectorParams(size=dimension_count, distance=edge.Distance.Cosine)
-    shard = edge.EdgeShard.create(
-        str(unfinished), edge.EdgeConfig(vectors={"text": parameters, "image": parameters}, max_search_threads=1)
-    )
-    for name in ("tenant", "compatibility_key"):
-        shard.update(edge.UpdateOperation.create_field_index(name, edge.PayloadSchemaType.Keyword))
+    shard = edge.EdgeShard.create(str(unfinished), _configuration(dimension_count, shape))
+    tenant = edge.KeywordIndexParams(is_tenant=True)
+    shard.update(edge.UpdateOperation.create_field_index("tenant", tenant))
+    shard.update(edge.UpdateOperation.create_field_index("compatibility_key", edge.PayloadSchemaType.Keyword))
     shard.close()
     unfinished.rename(directory)
     return edge.EdgeShard.load(str(directory))
+
+
+def _configuration(dimension_count: int, shape: dict[str, int] | None) -> "edge.EdgeConfig":
+    """Return that of a shard that is only written and compared; with a shape, of one that becomes one part with a
+    graph, whatever its size."""
+    parameters = edge.EdgeVectorParams(size=dimension_count, distance=edge.Distance.Cosine)
+    vectors = {"text": parameters, "image": parameters}
+    if shape is None:
+        return edge.EdgeConfig(vectors=vectors, max_search_threads=1)
+    graph = edge.HnswIndexConfig(
+        m=shape["edges_count"],
+        payload_m=shape["edges_count"],
+        ef_construct=shape["candidates_count"],
+        full_scan_threshold=_EXACT_BELOW_KB,
+        max_indexing_threads=shape["threads_count"],
+    )
+    one_part = edge.EdgeOptimizersConfig(default_segment_number=1, indexing_threshold=1, max_segment_size=_NO_LIMIT_KB)
+    return edge.EdgeConfig(vectors=vectors, hnsw_config=graph, optimizers=one_part, max_search_threads=1)
 
 
 def _die_with_parent(parent: int) -> None:
@@ -146,13 +213,17 @@ def main() -> None:
     parser.add_argument("--dimension-count", type=int, required=True)
     parser.add_argument("--wire-fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--shape", type=json.loads, help="of the graph to build: JSON; none for a shard that serves")
     arguments = parser.parse_args()
     _die_with_parent(arguments.parent)
     # Ctrl-C and the stop of a whole process group reach this process too; its parent says when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with _owner(arguments.directory.with_suffix(".lock")):
-        _serve(socket.socket(fileno=arguments.wire_fd), IndexShard(arguments.directory, arguments.dimension_count))
+    if arguments.shape is not None:
+        os.nice(_LOWEST_PRIORITY)
+    directory, dimension_count = arguments.directory, arguments.dimension_count
+    with _owner(directory.with_name(f"{directory.name}{LOCK_SUFFIX}")):
+        _serve(socket.socket(fileno=arguments.wire_fd), IndexShard(directory, dimension_count, arguments.shape))
 
 
 @contextmanager

@@ -20,6 +20,8 @@ from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, s
 logger = logging.getLogger(__name__)
 
 _STORE = "vector index"
+_IDLE_POLL_S = 0.005
+_READY_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ DEFAULT_TIMING = ShardTiming()
 class ShardProcess:
     """A child that is started again, with growing delays, whenever it dies; calls fail at once while it is away.
 
+    Without `restarts` its first death is the last.
+
     A thread of its own starts the child and reads its replies. It must outlive the child, because the kernel kills the
     child when the thread that started it ends.
     """
@@ -46,9 +50,10 @@ class ShardProcess:
     # More unanswered calls mean that the child is stuck; it also keeps the socket's buffer from filling up.
     MAX_OUTSTANDING_COUNT = 64
 
-    def __init__(self, arguments: Sequence[str], timing: ShardTiming = DEFAULT_TIMING) -> None:
+    def __init__(self, arguments: Sequence[str], timing: ShardTiming = DEFAULT_TIMING, restarts: bool = True) -> None:
         self._arguments = tuple(arguments)
         self._timing = timing
+        self._restarts = restarts
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
@@ -67,9 +72,16 @@ class ShardProcess:
         self._thread.start()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until the child serves. Raises StoreUnavailable when that takes longer than `timeout_s`."""
-        if not self._ready.wait(timeout_s):
-            raise StoreUnavailable(_STORE, f"its process did not start within {timeout_s:g} s")
+        """Wait until the child serves.
+
+        Raises StoreUnavailable when that takes longer than `timeout_s`, or when it died and is not started again.
+        """
+        until = time.monotonic() + timeout_s
+        while not self._ready.wait(min(_READY_POLL_S, max(0.0, until - time.monotonic()))):
+            if not self._thread.is_alive():
+                raise StoreUnavailable(_STORE, "its process ended before it served")
+            if time.monotonic() >= until:
+                raise StoreUnavailable(_STORE, f"its process did not start within {timeout_s:g} s")
 
     def call(self, header: dict[str, Any], body: bytes = b"", *, timeout_s: float) -> Frame:
         """Send a frame and wait for its reply. Raises StoreUnavailable when there is none, or it reports an error."""
@@ -86,6 +98,12 @@ class ShardProcess:
         if "error" in reply.header:
             raise StoreUnavailable(_STORE, reply.header["error"])
         return reply
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Wait until every call was answered, `timeout_s` at most."""
+        until = time.monotonic() + timeout_s
+        while self._outstanding and time.monotonic() < until:
+            time.sleep(_IDLE_POLL_S)
 
     def close(self) -> None:
         """End the child, which flushes first, and the thread."""
@@ -129,6 +147,8 @@ class ShardProcess:
         while not self._closing.is_set():
             started = time.monotonic()
             self._run_child()
+            if not self._restarts:
+                return
             if time.monotonic() - started > self._timing.max_restart_s:
                 delay = self._timing.first_restart_s
             self._closing.wait(delay)

@@ -1,0 +1,151 @@
+"""Directories of the embedded index: which of them serves, and what a crash left beside it.
+
+    <directory>/v1-d512             the first one
+    <directory>/v1-d512.g000002     one that was built later
+    <directory>/v1-d512.current     which of them serves, and how many points it had: JSON, replaced in one rename
+    <directory>/v1-d512.lock        held by the process that the index belongs to
+
+A directory that `current` does not name is a leftover, unless it was put aside as unreadable.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from pentimento.files.private_files import make_private_directory
+from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+_STORE = "vector index"
+_FORMAT = "v1"
+_LOCK_POLL_S = 0.05
+# Of the file beside a directory that its shard's process locks.
+LOCK_SUFFIX = ".shard-lock"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A directory of the index, and how many points it had when its graph was built (0: never)."""
+
+    path: Path
+    built_count: int = 0
+
+
+class Generations:
+    """The directories of an index of vectors of `dimension_count` dimensions. One process at a time holds them."""
+
+    def __init__(self, directory: Path, dimension_count: int) -> None:
+        self._directory = directory
+        self._name = f"{_FORMAT}-d{dimension_count}"
+        self._lock: IO[str] | None = None
+
+    def hold(self, timeout_s: float) -> None:
+        """Wait until no other process holds them: one that is dying may still.
+
+        Raises StoreUnavailable, SchemaMismatch.
+        """
+        make_private_directory(self._directory)
+        self._check_dimensions()
+        lock = (self._directory / f"{self._name}.lock").open("w")
+        until = time.monotonic() + timeout_s
+        while not _locked(lock):
+            if time.monotonic() > until:
+                lock.close()
+                raise StoreUnavailable(_STORE, "another process has it open")
+            time.sleep(_LOCK_POLL_S)
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let others hold them."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def current(self) -> Generation:
+        """Return the one that serves; the first one where nothing says otherwise."""
+        try:
+            found = json.loads(self._pointer.read_text())
+            name, built_count = str(found["directory"]), int(found["built_count"])
+        except FileNotFoundError:
+            return Generation(self._directory / self._name)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.error("which index serves cannot be read (%s); it is filled anew", error)
+            return Generation(self._directory / self._name)
+        if not re.fullmatch(rf"{re.escape(self._name)}(\.g\d+)?", name):
+            logger.error("the index that should serve has no name of ours; it is filled anew")
+            return Generation(self._directory / self._name)
+        return Generation(self._directory / name, built_count)
+
+    def following(self) -> Path:
+        """Return the path of the next one; nothing is there."""
+        built = [path for path in self._directory.glob(f"{self._name}.g*") if path.is_dir()]
+        numbers = [int(path.name.split(".")[1].removeprefix("g")) for path in built]
+        return self._directory / f"{self._name}.g{max(numbers, default=1) + 1:06d}"
+
+    def publish(self, generation: Generation) -> None:
+        """Make a generation the one that serves, durably, in one rename. Raises OSError: nothing has changed then."""
+        words = json.dumps({"directory": generation.path.name, "built_count": generation.built_count})
+        fresh = self._pointer.with_suffix(".current-new")
+        with fresh.open("w") as file:
+            file.write(words)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._pointer)
+        _sync_directory(self._directory)
+
+    def discard(self, path: Path) -> None:
+        """Delete a directory that does not serve; what cannot be deleted is left to the next start."""
+        shutil.rmtree(path, ignore_errors=True)
+        for unfinished in self._directory.glob(f"{path.name}.unfinished-*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        with suppress(OSError):
+            path.with_name(f"{path.name}{LOCK_SUFFIX}").unlink()
+
+    def clean(self) -> list[str]:
+        """Delete what builds and crashes left; return the names. Only for who holds them."""
+        kept = self.current().path.name
+        leftovers = [path for path in self._directory.glob(f"{self._name}*") if self._is_leftover(path, kept)]
+        for path in leftovers:
+            self.discard(path)
+        return sorted(path.name for path in leftovers)
+
+    @property
+    def _pointer(self) -> Path:
+        return self._directory / f"{self._name}.current"
+
+    def _is_leftover(self, path: Path, kept: str) -> bool:
+        ours = path.name == self._name or path.name.startswith(f"{self._name}.")
+        return ours and path.is_dir() and path.name != kept and ".unreadable-" not in path.name
+
+    def _check_dimensions(self) -> None:
+        found = {path.name.partition(".")[0] for path in self._directory.glob(f"{_FORMAT}-d*") if path.is_dir()}
+        if others := found - {self._name}:
+            wanted = self._name.removeprefix(f"{_FORMAT}-d")
+            raise SchemaMismatch(_STORE, f"it holds {min(others)}, not vectors of {wanted} dimensions")
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the rename last. It has happened already: a failure here must not look as if it had not."""
+    with suppress(OSError):
+        opened = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

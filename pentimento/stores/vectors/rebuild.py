@@ -1,0 +1,142 @@
+"""One build of the embedded index beside the one that serves: copy, graph, catch-up, swap.
+
+Until the pointer names the new directory (`Generations.publish`) the old index serves, and the next start finds it;
+from there on the new one. Whatever fails before costs the build, and its directory is deleted.
+"""
+
+import logging
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from json import dumps
+from pathlib import Path
+
+from pentimento.stores.errors import StoreFull, StoreUnavailable
+from pentimento.stores.vectors.generations import Generation, Generations
+from pentimento.stores.vectors.index_building import IndexBuilding, IndexCounts, needed_room_bytes
+from pentimento.stores.vectors.serving_shard import BATCH_COUNT, ServingShard, points_of
+from pentimento.stores.vectors.shard_copy import copy_all, copy_changed
+from pentimento.stores.vectors.shard_process import ShardProcess, ShardTiming
+
+logger = logging.getLogger(__name__)
+
+_STORE = "vector index"
+_START_TIMEOUT_S = 300.0
+# Writes wait while the last changes are caught up with: a few batches.
+_LAST_ROUND_COUNT = 4 * BATCH_COUNT
+_MOST_ROUNDS = 100
+_LAST_ANSWERS_S = 10.0
+
+OnPhase = Callable[[str], None]
+
+
+class Rebuild:
+    """One build. `on_phase` is called with each phase as it begins: copy, graph, load, catch_up, swap, done."""
+
+    def __init__(
+        self,
+        serving: ServingShard,
+        generations: Generations,
+        dimension_count: int,
+        building: IndexBuilding,
+        timing: ShardTiming,
+        on_phase: OnPhase,
+    ) -> None:
+        self._serving = serving
+        self._generations = generations
+        self._dimension_count = dimension_count
+        self._building = building
+        self._timing = timing
+        self._on_phase = on_phase
+        self._path = generations.following()
+        self._process: ShardProcess | None = None
+        self._stopped = False
+        self._caught_up_count = 0
+
+    def run(self) -> None:
+        """Build, and serve from the new index. Raises StoreUnavailable, StoreFull, OSError: the old one serves then."""
+        try:
+            self._check_room()
+            with self._serving.noting_changes():
+                built_count = self._build()
+                before = self._swap(built_count)
+        except BaseException:
+            self._end_process()
+            self._generations.discard(self._path)
+            raise
+        self._generations.discard(self._retire(before))
+        self._on_phase("done")
+
+    def stop(self) -> None:
+        """End the build as soon as may be; `run` raises then, unless it is about to be done."""
+        self._stopped = True
+        self._end_process()
+
+    def _check_room(self) -> None:
+        needed = needed_room_bytes(self._serving.counts.points_count, self._dimension_count)
+        if (free := shutil.disk_usage(self._path.parent).free) < needed:
+            raise StoreFull(_STORE, f"a build needs {needed} bytes, {free} are free")
+
+    def _build(self) -> int:
+        """Copy the points and build the graph; return how many it holds."""
+        slow = replace(self._timing, hang_s=math.inf, stop_s=0.5)
+        builder = self._start(slow, "--shape", dumps(self._building.shape()), restarts=False)
+        self._on_phase("copy")
+        copy_all(self._serving, builder)
+        self._on_phase("graph")
+        reply = builder.call({"op": "optimise"}, timeout_s=self._building.timeout_s)
+        builder.close()
+        return int(reply.header["points"])
+
+    def _swap(self, built_count: int) -> tuple[ShardProcess, Path]:
+        """Load what was built in a process of usual priority, catch up, and make it the one that serves."""
+        self._on_phase("load")
+        successor = self._start(self._timing, restarts=True)
+        self._on_phase("catch_up")
+        self._catch_up(successor)
+        with self._serving.writes_held() as last:
+            copy_changed(self._serving, successor, last)
+            points_count = self._compared(successor)
+            generation = Generation(self._path, built_count)
+            self._on_phase("swap")
+            self._generations.publish(generation)
+            counts = IndexCounts(points_count, self._caught_up_count + len(last))
+            before_path = self._serving.generation.path
+            return self._serving.replace(successor, generation, counts), before_path
+
+    def _catch_up(self, successor: ShardProcess) -> None:
+        """Copy what changed, round by round, until little is left."""
+        for _ in range(_MOST_ROUNDS):
+            changed = self._serving.take_noted()
+            copy_changed(self._serving, successor, changed)
+            self._caught_up_count += len(changed)
+            if len(changed) <= _LAST_ROUND_COUNT:
+                return
+        raise StoreUnavailable(_STORE, "more is written than a build can catch up with")
+
+    def _compared(self, successor: ShardProcess) -> int:
+        """Return how many points both have. Raises StoreUnavailable when they differ: a build must not lose any."""
+        ours, theirs = points_of(self._serving.process), points_of(successor)
+        if ours != theirs:
+            raise StoreUnavailable(_STORE, f"the build has {theirs} points, not {ours}")
+        return ours
+
+    def _start(self, timing: ShardTiming, *more: str, restarts: bool) -> ShardProcess:
+        arguments = ("--directory", str(self._path), "--dimension-count", str(self._dimension_count), *more)
+        self._process = process = ShardProcess(arguments, timing, restarts)
+        process.start()
+        if self._stopped:
+            raise StoreUnavailable(_STORE, "the build was stopped")
+        process.wait_ready(_START_TIMEOUT_S)
+        return process
+
+    def _retire(self, before: tuple[ShardProcess, Path]) -> Path:
+        process, path = before
+        process.wait_idle(_LAST_ANSWERS_S)
+        process.close()
+        return path
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.close()

@@ -1,0 +1,97 @@
+"""When the embedded index is built anew: a thread that waits until a build is due, runs it, and tries again later."""
+
+import logging
+import threading
+
+from pentimento.domain.errors import PentimentoError
+from pentimento.stores.vectors.generations import Generations
+from pentimento.stores.vectors.index_building import IndexBuilding, build_is_due, retry_delay_s
+from pentimento.stores.vectors.rebuild import OnPhase, Rebuild
+from pentimento.stores.vectors.serving_shard import ServingShard
+from pentimento.stores.vectors.shard_process import ShardTiming
+
+logger = logging.getLogger(__name__)
+
+
+class RebuildSchedule:
+    """One build at a time, whenever `build_is_due` says so. A failed one is logged and tried again, ever later."""
+
+    def __init__(
+        self,
+        serving: ServingShard,
+        generations: Generations,
+        dimension_count: int,
+        building: IndexBuilding,
+        timing: ShardTiming,
+        on_phase: OnPhase,
+    ) -> None:
+        self._serving = serving
+        self._generations = generations
+        self._dimension_count = dimension_count
+        self._building = building
+        self._timing = timing
+        self._on_phase = on_phase
+        self._due = threading.Event()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._running: Rebuild | None = None
+        self._thread = threading.Thread(target=self._run, name="index-rebuild", daemon=True)
+        self.builds_count = 0
+        self.failures_count = 0
+        self._failures_in_a_row = 0
+
+    def start(self) -> None:
+        """Build from here on, in the background, whenever it is due."""
+        self._thread.start()
+        self.look()
+
+    def look(self) -> None:
+        """Begin a build soon if one is due."""
+        if build_is_due(self._serving.counts, self._building):
+            self._due.set()
+
+    def close(self) -> None:
+        """Stop, and end a build that is under way."""
+        self._closing.set()
+        self._due.set()
+        with self._lock:
+            if self._running is not None:
+                self._running.stop()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._due.wait()
+            self._due.clear()
+            if self._closing.is_set():
+                return
+            self._closing.wait(retry_delay_s(self._failures_in_a_row, self._building))
+            if not self._closing.is_set():
+                self._build()
+                self.look()
+
+    def _build(self) -> None:
+        rebuild = Rebuild(
+            self._serving, self._generations, self._dimension_count, self._building, self._timing, self._on_phase
+        )
+        with self._lock:
+            self._running = rebuild
+        try:
+            rebuild.run()
+        except (PentimentoError, OSError) as error:
+            self._failed(error)
+        else:
+            self.builds_count += 1
+            self._failures_in_a_row = 0
+            logger.info("the index was built anew: %d points", self._serving.counts.points_count)
+        finally:
+            with self._lock:
+                self._running = None
+
+    def _failed(self, error: Exception) -> None:
+        if self._closing.is_set():
+            return
+        self.failures_count += 1
+        self._failures_in_a_row += 1
+        delay_s = retry_delay_s(self._failures_in_a_row, self._building)
+        logger.warning("the index was not built anew, the old one serves on; again in %.0f s: %s", delay_s, error)

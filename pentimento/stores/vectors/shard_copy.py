@@ -1,0 +1,43 @@
+"""Copies points from one shard to another, by id: what changed meanwhile is copied once more, however often it did."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pentimento.stores.vectors.serving_shard import BATCH_COUNT, ServingShard, batches
+from pentimento.stores.vectors.shard_process import ShardProcess
+
+# Between two pages searches come first: a copy takes half of the serving process's time at most.
+_BREATH_SHARE = 1.0
+# The target may run at the lowest priority.
+_TARGET_TIMEOUT_S = 120.0
+
+
+def copy_all(source: ServingShard, target: ShardProcess) -> None:
+    """Copy every point that is there from beginning to end; of others it may copy some. Raises StoreUnavailable."""
+    header: dict[str, Any] = {"op": "export", "limit": BATCH_COUNT}
+    while True:
+        began = time.monotonic()
+        page = source.read(header)
+        took_s = time.monotonic() - began
+        _put(target, page.header["points"], page.body)
+        if page.header["next"] is None:
+            return
+        header["after"] = page.header["next"]
+        time.sleep(_BREATH_SHARE * took_s)
+
+
+def copy_changed(source: ServingShard, target: ShardProcess, entry_ids: Sequence[str]) -> None:
+    """Make these points in the target what they are in the source: there, other, or gone. Raises StoreUnavailable."""
+    for batch in batches(entry_ids):
+        page = source.read({"op": "export_some", "ids": list(batch)})
+        there = {point["id"] for point in page.header["points"]}
+        gone = [entry_id for entry_id in batch if entry_id not in there]
+        if gone:
+            target.call({"op": "delete", "ids": gone}, timeout_s=_TARGET_TIMEOUT_S)
+        _put(target, page.header["points"], page.body)
+
+
+def _put(target: ShardProcess, points: list[dict[str, Any]], body: bytes) -> None:
+    if points:
+        target.call({"op": "upsert", "points": points}, body, timeout_s=_TARGET_TIMEOUT_S)

@@ -1,0 +1,97 @@
+"""Which directory of the embedded index serves, and what is deleted."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
+from pentimento.stores.vectors.generations import Generation, Generations
+
+
+@pytest.fixture
+def generations(tmp_path: Path) -> Iterator[Generations]:
+    generations = Generations(tmp_path, 8)
+    generations.hold(1)
+    yield generations
+    generations.release()
+
+
+def test_the_first_one_serves_until_another_is_published(tmp_path: Path, generations: Generations) -> None:
+    assert generations.current() == Generation(tmp_path / "v1-d8", 0)
+
+    built = Generation(generations.following(), 1234)
+    generations.publish(built)
+
+    assert generations.current() == built
+    assert built.path == tmp_path / "v1-d8.g000002"
+
+
+def test_following_ones_are_not_there_yet(tmp_path: Path, generations: Generations) -> None:
+    (tmp_path / "v1-d8.g000009").mkdir()
+
+    assert generations.following() == tmp_path / "v1-d8.g000010"
+
+
+def test_what_does_not_serve_is_deleted_but_for_what_was_put_aside(tmp_path: Path, generations: Generations) -> None:
+    names = ("v1-d8", "v1-d8.g000002", "v1-d8.g000003", "v1-d8.g000003.unfinished-7", "v1-d8.unreadable-1")
+    for name in (*names, "else"):
+        (tmp_path / name).mkdir()
+    generations.publish(Generation(tmp_path / "v1-d8.g000002", 5))
+
+    deleted = generations.clean()
+
+    assert deleted == ["v1-d8", "v1-d8.g000003", "v1-d8.g000003.unfinished-7"]
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {
+        "v1-d8.g000002",
+        "v1-d8.unreadable-1",
+        "else",
+    }
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "not JSON",
+        "[]",
+        "{}",
+        '{"directory": "../else", "built_count": 1}',
+        '{"directory": "v1-d8", "built_count": "x"}',
+    ],
+)
+def test_a_pointer_that_makes_no_sense_means_the_first_one(
+    tmp_path: Path, generations: Generations, words: str
+) -> None:
+    (tmp_path / "v1-d8.current").write_text(words)
+
+    assert generations.current() == Generation(tmp_path / "v1-d8", 0)
+
+
+def test_only_one_holds_them_at_a_time(tmp_path: Path, generations: Generations) -> None:
+    other = Generations(tmp_path, 8)
+
+    with pytest.raises(StoreUnavailable, match="another process"):
+        other.hold(0.0)
+
+    generations.release()
+    other.hold(1.0)
+    other.release()
+
+
+def test_vectors_of_another_size_are_refused(tmp_path: Path, generations: Generations) -> None:
+    (tmp_path / "v1-d8.g000002").mkdir()
+
+    with pytest.raises(SchemaMismatch, match="not vectors of 16"):
+        Generations(tmp_path, 16).hold(1.0)
+
+
+def test_the_pointer_is_whole_or_the_old_one(tmp_path: Path, generations: Generations) -> None:
+    generations.publish(Generation(tmp_path / "v1-d8.g000002", 1))
+    (tmp_path / "v1-d8.current-new").mkdir()  # the new pointer cannot be written
+
+    with pytest.raises(OSError):
+        generations.publish(Generation(tmp_path / "v1-d8.g000003", 2))
+
+    assert json.loads((tmp_path / "v1-d8.current").read_text()) == {"directory": "v1-d8.g000002", "built_count": 1}
