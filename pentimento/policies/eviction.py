@@ -1,28 +1,41 @@
-"""What leaves a full cache: pure book-keeping, one interface, O(log n) a call.
+"""What leaves a full cache: book-keeping over single items, one interface, O(log n) a call.
 
-FIFO is MoDM's sliding window (5.4). LCBFU is NIRVANA's (5.4): the item with the lowest f * K goes first, f the number
-of uses and K the steps it saves. The paper leaves open the first f, ties and whose f rises when a hole lets another K
-serve. Here: f starts at `first_frequency` (1), the older of equals goes, and the item that served is the one used.
+`eviction_rules` says who goes first; here are the order in memory and what callers hold. A ledger keeps the same
+records and ranks as columns of its rows.
 """
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from typing import Protocol
+
+from pentimento.policies.eviction_rules import (
+    EVICTION_NAMES,
+    AccessRecord,
+    EvictionRule,
+    FifoRule,
+    LcbfuRule,
+    Rank,
+    eviction_rule,
+)
 
 Item = Hashable
 
+# Where nobody says how many items a cache takes.
+_USUAL_CAPACITY_COUNT = 10_000
+_SPARE_ENTRIES = 64
+
 
 class Eviction(Protocol):
-    """The rule by which an item of a full cache is chosen to go. All methods but `__len__` change state."""
+    """The rule by which an item of a full cache is chosen to go. All methods but `record` and `len` change state."""
 
-    def add(self, item: Item, saved_steps: float) -> None:
+    def add(self, item: Item, saved_steps: float, size_bytes: int = 1) -> None:
         """Add an item, or a fresh one under the name of an old one. `saved_steps` is K, the steps that a use of it
         saves."""
         ...
 
-    def use(self, item: Item) -> None:
-        """Note that an item served a request; one that is gone is ignored."""
+    def use(self, item: Item, beside: Iterable[Item] = ()) -> None:
+        """Note that an item served a request; `beside` are the others of its entry. What is gone is ignored."""
         ...
 
     def remove(self, item: Item) -> None:
@@ -33,56 +46,42 @@ class Eviction(Protocol):
         """Take out the item that goes next and return it; KeyError when there is none."""
         ...
 
+    def record(self, item: Item) -> AccessRecord:
+        """Return what is known of an item's accesses; KeyError when it is gone."""
+        ...
+
+    def restore(self, item: Item, record: AccessRecord) -> None:
+        """Put an item back with the record it had."""
+        ...
+
     def __len__(self) -> int: ...
 
 
-class Fifo:
-    """First in, first out: the oldest goes first, used or not."""
+class EvictionQueue:
+    """Items in the order in which a rule lets them go: a heap whose void entries are skipped."""
 
-    def __init__(self) -> None:
-        self._items: OrderedDict[Item, None] = OrderedDict()
+    def __init__(self, rule: EvictionRule) -> None:
+        self._rule = rule
+        self._tick = 0
+        # An entry of the heap whose rank is not the one here is void.
+        self._known: dict[Item, tuple[Rank, AccessRecord]] = {}
+        self._heap: list[tuple[Rank, int, Item]] = []
+        self._pushed = 0
 
-    def add(self, item: Item, saved_steps: float) -> None:
-        """Add an item as the newest; one that is there is renewed."""
-        self._items.pop(item, None)
-        self._items[item] = None
+    def add(self, item: Item, saved_steps: float, size_bytes: int = 1) -> None:
+        """Add an item as the newest."""
+        self._tick += 1
+        self._put(item, AccessRecord(saved_steps, size_bytes, self._tick, self._tick))
 
-    def use(self, item: Item) -> None:
-        """Ignore it: uses do not count here."""
-
-    def remove(self, item: Item) -> None:
-        """Forget an item; one that is gone is ignored."""
-        self._items.pop(item, None)
-
-    def pop(self) -> Item:
-        """Take out the oldest item; KeyError when there is none."""
-        return self._items.popitem(last=False)[0]
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-
-class Lcbfu:
-    """Least computationally beneficial and frequently used (NIRVANA, section 5.4): the lowest f * K goes first, the
-    older of equals."""
-
-    def __init__(self, first_frequency: float = 1.0) -> None:
-        self._first = first_frequency
-        self._count = 0
-        # Item to (score, number, K); an entry of the heap that is not here any more is skipped.
-        self._known: dict[Item, tuple[float, int, float]] = {}
-        self._heap: list[tuple[float, int, Item]] = []
-
-    def add(self, item: Item, saved_steps: float) -> None:
-        """Add an item as the newest, with the score f * K of the first frequency."""
-        self._count += 1
-        self._score(item, self._first * saved_steps, self._count, saved_steps)
-
-    def use(self, item: Item) -> None:
-        """Raise the score of an item by K; one that is gone is ignored."""
-        if item in self._known:
-            score, number, saved_steps = self._known[item]
-            self._score(item, score + saved_steps, number, saved_steps)
+    def use(self, item: Item, beside: Iterable[Item] = ()) -> None:
+        """Note a use of an item, and for those beside it that another of their entry was used."""
+        if item not in self._known:
+            return
+        self._tick += 1
+        self._put(item, self._rule.used(self.record(item), self._tick))
+        for other in beside:
+            if other != item and other in self._known:
+                self._put(other, self._rule.beside(self.record(other), self._tick))
 
     def remove(self, item: Item) -> None:
         """Forget an item; one that is gone is ignored."""
@@ -90,27 +89,77 @@ class Lcbfu:
         self._compact()
 
     def pop(self) -> Item:
-        """Take out the item of the lowest score; KeyError when there is none."""
+        """Take out the item of the lowest rank; KeyError when there is none."""
         while self._heap:
-            score, number, item = heapq.heappop(self._heap)
-            if self._known.get(item, (None, None))[:2] == (score, number):
+            rank, _, item = heapq.heappop(self._heap)
+            if self._is_current(item, rank):
                 del self._known[item]
                 return item
         raise KeyError("nothing to evict")
 
+    def record(self, item: Item) -> AccessRecord:
+        """Return what is known of an item's accesses; KeyError when it is gone."""
+        return self._known[item][1]
+
+    def restore(self, item: Item, record: AccessRecord) -> None:
+        """Put an item back with the record it had; ticks go on from the last one seen."""
+        self._tick = max(self._tick, record.added_tick, record.used_tick)
+        self._put(item, record)
+
     def __len__(self) -> int:
         return len(self._known)
 
-    def _score(self, item: Item, score: float, number: int, saved_steps: float) -> None:
-        self._known[item] = (score, number, saved_steps)
-        heapq.heappush(self._heap, (score, number, item))
+    def _is_current(self, item: Item, rank: Rank) -> bool:
+        return item in self._known and self._known[item][0] == rank
+
+    def _put(self, item: Item, record: AccessRecord) -> None:
+        rank = self._rule.rank(record)
+        if not self._is_current(item, rank):
+            # Numbered, so that items themselves are never compared.
+            self._pushed += 1
+            heapq.heappush(self._heap, (rank, self._pushed, item))
+        self._known[item] = (rank, record)
         self._compact()
 
     def _compact(self) -> None:
-        """Entries that later ones made void are at most as many as the live ones, and a few."""
-        if len(self._heap) > 2 * len(self._known) + 64:
-            self._heap = [(score, number, item) for item, (score, number, _) in self._known.items()]
+        """Void entries are at most as many as the live ones, and a few."""
+        if len(self._heap) > 2 * len(self._known) + _SPARE_ENTRIES:
+            self._heap = [(rank, number, item) for number, (item, (rank, _)) in enumerate(self._known.items())]
+            self._pushed = len(self._heap)
             heapq.heapify(self._heap)
 
 
-EVICTIONS: Mapping[str, Callable[[], Eviction]] = {"fifo": Fifo, "lcbfu": Lcbfu}
+class Fifo(EvictionQueue):
+    """First in, first out: the oldest goes first, used or not."""
+
+    def __init__(self) -> None:
+        super().__init__(FifoRule())
+
+
+class Lcbfu(EvictionQueue):
+    """Least computationally beneficial and frequently used (NIRVANA, section 5.4)."""
+
+    def __init__(self, first_frequency: float = 1.0) -> None:
+        super().__init__(LcbfuRule(first_frequency))
+
+
+def open_eviction(name: str, capacity_count: int, *, hits_add: bool = False) -> EvictionQueue:
+    """Return an empty order under the rule of that name, as in `eviction_rule`.
+
+    Raises ValueError for an unknown name.
+    """
+    return EvictionQueue(eviction_rule(name, capacity_count, hits_add=hits_add))
+
+
+def make_room(eviction: Eviction, new_count: int, capacity_count: int) -> list[Item]:
+    """Take out as many items as must go before `new_count` are added to a cache of `capacity_count`, and return them.
+
+    The paper's order: what is new is never among those that go (NIRVANA, section 5.4, Eviction).
+    """
+    surplus = len(eviction) + new_count - capacity_count
+    return [eviction.pop() for _ in range(min(max(surplus, 0), len(eviction)))]
+
+
+EVICTIONS: Mapping[str, Callable[[], Eviction]] = {
+    name: partial(open_eviction, name, _USUAL_CAPACITY_COUNT) for name in EVICTION_NAMES
+}

@@ -1,34 +1,210 @@
+"""Orders of eviction, against a search through all items that knows their whole history."""
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pentimento.policies.eviction import EVICTIONS, Fifo, Lcbfu
+from pentimento.policies.eviction import EVICTIONS, EvictionQueue, Fifo, Lcbfu, make_room, open_eviction
+from pentimento.policies.eviction_rules import EVICTION_NAMES, AccessRecord, AgedBenefit, EvictionRule, eviction_rule
 
 STEPS = (5, 10, 15, 20, 25)
+SIZES = (1, 100, 4096)
 OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["add", "use", "remove", "pop"]), st.integers(0, 12), st.sampled_from(STEPS)),
+    st.tuples(
+        st.sampled_from(["add", "use", "use", "remove", "pop", "restart"]),
+        st.integers(0, 12),
+        st.sampled_from(STEPS),
+        st.sampled_from(SIZES),
+    ),
     max_size=200,
 )
+CAPACITY = 6
+AGED = AgedBenefit(CAPACITY, memory_share=1.5, density_weight=0.75, use_weight=0.5, beside_share=0.25)
+RULES: dict[str, EvictionRule] = {name: eviction_rule(name, CAPACITY) for name in EVICTION_NAMES} | {"aged": AGED}
+
+
+@dataclass
+class History:
+    """All that ever happened to one item."""
+
+    steps: int
+    size: int
+    added: int
+    uses: list[int] = field(default_factory=list)
+    # Ticks and shares of all that counts for a fading rule, the addition first.
+    counted: list[tuple[int, float]] = field(default_factory=list)
+
+
+def aged_score(item: History) -> float:
+    """Steps a byte to the power 0.75, times the root of the faded uses, times e a tau that the last one is later."""
+    last, tau = item.counted[-1][0], 1.5 * CAPACITY
+    faded = sum(share * math.exp(-(last - tick) / tau) for tick, share in item.counted)
+    return 0.75 * math.log(item.steps / item.size) + 0.5 * math.log(faded) + last / tau
+
+
+SCORES: dict[str, Callable[[History], tuple[float, ...]]] = {
+    "fifo": lambda item: (item.added,),
+    "lru": lambda item: (item.uses[-1] if item.uses else item.added,),
+    "lfu": lambda item: (len(item.uses), item.uses[-1] if item.uses else item.added),
+    "lcbfu": lambda item: ((1 + len(item.uses)) * item.steps, item.added),
+    "aged": lambda item: (aged_score(item), item.added),
+}
+
+
+def beside(item: int) -> list[int]:
+    """Items 0 to 2 are one entry's, 3 to 5 the next one's."""
+    return [other for other in range(item - item % 3, item - item % 3 + 3) if other != item]
+
+
+@pytest.mark.parametrize("name", EVICTION_NAMES)
+@settings(deadline=None, max_examples=60)
+@given(OPERATIONS)
+def test_every_rule_agrees_with_a_search_through_all_items(
+    name: str, operations: list[tuple[str, int, int, int]]
+) -> None:
+    queue, known, tick = EvictionQueue(RULES[name]), dict[int, History](), 0
+    for operation, item, steps, size in operations:
+        if operation == "add":
+            tick += 1
+            queue.add(item, steps, size)
+            known[item] = History(steps, size, tick, counted=[(tick, 1.0)])
+        elif operation == "use":
+            queue.use(item, beside(item))
+            if item in known:
+                tick += 1
+                known[item].uses.append(tick)
+                known[item].counted.append((tick, 1.0))
+                for other in beside(item):
+                    if other in known:
+                        known[other].counted.append((tick, 0.25))
+        elif operation == "remove":
+            queue.remove(item)
+            known.pop(item, None)
+        elif operation == "restart":
+            queue, tick = restarted(queue, RULES[name], list(known)), last_tick(known, name)
+        elif known:
+            lowest = min(known, key=lambda each: SCORES[name](known[each]))
+            assert queue.pop() == lowest
+            del known[lowest]
+        assert len(queue) == len(known)
+
+
+def restarted(queue: EvictionQueue, rule: EvictionRule, items: list[int]) -> EvictionQueue:
+    """Another queue that knows nothing but the access records."""
+    fresh = EvictionQueue(rule)
+    for item in reversed(items):
+        fresh.restore(item, queue.record(item))
+    return fresh
+
+
+def last_tick(known: dict[int, History], name: str) -> int:
+    """The latest that any record tells of; what lay beside a use is told by a fading rule alone."""
+    if name == "aged":
+        return max((item.counted[-1][0] for item in known.values()), default=0)
+    return max((max([item.added, *item.uses]) for item in known.values()), default=0)
+
+
+def drained(queue: EvictionQueue) -> list[Hashable]:
+    return [queue.pop() for _ in range(len(queue))]
 
 
 def test_fifo_lets_the_oldest_go_however_much_it_was_used() -> None:
-    rule = Fifo()
+    queue = Fifo()
     for item in "abc":
-        rule.add(item, 5)
-    rule.use("a")
+        queue.add(item, 5)
+    queue.use("a")
 
-    assert [rule.pop(), rule.pop(), rule.pop()] == ["a", "b", "c"]
+    assert drained(queue) == ["a", "b", "c"]
+
+
+def test_lru_lets_go_what_was_not_used_for_longest() -> None:
+    queue = open_eviction("lru", CAPACITY)
+    for item in "abc":
+        queue.add(item, 5)
+    queue.use("a")
+
+    assert drained(queue) == ["b", "c", "a"]
+
+
+def test_lfu_lets_go_what_was_used_least_and_of_equals_what_was_used_earlier() -> None:
+    queue = open_eviction("lfu", CAPACITY)
+    for item in "abc":
+        queue.add(item, 5)
+    for item in "cbca":
+        queue.use(item)
+
+    assert drained(queue) == ["b", "a", "c"]
 
 
 def test_lcbfu_lets_go_what_saves_least() -> None:
-    rule = Lcbfu()
-    rule.add("often", 5)
-    rule.add("deep", 25)
-    rule.add("shallow", 10)
+    queue = Lcbfu()
+    queue.add("often", 5)
+    queue.add("deep", 25)
+    queue.add("shallow", 10)
     for _ in range(3):
-        rule.use("often")
+        queue.use("often")
 
-    assert [rule.pop(), rule.pop(), rule.pop()] == ["shallow", "often", "deep"]
+    assert drained(queue) == ["shallow", "often", "deep"]
+
+
+def test_the_papers_example_keeps_the_deep_latent() -> None:
+    """100 uses at K = 25 against 200 at K = 5 (NIRVANA, section 5.4)."""
+    queue = Lcbfu(first_frequency=0.0)
+    for item, steps, count in (("i", 25, 100), ("j", 5, 200)):
+        queue.add(item, steps)
+        for _ in range(count):
+            queue.use(item)
+
+    assert drained(queue) == ["j", "i"]
+
+
+@pytest.mark.parametrize(("name", "is_kept"), [("lcbfu", True), ("lfu", True), ("aged", False), ("lru", False)])
+def test_uses_of_long_ago_are_forgotten_where_they_fade(name: str, is_kept: bool) -> None:
+    """Fifty uses, then two hundred other items through a cache of ten."""
+    queue = open_eviction(name, 10)
+    queue.add("once popular", 25)
+    for _ in range(50):
+        queue.use("once popular")
+    for item in range(200):
+        make_room(queue, 1, 10)
+        queue.add(item, 25)
+
+    assert ("once popular" in drained(queue)) is is_kept
+
+
+def test_uses_of_a_moment_ago_count_where_they_fade() -> None:
+    """The older item was used, as recently as the newer one came."""
+    queue = open_eviction("aged", 10)
+    queue.add("used", 25)
+    queue.add("new", 25)
+    queue.use("used")
+    queue.add("newest", 25)
+
+    assert drained(queue) == ["new", "newest", "used"]
+
+
+def test_aged_benefit_lets_the_larger_of_two_alike_go() -> None:
+    queue = open_eviction("aged", 10_000)
+    queue.add("small", 20, 1_000)
+    queue.add("large", 20, 4_000)
+
+    assert drained(queue) == ["large", "small"]
+
+
+def test_where_all_add_an_item_lives_on_when_another_of_its_entry_is_used() -> None:
+    queue = open_eviction("aged", 10, hits_add=True)
+    for item in ("a5", "b5", "b10"):
+        queue.add(item, 5)
+    queue.use("b10", beside=["b5"])
+    queue.add("c5", 5)
+    queue.use("a5")
+
+    assert queue.record("b5").faded_uses > 1.0
+    assert queue.record("b5").use_count == 0
 
 
 @pytest.mark.parametrize("name", EVICTIONS)
@@ -37,67 +213,81 @@ def test_nothing_to_evict_is_a_key_error(name: str) -> None:
         EVICTIONS[name]().pop()
 
 
-@settings(deadline=None, max_examples=50)
-@given(OPERATIONS)
-def test_lcbfu_agrees_with_a_search_through_all_items(operations: list[tuple[str, int, int]]) -> None:
-    rule, scores = Lcbfu(), dict[int, list[float]]()
-    for number, (operation, item, steps) in enumerate(operations):
-        if operation == "add":
-            rule.add(item, steps)
-            scores[item] = [float(steps), number, steps]
-        elif operation == "use" and item in scores:
-            rule.use(item)
-            scores[item][0] += scores[item][2]
-        elif operation == "remove":
-            rule.remove(item)
-            scores.pop(item, None)
-        elif operation == "pop" and scores:
-            lowest = min(scores, key=lambda known: scores[known][:2])
-            assert rule.pop() == lowest
-            del scores[lowest]
-        assert len(rule) == len(scores)
-
-
-def test_fifo_forgets_what_is_gone_and_takes_what_came_again_for_new() -> None:
-    rule = Fifo()
+@pytest.mark.parametrize("name", EVICTIONS)
+def test_what_is_gone_is_forgotten_and_what_came_again_is_new(name: str) -> None:
+    queue = open_eviction(name, CAPACITY)
     for item in ("a", "b", "c", "a"):
-        rule.add(item, 5)
-    rule.remove("b")
-    rule.remove("nobody")
+        queue.add(item, 5)
+    queue.remove("b")
+    queue.remove("nobody")
+    queue.use("nobody", beside=["a"])
 
-    assert len(rule) == 2
-    assert [rule.pop(), rule.pop()] == ["c", "a"]
+    assert len(queue) == 2
+    assert queue.record("a") == AccessRecord(5, 1, added_tick=4, used_tick=4)
+    assert drained(queue) == ["c", "a"]
 
 
-def test_lcbfu_keeps_its_order_and_its_memory_through_many_uses() -> None:
+def test_a_queue_keeps_its_order_and_its_memory_through_many_uses() -> None:
     """Void entries are at most as many as the live ones, and 64."""
-    rule, sizes = Lcbfu(), set()
-    rule.add("busy", 5)
-    rule.add("idle", 5)
+    queue, sizes = Lcbfu(), set()
+    queue.add("busy", 5)
+    queue.add("idle", 5)
     for _ in range(1000):
-        rule.use("busy")
-        sizes.add(len(rule._heap))
+        queue.use("busy")
+        sizes.add(len(queue._heap))
 
     assert max(sizes) == 2 * 2 + 64
-    assert [rule.pop(), rule.pop()] == ["idle", "busy"]
+    assert drained(queue) == ["idle", "busy"]
 
 
-def test_lcbfu_forgets_what_was_removed() -> None:
-    rule = Lcbfu()
+def test_a_queue_forgets_what_was_removed() -> None:
+    queue = Lcbfu()
     for item in range(100):
-        rule.add(item, 5)
+        queue.add(item, 5)
     for item in range(100):
-        rule.remove(item)
+        queue.remove(item)
 
-    assert len(rule._heap) <= 64
+    assert len(queue._heap) <= 64
 
 
-@pytest.mark.parametrize(("rule", "first"), [(Lcbfu(), "once"), (Lcbfu(first_frequency=3.0), "often")])
-def test_how_much_an_item_counts_before_its_first_use_may_be_set(rule: Lcbfu, first: str) -> None:
+def test_fifo_pushes_nothing_when_an_item_is_used() -> None:
+    queue = Fifo()
+    queue.add("a", 5)
+    for _ in range(10):
+        queue.use("a")
+
+    assert len(queue._heap) == 1
+
+
+@pytest.mark.parametrize(("queue", "first"), [(Lcbfu(), "once"), (Lcbfu(first_frequency=3.0), "often")])
+def test_how_much_an_item_counts_before_its_first_use_may_be_set(queue: Lcbfu, first: str) -> None:
     """10 against 4 + 12 where an item counts once at first, 30 against 12 + 12 where it counts three times."""
-    rule.add("once", 10)
-    rule.add("often", 4)
+    queue.add("once", 10)
+    queue.add("often", 4)
     for _ in range(3):
-        rule.use("often")
+        queue.use("often")
 
-    assert rule.pop() == first
+    assert queue.pop() == first
+
+
+@pytest.mark.parametrize(
+    ("held", "new", "gone"), [(3, 2, []), (4, 2, [0]), (5, 5, [0, 1, 2, 3, 4]), (2, 9, [0, 1]), (0, 9, [])]
+)
+def test_room_is_made_before_what_is_new_comes(held: int, new: int, gone: list[int]) -> None:
+    """In a cache of five."""
+    queue = Fifo()
+    for item in range(held):
+        queue.add(item, 5)
+
+    assert make_room(queue, new, 5) == gone
+
+
+def test_an_unknown_rule_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match="fifo, lru, lfu, lcbfu, aged, got 'random'"):
+        eviction_rule("random", 10)
+
+
+@pytest.mark.parametrize(("capacity", "share"), [(0, 1.0), (1, 0.0), (1, -1.0)])
+def test_a_memory_of_no_length_is_refused(capacity: int, share: float) -> None:
+    with pytest.raises(ValueError, match="capacity_count must be"):
+        AgedBenefit(capacity, memory_share=share)

@@ -1,0 +1,175 @@
+"""Which item of a full cache goes first: pure rules over access records, each a number that changes only when the item
+is used.
+
+An item is one latent at one K, or an image. A rule gives its record a rank, and the lowest rank goes first. Since no
+rank moves by itself, a heap or an index of a database keeps the order at O(log n) an access, and the records are all
+that has to be kept to know it again.
+
+FIFO is MoDM's sliding window (5.4). LCBFU is NIRVANA's (5.4): f * K, f the number of uses and K the steps that one
+saves. The paper leaves open the first f, ties and whose f rises when a hole lets another K serve. Here f starts at
+`first_frequency` (1), the older of equals goes, and the item that served is the one used. LRU and LFU are the paper's
+comparators (7.4); of items used equally often LFU lets go of the one that was used least recently.
+
+`AgedBenefit` is ours. LCBFU never forgets a use, so new items go before old ones that nobody asks for any more; most
+reuse is of what is new. Here uses fade, at a rate that follows the size of the cache.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import exp, log
+from types import MappingProxyType
+from typing import Protocol
+
+Rank = tuple[float, int]
+"""A score and, for equal scores, a tick; the lowest goes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRecord:
+    """What is kept of an item's accesses: enough to know when it goes.
+
+    Ticks count additions and uses of the whole cache, so they order accesses and need no clock. `saved_steps` is K, the
+    steps that a use saves, above 0. `used_tick` is `added_tick` before the first use. `faded_uses` is the sum of the
+    addition and the uses, each faded up to `used_tick`; a rule under which uses do not fade leaves it as it is.
+    """
+
+    saved_steps: float
+    size_bytes: int
+    added_tick: int
+    used_tick: int
+    use_count: int = 0
+    faded_uses: float = 1.0
+
+
+class EvictionRule(Protocol):
+    """Ranks items by their records. Pure: nothing but the parameters is kept."""
+
+    def rank(self, record: AccessRecord) -> Rank:
+        """Return the item's place: the lowest goes first."""
+        ...
+
+    def used(self, record: AccessRecord, tick: int) -> AccessRecord:
+        """Return the record after a use at `tick`."""
+        ...
+
+    def beside(self, record: AccessRecord, tick: int) -> AccessRecord:
+        """Return the record after a use, at `tick`, of another item of the same entry."""
+        ...
+
+
+class _Counting:
+    """Counts uses; what is used beside an item does not concern it."""
+
+    def used(self, record: AccessRecord, tick: int) -> AccessRecord:
+        """Return the record with one use more."""
+        return replace(record, used_tick=tick, use_count=record.use_count + 1)
+
+    def beside(self, record: AccessRecord, tick: int) -> AccessRecord:
+        """Return the record as it is."""
+        return record
+
+
+class FifoRule(_Counting):
+    """First in, first out: the oldest goes first, used or not."""
+
+    def rank(self, record: AccessRecord) -> Rank:
+        """Return the place in the order of additions."""
+        return 0.0, record.added_tick
+
+
+class LruRule(_Counting):
+    """The least recently used goes first; an addition counts as a use."""
+
+    def rank(self, record: AccessRecord) -> Rank:
+        """Return the place in the order of last uses."""
+        return 0.0, record.used_tick
+
+
+class LfuRule(_Counting):
+    """The least frequently used goes first, of equals the least recently used."""
+
+    def rank(self, record: AccessRecord) -> Rank:
+        """Return the number of uses, then the last one."""
+        return float(record.use_count), record.used_tick
+
+
+@dataclass(frozen=True)
+class LcbfuRule(_Counting):
+    """Least computationally beneficial and frequently used (NIRVANA, section 5.4): the lowest f * K goes first, the
+    older of equals. `first_frequency` is f before the first use."""
+
+    first_frequency: float = 1.0
+
+    def rank(self, record: AccessRecord) -> Rank:
+        """Return f * K, then the place in the order of additions."""
+        return (self.first_frequency + record.use_count) * record.saved_steps, record.added_tick
+
+
+@dataclass(frozen=True)
+class AgedBenefit:
+    """The lowest expected benefit goes first: steps saved a byte, times uses that fade.
+
+    The score is the logarithm of (K / bytes)^`density_weight` * F^`use_weight` * exp(t / tau), where t is the tick of
+    the last use and F the sum over the addition and the uses, each of them exp(-(t - its tick) / tau). tau is
+    `memory_share` times `capacity_count`: what is not used fades by a factor e while so many ticks pass. A use counts
+    `beside_share` for the other items of the entry, since the next request of that kind may need another K.
+    """
+
+    capacity_count: int
+    memory_share: float = 2.0
+    density_weight: float = 1.5
+    use_weight: float = 0.25
+    beside_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.capacity_count < 1 or self.memory_share <= 0:
+            raise ValueError("capacity_count must be at least 1 and memory_share above 0")
+
+    @property
+    def memory_ticks(self) -> float:
+        """tau, in ticks."""
+        return self.memory_share * self.capacity_count
+
+    def rank(self, record: AccessRecord) -> Rank:
+        """Return the logarithm of the benefit at tick 0, then the place in the order of additions."""
+        density = log(record.saved_steps / max(record.size_bytes, 1))
+        recent = record.used_tick / self.memory_ticks
+        return recent + self.density_weight * density + self.use_weight * log(record.faded_uses), record.added_tick
+
+    def used(self, record: AccessRecord, tick: int) -> AccessRecord:
+        """Return the record with one use more, the earlier ones faded up to `tick`."""
+        return replace(self._faded(record, tick, 1.0), use_count=record.use_count + 1)
+
+    def beside(self, record: AccessRecord, tick: int) -> AccessRecord:
+        """Return the record with `beside_share` of a use more."""
+        return self._faded(record, tick, self.beside_share) if self.beside_share else record
+
+    def _faded(self, record: AccessRecord, tick: int, share: float) -> AccessRecord:
+        kept = exp(-(tick - record.used_tick) / self.memory_ticks)
+        return replace(record, used_tick=tick, faded_uses=record.faded_uses * kept + share)
+
+
+# Tuned on the first half of a log of prompts (benchmarks/eviction.py): misses alone add latents, as in the paper.
+AGED_WHERE_MISSES_ADD: Mapping[str, float] = MappingProxyType(
+    {"memory_share": 2.0, "density_weight": 1.5, "use_weight": 0.25, "beside_share": 0.0}
+)
+# The same, where refined hits add the latents after their start too. The newest of many alike is the best donor then.
+AGED_WHERE_ALL_ADD: Mapping[str, float] = MappingProxyType(
+    {"memory_share": 2.0, "density_weight": 0.0, "use_weight": 0.5, "beside_share": 0.3}
+)
+
+
+def eviction_rule(name: str, capacity_count: int, *, hits_add: bool = False) -> EvictionRule:
+    """Return the rule of that name, for a cache of about `capacity_count` items; `hits_add` says whether refined hits
+    add items as well as misses. Raises ValueError for an unknown name."""
+    if name == "aged":
+        return AgedBenefit(capacity_count, **(AGED_WHERE_ALL_ADD if hits_add else AGED_WHERE_MISSES_ADD))
+    if name not in _SIMPLE_RULES:
+        raise ValueError(f"eviction must be one of {', '.join(EVICTION_NAMES)}, got {name!r}")
+    return _SIMPLE_RULES[name]
+
+
+_SIMPLE_RULES: Mapping[str, EvictionRule] = MappingProxyType(
+    {"fifo": FifoRule(), "lru": LruRule(), "lfu": LfuRule(), "lcbfu": LcbfuRule()}
+)
+EVICTION_NAMES = (*_SIMPLE_RULES, "aged")
