@@ -1,5 +1,6 @@
-"""`pentimento bench profile | load | report`."""
+"""`pentimento bench profile | selector-profile | load | report`."""
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import click
 from pentimento.cli.connection import connection_options, frontdoor_address, read_token
 from pentimento.domain.errors import InvalidArgument
 from pentimento.supervisor.child import source_path
-from pentimento.supervisor.models import find_model
+from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_model
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 PRESENT = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -30,6 +31,35 @@ def profile(model: str, flags: tuple[str, ...]) -> None:
     os.environ["PYTHONPATH"] = source_path()
     command = [sys.executable, "-P", "-m", "services.unet_worker.profile", "--model", str(find_model(model).path)]
     os.execv(sys.executable, [*command, *flags])
+
+
+@bench.command("selector-profile", context_settings={"ignore_unknown_options": True})
+@click.argument("model")
+@click.option(
+    "--prompts", type=PRESENT, required=True, help="prompts in the order they came (.txt, .tsv, .csv, .jsonl)"
+)
+@click.option("--small", metavar="MODEL", help="profile the images too that this model refines, against MODEL's own")
+@click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, help="encoder that the cache searches by")
+@click.option("--embedder-address", help="an embedder that runs already, instead of one started for this")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def selector_profile(
+    model: str, prompts: Path, small: str | None, encoder: str, embedder_address: str | None, flags: tuple[str, ...]
+) -> None:
+    """Writes from which similarity of two prompts on MODEL (a registry name or a diffusers directory) may start from
+    the other's latents, so that the picture keeps its quality (NIRVANA, Algorithm 1). Paints every prompt from scratch
+    and from the nearest one before it: minutes for hundreds of them. `python -m services.unet_worker.selector_profile
+    --help` lists the FLAGS beside these."""
+    module = "services.unet_worker.selector_profile"
+    arguments = ["--model", str(find_model(model).path), "--prompts", str(prompts), *flags]
+    if small is not None:
+        arguments += ["--small-model", str(find_model(small).path)]
+    if embedder_address is not None:
+        os.environ["PYTHONPATH"] = source_path()
+        command = [sys.executable, "-P", "-m", module, *arguments, "--embedder-address", embedder_address]
+        os.execv(sys.executable, command)
+    from pentimento.supervisor.beside_embedder import run_beside_embedder
+
+    sys.exit(asyncio.run(run_beside_embedder(find_encoder(encoder).path, module, arguments)))
 
 
 def report_options(command: Any) -> Any:

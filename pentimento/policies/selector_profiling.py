@@ -44,7 +44,7 @@ class ReuseSample:
     scratch_quality: float
 
     def keeps(self, alpha: float) -> bool:
-        """Whether the picture has at least `alpha` (0..1) of the quality from scratch."""
+        """Return whether the picture has at least `alpha` (0..1) of the quality from scratch."""
         return self.quality >= alpha * self.scratch_quality
 
 
@@ -94,7 +94,7 @@ def lowest_similarity(samples: Sequence[ReuseSample], alpha: float, rule: Thresh
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SeenSamples:
     """All samples of at least this similarity: how many, how many keep alpha, and the sums of (quality - alpha *
     scratch) and of its squares."""
 
@@ -105,14 +105,14 @@ class _Seen:
     squares: float
 
 
-def _from_the_top(samples: Iterable[ReuseSample], alpha: float) -> Iterator[_Seen]:
+def _from_the_top(samples: Iterable[ReuseSample], alpha: float) -> Iterator[_SeenSamples]:
     """Yield what has been seen down to each similarity that occurs; samples that are equally alike come together."""
     ordered = sorted(samples, key=lambda sample: -sample.similarity)
-    seen = _Seen(1.0, 0, 0, 0.0, 0.0)
+    seen = _SeenSamples(1.0, 0, 0, 0.0, 0.0)
     for similarity, group in groupby(ordered, key=lambda sample: sample.similarity):
         alike = list(group)
         margins = [sample.quality - alpha * sample.scratch_quality for sample in alike]
-        seen = _Seen(
+        seen = _SeenSamples(
             similarity,
             seen.count + len(alike),
             seen.kept + sum(sample.keeps(alpha) for sample in alike),
@@ -122,15 +122,15 @@ def _from_the_top(samples: Iterable[ReuseSample], alpha: float) -> Iterator[_See
         yield seen
 
 
-def _all_keep(seen: _Seen) -> bool:
+def _all_keep(seen: _SeenSamples) -> bool:
     return seen.kept == seen.count
 
 
-def _most_keep(seen: _Seen) -> bool:
+def _most_keep(seen: _SeenSamples) -> bool:
     return share_is_surely(seen.kept, seen.count, REQUIRED_SHARE)
 
 
-def _mean_keeps(seen: _Seen) -> bool:
+def _mean_keeps(seen: _SeenSamples) -> bool:
     if seen.count < _FEWEST_FOR_MEAN:
         return False
     mean = seen.total / seen.count
@@ -138,7 +138,7 @@ def _mean_keeps(seen: _Seen) -> bool:
     return mean >= _Z * math.sqrt(variance / seen.count)
 
 
-_HOLDS: Mapping[ThresholdRule, Callable[[_Seen], bool]] = {
+_HOLDS: Mapping[ThresholdRule, Callable[[_SeenSamples], bool]] = {
     ThresholdRule.MINIMUM: _all_keep,
     ThresholdRule.LOWER_BOUND: _most_keep,
     ThresholdRule.MEAN: _mean_keeps,

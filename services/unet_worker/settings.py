@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 
@@ -137,3 +138,42 @@ class ProfileSettings:
     guidance_scales: tuple[float, ...] = setting((3.0,), help="one above 1 is guided, one of 1 is not", minimum=0)
     steps: int = setting(10, help="denoising steps of a picture", minimum=1, maximum=1000)
     repeats: int = setting(5, help="pictures of each kind that are measured, after one that is not", minimum=1)
+
+
+@dataclass(frozen=True)
+class SelectorProfileSettings:
+    """Of `python -m services.unet_worker.selector_profile`: flags, PENTIMENTO_BENCH_SELECTOR_PROFILE_… and the table
+    [bench_selector_profile]."""
+
+    channels: RpcChannelSettings
+    model: Path = setting(help="diffusers checkpoint directory whose latents and images are reused", must_exist=True)
+    prompts: Path = setting(help="prompts in the order they came (.txt, .tsv, .csv, .jsonl)", must_exist=True)
+    embedder_address: str = setting(help="embedder that measures similarity and quality: unix:/path or host:port")
+    small_model: Path | None = setting(
+        None, help="directory of the model that refines the other one's images; none for latents alone", must_exist=True
+    )
+    out: Path = setting(Path("selector-profiles"), help="directory that the profiles are written to")
+    samples: bool = setting(False, help="write what every pair showed beside the profiles (.samples.jsonl)")
+    first: int = setting(600, help="prompts that are taken, from the first on", minimum=2, maximum=100_000)
+    latent_alpha: float = setting(
+        0.9, help="share of the quality from scratch that latents must keep", minimum=0.01, maximum=1
+    )
+    image_alpha: float = setting(
+        0.95, help="share of the other model's quality from scratch that images must keep", minimum=0.01, maximum=1
+    )
+    rule: ThresholdRule = setting(
+        ThresholdRule.LOWER_BOUND,
+        help="which threshold of a K is used: minimum (every sample keeps alpha), lower_bound (surely 95 % of them),"
+        " mean (surely their mean); the files have all three",
+    )
+    least_similarity: float = setting(
+        0.4, help="text to text, below which pairs are not painted", minimum=-1, maximum=1
+    )
+    least_image_similarity: float = setting(
+        0.3, help="text to image, below which pairs are not painted", minimum=-1, maximum=1
+    )
+    seed: int = setting(0, help="seed of the first prompt's picture", minimum=0)
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the models run")
+    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the models run in")
+    threads: int = setting(1, help="torch threads of the models", minimum=1, maximum=256)
+    max_batch: int = setting(16, help="pictures that share a denoising step", minimum=1, maximum=1024)

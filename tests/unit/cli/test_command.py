@@ -72,6 +72,13 @@ def test_the_profile_of_a_model_takes_its_own_flags(tmp_path: Path) -> None:
     assert "--batch-sizes" in done.stdout
 
 
+def test_a_selector_profile_says_what_it_takes() -> None:
+    done = run("bench", "selector-profile", "--help")
+
+    assert done.returncode == 0, done.stderr
+    assert "--prompts" in done.stdout
+
+
 @pytest.mark.parametrize("name", sorted(zoo.SUBCOMMANDS))
 def test_zoo_subcommand_becomes_its_module_with_its_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []

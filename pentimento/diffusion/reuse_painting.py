@@ -1,0 +1,94 @@
+"""Pictures painted many at once through the engine's own loop, from any start, with the latents that are kept of them.
+
+For measuring what reuse costs in quality: `pentimento bench selector-profile`.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.engine import (
+    BatchLimits,
+    Denoiser,
+    EngineSettings,
+    FinishedPainting,
+    PaintingTicket,
+    SilentObserver,
+    StepLoop,
+)
+from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.images import encode_pixels
+from pentimento.diffusion.painting import PaintingRequest
+from pentimento.domain.errors import PentimentoError
+
+
+@dataclass(frozen=True)
+class StudiedPicture:
+    """A picture as a client gets it (PNG), and by step the latents that its request asked to capture, each
+    (1, channels, height, width) at unit variance."""
+
+    png: bytes = field(repr=False)
+    latents: Mapping[int, Tensor] = field(repr=False)
+
+
+@dataclass
+class _Heard:
+    """Hears of one painting."""
+
+    latents: dict[int, Tensor] = field(default_factory=dict)
+    final: Tensor | None = None
+    error: PentimentoError | None = None
+
+    def started(self, first_step: int, step_count: int) -> None:
+        pass
+
+    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
+        pass
+
+    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
+        self.latents[step] = latent
+
+    def finished(self, painting: FinishedPainting) -> None:
+        self.final = painting.latent
+
+    def failed(self, error: PentimentoError) -> None:
+        self.error = error
+
+
+class ReusePainter:
+    """Paints requests with one model, up to `max_batch` of them in a step."""
+
+    def __init__(self, model: DiffusionModel, denoiser: Denoiser, max_batch: int) -> None:
+        self._model = model
+        self._max_batch = max_batch
+        limits = BatchLimits(max_batch, None, time.perf_counter)
+        settings = EngineSettings(max_batch=max_batch)
+        self._loop = StepLoop(model, denoiser, limits, settings, SilentObserver(), time.perf_counter)
+
+    @property
+    def model(self) -> DiffusionModel:
+        """The model that paints."""
+        return self._model
+
+    def paint(self, requests: Sequence[PaintingRequest]) -> Iterator[StudiedPicture]:
+        """Yield the requests' pictures in their order. Raises what a painting fails with."""
+        for start in range(0, len(requests), self._max_batch):
+            yield from self._paint_batch(requests[start : start + self._max_batch])
+
+    @torch.inference_mode()
+    def _paint_batch(self, requests: Sequence[PaintingRequest]) -> list[StudiedPicture]:
+        heard = [_Heard() for _ in requests]
+        for request, listener in zip(requests, heard, strict=True):
+            self._loop.submit(PaintingTicket(request, listener, time.perf_counter()))
+        while self._loop.tick():
+            pass
+        return [self._picture(listener) for listener in heard]
+
+    def _picture(self, heard: _Heard) -> StudiedPicture:
+        if heard.error is not None:
+            raise heard.error
+        assert heard.final is not None
+        return StudiedPicture(encode_pixels(self._model.decode_latent(heard.final), "png"), heard.latents)
