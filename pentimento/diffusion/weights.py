@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
-from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, weight_files
+from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object, weight_files
+from pentimento.diffusion.clip_encoder import ACTIVATIONS, ClipTextConfig, ClipTextEncoder
 from pentimento.diffusion.component_config import CLIP_TEXT_KEYS, T5_KEYS
 from pentimento.diffusion.staging import staged
 
@@ -25,6 +27,9 @@ _CLASSES = {
     "CLIPTextModelWithProjection": ("transformers.models.clip.modeling_clip", "CLIPTextModelWithProjection"),
     "T5EncoderModel": ("transformers.models.t5.modeling_t5", "T5EncoderModel"),
 }
+# Whether each projects its pooled states.
+_CLIP_TEXT = {"CLIPTextModel": False, "CLIPTextModelWithProjection": True}
+_TEXT_PREFIX = "text_model."
 _TOKENIZERS = {
     "CLIPTokenizer": ("transformers.models.clip.tokenization_clip", "CLIPTokenizer"),
     "CLIPTokenizerFast": ("transformers.models.clip.tokenization_clip", "CLIPTokenizer"),
@@ -100,8 +105,52 @@ def _load_component(
     with _refusing(f"{folder}: {name}"):
         if name in _TOKENIZERS:
             return _load_tokenizer(name, folder, root / component)
-        options = {"local_files_only": True, "use_safetensors": True, "variant": _variant(folder)}
+        variant = _variant(folder)
+        if name in _CLIP_TEXT and _is_written_out(root / component):
+            return _placed(_load_clip_text(root / component, variant, dtype, projects=_CLIP_TEXT[name]), device)
+        options = {"local_files_only": True, "use_safetensors": True, "variant": variant}
         return _placed(_load_network(_class(_CLASSES[name]), root / component, dtype, options), device)
+
+
+def _is_written_out(folder: Path) -> bool:
+    """Any other activation than those of the families' own models is left to transformers."""
+    return read_json_object(folder / "config.json").get("hidden_act", "quick_gelu") in ACTIVATIONS
+
+
+def _load_clip_text(folder: Path, variant: str | None, dtype: torch.dtype, *, projects: bool) -> ClipTextEncoder:
+    """Return the encoder; of what is stored, it takes the tensors that it has, under their older names too."""
+    config = ClipTextConfig.of(read_json_object(folder / "config.json"))
+    with torch.device("meta"):
+        encoder = ClipTextEncoder(config, projects=projects)
+    stored = {
+        name.removeprefix(_TEXT_PREFIX): tensor
+        for path in _weights_of(folder, "model", variant)
+        for name, tensor in load_file(path).items()
+    }
+    state = {
+        name: _fitting(stored, name, like.shape).to(dtype, copy=True) for name, like in encoder.state_dict().items()
+    }
+    encoder.load_state_dict(state, assign=True)
+    return encoder
+
+
+def _weights_of(folder: Path, stem: str, variant: str | None) -> list[Path]:
+    """Return the file of a variant, or the shards that its index names."""
+    dotted = f".{variant}" if variant else ""
+    whole = folder / f"{stem}{dotted}.safetensors"
+    if whole.is_file():
+        return [whole]
+    shards = read_json_object(folder / f"{stem}.safetensors.index{dotted}.json")["weight_map"]
+    return [folder / name for name in sorted(set(shards.values()))]
+
+
+def _fitting(stored: Mapping[str, torch.Tensor], name: str, shape: torch.Size) -> torch.Tensor:
+    if name not in stored:
+        raise ValueError(f"there is no tensor {name!r}")
+    if stored[name].shape != shape:
+        found, wanted = tuple(stored[name].shape), tuple(shape)
+        raise ValueError(f"tensor {name!r} is {found}, the configuration says {wanted}")
+    return stored[name]
 
 
 def _load_tokenizer(name: str, folder: Path, staged_folder: Path) -> Any:

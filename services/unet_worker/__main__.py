@@ -1,8 +1,10 @@
 """`python -m services.unet_worker --model DIR`"""
 
 from pentimento.diffusion.allow_list import check_checkpoint
+from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
+from services.unet_worker.models.libraries import needs_networks_alone
 from services.unet_worker.settings import UnetWorkerSettings
 
 
@@ -10,6 +12,8 @@ async def main(argv: list[str]) -> None:
     settings = load_settings(UnetWorkerSettings, "unet_worker", argv)
     check_checkpoint(settings.model)
     # Imported after that: a wrong flag or a bad checkpoint is answered before torch is loaded.
+    if needs_networks_alone(settings):
+        import_networks_alone()
     from services.unet_worker.wiring import wire
 
     await wire(settings).run()

@@ -48,12 +48,21 @@ def test_a_renamed_pickle_stops_the_start_with_one_line(checkpoint: Path, direct
 
 @pytest.fixture
 def process(checkpoint: Path, directory: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    with subprocess.Popen(command(checkpoint, directory), env=ENVIRONMENT) as process:
+    """Writes what it imports into the file `imports`."""
+    _, *rest = command(checkpoint, directory)
+    with (directory / "imports").open("wb") as imports:
+        process = subprocess.Popen([sys.executable, "-X", "importtime", *rest], env=ENVIRONMENT, stderr=imports)
+    with process:
         yield process
         process.kill()
 
 
-async def test_a_worker_told_to_stop_finishes_its_picture_first(
+# What training, compiling and adapters of others need, hundreds of modules each. An import that failed is told, too:
+# of torch._dynamo, a part that only a whole one has.
+UNUSED = {"torch._dynamo.eval_frame", "torch._inductor", "sympy", "peft", "transformers.modeling_utils"}
+
+
+async def test_a_worker_told_to_stop_finishes_its_picture_first_and_imports_nothing_that_it_does_not_use(
     process: "subprocess.Popen[bytes]", directory: Path
 ) -> None:
     async with open_channel(f"unix:{directory}/w", RpcChannelSettings()) as channel:
@@ -72,3 +81,6 @@ async def test_a_worker_told_to_stop_finishes_its_picture_first(
 
         assert isinstance(rest[-1], AttemptResult)
     assert process.wait(60) == 0
+    imported = {line.rpartition("|")[2].strip() for line in (directory / "imports").read_text().splitlines()}
+    assert {"torch", "diffusers.models.unets.unet_2d_condition"} <= imported
+    assert imported & UNUSED == set()

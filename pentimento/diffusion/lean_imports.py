@@ -1,0 +1,73 @@
+"""diffusers' networks without the libraries that only its pipelines, its LoRA loader and compiled models use:
+docs/adr/0018 says why, and what holds it together."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any
+
+# diffusers does without each of them where it is not installed.
+UNUSED_LIBRARIES = ("transformers", "peft", "torch._dynamo")
+_NETWORKS = (
+    "diffusers.models.attention_processor",
+    "diffusers.models.autoencoders.autoencoder_kl",
+    "diffusers.models.autoencoders.autoencoder_tiny",
+    "diffusers.models.transformers.transformer_sd3",
+    "diffusers.models.unets.unet_2d_condition",
+)
+
+
+def import_networks_alone() -> None:
+    """Import diffusers' networks as if `UNUSED_LIBRARIES` were not installed; afterwards those can be imported as ever.
+
+    For as long as the process lives, its diffusers has neither pipelines nor a LoRA loader, and its networks lack the
+    marks that torch.compile reads. Does nothing where diffusers is imported already. Call it while no other thread
+    imports anything.
+    """
+    if "diffusers" in sys.modules:
+        return
+    with _as_if_absent(UNUSED_LIBRARIES), _compiler_asked_later():
+        for name in _NETWORKS:
+            importlib.import_module(name)
+
+
+@contextmanager
+def _as_if_absent(names: tuple[str, ...]) -> Iterator[None]:
+    """Let imports of `names` raise ModuleNotFoundError while the context is open: None in sys.modules says so
+    (language reference, section 5.3.1). What is imported already stays."""
+    absent = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
+
+
+@contextmanager
+def _compiler_asked_later() -> Iterator[None]:
+    """Let functions that are marked with `torch.compiler.disable` while the context is open be given to the compiler
+    when they are first called: marking one imports the compiler."""
+    import torch.compiler
+
+    disable: Callable[..., Any] = torch.compiler.disable
+    torch.compiler.disable = partial(_disable_later, disable)
+    try:
+        yield
+    finally:
+        torch.compiler.disable = disable
+
+
+def _disable_later(
+    disable: Callable[..., Any], function: Callable[..., Any] | None = None, *given: Any, **named: Any
+) -> Callable[..., Any]:
+    if function is None:
+        return lambda marked: _disable_later(disable, marked, *given, **named)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return disable(function, *given, **named)(*args, **kwargs)
+
+    return call

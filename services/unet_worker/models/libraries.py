@@ -1,0 +1,21 @@
+"""What a worker needs of the libraries, told before they are imported. Free of torch."""
+
+from pathlib import Path
+
+from pentimento.diffusion.allow_list import check_checkpoint
+from pentimento.diffusion.checkpoint import BadCheckpoint
+from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
+
+
+def needs_networks_alone(settings: UnetWorkerSettings) -> bool:
+    """Return whether every model is a directory of components that run as they are: a single file is read by
+    diffusers' pipelines, and torch.compile reads what diffusers marks for it."""
+    directories = (settings.model, *settings.other_models)
+    return settings.compile is CompileChoice.OFF and all(map(_has_components, directories))
+
+
+def _has_components(directory: Path) -> bool:
+    try:
+        return check_checkpoint(directory).single_file is None
+    except BadCheckpoint:
+        return False  # told when it is its turn
