@@ -20,7 +20,7 @@ from pentimento.policies.selector_profiling import profile_thresholds
 from services.unet_worker.device.torch_device import choose_device, choose_dtype
 from services.unet_worker.models.model_card import DEFAULT_GUIDANCE_SCALE, DEFAULT_STEPS
 from services.unet_worker.models.reuse_study import PictureEncoder, ReuseOutcome, ReuseStudy, StudyModel, by_step
-from services.unet_worker.settings import SelectorProfileSettings
+from services.unet_worker.settings import DeviceChoice, DtypeChoice, SelectorProfileSettings
 
 # N of the tables, and K: of latents NIRVANA's (section 5.3), of images MoDM's (section 5.2).
 TABLE_STEPS = 50
@@ -37,11 +37,13 @@ class MeasuredProfile:
     outcomes: tuple[ReuseOutcome, ...]
 
 
-def study_model(directory: Path, settings: SelectorProfileSettings) -> StudyModel:
+def study_model(
+    directory: Path, max_batch: int, device: DeviceChoice = DeviceChoice.AUTO, dtype: DtypeChoice = DtypeChoice.AUTO
+) -> StudyModel:
     """Load a model with its own usual steps, guidance, size and first scheduler. Raises BadCheckpoint, and
     FailedPrecondition when it is not the one that the registry beside it expects."""
-    device = choose_device(settings.device)
-    model = load_model(directory, device, choose_dtype(settings.dtype, device))
+    chosen = choose_device(device)
+    model = load_model(directory, chosen, choose_dtype(dtype, chosen))
     check_digest(directory, model.info.model_digest, "")
     entry, info = registry_entry(directory), model.info
     spec = GenerationSpec(
@@ -55,7 +57,7 @@ def study_model(directory: Path, settings: SelectorProfileSettings) -> StudyMode
         scheduler=info.schedulers[0],
         seed=0,
     )
-    return StudyModel(ReusePainter(model, EagerDenoiser(model), settings.max_batch), spec)
+    return StudyModel(ReusePainter(model, EagerDenoiser(model), max_batch), spec)
 
 
 def captured_steps(step_count: int) -> dict[int, int]:
@@ -72,8 +74,9 @@ def measure(
     have no pair that is alike enough."""
     torch.set_num_threads(settings.threads)
     quiet_loaders()
-    large = study_model(settings.model, settings)
-    small = None if settings.small_model is None else study_model(settings.small_model, settings)
+    manner = settings.max_batch, settings.device, settings.dtype
+    large = study_model(settings.model, *manner)
+    small = None if settings.small_model is None else study_model(settings.small_model, *manner)
     own_steps = captured_steps(large.step_count)
     study = ReuseStudy(large, encoder, prompts, tuple(own_steps.values()), settings.seed)
     profiles = _Profiles(settings, large, encoder_of)

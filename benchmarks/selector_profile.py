@@ -1,0 +1,229 @@
+"""Do hits keep their quality? The zoo's selector profiles on a log of prompts that they were not made with.
+
+    python -m benchmarks.selector_profile [--profiles DIR] [--prompts 300] [--log-seed 12]
+
+Every prompt of the log (`zoo.scene_log`, another seed than the profiles') is painted from scratch by the large model.
+For each K of a profile's table the pairs from its threshold on are painted with K of N steps skipped, and it is counted
+how many keep alpha: CLIPScore against that of the large model from scratch with the same seed, as the papers have it.
+The target is for the rule of the lower bound: the whole interval above 0.95. The other rules stand beside it, and so
+does what the large model itself keeps from one seed to another. "As selected" is what a gateway would serve: each pair
+at the largest K that its similarity allows, with the share of all steps that this saves; repeats of a prompt, which any
+table serves best, are left out.
+
+Papers: NIRVANA's hits keep 0.951 of CLIPScore (28.81 of 30.28), MoDM's 0.997 (28.50 of 28.59); neither counts single
+pictures.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.report import Figure, Interval, Target, informative, measured, parse_options, publish, surely_above
+from benchmarks.statistics import CONFIDENCE, binomial_interval
+from pentimento.diffusion.painting import NoiseStart
+from pentimento.diffusion.weights import quiet_loaders
+from pentimento.domain.errors import NotFound
+from pentimento.pictures.decoding import decode
+from pentimento.policies.cache_selection import Threshold, allowed_steps
+from pentimento.policies.selector_profiles import ReuseKind, SelectorProfile, read_selector_profiles
+from pentimento.policies.selector_profiling import ThresholdRule
+from services.embedder.model import EmbeddingModel, open_model
+from services.embedder.preprocessing import to_pixels
+from services.unet_worker.models.reuse_study import ReuseOutcome, ReusePair, ReuseStudy, StudyModel, Vectors
+from services.unet_worker.models.selector_measuring import TABLE_STEPS, captured_steps, study_model
+from zoo.registry import WEIGHTS
+from zoo.scene_log import clip_embedder, write_scene_log
+
+PROFILES = WEIGHTS.parent / "selector_profiles"
+REQUIRED = 0.95
+BATCH = 16
+OTHER_SEED = 1_000_000
+QUICK_PROMPTS = 40
+PAPER = {ReuseKind.LATENTS: "NIRVANA: 0.951", ReuseKind.IMAGES: "MoDM: 0.997"}
+
+
+@dataclass(frozen=True)
+class LocalEncoder:
+    """The embedder's own encoder, in this process."""
+
+    model: EmbeddingModel
+
+    @torch.inference_mode()
+    def embed_texts(self, texts: Sequence[str]) -> Vectors:
+        """Return unit vectors (texts, dimensions)."""
+        parts = (texts[start : start + BATCH] for start in range(0, len(texts), BATCH))
+        return _vectors([vector for part in parts for vector in self.model.embed_texts(part)])
+
+    @torch.inference_mode()
+    def embed_pictures(self, pictures: Sequence[bytes]) -> Vectors:
+        """Return unit vectors (pictures, dimensions)."""
+        steps = self.model.image_side().preprocessing
+        pixels = [decode(data, "image", lambda image: to_pixels(image, steps)) for data in pictures]
+        parts = (pixels[start : start + BATCH] for start in range(0, len(pixels), BATCH))
+        return _vectors([vector for part in parts for vector in self.model.embed_images(part)])
+
+
+def _vectors(rows: Sequence[bytes]) -> Vectors:
+    return np.stack([np.frombuffer(row, "<f4") for row in rows])
+
+
+@dataclass
+class HeldOut:
+    """A profile on the held-out log. What was painted is kept: rules share pairs."""
+
+    profile: SelectorProfile
+    study: ReuseStudy
+    model: StudyModel
+    pairs: tuple[ReusePair, ...]
+
+    def __post_init__(self) -> None:
+        self._painted: dict[tuple[ReusePair, int], ReuseOutcome] = {}
+
+    def outcomes(self, pairs: Sequence[ReusePair], step: int) -> list[ReuseOutcome]:
+        """Return the pairs' outcomes with K of N steps skipped."""
+        absent = [pair for pair in pairs if (pair, step) not in self._painted]
+        for outcome in self._paint(absent, step):
+            self._painted[outcome.pair, step] = replace(outcome, skipped_steps=step)
+        return [self._painted[pair, step] for pair in pairs]
+
+    def _paint(self, pairs: Sequence[ReusePair], step: int) -> Iterator[ReuseOutcome]:
+        if not pairs:
+            return iter(())
+        if self.profile.kind is ReuseKind.LATENTS:
+            return self.study.reuse_latents(pairs, (captured_steps(self.model.step_count)[step],))
+        return self.study.reuse_images(self.model, pairs, (step,), TABLE_STEPS)
+
+
+def main() -> int:
+    options = parse_options("selector_profile", __doc__, add_options)
+    rest = options.rest
+    torch.set_num_threads(1)
+    quiet_loaders()
+    profiles = read_selector_profiles([rest["profiles"]]).profiles
+    if not profiles:
+        raise NotFound("FILE_MISSING", f"{rest['profiles']}: holds no selector profile")
+    count = QUICK_PROMPTS if options.quick else rest["prompts"]
+    figures: list[Figure] = []
+    for reference in dict.fromkeys(profile.reference_model for profile in profiles):
+        of_reference = [profile for profile in profiles if profile.reference_model == reference]
+        figures += figures_of_reference(reference, of_reference, count, rest["log_seed"])
+    notes = {"prompts": count, "log seed": rest["log_seed"], "papers": list(PAPER.values())}
+    notes |= {profile.name: [len(profile.steps), profile.pair_count, profile.measured_at] for profile in profiles}
+    return publish(options, figures, notes=notes)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profiles", type=Path, default=PROFILES, help="file or directory of selector profiles")
+    parser.add_argument("--prompts", type=int, default=300, help="of the held-out log")
+    parser.add_argument("--log-seed", type=int, default=12)
+
+
+def figures_of_reference(
+    reference: str, profiles: Sequence[SelectorProfile], count: int, log_seed: int
+) -> Iterator[Figure]:
+    """Yield the figures of all profiles that were made against one large model; it paints the log once for them."""
+    encoder_folder = WEIGHTS / profiles[0].encoder
+    encoder = open_model(encoder_folder)
+    for profile in profiles:
+        assert profile.encoder_digest == encoder.digest, f"{profile.name}: made for another encoder"
+    log = write_scene_log(count, clip_embedder(encoder_folder), np.random.default_rng(log_seed))
+    large = study_model(WEIGHTS / reference, BATCH)
+    kept = tuple(captured_steps(large.step_count).values())
+    study = ReuseStudy(large, LocalEncoder(encoder), log.prompts, kept, first_seed=log_seed * 10_000)
+    for profile in profiles:
+        held_out = held_out_of(profile, study, large)
+        if profile.kind is ReuseKind.LATENTS:
+            yield between_seeds(held_out)
+        for rule in ThresholdRule:
+            yield from figures_of_rule(held_out, rule)
+
+
+def held_out_of(profile: SelectorProfile, study: ReuseStudy, large: StudyModel) -> HeldOut:
+    """Return the profile with the log's pairs that any of its tables would serve."""
+    tables = [profile.thresholds(rule) for rule in ThresholdRule]
+    least = min((row.min_similarity for table in tables for row in table), default=1.0)
+    if profile.kind is ReuseKind.LATENTS:
+        return HeldOut(profile, study, large, study.latent_pairs(least))
+    small = study_model(WEIGHTS / profile.model, BATCH)
+    return HeldOut(profile, study, small, study.image_pairs(least))
+
+
+def between_seeds(held_out: HeldOut) -> Figure:
+    """Return how many of the pairs' prompts keep alpha when they are painted from scratch with another seed."""
+    study, alpha = held_out.study, held_out.profile.alpha
+    rows = [pair.receiver for pair in held_out.pairs]
+    requests = [
+        study.large.request(study.prompts[row], study.first_seed + OTHER_SEED + row, NoiseStart()) for row in rows
+    ]
+    pictures = [picture.png for picture in study.large.painter.paint(requests)]
+    images = study.encoder.embed_pictures(pictures) if pictures else np.zeros((0, 1), np.float32)
+    kept = [
+        bool(image @ study.texts[row] >= alpha * float(study.images[row] @ study.texts[row]))
+        for row, image in zip(rows, images, strict=True)
+    ]
+    return shared(f"{held_out.profile.model} from scratch with another seed keeps {alpha:g}", kept, informative())
+
+
+def figures_of_rule(held_out: HeldOut, rule: ThresholdRule) -> Iterator[Figure]:
+    """Yield a figure a threshold, and what is served with the whole table."""
+    profile = held_out.profile
+    table, what = profile.thresholds(rule), f"{profile.kind.value} of {profile.model}, {rule.value}"
+    target = surely_above(REQUIRED) if rule is ThresholdRule.LOWER_BOUND else informative()
+    if not table:
+        yield Figure(f"{what}: no similarity is enough for any K", None, target, [], None)
+        return
+    for row in table:
+        step = round(row.saved_share * profile.step_count)
+        pairs = [pair for pair in held_out.pairs if pair.similarity >= row.min_similarity]
+        found = held_out.outcomes(pairs, step)
+        name = (
+            f"{what}, {step}/{profile.step_count} from {row.min_similarity:.4f} on: share that keeps {profile.alpha:g}"
+        )
+        yield shared(name, [outcome.sample().keeps(profile.alpha) for outcome in found], target, found)
+    yield from as_selected(held_out, table, what)
+
+
+def as_selected(held_out: HeldOut, table: Sequence[Threshold], what: str) -> Iterator[Figure]:
+    """Yield what is served: the share that keeps alpha, the mean quality kept, and the share of steps that are saved
+    over all prompts that are no repeats."""
+    profile = held_out.profile
+    found = []
+    for pair in held_out.pairs:
+        if step := allowed_steps(pair.similarity, profile.step_count, tuple(table)):
+            found += held_out.outcomes([pair], step)
+    name = f"{what}, as selected"
+    kept = [outcome.sample().keeps(profile.alpha) for outcome in found]
+    yield shared(f"{name}: share that keeps {profile.alpha:g}", kept, informative())
+    if not found:
+        return
+    ratios = [(outcome.quality, outcome.scratch_quality) for outcome in found]
+    paper = PAPER[profile.kind]
+    yield measured(f"{name}: quality kept in the mean ({paper})", ratios, _ratio_of_sums, informative())
+    prompts = len(set(held_out.study.prompts))
+    saved = sum(outcome.skipped_steps for outcome in found) / profile.step_count / prompts
+    yield Figure(f"{name}: steps saved, of all prompts", saved, informative(), [len(found), prompts], None)
+
+
+def _ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:
+    return sum(quality for quality, _ in pairs) / sum(scratch for _, scratch in pairs)
+
+
+def shared(name: str, kept: Sequence[bool], target: Target, found: Sequence[ReuseOutcome] = ()) -> Figure:
+    """Return a share with its exact interval; nothing is known of none. The samples are similarity, quality, quality
+    from scratch."""
+    samples: list[Any] = [
+        [round(value, 4) for value in (one.pair.similarity, one.quality, one.scratch_quality)] for one in found
+    ] or [int(one) for one in kept]
+    if not kept:
+        return Figure(name, None, target, samples, None)
+    low, high = binomial_interval(sum(kept), len(kept))
+    return Figure(name, sum(kept) / len(kept), target, samples, Interval(low, high, CONFIDENCE, "Clopper-Pearson"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
