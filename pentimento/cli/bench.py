@@ -1,4 +1,4 @@
-"""`pentimento bench profile | selector-profile | load | report`."""
+"""`pentimento bench profile | selector-profile | load | report | trace-study`."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pentimento.cli.connection import connection_options, frontdoor_address, read_token
+from pentimento.cli.connection import connection_options, frontdoor_address, read_token, token_option
 from pentimento.domain.errors import InvalidArgument
 from pentimento.supervisor.child import source_path
 from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_model
@@ -116,6 +116,33 @@ def report(runs: tuple[Path, ...], warm_up: float, reports: tuple[Path, ...]) ->
     from pentimento.cli.bench_report import tell
 
     tell(runs, warm_up, reports)
+
+
+@bench.command("trace-study")
+@click.argument("log", type=PRESENT)
+@click.option("--embeddings", type=PRESENT, metavar="FILE.npy", help="the prompts' vectors, a row each in order")
+@click.option("--embedder-address", metavar="ADDRESS", help="an embedder that computes them, instead of --embeddings")
+@click.option("--save-embeddings", type=FILE, metavar="FILE.npy", help="keep what the embedder computed")
+@click.option(
+    "--thresholds", metavar="COS:SHARE,…", help="cosine from which on a share of the steps is saved [NIRVANA's]"
+)
+@click.option(
+    "--warm-up", type=int, default=0, metavar="N", help="the first N prompts fill caches and count for nothing"
+)
+@click.option("--window-s", type=float, default=86_400.0, show_default=True, help="window of the clusters, in seconds")
+@click.option("--window-prompts", type=int, help="the same for a log without times [a tenth of it]")
+@click.option("--session-s", type=float, default=3_600.0, show_default=True, help="length of a user's session")
+@click.option("--seed", type=int, default=0, show_default=True, help="of the other users that one is compared with")
+@click.option(
+    "-r", "--report", "reports", type=FILE, multiple=True, help="write it there too: .json, .txt, .svg or .png"
+)
+@token_option
+def trace_study(log: Path, **options: Any) -> None:
+    """Studies a LOG of prompts (.txt, .tsv, .csv, .jsonl or a workload): what caches of any size could reuse of it, how
+    old donors are, how long clusters live, how alike prompts of sessions and users are."""
+    from pentimento.cli.bench_trace import tell_study
+
+    tell_study(log, options)
 
 
 def _tenant_token(given: str) -> tuple[str, str]:

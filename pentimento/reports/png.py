@@ -44,6 +44,23 @@ def save_png(reports: Sequence[Report], path: Path, title: str = "") -> None:
     figure.savefig(path, dpi=DPI, format="png")
 
 
+def save_panels(panels: Sequence[Panel], path: Path, title: str = "") -> None:
+    """Write panels, each with its own legend. Raises as `check_png`."""
+    check_png()
+    from matplotlib.figure import Figure
+
+    rows = max(1, (len(panels) + 1) // 2)
+    figure = Figure(figsize=(11, 3.4 * rows), layout="constrained")
+    grid = figure.add_gridspec(rows, 2)
+    for index, panel in enumerate(panels):
+        axes = figure.add_subplot(grid[index // 2, index % 2])
+        _draw(axes, panel)
+        axes.legend(fontsize="x-small")
+    if title:
+        figure.suptitle(title)
+    figure.savefig(path, dpi=DPI, format="png")
+
+
 def _draw(axes: Any, panel: Panel) -> None:
     for index, series in enumerate(panel.series):
         colour, dash = COLOURS[index % len(COLOURS)], _DASHES[index // len(COLOURS) % len(_DASHES)]

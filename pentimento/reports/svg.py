@@ -25,6 +25,18 @@ def panel_svg(panel: Panel) -> str:
     return _svg(panel.title, WIDTH, HEIGHT, body)
 
 
+def sheet_svg(title: str, panels: Sequence[Panel], style: str) -> str:
+    """Return panels two in a row as one file that stands alone; `style` is CSS."""
+    rows = (len(panels) + 1) // 2
+    places = [(WIDTH * (index % 2), 24 + HEIGHT * (index // 2)) for index in range(len(panels))]
+    drawn = [
+        f'<g transform="translate({x} {y})">{panel_svg(panel)}</g>'
+        for (x, y), panel in zip(places, panels, strict=True)
+    ]
+    paper = f'<style>{style}</style><rect width="100%" height="100%" fill="#fff"/>'
+    return _svg(title, 2 * WIDTH, 24 + HEIGHT * rows, [paper, *drawn]) + "\n"
+
+
 def bars_svg(bars: Sequence[Bar]) -> str:
     """One bar a run, its stages in the order in which they begin."""
     names = list(dict.fromkeys(name for bar in bars for name, _ in bar.parts))
@@ -111,4 +123,4 @@ def _svg(title: str, width: int, height: int, body: Sequence[str]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     label = f' role="img" aria-label="{escape(title, quote=True)}">'
     text = f'<text class="title" x="{LEFT}" y="16">{escape(title)}</text>'
-    return "\n".join([head + label, text, *body, "</svg>"])
+    return "\n".join([head + label, *body, text, "</svg>"])

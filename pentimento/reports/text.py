@@ -12,7 +12,7 @@ Row = tuple[str, ...]
 
 def as_text(reports: Sequence[Report]) -> str:
     """A column a run: what was asked and answered, SLO by class, where time went."""
-    tables = [_table(rows) for rows in (summary_rows(reports), class_rows(reports), stage_rows(reports)) if rows]
+    tables = [table(rows) for rows in (summary_rows(reports), class_rows(reports), stage_rows(reports)) if rows]
     return "\n".join(tables)
 
 
@@ -86,7 +86,8 @@ def share(value: float) -> str:
     return "–" if math.isnan(value) else f"{100 * value:.1f} %"
 
 
-def _table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row]) -> str:
+    """Return rows of equal length as aligned columns, the first row as a head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "-" * max(len(line) for line in lines))

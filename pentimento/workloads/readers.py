@@ -62,7 +62,7 @@ class LoadLatency:
 
 def read_azure_times(path: Path) -> Times:
     """Arrivals of Azure's LLM inference trace (CSV with TIMESTAMP)."""
-    return _from_first([_moment(line, "TIMESTAMP") for line in _table(path, ",")])
+    return _from_first([_moment(line, "TIMESTAMP") for line in table_lines(path, ",")])
 
 
 def read_mooncake(path: Path) -> tuple[KeyedRequest, ...]:
@@ -74,14 +74,14 @@ def read_mooncake(path: Path) -> tuple[KeyedRequest, ...]:
 
 def read_production_requests(path: Path) -> tuple[ProductionRequest, ...]:
     """gentd26's timed requests. It may be measured with, not passed on."""
-    lines = list(_table(path, ","))
+    lines = list(table_lines(path, ","))
     times = _from_first([_moment(line, "gmt_create") for line in lines])
     return tuple(_production_request(line, float(at)) for at, line in zip(times, lines, strict=True))
 
 
 def read_load_latencies(path: Path) -> tuple[LoadLatency, ...]:
     """gentd26's load times by container. The publisher scaled them: use ratios."""
-    lines = list(_table(path, ","))
+    lines = list(table_lines(path, ","))
     times = [line.number("ts") for line in lines]
     first = min(times, default=0.0)
     return tuple(
@@ -101,7 +101,7 @@ def read_adapter_latencies(path: Path) -> tuple[AdapterLatency, ...]:
             line.number("lora_load_s") if line.text("lora_load_s") else None,
             line.number("e2e_s"),
         )
-        for line in _table(path, ",")
+        for line in table_lines(path, ",")
     )
 
 
@@ -114,7 +114,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
         return tuple(Line.of_json(path, number, text).text("prompt") for number, text in numbered_lines(path))
     if kind not in (".tsv", ".csv"):
         raise InvalidArgument.of(str(path), "must be a .txt, .tsv, .csv or .jsonl file (or one of them with .gz)")
-    lines = _table(path, "\t" if kind == ".tsv" else ",")
+    lines = table_lines(path, "\t" if kind == ".tsv" else ",")
     return tuple(line.text("caption" if line.has("caption") else "prompt") for line in lines)
 
 
@@ -132,7 +132,8 @@ def read_embeddings(path: Path, rows: int) -> Embeddings:
     return np.asarray(found / lengths, np.float32)
 
 
-def _table(path: Path, delimiter: str) -> Iterator[Line]:
+def table_lines(path: Path, delimiter: str) -> Iterator[Line]:
+    """Yield the rows of a table with a head, by its names. InvalidArgument for a row of another length."""
     lines = numbered_lines(path)
     _, head = next(lines, (1, ""))
     names = head.split(delimiter)

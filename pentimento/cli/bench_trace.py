@@ -1,0 +1,112 @@
+"""`pentimento bench trace-study`: the log, its vectors, the study, where it goes."""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from pentimento.cli.bench_report import check_folder
+from pentimento.cli.connection import read_token
+from pentimento.clients.embedder import EmbedderClient
+from pentimento.domain.errors import InvalidArgument
+from pentimento.reports import check_png, save_panels, sheet_svg
+from pentimento.reports.page import STYLE
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.studies import (
+    NIRVANA_SAVINGS,
+    PromptLog,
+    StudySettings,
+    TraceStudy,
+    make_study,
+    parse_table,
+    read_prompt_log,
+    study_as_json,
+    study_as_text,
+    study_panels,
+)
+from pentimento.workloads.readers import read_embeddings
+
+FORMS = (".json", ".png", ".svg", ".txt")
+# Below the embedder's own limit of texts in a call.
+BATCH = 32
+TIMEOUT_S = 60.0
+Vectors = npt.NDArray[np.float32]
+
+
+def tell_study(path: Path, options: Mapping[str, Any]) -> None:
+    """Print the study of a log and write its reports; everything that may be wrong is told before it is computed."""
+    check_study_options(options)
+    settings = StudySettings(
+        table=NIRVANA_SAVINGS if options["thresholds"] is None else parse_table(options["thresholds"]),
+        warm_up=options["warm_up"],
+        window_s=options["window_s"],
+        window_prompts=options["window_prompts"],
+        session_s=options["session_s"],
+        seed=options["seed"],
+    )
+    log = read_prompt_log(path)
+    vectors, encoder = _vectors(log, options)
+    provenance = {"log_sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "encoder": encoder}
+    study = make_study(log, vectors, settings, provenance)
+    click.echo(study_as_text(study), nl=False)
+    for file in options["reports"]:
+        write_study(study, file)
+
+
+def check_study_options(options: Mapping[str, Any]) -> None:
+    """Raise InvalidArgument for reports that cannot be written, and where vectors come from nowhere or twice."""
+    for file in options["reports"]:
+        if file.suffix not in FORMS:
+            raise InvalidArgument.of("report", f"must end in one of {', '.join(FORMS)}, got {file.name}")
+        check_folder("report", file)
+        if file.suffix == ".png":
+            check_png()
+    if (options["embeddings"] is None) == (options["embedder_address"] is None):
+        raise InvalidArgument.of("embeddings", "must be given, or else --embedder-address, and not both")
+    if options["save_embeddings"] is not None:
+        if options["embedder_address"] is None:
+            raise InvalidArgument.of("save-embeddings", "must come with --embedder-address")
+        check_folder("save-embeddings", options["save_embeddings"])
+
+
+def write_study(study: TraceStudy, file: Path) -> None:
+    """Write the form that the file's name says."""
+    title = f"{study.name}: {study.prompt_count} prompts"
+    if file.suffix == ".png":
+        save_panels(study_panels(study), file, title)
+    elif file.suffix == ".svg":
+        file.write_text(sheet_svg(title, study_panels(study), STYLE), "utf-8")
+    else:
+        file.write_text((study_as_json if file.suffix == ".json" else study_as_text)(study), "utf-8")
+
+
+def _vectors(log: PromptLog, options: Mapping[str, Any]) -> tuple[Vectors, str]:
+    """The vectors, and what gave them."""
+    if options["embeddings"] is not None:
+        return read_embeddings(options["embeddings"], len(log.prompts)), options["embeddings"].name
+    token = read_token(options["token"]) or None
+    vectors, digest = asyncio.run(embed_prompts(options["embedder_address"], token, log.prompts))
+    if options["save_embeddings"] is not None:
+        with options["save_embeddings"].open("wb") as file:
+            np.save(file, vectors, allow_pickle=False)
+    return vectors, digest
+
+
+async def embed_prompts(address: str, token: str | None, prompts: Sequence[str]) -> tuple[Vectors, str]:
+    """Return a unit vector for each prompt (n, width) and the encoder's digest; equal prompts are asked for once."""
+    distinct = list(dict.fromkeys(prompts))
+    rows: list[Vectors] = []
+    digest = ""
+    async with open_channel(address, RpcChannelSettings(), token) as channel:
+        client = EmbedderClient(channel)
+        for start in range(0, len(distinct), BATCH):
+            answers = await client.embed_text(distinct[start : start + BATCH], TIMEOUT_S)
+            rows += [np.frombuffer(answer.values, "<f4") for answer in answers]
+            digest = answers[0].encoder_digest
+    place = {prompt: row for row, prompt in enumerate(distinct)}
+    return np.stack(rows)[[place[prompt] for prompt in prompts]], digest

@@ -1,0 +1,80 @@
+"""`pentimento bench trace-study` on files: what it writes, and what it refuses before it computes."""
+
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from pentimento.cli.bench import bench
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, PentimentoError
+
+PROMPTS = ["a cat", "a dog", "a cat", "a ship"] * 4
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log.txt"
+    path.write_text("".join(prompt + "\n" for prompt in PROMPTS))
+    vectors = np.eye(3)[[["a cat", "a dog", "a ship"].index(prompt) for prompt in PROMPTS]]
+    np.save(tmp_path / "log.npy", vectors.astype(np.float16), allow_pickle=False)
+    return path
+
+
+def run(log: Path, *arguments: object) -> str:
+    result = CliRunner().invoke(bench, ["trace-study", str(log), *map(str, arguments)])
+    if isinstance(result.exception, PentimentoError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_log_with_its_embeddings_gives_all_forms(log, tmp_path):
+    reports = [argument for form in ("json", "txt", "svg", "png") for argument in ("-r", tmp_path / f"study.{form}")]
+
+    shown = run(log, "--embeddings", tmp_path / "log.npy", "--thresholds", "0.9:0.4", *reports)
+
+    document = json.loads((tmp_path / "study.json").read_text())
+    assert document["ceiling"]["saved_share"] == pytest.approx(0.4 * 13 / 16)
+    assert document["provenance"]["encoder"] == "log.npy"
+    assert (tmp_path / "study.txt").read_text() == shown
+    assert ElementTree.parse(tmp_path / "study.svg").getroot().tag.endswith("svg")
+    assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ([], "embeddings"),
+        (["--embeddings", "log.npy", "--embedder-address", "unix:x"], "embeddings"),
+        (["--embeddings", "log.npy", "-r", "study.pdf"], "report"),
+        (["--embeddings", "log.npy", "-r", "nowhere/study.json"], "report"),
+        (["--embeddings", "log.npy", "--save-embeddings", "x.npy"], "save-embeddings"),
+        (["--embeddings", "log.npy", "--thresholds", "much"], "thresholds"),
+        (["--embeddings", "log.npy", "--warm-up", "99"], "warm-up"),
+    ],
+)
+def test_what_is_wrong_is_named(log, tmp_path, monkeypatch, arguments, field):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(InvalidArgument) as refusal:
+        run(log, *arguments)
+
+    assert refusal.value.violations[0].field == field
+
+
+def test_embeddings_of_another_log_are_refused(log, tmp_path):
+    np.save(tmp_path / "other.npy", np.eye(3))
+
+    with pytest.raises(InvalidArgument, match=r"must be \(16, width\)"):
+        run(log, "--embeddings", tmp_path / "other.npy")
+
+
+def test_a_png_without_matplotlib_is_told_before_anything_is_computed(log, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    with pytest.raises(FailedPrecondition, match="needs matplotlib"):
+        run(log, "-r", tmp_path / "study.png")
