@@ -15,7 +15,7 @@ from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, CapturedLatent
-from pentimento.domain.retrieval import LookupAnswer
+from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.settings import load_settings
 from services.vectordb_gateway.integrity import check_integrity
@@ -90,18 +90,32 @@ class RunningGateway:
         image: Embedding | None = None,
         ancestor_depth: int = 0,
     ) -> str:
-        """Reserve, upload and commit an entry, and wait until it can be found; its id."""
+        """Reserve and upload what is granted, commit the latents of `steps` (and the image where it has an embedding),
+        and wait until they can be found; the entry's id."""
         of = of or scope()
         by = attempt(of.tenant)
-        grant = await self.client.reserve(of, by, steps, image is not None)
+        grant = await self.client.reserve(of, by)
         assert grant is not None
-        entry_id = await self.client.commit(of, by, self.upload(grant), text, image, ancestor_depth)
+        uploaded = self.upload(grant)
+        captured = CapturedEntries(
+            grant.grant_id,
+            tuple(latent for latent in uploaded.latents if latent.resume_step in steps),
+            uploaded.image if image is not None else None,
+        )
+        entry_id = await self.client.commit(of, by, captured, text, image, ancestor_depth)
         # On a busy machine the first start of the index outlasts what a commit waits for it.
         await asyncio.to_thread(self.process.indexing.index_new)
         return entry_id
 
-    async def lookup(self, text: Embedding, of: CacheScope | None = None, quality: float | None = None) -> LookupAnswer:
-        return await self.client.lookup(of or scope(), text, quality)
+    async def ask(self, text: Embedding, *of: CacheScope, quality: float | None = None) -> LookupAnswer:
+        """A lookup of several candidates."""
+        return await self.client.lookup([LookupCandidate(each) for each in of], text, quality)
+
+    async def lookup(
+        self, text: Embedding, of: CacheScope | None = None, quality: float | None = None
+    ) -> CandidateStart:
+        """A lookup of one."""
+        return (await self.ask(text, of or scope(), quality=quality)).starts[0]
 
     def maintain(self) -> None:
         """A round of the background work, comparisons included."""
@@ -126,13 +140,18 @@ def gateway_settings(directory: Path, *flags: str) -> GatewaySettings:
         "--log-level": "warning",
     }
     given |= dict(zip(flags[::2], flags[1::2], strict=True))
-    argv = [word for pair in given.items() for word in pair]
+    switches = {"yes": "--", "no": "--no-"}
+    argv = [
+        word
+        for flag, value in given.items()
+        for word in ([switches[value] + flag.removeprefix("--")] if value in switches else [flag, value])
+    ]
     return load_settings(GatewaySettings, "vectordb_gateway", argv, {})
 
 
 @asynccontextmanager
 async def running_gateway(directory: Path, *flags: str) -> AsyncIterator[RunningGateway]:
-    """A warm gateway on a socket of its own; `flags` are pairs of flag and value."""
+    """A warm gateway on a socket of its own; `flags` are pairs of flag and value, yes and no for switches."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         process = wire(gateway_settings(directory, *flags))

@@ -10,14 +10,9 @@ from pentimento.clients.errors import domain_errors
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries
-from pentimento.domain.retrieval import LookupAnswer
-from pentimento.wire.cache import embedding_to_proto, scope_to_proto
-from pentimento.wire.generation import (
-    attempt_to_proto,
-    captured_to_proto,
-    grant_from_proto,
-    start_from_proto,
-)
+from pentimento.domain.retrieval import LookupAnswer, LookupCandidate
+from pentimento.wire.cache import answer_from_proto, candidate_to_proto, embedding_to_proto, scope_to_proto
+from pentimento.wire.generation import attempt_to_proto, captured_to_proto, grant_from_proto
 
 
 class GatewayClient:
@@ -28,35 +23,29 @@ class GatewayClient:
 
     async def lookup(
         self,
-        scope: CacheScope,
+        candidates: Sequence[LookupCandidate],
         embedding: Embedding,
         quality: float | None = None,
         timeout_s: float | None = None,
     ) -> LookupAnswer:
-        """Return the nearest entries, where to start and why. `quality`: share of the from-scratch quality asked for,
-        0..1; None means the deployment's."""
+        """Return where each of the candidates would start and why, in their order. `quality`: share of the from-scratch
+        quality asked for, 0..1; None means the deployment's."""
         request = pb.LookupRequest(
-            scope=scope_to_proto(scope),
+            candidates=[candidate_to_proto(candidate) for candidate in candidates],
             text_embedding=embedding_to_proto(embedding),
             encoder_digest=embedding.encoder_digest,
             quality=quality,
         )
         with domain_errors():
-            answer = await self._stub.Lookup(request, timeout=timeout_s)
-        nearest = answer.nearest_similarity if answer.HasField("nearest_similarity") else None
-        return LookupAnswer(start_from_proto(answer.start), answer.reason, nearest, answer.search_skipped)
+            return answer_from_proto(await self._stub.Lookup(request, timeout=timeout_s))
 
     async def reserve(
-        self,
-        scope: CacheScope,
-        attempt: Attempt,
-        resume_steps: Sequence[int],
-        image: bool,
-        timeout_s: float | None = None,
+        self, scope: CacheScope, attempt: Attempt, start_step: int = 0, timeout_s: float | None = None
     ) -> CacheGrant | None:
-        """Ask for a grant to store what the attempt captures; None when the cache takes nothing now."""
+        """Ask for a grant to store what the attempt captures, which starts at `start_step`; the gateway chooses what is
+        kept. None when the cache takes nothing of it."""
         request = pb.ReserveRequest(
-            scope=scope_to_proto(scope), attempt=attempt_to_proto(attempt), resume_steps=resume_steps, image=image
+            scope=scope_to_proto(scope), attempt=attempt_to_proto(attempt), start_step=start_step
         )
         with domain_errors():
             answer = await self._stub.Reserve(request, timeout=timeout_s)

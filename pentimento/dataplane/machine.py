@@ -17,7 +17,7 @@ from pentimento.dataplane import (
 )
 from pentimento.dataplane.dispatch import dispatch
 from pentimento.dataplane.effects import Drained, Effect
-from pentimento.dataplane.predictions import predicted_wait_s
+from pentimento.dataplane.predictions import predicted_wait_s, service_s
 from pentimento.dataplane.settings import DataplaneSettings
 from pentimento.dataplane.state import State
 
@@ -73,6 +73,10 @@ class Dataplane:
     def next_wakeup(self) -> float | None:
         """Return when TimePassed is due; None while nothing waits for the clock."""
         return self.state.timers[0][0] if self.state.timers else None
+
+    def service_s(self, pool: str, work: float) -> float | None:
+        """Return seconds that so many pixel steps take in the pool, alone on a worker; None where no speed is known."""
+        return service_s(self.state, pool, work)
 
     def predicted_wait_s(self, pool: str) -> float:
         """Return seconds that a request admitted to the pool now would wait for a worker."""

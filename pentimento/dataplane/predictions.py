@@ -22,6 +22,12 @@ def predicted_wait_s(state: State, pool_name: str) -> float:
     return pool.waiting_work * pool.speed.slowdown / pool.throughput
 
 
+def service_s(state: State, pool_name: str, work: float) -> float | None:
+    """Return seconds that a request takes in the pool, alone on a worker; None where no speed is known yet."""
+    pool = state.pools.get(pool_name)
+    return pool.speed.seconds(work, 1) if pool is not None else None
+
+
 def predicted_end_s(state: State, now: float, pool: Pool, request: Request | RequestArrived) -> float | None:
     """Return the seconds until a request that joined the queue now would be done. None where that is not known, and
     while it need not wait: then it is tried, since nobody waits for it. One that was admitted already counts among

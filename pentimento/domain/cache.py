@@ -1,12 +1,22 @@
-"""Whose cache entries, and which are compatible."""
+"""Whose cache entries, and which are compatible.
+
+Two keys, because the two kinds of object are bound to different things. A latent is bound to everything that shaped it
+up to its capture: model, VAE, scheduler, prediction type, size, guidance, negative prompt, steps, conditioning images,
+and the adapters that were in force by then. A final image is bound to its size and to conditioning images alone: any
+model may start from it (MoDM, 5.2). Whose it is, is no part of a key: the index filters by tenant beside it.
+"""
 
 import hashlib
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class CacheScope:
-    """Everything but prompt and seed that changes the picture. A field forgotten here would serve a wrong picture."""
+    """Everything but prompt and seed that changes the picture. A field forgotten here would serve a wrong picture.
+
+    `adapters_digest` names the adapters and their scales, empty for none; they take effect after `adapters_from_step`
+    denoising steps. `conditioning_digest` names the conditioning images, empty for none.
+    """
 
     tenant: str
     model_digest: str
@@ -19,6 +29,8 @@ class CacheScope:
     negative_prompt: str
     num_inference_steps: int
     adapters_digest: str = ""
+    adapters_from_step: int = 0
+    conditioning_digest: str = ""
     shared_pool: bool = False
 
 
@@ -31,10 +43,43 @@ class CacheHolding:
 
 
 # Part of every key: entries of another format are never found.
-CACHE_FORMAT_VERSION = 1
+CACHE_FORMAT_VERSION = 2
 
 
-def compatibility_key(scope: CacheScope) -> str:
-    """Hex digest over all fields but the tenant and its pool, which the index filters by themselves."""
-    fields = astuple(scope)[1:-1]
-    return hashlib.sha256(repr((CACHE_FORMAT_VERSION, *fields)).encode()).hexdigest()
+def latent_key(scope: CacheScope, resume_step: int) -> str:
+    """Return the hex digest that a latent of x_K, K = `resume_step`, is kept and found under. One that was captured
+    before any adapter took effect is nobody's own: requests with other adapters, or without, find it too."""
+    adapters = scope.adapters_digest if resume_step > scope.adapters_from_step else ""
+    return _digest(
+        "latent",
+        scope.model_digest,
+        scope.vae_digest,
+        scope.scheduler_digest,
+        scope.prediction_type,
+        scope.width_px,
+        scope.height_px,
+        scope.guidance_scale,
+        scope.negative_prompt,
+        scope.num_inference_steps,
+        scope.conditioning_digest,
+        adapters,
+    )
+
+
+def latent_keys(scope: CacheScope) -> tuple[str, ...]:
+    """Return every key that a latent for this scope may have: that of its last step, and that of its first."""
+    return tuple(dict.fromkeys((latent_key(scope, scope.num_inference_steps), latent_key(scope, 1))))
+
+
+def image_key(scope: CacheScope) -> str:
+    """Return the hex digest that a final image is kept and found under, whatever model painted it."""
+    return _digest("image", scope.width_px, scope.height_px, scope.conditioning_digest)
+
+
+def scope_digest(scope: CacheScope) -> str:
+    """Return the hex digest over all fields: what a grant was made for, and what its commit must be of."""
+    return _digest("scope", scope)
+
+
+def _digest(kind: str, *parts: object) -> str:
+    return hashlib.sha256(repr((CACHE_FORMAT_VERSION, kind, *parts)).encode()).hexdigest()

@@ -1,15 +1,34 @@
-"""What the gateway answers. Mirrors pentimento.api.vectordb.v1."""
+"""What the gateway is asked and what it answers. Mirrors pentimento.api.vectordb.v1."""
 
 from dataclasses import dataclass
 
+from pentimento.domain.cache import CacheScope
 from pentimento.domain.generation import Start
 
 
 @dataclass(frozen=True)
-class LookupAnswer:
-    """`nearest_similarity` is None when the search was skipped or found nothing."""
+class LookupCandidate:
+    """A model that may paint the request, and the kinds of start that it would take."""
+
+    scope: CacheScope
+    latents: bool = True
+    images: bool = True
+
+
+@dataclass(frozen=True)
+class CandidateStart:
+    """Where one candidate would start, and why. The similarities (cosine) are those of the nearest compatible entries,
+    also where they were not near enough; None where nothing was searched or found."""
 
     start: Start
     reason: str
-    nearest_similarity: float | None = None
+    text_similarity: float | None = None
+    image_similarity: float | None = None
+
+
+@dataclass(frozen=True)
+class LookupAnswer:
+    """A start for each candidate, in their order. `search_skipped`: the index was not asked, the reasons say why."""
+
+    starts: tuple[CandidateStart, ...]
     search_skipped: bool = False

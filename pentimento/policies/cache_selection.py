@@ -8,6 +8,7 @@ The numbers in both papers belong to their encoders and models. Thresholds must 
 that are served; the defaults here are NIRVANA's for latents, and none (no reuse) for images.
 """
 
+import math
 from dataclasses import dataclass
 
 
@@ -43,11 +44,15 @@ class SelectionRules:
     """The similarities from which on latents and images may be reused; an empty table switches that kind off.
 
     `quality` is the share of the from-scratch quality that the tables were profiled for (both papers' alpha).
+    `keeps_latents_of_hits`: a run that started from the cache leaves its later latents there too (NIRVANA keeps those
+    of misses alone). `keeps_images_of_hits`: it leaves its image there (MoDM's cache-all).
     """
 
     latents: Thresholds = NIRVANA_LATENT_THRESHOLDS
     images: Thresholds = ()
     quality: float = 0.9
+    keeps_latents_of_hits: bool = False
+    keeps_images_of_hits: bool = True
 
 
 @dataclass(frozen=True)
@@ -110,13 +115,26 @@ def select_start(context: SelectionContext, rules: SelectionRules) -> Selection:
         return latent if latent.resume_step >= image.start_step else image
     if isinstance(image, UseImage):
         return image
-    return latent
+    # Of two misses the one that a table could have changed is told.
+    return latent if rules.latents or not rules.images else image
 
 
 def capture_steps(step_count: int, rules: SelectionRules) -> tuple[int, ...]:
     """Return the K at which latents are worth keeping for a model run of `step_count` steps, ascending: one a
     threshold."""
     return tuple(sorted({step for rule in rules.latents if (step := _steps(rule, step_count)) > 0}))
+
+
+def kept_steps(step_count: int, start_step: int, rules: SelectionRules) -> tuple[int, ...]:
+    """Return the K at which a run that starts at `start_step`, 0 for from noise, leaves latents in the cache."""
+    if start_step and not rules.keeps_latents_of_hits:
+        return ()
+    return tuple(step for step in capture_steps(step_count, rules) if step > start_step)
+
+
+def keeps_image(start_step: int, rules: SelectionRules) -> bool:
+    """Return whether a run that starts at `start_step`, 0 for from noise, leaves its image in the cache."""
+    return bool(rules.images) and (not start_step or rules.keeps_images_of_hits)
 
 
 def allowed_steps(similarity: float, step_count: int, thresholds: Thresholds) -> int:
@@ -127,11 +145,13 @@ def allowed_steps(similarity: float, step_count: int, thresholds: Thresholds) ->
 
 def _select_latent(context: SelectionContext, thresholds: Thresholds) -> UseLatent | Miss:
     match = context.by_text
+    if not thresholds:
+        return Miss("miss: reuse of latents is switched off")
     if match is None:
         return Miss("miss: no compatible entry")
     allowed = allowed_steps(match.similarity, context.step_count, thresholds)
     if not allowed:
-        return Miss(_too_far(match.similarity, thresholds))
+        return Miss(_too_far("nearest similarity", match.similarity, thresholds))
     resume_step = max((step for step in match.latent_steps if step <= allowed), default=0)
     if not resume_step:
         return Miss(f"miss: similarity {match.similarity:.3f} allows step {allowed}, but no latent up to it is stored")
@@ -141,22 +161,20 @@ def _select_latent(context: SelectionContext, thresholds: Thresholds) -> UseLate
     )
 
 
-def _select_image(context: SelectionContext, thresholds: Thresholds) -> UseImage | None:
+def _select_image(context: SelectionContext, thresholds: Thresholds) -> UseImage | Miss:
     match = context.by_image
     if match is None or not match.has_image:
-        return None
+        return Miss("miss: no compatible image")
     allowed = allowed_steps(match.similarity, context.step_count, thresholds)
     if not allowed:
-        return None
+        return Miss(_too_far("nearest text-to-image similarity", match.similarity, thresholds))
     reason = f"image at step {allowed} of {context.step_count}: text-to-image similarity {match.similarity:.3f}"
     return UseImage(allowed, reason)
 
 
-def _too_far(similarity: float, thresholds: Thresholds) -> str:
-    if not thresholds:
-        return "miss: reuse of latents is switched off"
-    lowest = min(rule.min_similarity for rule in thresholds)
-    return f"miss: nearest similarity {similarity:.3f}, needed {lowest:.3f}"
+def _too_far(what: str, similarity: float, thresholds: Thresholds) -> str:
+    lowest = min((rule.min_similarity for rule in thresholds), default=math.inf)
+    return f"miss: {what} {similarity:.3f}, needed {lowest:.3f}"
 
 
 def _steps(rule: Threshold, step_count: int) -> int:

@@ -4,10 +4,10 @@
 | --- | --- |
 | `simulation` | the event loop, and how every effect is performed |
 | `agenda` | what happens when |
-| `device`, `fleet`, `costs` | workers whose steps take time and nothing else |
+| `fleet` | workers whose steps take time and nothing else |
 | `cache`, `reuse` | a stateful cache over real embeddings, its selector and eviction the real ones; what policies use |
 | `controller` | asks the policy's allocator for plans |
-| `routing`, `ledger` | where a request goes; what is known of it and what stays |
+| `ledger` | what is known of a request, and what stays of it |
 | `scenario`, `scenario_file` | what is simulated, as a value and as a TOML file |
 """
 

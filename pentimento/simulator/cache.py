@@ -19,11 +19,13 @@ from pentimento.policies.cache_selection import (
     SelectionRules,
     UseImage,
     UseLatent,
-    capture_steps,
+    keeps_image,
+    kept_steps,
     select_start,
 )
 from pentimento.policies.eviction import EVICTIONS
 from pentimento.policies.serving import CacheUse
+from pentimento.policies.serving.entry import scaled_start_step
 from pentimento.reports import StartKind
 
 # Rows whose similarities are computed together.
@@ -54,13 +56,21 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheAnswer:
-    """Where a request starts. `donor` is the row of the entry that it starts from, -1 without one."""
+    """Where a request starts: at `start_step` of `step_count`. `donor` is the row of the entry that it starts from, -1
+    without one."""
 
     kind: StartKind = StartKind.NOISE
     start_step: int = 0
+    step_count: int = 1
     similarity: float = 0.0
     donor: int = -1
     depth: int = 0
+
+    def start_step_of(self, step_count: int) -> int:
+        """Return where a model that takes so many steps begins."""
+        if not self.start_step or step_count == self.step_count:
+            return self.start_step
+        return scaled_start_step(self.start_step, self.step_count, step_count)
 
 
 MISS = CacheAnswer()
@@ -72,6 +82,18 @@ class _CachedPrompt:
 
     steps: set[int] = field(default_factory=set)
     depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The nearest entry of a scope."""
+
+    row: int
+    similarity: float
+    entry: _CachedPrompt
+
+    def answer(self, kind: StartKind, start_step: int, step_count: int) -> CacheAnswer:
+        return CacheAnswer(kind, start_step, step_count, self.similarity, self.row, self.entry.depth + 1)
 
 
 class Neighbours:
@@ -112,35 +134,38 @@ class SimulatedCache:
     def __len__(self) -> int:
         return len(self._eviction)
 
-    def lookup(self, tenant: str, model: str, row: int, step_count: int) -> CacheAnswer:
-        """Changes state: what serves is used. A row of -1 has no embedding and misses."""
-        scope = self._scope(tenant, model, step_count)
-        entries = self._entries.get(scope)
-        if row < 0 or not entries:
-            return MISS
-        found = self._nearest(entries, row)
-        if found is None:
-            return MISS
-        donor, similarity = found
-        answer = self._select(entries[donor], donor, similarity, step_count)
-        if answer.kind is not StartKind.NOISE:
-            step = answer.start_step if answer.kind is StartKind.LATENT else 0
-            self._eviction.use((scope, donor, step))
-        return answer
-
-    def insert(self, tenant: str, model: str, row: int, step_count: int, begun_at: int = 0, depth: int = 0) -> None:
-        """Changes state: what a committed run from step `begun_at` captured. Full stores let go of what goes next."""
+    def lookup(
+        self, tenant: str, model: str, row: int, step_count: int, latents: bool = True, images: bool = True
+    ) -> CacheAnswer:
+        """Return where a run of that model would start, of the kinds that it takes. A row of -1 has no embedding and
+        misses."""
         if row < 0:
+            return MISS
+        use = self._use
+        by_text = self._nearest(self._latent_scope(tenant, model, step_count), row) if latents and use.latents else None
+        by_image = self._nearest(self._image_scope(tenant), row) if images and use.images else None
+        if by_text is None and by_image is None:
+            return MISS
+        return self._select(by_text, by_image, step_count)
+
+    def use(self, tenant: str, model: str, answer: CacheAnswer) -> None:
+        """Changes state: note that a request of that model starts as it was answered."""
+        if answer.kind is StartKind.LATENT:
+            scope = self._latent_scope(tenant, model, answer.step_count)
+            self._eviction.use((scope, answer.donor, answer.start_step))
+        elif answer.kind is not StartKind.NOISE:
+            self._eviction.use((self._image_scope(tenant), answer.donor, 0))
+
+    def insert(self, tenant: str, model: str, row: int, step_count: int, start_step: int = 0, depth: int = 0) -> None:
+        """Changes state: what is kept of a committed run from `start_step` on. Full stores let go of what goes next."""
+        if row < 0 or depth > self._settings.max_depth:
             return
-        scope = self._scope(tenant, model, step_count)
-        steps = [step for step in self._captured(step_count) if step == 0 or step > begun_at]
-        if not steps or depth > self._settings.max_depth:
-            return
-        entry = self._entries.setdefault(scope, {}).setdefault(row, _CachedPrompt())
-        entry.depth = depth
-        for step in steps:
-            entry.steps.add(step)
-            self._eviction.add((scope, row, step), step or step_count)
+        rules = self._settings.rules
+        if self._use.latents:
+            scope = self._latent_scope(tenant, model, step_count)
+            self._add(scope, row, kept_steps(step_count, start_step, rules), step_count, depth)
+        if self._use is CacheUse.RETRIEVAL or (self._use.images and keeps_image(start_step, rules)):
+            self._add(self._image_scope(tenant), row, (0,), step_count, depth)
         while len(self._eviction) > self._settings.capacity:
             self._evict()
 
@@ -150,34 +175,44 @@ class SimulatedCache:
             for tenant in tenants:
                 self.insert(tenant, model, row, step_count)
 
-    def _scope(self, tenant: str, model: str, step_count: int) -> Scope:
-        tenant = "" if self._settings.shared else tenant
-        # x_K of 50 steps is no x_K of 30, and no other model's; an image is.
-        return (tenant, model, step_count) if self._use is CacheUse.LATENTS else (tenant, "", 0)
+    def _latent_scope(self, tenant: str, model: str, step_count: int) -> Scope:
+        # x_K of 50 steps is no x_K of 30, and no other model's.
+        return ("" if self._settings.shared else tenant, model, step_count)
 
-    def _captured(self, step_count: int) -> tuple[int, ...]:
-        return capture_steps(step_count, self._settings.rules) if self._use is CacheUse.LATENTS else (0,)
+    def _image_scope(self, tenant: str) -> Scope:
+        return ("" if self._settings.shared else tenant, "", 0)
 
-    def _nearest(self, entries: dict[int, _CachedPrompt], row: int) -> tuple[int, float] | None:
+    def _add(self, scope: Scope, row: int, steps: tuple[int, ...], step_count: int, depth: int) -> None:
+        if not steps:
+            return
+        entry = self._entries.setdefault(scope, {}).setdefault(row, _CachedPrompt())
+        entry.depth = depth
+        for step in steps:
+            entry.steps.add(step)
+            self._eviction.add((scope, row, step), step or step_count)
+
+    def _nearest(self, scope: Scope, row: int) -> _Found | None:
+        entries = self._entries.get(scope)
+        if not entries:
+            return None
         rows, similarities = self._neighbours.of(row)
         for index, other in enumerate(rows):
             if other in entries:
-                return other, similarities[index]
+                return _Found(other, similarities[index], entries[other])
         return None
 
-    def _select(self, entry: _CachedPrompt, donor: int, similarity: float, step_count: int) -> CacheAnswer:
+    def _select(self, by_text: _Found | None, by_image: _Found | None, step_count: int) -> CacheAnswer:
         if self._use is CacheUse.RETRIEVAL:
-            if similarity < self._settings.retrieval_similarity:
+            if by_image is None or by_image.similarity < self._settings.retrieval_similarity:
                 return MISS
-            return CacheAnswer(StartKind.RETRIEVAL, step_count, similarity, donor, entry.depth + 1)
-        has_image = 0 in entry.steps
-        latents = tuple(step for step in entry.steps if step)
-        nearest = NearestEntry(similarity, latents, has_image)
-        chosen = select_start(SelectionContext(step_count, nearest, nearest), self._settings.rules)
-        if isinstance(chosen, UseLatent):
-            return CacheAnswer(StartKind.LATENT, chosen.resume_step, similarity, donor, entry.depth + 1)
-        if isinstance(chosen, UseImage):
-            return CacheAnswer(StartKind.IMAGE, chosen.start_step, similarity, donor, entry.depth + 1)
+            return by_image.answer(StartKind.RETRIEVAL, step_count, step_count)
+        nearest = NearestEntry(by_text.similarity, tuple(by_text.entry.steps)) if by_text is not None else None
+        image = NearestEntry(by_image.similarity, has_image=True) if by_image is not None else None
+        chosen = select_start(SelectionContext(step_count, nearest, image), self._settings.rules)
+        if isinstance(chosen, UseLatent) and by_text is not None:
+            return by_text.answer(StartKind.LATENT, chosen.resume_step, step_count)
+        if isinstance(chosen, UseImage) and by_image is not None:
+            return by_image.answer(StartKind.IMAGE, chosen.start_step, step_count)
         return MISS
 
     def _evict(self) -> None:

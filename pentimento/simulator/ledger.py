@@ -65,7 +65,7 @@ def record_of(
         ended_s=ended_s,
         outcome=outcome,
         start=start.kind if painted is not None else StartKind.NOISE,
-        start_step=start.start_step if painted is not None else 0,
+        start_step=start.start_step_of(painted.steps) if painted is not None else 0,
         steps=painted.steps if painted is not None else request.steps,
         model=painted.model if painted is not None else request.model,
         deferred=request.deferred,

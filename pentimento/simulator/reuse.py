@@ -1,49 +1,98 @@
 """What a scenario's policy reuses: where a request starts, and what stays of its picture."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from pentimento.domain.fleet import PoolPlan
 from pentimento.policies.serving import CacheUse
+from pentimento.policies.serving.entry import (
+    FoundStart,
+    Stage,
+    StartCandidate,
+    choose_start,
+    start_candidates,
+    start_lanes,
+)
 from pentimento.reports import StartKind
 from pentimento.simulator.cache import MISS, CacheAnswer, SimulatedCache
-from pentimento.simulator.fleet import SimulatedFleet
+from pentimento.simulator.fleet import RETRIEVAL_POOL, SimulatedFleet
 from pentimento.simulator.ledger import SimulatedPicture, SimulatedRequest
 from pentimento.simulator.scenario import Scenario
 from pentimento.workloads import Workload
 
+Lane = tuple[str, str]
+"""A pool, and the model that it holds."""
+
 
 class Reuse:
-    """The cache as the simulation asks it; one that is always empty for policies without."""
+    """The cache as the simulation asks it; one that is always empty for policies without.
 
-    def __init__(self, scenario: Scenario, workload: Workload, fleet: SimulatedFleet) -> None:
-        self._policy = scenario.policy
+    `service_s` is the dataplane's: seconds that so much work takes in a pool, None where no speed is known.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        workload: Workload,
+        fleet: SimulatedFleet,
+        service_s: Callable[[str, float], float | None],
+    ) -> None:
+        self._use = scenario.policy.cache
+        self._pixels = scenario.pixels
         self._fleet = fleet
+        self._service_s = service_s
         self._cache = _warm_cache(scenario, workload, fleet)
 
-    def look_up(self, request: SimulatedRequest, pool: str) -> CacheAnswer:
-        """Changes state: what serves is used."""
+    def choose(
+        self, request: SimulatedRequest, own: Stage, pools: Sequence[PoolPlan]
+    ) -> tuple[CacheAnswer, tuple[Lane, ...]]:
+        """Return where a request starts, and the lanes that may take it, the one that it waits in first. Changes state:
+        what serves is used."""
         if self._cache is None:
-            return MISS
-        model = self._fleet.model_of(pool)
-        steps = self._fleet.steps_of(model, request.arrival)
-        return self._cache.lookup(request.arrival.tenant, model, request.arrival.embedding_row, steps)
+            return MISS, ((own.pool, own.model),)
+        arrival = request.arrival
+        if self._use is CacheUse.RETRIEVAL:
+            candidates: tuple[StartCandidate, ...] = (StartCandidate(own.pool, own.model, images=True),)
+        else:
+            candidates = start_candidates(pools, own, request.route_draw)
+        answers = [self._look_up(self._cache, request, candidate) for candidate in candidates]
+        number = choose_start([self._found(one, answer) for one, answer in zip(candidates, answers, strict=True)])
+        chosen, answer = candidates[number], answers[number]
+        self._cache.use(arrival.tenant, chosen.model, answer)
+        if answer.kind is StartKind.RETRIEVAL:
+            return answer, ((RETRIEVAL_POOL, RETRIEVAL_POOL),)
+        spare = start_lanes(pools, answer.kind.value, chosen)
+        return answer, ((chosen.pool, chosen.model), *((pool.pool, pool.model) for pool in spare))
 
     def remember(self, request: SimulatedRequest, painted: SimulatedPicture) -> None:
         """Changes state: what the accepted attempt captured becomes findable."""
-        hit = painted.start.kind is not StartKind.NOISE
         if self._cache is None or painted.start.kind is StartKind.RETRIEVAL:
             return
-        if hit and not self._policy.cache_hits:
-            return
-        arrival = request.arrival
-        begun_at = painted.start.start_step if painted.start.kind is StartKind.LATENT else 0
+        arrival, start_step = request.arrival, painted.start.start_step_of(painted.steps)
         self._cache.insert(
-            arrival.tenant, painted.model, arrival.embedding_row, painted.steps, begun_at, painted.start.depth
+            arrival.tenant, painted.model, arrival.embedding_row, painted.steps, start_step, painted.start.depth
         )
+
+    def _look_up(self, cache: SimulatedCache, request: SimulatedRequest, candidate: StartCandidate) -> CacheAnswer:
+        arrival, steps = request.arrival, self._fleet.steps_of(candidate.model, request.arrival)
+        return cache.lookup(
+            arrival.tenant, candidate.model, arrival.embedding_row, steps, candidate.latents, candidate.images
+        )
+
+    def _found(self, candidate: StartCandidate, answer: CacheAnswer) -> FoundStart:
+        left = float((answer.step_count - answer.start_step) * self._pixels)
+        share = answer.start_step / answer.step_count
+        seconds = self._service_s(candidate.pool, left)
+        return FoundStart(answer.kind.value, share, seconds, candidate.stands_in)
 
 
 def _warm_cache(scenario: Scenario, workload: Workload, fleet: SimulatedFleet) -> SimulatedCache | None:
     policy = scenario.policy
     if policy.cache is CacheUse.NONE or workload.embeddings is None:
         return None
-    cache = SimulatedCache(policy.cache, policy.eviction, scenario.cache, workload.embeddings)
+    rules = replace(scenario.cache.rules, keeps_images_of_hits=policy.cache_hits)
+    settings = replace(scenario.cache, rules=rules)
+    cache = SimulatedCache(policy.cache, policy.eviction, settings, workload.embeddings)
     count = min(scenario.cache.warm_count, len(workload.embeddings))
     if count and workload.arrivals:
         tenants = sorted({arrival.tenant for arrival in workload.arrivals})

@@ -19,8 +19,8 @@ from pentimento.dataplane.events import AttemptKey
 from pentimento.devices.profile import Cost
 from pentimento.emulation.device import EmulatedDevice, EmulatedJob
 from pentimento.policies.serving import CacheUse
-from pentimento.policies.serving.entry import request_stages, scaled_start_step, start_pools
-from pentimento.reports import Outcome, RequestRecord, StageSpan, StartKind
+from pentimento.policies.serving.entry import Stage, request_stages
+from pentimento.reports import Outcome, RequestRecord, StageSpan
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.cache import MISS
 from pentimento.simulator.controller import SimulatedController
@@ -65,7 +65,7 @@ class Simulation:
             self._fleet.available,
             self._fleet.profiles,
         )
-        self._reuse = Reuse(scenario, workload, self._fleet)
+        self._reuse = Reuse(scenario, workload, self._fleet, self.dataplane.service_s)
         # The request that Deliver has just taken away; CommitCacheEntries comes right after it.
         self._delivered: tuple[SimulatedRequest, SimulatedPicture]
         self._performers: Mapping[type, Callable[[Any], None]] = {
@@ -266,17 +266,14 @@ class Simulation:
         plan = self.dataplane.state.plan
         pools = plan.pools if plan is not None else ()
         own = request.cascade[stage] if stage < len(request.cascade) else request.pool
-        request.start = self._reuse.look_up(request, own) if stage == 0 else MISS
+        stage_of = Stage(own, self._fleet.model_of(own))
+        request.start, lanes = (
+            self._reuse.choose(request, stage_of, pools) if stage == 0 else (MISS, ((own, stage_of.model),))
+        )
         request.deferred = stage > 0
-        if request.start.kind is StartKind.NOISE:
-            lanes = [(own, self._fleet.model_of(own))]
-        elif request.start.kind is StartKind.RETRIEVAL:
-            lanes = [(RETRIEVAL_POOL, RETRIEVAL_POOL)]
-        else:
-            takers = start_pools(pools, request.start.kind.value, request.route_draw, own)
-            lanes = [(pool.pool, pool.model) for pool in takers]
-        request.options = tuple(lanes)
-        self._controller.count_start(own, request.start.start_step)
+        request.options = lanes
+        own_steps = self._fleet.steps_of(stage_of.model, request.arrival)
+        self._controller.count_start(own, request.start.start_step_of(own_steps))
         work = [float(self._steps_left(request, model) * self._scenario.pixels) for _, model in lanes]
         options = tuple(
             events.RouteOption(pool, self._fleet.digest_of(model), left)
@@ -387,8 +384,7 @@ class Simulation:
         if model == RETRIEVAL_POOL:
             return 0
         steps = self._fleet.steps_of(model, request.arrival)
-        asked = self._fleet.steps_of(request.model, request.arrival)
-        return steps - scaled_start_step(request.start.start_step, asked, steps)
+        return steps - request.start.start_step_of(steps)
 
 
 def _first(time_s: float, other: float | None) -> bool:

@@ -215,7 +215,8 @@ class PacedWorker(UnetWorkerServiceServicer):
             CapturedLatent(slot.resume_step, 1.0, ObjectReference(slot.key, "sha256:0", 1), True)
             for slot in grant.latents
         )
-        return CapturedEntries(grant.grant_id, latents)
+        image = ObjectReference(grant.image_key, "sha256:0", 4096) if grant.image_key else None
+        return CapturedEntries(grant.grant_id, latents, image)
 
 
 def picture_of(spec: GenerationSpec) -> bytes:

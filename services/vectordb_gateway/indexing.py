@@ -86,5 +86,5 @@ def batches(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
 
 def _point(vectors: EntryVectors) -> VectorPoint:
     return VectorPoint(
-        vectors.entry_id, vectors.pool, vectors.compatibility_key, vectors.created_at, vectors.text, vectors.image
+        vectors.entry_id, vectors.pool, vectors.compatibility_keys, vectors.created_at, vectors.text, vectors.image
     )

@@ -1,16 +1,17 @@
-"""Where should a request start? Search, read what the nearest entry holds, select."""
+"""Where should a request start? Search for each candidate, read what the nearest entry holds, select."""
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from pentimento.domain.cache import CacheScope, compatibility_key
+from pentimento.domain.cache import CacheScope, image_key, latent_key, latent_keys
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, Start, noise_form_of
-from pentimento.domain.retrieval import LookupAnswer
+from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.policies.cache_selection import (
     NearestEntry,
     Selection,
@@ -21,16 +22,16 @@ from pentimento.policies.cache_selection import (
     select_start,
 )
 from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import CachedEntry
+from pentimento.stores.ledger.cache_records import CachedEntry, HeldLatent
 from pentimento.stores.vectors import Space, VectorIndex, VectorQuery
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.encoder_guard import EncoderGuard
-from services.vectordb_gateway.validation import SHARED_POOL, check_quality, check_scope
+from services.vectordb_gateway.validation import check_candidates, check_quality, pools_of
 
 logger = logging.getLogger(__name__)
 
 # The nearest may have been evicted a moment ago.
-_CANDIDATE_COUNT = 4
+_NEAREST_COUNT = 4
 _SEARCH_THREAD_COUNT = 8
 
 
@@ -44,7 +45,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Matches:
-    """The nearest live entry in each space."""
+    """The nearest live entries that a candidate may start from: one with a latent for it, one with an image."""
 
     by_text: Match | None
     by_image: Match | None
@@ -66,12 +67,14 @@ class Lookup:
         self.lookup_count = 0
         self.hit_count = 0
 
-    async def lookup(self, scope: CacheScope, embedding: Embedding, quality: float | None) -> LookupAnswer:
+    async def lookup(
+        self, candidates: Sequence[LookupCandidate], embedding: Embedding, quality: float | None
+    ) -> LookupAnswer:
         """Raises InvalidArgument for an incomplete scope or an embedding that is not of the cache's encoder."""
-        check_scope(scope)
+        check_candidates(candidates)
         check_quality(quality)
         self._guard.check(embedding, "text_embedding")
-        answer = await self._answer(scope, embedding, quality)
+        answer = await self._answer(candidates, embedding, quality)
         self._count(answer)
         return answer
 
@@ -79,24 +82,31 @@ class Lookup:
         """Let go of the threads; a search that still runs ends by its own timeout."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _answer(self, scope: CacheScope, embedding: Embedding, quality: float | None) -> LookupAnswer:
-        if not (self._rules.latents or self._rules.images):
-            return _skipped("reuse is switched off")
-        if not self._guard.bound:
-            return _skipped("the cache is empty")
-        if not self._guard.prepared:
-            return _skipped("the index is not ready")
+    async def _answer(
+        self, candidates: Sequence[LookupCandidate], embedding: Embedding, quality: float | None
+    ) -> LookupAnswer:
+        if why := self._not_asked():
+            return _skipped(candidates, why)
         try:
-            matches = await self._search(scope, embedding)
+            matches = await self._search(candidates, embedding)
         except TimeoutError:
-            return _skipped(f"search abandoned after {self._timeout_s * 1000:.0f} ms")
+            return _skipped(candidates, f"search abandoned after {self._timeout_s * 1000:.0f} ms")
         except InvalidArgument:
             raise
         except PentimentoError as error:
             self._note_outage(error.message)
-            return _skipped(error.message)
+            return _skipped(candidates, error.message)
         self._in_outage = False
-        return _decide(scope, matches, quality, self._rules)
+        found = zip(candidates, matches, strict=True)
+        return LookupAnswer(tuple(_decide(candidate, match, quality, self._rules) for candidate, match in found))
+
+    def _not_asked(self) -> str:
+        """Why the index is not even searched; empty where it is."""
+        if not (self._rules.latents or self._rules.images):
+            return "reuse is switched off"
+        if not self._guard.bound:
+            return "the cache is empty"
+        return "" if self._guard.prepared else "the index is not ready"
 
     def _note_outage(self, why: str) -> None:
         """One line an outage, not one a lookup."""
@@ -104,56 +114,106 @@ class Lookup:
             logger.warning("lookups go on without the cache: %s", why)
         self._in_outage = True
 
-    async def _search(self, scope: CacheScope, embedding: Embedding) -> Matches:
+    async def _search(self, candidates: Sequence[LookupCandidate], embedding: Embedding) -> list[Matches]:
         started = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout_s):
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._threads, self._nearest, scope, embedding.values)
+                return await loop.run_in_executor(self._threads, self._nearest, candidates, embedding.values)
         finally:
             metrics.SEARCH_SECONDS.observe(time.perf_counter() - started)
 
-    def _nearest(self, scope: CacheScope, vector: bytes) -> Matches:
-        by_text = self._nearest_in(Space.TEXT, scope, vector)
-        return Matches(by_text, self._nearest_in(Space.IMAGE, scope, vector) if self._rules.images else None)
+    def _nearest(self, candidates: Sequence[LookupCandidate], vector: bytes) -> list[Matches]:
+        """Candidates whose entries are the same share a search."""
+        search = _SharedSearches(self._index, self._ledger, vector, pools_of(candidates[0].scope), self._timeout_s)
+        return [
+            Matches(
+                search.latent(candidate.scope) if candidate.latents and self._rules.latents else None,
+                search.image(candidate.scope) if candidate.images and self._rules.images else None,
+            )
+            for candidate in candidates
+        ]
 
-    def _nearest_in(self, space: Space, scope: CacheScope, vector: bytes) -> Match | None:
-        pools = (scope.tenant, SHARED_POOL) if scope.shared_pool else (scope.tenant,)
-        key = compatibility_key(scope)
-        query = VectorQuery(space, vector, pools, key, _CANDIDATE_COUNT)
+    def _count(self, answer: LookupAnswer) -> None:
+        """A lookup is a hit when any candidate has a start; it is counted by the first kind found."""
+        self.lookup_count += 1
+        kinds = [type(found.start) for found in answer.starts if not isinstance(found.start, FromNoise)]
+        self.hit_count += bool(kinds)
+        outcome = "skipped" if answer.search_skipped else "miss"
+        metrics.LOOKUPS.labels(kinds[0].__name__.removeprefix("From").lower() if kinds else outcome).inc()
+
+
+class _SharedSearches:
+    """The searches of one lookup; each distinct one is made once."""
+
+    def __init__(
+        self, index: VectorIndex, ledger: CacheLedger, vector: bytes, pools: tuple[str, ...], timeout_s: float
+    ) -> None:
+        self._index = index
+        self._ledger = ledger
+        self._vector = vector
+        self._pools = pools
+        self._timeout_s = timeout_s
+        self._found: dict[tuple[VectorQuery, int], Match | None] = {}
+
+    def latent(self, scope: CacheScope) -> Match | None:
+        """The nearest entry by its prompt that holds a latent for the scope."""
+        query = VectorQuery(Space.TEXT, self._vector, self._pools, latent_keys(scope), _NEAREST_COUNT)
+        return self._nearest(query, scope.adapters_from_step, lambda entry: bool(_latents_for(scope, entry)))
+
+    def image(self, scope: CacheScope) -> Match | None:
+        """The nearest entry by its picture whose image the scope may start from."""
+        key = image_key(scope)
+        query = VectorQuery(Space.IMAGE, self._vector, self._pools, (key,), _NEAREST_COUNT)
+        return self._nearest(query, 0, lambda entry: entry.image is not None and entry.image_key == key)
+
+    def _nearest(self, query: VectorQuery, part: int, serves: Callable[[CachedEntry], bool]) -> Match | None:
+        """`part` tells apart the searches whose query is the same and whose `serves` is not."""
+        if (query, part) not in self._found:
+            self._found[query, part] = self._search(query, serves)
+        return self._found[query, part]
+
+    def _search(self, query: VectorQuery, serves: Callable[[CachedEntry], bool]) -> Match | None:
         for match in self._index.search(query, self._timeout_s):
             entry = self._ledger.live_entry(match.entry_id)
-            # The ledger is the truth: whatever the index says, nobody gets another pool's entry.
-            if entry is not None and entry.pool in pools and entry.compatibility_key == key:
+            # The ledger is the truth: whatever the index says, nobody gets another pool's entry, or an unfit object.
+            if entry is not None and entry.pool in self._pools and serves(entry):
                 return Match(entry, match.similarity)
         return None
 
-    def _count(self, answer: LookupAnswer) -> None:
-        self.lookup_count += 1
-        is_hit = not isinstance(answer.start, FromNoise)
-        self.hit_count += is_hit
-        outcome = "skipped" if answer.search_skipped else type(answer.start).__name__.removeprefix("From").lower()
-        metrics.LOOKUPS.labels("miss" if outcome == "noise" else outcome).inc()
+
+def _skipped(candidates: Sequence[LookupCandidate], why: str) -> LookupAnswer:
+    return LookupAnswer(tuple(CandidateStart(FromNoise(), f"miss: {why}") for _ in candidates), search_skipped=True)
 
 
-def _skipped(why: str) -> LookupAnswer:
-    return LookupAnswer(FromNoise(), f"miss: {why}", search_skipped=True)
+def _latents_for(scope: CacheScope, entry: CachedEntry) -> tuple[HeldLatent, ...]:
+    """The entry's latents that the scope may resume; of two of one step the first."""
+    return tuple(each for each in entry.latents if each.compatibility_key == latent_key(scope, each.resume_step))
 
 
-def _decide(scope: CacheScope, matches: Matches, quality: float | None, rules: SelectionRules) -> LookupAnswer:
+def _decide(
+    candidate: LookupCandidate, matches: Matches, quality: float | None, rules: SelectionRules
+) -> CandidateStart:
+    scope, by_text, by_image = candidate.scope, matches.by_text, matches.by_image
     context = SelectionContext(
-        scope.num_inference_steps, _describe(matches.by_text), _describe(matches.by_image), quality
+        scope.num_inference_steps,
+        _describe(by_text, scope),
+        NearestEntry(by_image.similarity, has_image=True) if by_image else None,
+        quality,
     )
     selection = select_start(context, rules)
-    nearest = matches.by_text.similarity if matches.by_text else None
-    return LookupAnswer(_start(scope, matches, selection), selection.reason, nearest)
+    return CandidateStart(
+        _start(scope, matches, selection),
+        selection.reason,
+        by_text.similarity if by_text else None,
+        by_image.similarity if by_image else None,
+    )
 
 
-def _describe(match: Match | None) -> NearestEntry | None:
+def _describe(match: Match | None, scope: CacheScope) -> NearestEntry | None:
     if match is None:
         return None
-    steps = tuple(latent.resume_step for latent in match.entry.latents)
-    return NearestEntry(match.similarity, steps, match.entry.image is not None)
+    return NearestEntry(match.similarity, tuple(latent.resume_step for latent in _latents_for(scope, match.entry)))
 
 
 def _start(scope: CacheScope, matches: Matches, selection: Selection) -> Start:
@@ -166,7 +226,7 @@ def _start(scope: CacheScope, matches: Matches, selection: Selection) -> Start:
 
 
 def _from_latent(scope: CacheScope, match: Match, resume_step: int) -> Start:
-    latent = next(each for each in match.entry.latents if each.resume_step == resume_step)
+    latent = next(each for each in _latents_for(scope, match.entry) if each.resume_step == resume_step)
     donor = Donor(match.entry.entry_id, latent.object.digest, match.similarity, match.entry.ancestor_depth)
     return FromLatent(latent.object, resume_step, scope.num_inference_steps, latent.sigma, donor)
 

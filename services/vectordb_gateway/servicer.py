@@ -6,13 +6,8 @@ from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as pb
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import VectordbGatewayServiceServicer
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import CapturedEntries
-from pentimento.wire.cache import embedding_from_proto, scope_from_proto
-from pentimento.wire.generation import (
-    attempt_from_proto,
-    captured_from_proto,
-    grant_to_proto,
-    start_to_proto,
-)
+from pentimento.wire.cache import answer_to_proto, candidate_from_proto, embedding_from_proto, scope_from_proto
+from pentimento.wire.generation import attempt_from_proto, captured_from_proto, grant_to_proto
 from services.vectordb_gateway.gateway import Gateway
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["VectordbGatewayService"].full_name
@@ -25,22 +20,16 @@ class GatewayServicer(VectordbGatewayServiceServicer):
     async def Lookup(
         self, request: pb.LookupRequest, context: grpc.aio.ServicerContext[pb.LookupRequest, pb.LookupResponse]
     ) -> pb.LookupResponse:
-        scope = scope_from_proto(request.scope)
+        candidates = [candidate_from_proto(candidate) for candidate in request.candidates]
         embedding = embedding_from_proto(request.text_embedding, request.encoder_digest)
         quality = request.quality if request.HasField("quality") else None
-        answer = await self._gateway.lookup.lookup(scope, embedding, quality)
-        return pb.LookupResponse(
-            start=start_to_proto(answer.start),
-            reason=answer.reason,
-            nearest_similarity=answer.nearest_similarity,
-            search_skipped=answer.search_skipped,
-        )
+        return answer_to_proto(await self._gateway.lookup.lookup(candidates, embedding, quality))
 
     async def Reserve(
         self, request: pb.ReserveRequest, context: grpc.aio.ServicerContext[pb.ReserveRequest, pb.ReserveResponse]
     ) -> pb.ReserveResponse:
         scope, attempt = scope_from_proto(request.scope), attempt_from_proto(request.attempt)
-        reservation = await self._gateway.writing.reserve(scope, attempt, request.resume_steps, request.image)
+        reservation = await self._gateway.writing.reserve(scope, attempt, request.start_step)
         grant = grant_to_proto(reservation.grant) if reservation.grant else None
         return pb.ReserveResponse(grant=grant, reason=reservation.reason)
 

@@ -35,6 +35,10 @@ class SelectionSettings:
     profiled_quality: float = setting(
         0.9, help="share of the from-scratch quality the thresholds were profiled for", minimum=0, maximum=1
     )
+    keep_latents_of_hits: bool = setting(
+        False, help="a picture that started from the cache leaves its later latents there, as those from noise do"
+    )
+    keep_images_of_hits: bool = setting(True, help="a picture that started from the cache is kept there itself")
 
     def __post_init__(self) -> None:
         self.rules()
@@ -43,7 +47,8 @@ class SelectionSettings:
         """As the policy takes them. ValueError for a malformed pair."""
         latents = _thresholds("--latent-thresholds", self.latent_thresholds)
         images = _thresholds("--image-thresholds", self.image_thresholds)
-        return SelectionRules(latents, images, self.profiled_quality)
+        hits = (self.keep_latents_of_hits, self.keep_images_of_hits)
+        return SelectionRules(latents, images, self.profiled_quality, *hits)
 
 
 @dataclass(frozen=True)

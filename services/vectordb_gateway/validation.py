@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
+from pentimento.domain.retrieval import LookupCandidate
 
 # The pool that tenants may opt into; no tenant can be called so.
 SHARED_POOL = "*shared*"
 MAX_STEP_COUNT = 10_000
 MAX_SIZE_PX = 65_536
+MAX_CANDIDATE_COUNT = 16
 _MAX_TOKEN = 2**63 - 1
 _MAX_NAME_LENGTH = 256
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
@@ -29,6 +31,24 @@ def check_scope(scope: CacheScope) -> None:
             raise InvalidArgument.of(f"scope.{name}", f"must be between 1 and {limit}, got {value}")
     if not math.isfinite(scope.guidance_scale):
         raise InvalidArgument.of("scope.guidance_scale", f"must be finite, got {scope.guidance_scale}")
+    if scope.adapters_from_step > scope.num_inference_steps:
+        steps = f"{scope.num_inference_steps} (num_inference_steps)"
+        raise InvalidArgument.of("scope.adapters_from_step", f"must be at most {steps}, got {scope.adapters_from_step}")
+
+
+def check_candidates(candidates: Sequence[LookupCandidate]) -> None:
+    """Raises InvalidArgument unless they are few, complete, and of one tenant and pool."""
+    if not 1 <= len(candidates) <= MAX_CANDIDATE_COUNT:
+        raise InvalidArgument.of("candidates", f"must be 1 to {MAX_CANDIDATE_COUNT}, got {len(candidates)}")
+    for candidate in candidates:
+        check_scope(candidate.scope)
+    if len({pools_of(candidate.scope) for candidate in candidates}) > 1:
+        raise InvalidArgument.of("candidates.scope", "must all name the same tenant and the same shared_pool")
+
+
+def pools_of(scope: CacheScope) -> tuple[str, ...]:
+    """Return whose entries the scope may read."""
+    return (scope.tenant, SHARED_POOL) if scope.shared_pool else (scope.tenant,)
 
 
 def check_quality(quality: float | None) -> None:
@@ -45,18 +65,18 @@ def check_attempt(attempt: Attempt, scope: CacheScope) -> None:
         raise InvalidArgument.of("attempt.fencing_token", f"must be between 0 and {_MAX_TOKEN}")
 
 
-def check_steps(steps: Sequence[int], step_count: int) -> tuple[int, ...]:
-    """The steps in order, each once. Raises InvalidArgument for one outside of the schedule."""
-    for step in steps:
-        if not 1 <= step < step_count:
-            raise InvalidArgument.of("resume_steps", f"must be between 1 and {step_count - 1}, got {step}")
-    return tuple(sorted(set(steps)))
+def check_start_step(start_step: int, step_count: int) -> None:
+    """Raises InvalidArgument for a start outside of the schedule; 0 is a start from noise."""
+    if not 0 <= start_step < step_count:
+        raise InvalidArgument.of("start_step", f"must be between 0 and {step_count - 1}, got {start_step}")
 
 
 def check_captured(captured: CapturedEntries, step_count: int) -> None:
     """Raises InvalidArgument unless what was captured could be resumed from."""
-    check_steps([latent.resume_step for latent in captured.latents], step_count)
     for latent in captured.latents:
+        if not 1 <= latent.resume_step < step_count:
+            steps = f"between 1 and {step_count - 1}"
+            raise InvalidArgument.of("entries.latents.resume_step", f"must be {steps}, got {latent.resume_step}")
         if not (math.isfinite(latent.sigma) and latent.sigma >= 0):
             raise InvalidArgument.of("entries.latents.sigma", f"must be finite and not negative, got {latent.sigma}")
         _check_object("entries.latents.object", latent.object)

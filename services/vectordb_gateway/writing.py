@@ -4,16 +4,15 @@ import asyncio
 import logging
 import secrets
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pentimento.domain.cache import CacheScope, compatibility_key
+from pentimento.domain.cache import CacheScope, image_key, latent_key, scope_digest
 from pentimento.domain.clock import Clock
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, LatentSlot
 from pentimento.domain.grant_signature import GrantBinding, sign
-from pentimento.policies.cache_selection import SelectionRules, capture_steps
+from pentimento.policies.cache_selection import SelectionRules, keeps_image, kept_steps
 from pentimento.rpc.grant_keys import GrantKeys
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
@@ -27,7 +26,7 @@ from services.vectordb_gateway.validation import (
     check_captured,
     check_name,
     check_scope,
-    check_steps,
+    check_start_step,
 )
 
 logger = logging.getLogger(__name__)
@@ -64,19 +63,17 @@ class EntryWriting:
         self._clock = clock
         self._keys = keys
 
-    async def reserve(
-        self, scope: CacheScope, attempt: Attempt, resume_steps: Sequence[int], image: bool
-    ) -> Reservation:
-        """Keys for those of the wanted objects that a rule could ever reuse. Raises InvalidArgument."""
+    async def reserve(self, scope: CacheScope, attempt: Attempt, start_step: int) -> Reservation:
+        """Return keys for what the rules keep of a run that starts at `start_step`, 0 for from noise. Raises
+        InvalidArgument."""
         check_scope(scope)
         check_attempt(attempt, scope)
-        steps = check_steps(resume_steps, scope.num_inference_steps)
-        highest = max(capture_steps(scope.num_inference_steps, self._rules), default=0)
-        keys = [self._new_key(step) for step in steps if step <= highest]
-        if image and self._rules.images:
+        check_start_step(start_step, scope.num_inference_steps)
+        keys = [self._new_key(step) for step in kept_steps(scope.num_inference_steps, start_step, self._rules)]
+        if keeps_image(start_step, self._rules):
             keys.append(self._new_key(None))
         if not keys:
-            return _refused("no rule reuses what was asked for")
+            return _refused("no rule keeps anything of such a run")
         try:
             if refusal := await asyncio.to_thread(self._capacity.refusal, scope.tenant):
                 return _refused(refusal)
@@ -125,7 +122,7 @@ class EntryWriting:
             grant_id=secrets.token_hex(16),
             pool=_pool(scope),
             tenant=scope.tenant,
-            compatibility_key=compatibility_key(scope),
+            scope_digest=scope_digest(scope),
             request_id=attempt.request_id,
             fencing_token=attempt.fencing_token,
             expires_at=self._clock.wall() + self._grant_ttl_s,
@@ -174,7 +171,11 @@ class EntryWriting:
             captured=captured,
             tenant=scope.tenant,
             pool=_pool(scope),
-            compatibility_key=compatibility_key(scope),
+            scope_digest=scope_digest(scope),
+            compatibility_keys={
+                None: image_key(scope),
+                **{each.resume_step: latent_key(scope, each.resume_step) for each in captured.latents},
+            },
             request_id=attempt.request_id,
             fencing_token=attempt.fencing_token,
             text_vector=text.values,

@@ -57,25 +57,71 @@ def request_stages(
     return tuple(Stage(name, name) for name in ((model,) if model else cascade))
 
 
-def start_pools(pools: Sequence[PoolPlan], start: str, draw: float, own: str) -> tuple[PoolPlan, ...]:
-    """Return the pools whose lanes may take a request once its start is known. The one it waits in comes first, then
-    those that take it while they are idle; `own` is the pool that admitted it. Empty where the plan knows neither."""
-    entered = entry_pools(pools, start, draw)[:1] or tuple(pool for pool in pools if pool.pool == own)[:1]
-    return (*entered, *spare_pools(pools, start, entered[0])) if entered else ()
+@dataclass(frozen=True, slots=True)
+class StartCandidate:
+    """A pool that may take a request, and the kinds of start from the cache that it would take there. `stands_in`: it
+    takes images only where the pool that the plan sends them to cannot start from any."""
+
+    pool: str
+    model: str
+    latents: bool = False
+    images: bool = False
+    stands_in: bool = False
+
+
+def start_candidates(pools: Sequence[PoolPlan], own: Stage, draw: float) -> tuple[StartCandidate, ...]:
+    """Return the candidates of one lookup, the request's own stage first. `pools` are those that can paint it.
+
+    A latent belongs to its model, so the own stage may always resume one, and so may the pool that the plan sends
+    latents to. An image goes to the pool that the plan sends images to, else to the own stage.
+    """
+    latent_pools = {pool.pool: pool.model for pool in entry_pools(pools, LATENT, draw)[:1]}
+    image_pools = {pool.pool: pool.model for pool in entry_pools(pools, IMAGE, draw)[:1]}
+    others = {pool: model for pool, model in (latent_pools | image_pools).items() if pool != own.pool}
+    return (
+        StartCandidate(own.pool, own.model, True, True, bool(image_pools) and own.pool not in image_pools),
+        *(StartCandidate(pool, model, pool in latent_pools, pool in image_pools) for pool, model in others.items()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStart:
+    """What a lookup found for a candidate. `saved_share` (0..1) of its model's steps would be left out; `seconds_left`
+    is what the rest takes there, None where that is not known; `stands_in` as the candidate's."""
+
+    kind: str
+    saved_share: float = 0.0
+    seconds_left: float | None = None
+    stands_in: bool = False
+
+
+def choose_start(found: Sequence[FoundStart]) -> int:
+    """Return the number of the candidate that the request goes to: of those with a start from the cache the one that
+    is done first, or saves the largest share of its steps where the seconds of one of them are not known; the first
+    candidate where none has a start. The earlier of equals is chosen."""
+    hits = [number for number, start in enumerate(found) if start.kind != NOISE]
+    hits = [number for number in hits if found[number].kind != IMAGE or not found[number].stands_in] or hits
+    if not hits:
+        return 0
+    seconds = [found[number].seconds_left for number in hits]
+    if None in seconds:
+        return max(hits, key=lambda number: found[number].saved_share)
+    return hits[min(range(len(hits)), key=lambda index: seconds[index] or 0.0)]
+
+
+def start_lanes(pools: Sequence[PoolPlan], start: str, entered: StartCandidate) -> tuple[PoolPlan, ...]:
+    """Return the pools beside `entered` that may take the request while they are idle: for an image any with the route
+    `spare`, for a latent those of its own model, for noise none."""
+    if start == NOISE:
+        return ()
+    spare = [pool for pool in pools if pool.pool != entered.pool and pool.worker_ids and _share(pool, SPARE) > 0]
+    return tuple(pool for pool in spare if start != LATENT or pool.model == entered.model)
 
 
 def scaled_start_step(start_step: int, asked_steps: int, own_steps: int) -> int:
     """Return the step at which a model that takes `own_steps` begins from a start at `start_step` of `asked_steps`: at
     the same share of its own, and at its last one at the latest."""
     return min(round(start_step * own_steps / asked_steps), own_steps - 1)
-
-
-def spare_pools(pools: Sequence[PoolPlan], start: str, entered: PoolPlan) -> tuple[PoolPlan, ...]:
-    """Return the pools that may take a request which entered `entered` while they are idle; none for a request from
-    noise."""
-    if start == NOISE:
-        return ()
-    return tuple(pool for pool in pools if pool != entered and pool.worker_ids and _share(pool, SPARE) > 0)
 
 
 def _share(pool: PoolPlan, route: str) -> float:

@@ -13,12 +13,23 @@ from pentimento.policies.serving.uniform import OneModel
 
 
 class CacheUse(Enum):
-    """What is reused: nothing, intermediate latents (NIRVANA), images refined (MoDM), images as they are."""
+    """What is reused: nothing, intermediate latents (NIRVANA), images refined (MoDM), both, images as they are."""
 
     NONE = auto()
     LATENTS = auto()
     IMAGES = auto()
+    BOTH = auto()
     RETRIEVAL = auto()
+
+    @property
+    def latents(self) -> bool:
+        """Whether latents are kept and resumed."""
+        return self in (CacheUse.LATENTS, CacheUse.BOTH)
+
+    @property
+    def images(self) -> bool:
+        """Whether images are kept, and refined or answered."""
+        return self in (CacheUse.IMAGES, CacheUse.BOTH, CacheUse.RETRIEVAL)
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,10 @@ _LIVE_ENTRY = (
     select(
         _entries.c.entry_id,
         _entries.c.pool,
-        _entries.c.compatibility_key,
         _entries.c.created_at,
         _entries.c.ancestor_depth,
         _objects.c.key,
+        _objects.c.compatibility_key,
         _objects.c.digest,
         _objects.c.size_bytes,
         _objects.c.resume_step,
@@ -146,7 +146,9 @@ class CacheLedger:
         """Return live entries that the index does not hold yet, oldest first."""
         statement = select(_entries).where(_entries.c.indexed == 0, _IS_LIVE).order_by(_entries.c.sequence)
         with self._reading() as connection:
-            return [_vectors(row) for row in connection.execute(statement.limit(limit_count))]
+            rows = connection.execute(statement.limit(limit_count)).all()
+            keys = _keys_of(connection, [row.entry_id for row in rows])
+        return [_vectors(row, keys.get(row.entry_id, ())) for row in rows]
 
     def indexed_ids(self) -> set[str]:
         """Return the ids of live entries that the index should hold."""
@@ -225,23 +227,34 @@ def _entry(rows: Sequence[Any]) -> CachedEntry:
     """From one row an object; an entry holds at least one."""
     first = rows[0]
     latents = tuple(
-        HeldLatent(row.resume_step, row.sigma, _reference(row)) for row in rows if row.resume_step is not None
+        HeldLatent(row.resume_step, row.sigma, _reference(row), row.compatibility_key)
+        for row in rows
+        if row.resume_step is not None
     )
+    image = next((row for row in rows if row.resume_step is None), None)
     return CachedEntry(
         entry_id=first.entry_id,
         pool=first.pool,
-        compatibility_key=first.compatibility_key,
         created_at=first.created_at,
         ancestor_depth=first.ancestor_depth,
         latents=latents,
-        image=next((_reference(row) for row in rows if row.resume_step is None), None),
+        image=_reference(image) if image is not None else None,
+        image_key=image.compatibility_key if image is not None else "",
     )
 
 
-def _vectors(row: Row[Any]) -> EntryVectors:
-    return EntryVectors(
-        row.entry_id, row.pool, row.compatibility_key, row.created_at, row.text_vector, row.image_vector
-    )
+def _keys_of(connection: Connection, entry_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The compatibility keys of what each entry holds, each once."""
+    columns = (_objects.c.entry_id, _objects.c.compatibility_key)
+    statement = select(*columns).where(_objects.c.entry_id.in_(entry_ids)).distinct().order_by(*columns)
+    keys: dict[str, tuple[str, ...]] = {}
+    for row in connection.execute(statement):
+        keys[row.entry_id] = (*keys.get(row.entry_id, ()), row.compatibility_key)
+    return keys
+
+
+def _vectors(row: Row[Any], keys: tuple[str, ...]) -> EntryVectors:
+    return EntryVectors(row.entry_id, row.pool, keys, row.created_at, row.text_vector, row.image_vector)
 
 
 def _reference(row: Row[Any]) -> ObjectReference:

@@ -1,5 +1,6 @@
 """Rows of the cache's ledger. Times are wall-clock seconds; vectors are float32, little-endian, of unit length."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pentimento.domain.generation import CapturedEntries, ObjectReference
@@ -28,7 +29,7 @@ class GrantRecord:
     grant_id: str
     pool: str
     tenant: str
-    compatibility_key: str
+    scope_digest: str
     request_id: str
     fencing_token: int
     expires_at: float
@@ -37,13 +38,15 @@ class GrantRecord:
 
 @dataclass(frozen=True)
 class EntryCommit:
-    """What a commit brings; the rest is known from its grant, which it must match."""
+    """What a commit brings; the rest is known from its grant, which it must match. `compatibility_keys` has that of
+    each captured object by its resume step, None for the final image."""
 
     entry_id: str
     captured: CapturedEntries
     tenant: str
     pool: str
-    compatibility_key: str
+    scope_digest: str
+    compatibility_keys: Mapping[int | None, str]
     request_id: str
     fencing_token: int
     text_vector: bytes = field(repr=False)
@@ -59,28 +62,29 @@ class HeldLatent:
     resume_step: int
     sigma: float
     object: ObjectReference
+    compatibility_key: str
 
 
 @dataclass(frozen=True)
 class CachedEntry:
-    """An entry that may serve: `pool` and `compatibility_key` are what a lookup must have asked for."""
+    """An entry that may serve: `pool`, and the key of the object that serves, are what a lookup must have asked for."""
 
     entry_id: str
     pool: str
-    compatibility_key: str
     created_at: float
     ancestor_depth: int
     latents: tuple[HeldLatent, ...] = ()
     image: ObjectReference | None = None
+    image_key: str = ""
 
 
 @dataclass(frozen=True)
 class EntryVectors:
-    """What the index should hold of an entry."""
+    """What the index should hold of an entry: its vectors, and the keys of the objects that it holds."""
 
     entry_id: str
     pool: str
-    compatibility_key: str
+    compatibility_keys: tuple[str, ...]
     created_at: float
     text: bytes = field(repr=False)
     image: bytes | None = field(repr=False)

@@ -33,7 +33,7 @@ grants = Table(
     Column("grant_id", Text, primary_key=True),
     Column("pool", Text, nullable=False),
     Column("tenant", Text, nullable=False),
-    Column("compatibility_key", Text, nullable=False),
+    Column("scope_digest", Text, nullable=False),
     Column("request_id", Text, nullable=False),
     Column("fencing_token", BigInteger, nullable=False),
     Column("expires_at", Double, nullable=False),
@@ -47,7 +47,6 @@ entries = Table(
     Column("pool", Text, nullable=False),
     # Whose it is, also in the shared pool; empty where that was not noted.
     Column("tenant", Text, nullable=False),
-    Column("compatibility_key", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("sequence", BigInteger, nullable=False),
     Column("ancestor_depth", BigInteger, nullable=False),
@@ -68,6 +67,8 @@ objects = Table(
     # NULL for the final image.
     Column("resume_step", BigInteger),
     Column("entry_id", Text),
+    # Under which it may be found; empty until it is held.
+    Column("compatibility_key", Text, nullable=False),
     Column("sigma", Double),
     Column("digest", Text),
     Column("size_bytes", BigInteger),
@@ -141,6 +142,18 @@ MIGRATIONS = (
                 SELECT tenant FROM cache_grants WHERE cache_grants.entry_id = cache_entries.entry_id), '')
                 WHERE pool = '*shared*'""",
             "CREATE INDEX cache_entries_tenant ON cache_entries (tenant, sequence, size_bytes) WHERE doomed_at IS NULL",
+        ),
+    ),
+    Migration(
+        3,
+        (
+            "ALTER TABLE cache_grants RENAME COLUMN compatibility_key TO scope_digest",
+            "ALTER TABLE cache_objects ADD COLUMN compatibility_key TEXT NOT NULL DEFAULT ''",
+            # An entry's key was for latents and image alike, and of another format: it would never be found again.
+            "UPDATE cache_objects SET delete_after = 0 WHERE delete_after IS NULL AND entry_id IS NOT NULL",
+            "UPDATE cache_entries SET doomed_at = created_at WHERE doomed_at IS NULL",
+            "UPDATE cache_state SET entry_count = 0, object_count = 0, size_bytes = 0",
+            "ALTER TABLE cache_entries DROP COLUMN compatibility_key",
         ),
     ),
 )

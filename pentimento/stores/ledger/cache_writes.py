@@ -34,7 +34,10 @@ def reserve(connection: Connection, grant: GrantRecord) -> None:
     """Insert a grant and its keys."""
     row = {name: getattr(grant, name) for name in _grants.c.keys() if name != "entry_id"}  # noqa: SIM118
     connection.execute(insert(_grants), row)
-    keys = [{"key": each.key, "grant_id": grant.grant_id, "resume_step": each.resume_step} for each in grant.keys]
+    keys = [
+        {"key": each.key, "grant_id": grant.grant_id, "resume_step": each.resume_step, "compatibility_key": ""}
+        for each in grant.keys
+    ]
     if keys:
         connection.execute(insert(_objects), keys)
 
@@ -125,7 +128,7 @@ def _oldest(connection: Connection, tenant: str) -> Sequence[Any]:
 
 
 def _require_match(grant: Row[Any], commit: EntryCommit) -> None:
-    for name in ("tenant", "pool", "compatibility_key", "request_id", "fencing_token"):
+    for name in ("tenant", "pool", "scope_digest", "request_id", "fencing_token"):
         if getattr(grant, name) != getattr(commit, name):
             raise FailedPrecondition("GRANT_MISMATCH", f"the grant was made for another {name}")
 
@@ -146,16 +149,17 @@ def _hold_objects(connection: Connection, commit: EntryCommit) -> list[ObjectRef
     named = [(reference.key, step) for reference, step, _ in wanted]
     if not named or len(set(named)) != len(named) or not set(named) <= granted:
         raise InvalidArgument.of("entries", "must be one or more of the grant's keys, each once and at its own step")
-    connection.execute(_HOLD, [_held(commit.entry_id, reference, sigma) for reference, _, sigma in wanted])
+    connection.execute(_HOLD, [_held(commit, *each) for each in wanted])
     rest = update(_objects).where(of_grant, _objects.c.entry_id.is_(None))
     connection.execute(rest.values(delete_after=commit.created_at))
     return [reference for reference, _, _ in wanted]
 
 
-def _held(entry_id: str, reference: ObjectReference, sigma: float | None) -> dict[str, Any]:
+def _held(commit: EntryCommit, reference: ObjectReference, step: int | None, sigma: float | None) -> dict[str, Any]:
     return {
         "held_key": reference.key,
-        "entry_id": entry_id,
+        "entry_id": commit.entry_id,
+        "compatibility_key": commit.compatibility_keys[step],
         "sigma": sigma,
         "digest": reference.digest,
         "size_bytes": reference.size_bytes,
@@ -170,7 +174,6 @@ def _insert_entry(connection: Connection, commit: EntryCommit, held: Sequence[Ob
         "entry_id": commit.entry_id,
         "pool": commit.pool,
         "tenant": commit.tenant,
-        "compatibility_key": commit.compatibility_key,
         "created_at": commit.created_at,
         "sequence": connection.execute(sequence).scalar_one(),
         "ancestor_depth": commit.ancestor_depth,

@@ -173,7 +173,7 @@ def _described(point: VectorPoint) -> dict[str, Any]:
         "spaces": ["text"] if point.image is None else ["text", "image"],
         "payload": {
             "tenant": point.tenant,
-            "compatibility_key": point.compatibility_key,
+            "compatibility_key": list(point.compatibility_keys),
             "created_at": point.created_at,
         },
     }

@@ -23,11 +23,12 @@ class Space(Enum):
 
 @dataclass(frozen=True)
 class VectorPoint:
-    """An entry. `entry_id` is a UUID; vectors are float32, little-endian, of unit length; `created_at` wall seconds."""
+    """An entry. `entry_id` is a UUID; vectors are float32, little-endian, of unit length; `created_at` wall seconds.
+    `compatibility_keys` are those of the objects that it holds: it is found under each of them."""
 
     entry_id: str
     tenant: str
-    compatibility_key: str
+    compatibility_keys: tuple[str, ...]
     created_at: float
     text: bytes = field(repr=False)
     image: bytes | None = field(default=None, repr=False)
@@ -35,33 +36,31 @@ class VectorPoint:
     def __post_init__(self) -> None:
         if not _is_uuid(self.entry_id):
             raise InvalidArgument.of("entry_id", "must be a UUID in its canonical form")
-        for name in ("tenant", "compatibility_key"):
-            _require(name, getattr(self, name))
+        _require("tenant", self.tenant)
+        _require_some("compatibility_keys", self.compatibility_keys)
 
 
 @dataclass(frozen=True)
 class VectorQuery:
-    """A search. There is none without a tenant and a compatibility key: every backend filters by `conditions`."""
+    """A search among the points of any of `tenants` that have any of `compatibility_keys`. There is none without both:
+    every backend filters by `conditions`."""
 
     space: Space
     vector: bytes = field(repr=False)
     tenants: tuple[str, ...]
-    compatibility_key: str
+    compatibility_keys: tuple[str, ...]
     limit_count: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.tenants, str) or not self.tenants:
-            raise InvalidArgument.of("tenant", "must not be empty: a search without a tenant is refused")
-        for tenant in self.tenants:
-            _require("tenant", tenant)
-        _require("compatibility_key", self.compatibility_key)
+        _require_some("tenants", self.tenants)
+        _require_some("compatibility_keys", self.compatibility_keys)
         if not 1 <= self.limit_count <= 100:
             raise InvalidArgument.of("limit_count", f"must be between 1 and 100, got {self.limit_count}")
 
     def conditions(self) -> dict[str, list[str]]:
         """Return the payload fields with the values they may have; a point must meet all of them. The one place that
         says so."""
-        return {"tenant": list(self.tenants), "compatibility_key": [self.compatibility_key]}
+        return {"tenant": list(self.tenants), "compatibility_key": list(self.compatibility_keys)}
 
 
 @dataclass(frozen=True)
@@ -114,6 +113,13 @@ def check_vector(name: str, values: bytes, dimension_count: int) -> None:
 def floats(values: bytes) -> list[float]:
     """Return the numbers of float32 bytes, little-endian."""
     return array("f", values).tolist()
+
+
+def _require_some(name: str, values: tuple[str, ...]) -> None:
+    if isinstance(values, str) or not values:
+        raise InvalidArgument.of(name, "must be one or more: nothing is kept or searched without")
+    for value in values:
+        _require(name, value)
 
 
 def _require(name: str, value: str) -> None:

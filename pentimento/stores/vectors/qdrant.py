@@ -123,7 +123,7 @@ def _point(point: VectorPoint) -> models.PointStruct:
         vectors["image"] = floats(point.image)
     payload = {
         "tenant": point.tenant,
-        "compatibility_key": point.compatibility_key,
+        "compatibility_key": list(point.compatibility_keys),
         "created_at": point.created_at,
     }
     return models.PointStruct(id=point.entry_id, vector=vectors, payload=payload)

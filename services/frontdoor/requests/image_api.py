@@ -33,7 +33,7 @@ from services.frontdoor.requests.callers import Callers
 from services.frontdoor.requests.jobs import ClientRequest, Job
 from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
-from services.frontdoor.routing.routes import decide_route, embed
+from services.frontdoor.routing.routes import Asker, decide_route, embed
 from services.frontdoor.routing.stages import as_painted_by, choose_stages, fits
 
 _SEED_BITS = 32
@@ -170,14 +170,15 @@ class ImageApi:
 
     async def explain(self, tenant: str, request: ImageRequest) -> Explanation:
         """The route that `generate` would take now; nothing is accepted or journalled."""
-        judged, stages = self._judge(request, random.random())
+        draw = random.random()
+        resolved, stages = self._judge(request, draw)
         held = self._parts.catalogue.find(stages[0].model)
-        resolved = as_painted_by(judged, held)
         notes: list[str] = []
         embedding = await embed(self._parts, tenant, resolved, notes.append)
-        route = await decide_route(self._parts, tenant, resolved, held, embedding, notes.append)
-        wait_s = self._parts.dataplane.predicted_wait_s(stages[0].pool)
-        return Explanation(route, route.plan_version, stages[0].pool, wait_s * 1000)
+        asker = Asker(tenant, resolved, stages[0], draw)
+        option, *_ = await decide_route(self._parts, asker, held, embedding, notes.append)
+        wait_s = self._parts.dataplane.predicted_wait_s(option.pool)
+        return Explanation(option.route, option.route.plan_version, option.pool, wait_s * 1000)
 
     def list_models(self) -> tuple[ModelInfo, ...]:
         return self._parts.catalogue.infos(self._ready_worker_count)

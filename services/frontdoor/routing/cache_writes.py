@@ -1,18 +1,19 @@
 """What attempts may put into the cache: reserved when they start, committed or given back when their fate is known; and
 what they found wrong in it."""
 
+from dataclasses import replace
+
 from pentimento.clients.gateway import GatewayClient
 from pentimento.dataplane.effects import CommitCacheEntries, ReleaseGrant
+from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import CacheGrant, FromImage, FromLatent, Route
 from pentimento.domain.image_request import CacheMode
-from pentimento.policies.cache_selection import SelectionRules, capture_steps
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job, PendingEntries
 from services.frontdoor.routing.routes import ancestor_depth, bounded, scope_of, steps_saved
 
 # Committing is off the critical path; this only bounds how long a drain may wait for it.
 COMMIT_TIMEOUT_S = 5.0
-_RULES = SelectionRules()
 
 
 async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution) -> CacheGrant | None:
@@ -25,9 +26,9 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
     if resolved.cache is CacheMode.READ:
         return None
     scope, attempt = scope_of(job.request.tenant, resolved, held), execution.attempt
-    steps = capturable_steps(resolved.spec.num_inference_steps, route, _RULES)
     timeout_s = parts.timeouts.reserve_s
-    grant = await bounded("reserve", timeout_s, parts.gateway.reserve(scope, attempt, steps, True, timeout_s))
+    call = parts.gateway.reserve(scope, attempt, steps_saved(route.start), timeout_s)
+    grant = await bounded("reserve", timeout_s, call)
     if grant is not None:
         key = (attempt.request_id, attempt.fencing_token)
         parts.grants[key] = PendingEntries(scope, embedding, execution, grant)
@@ -38,7 +39,7 @@ def commit_entries(parts: FrontdoorParts, effect: CommitCacheEntries) -> None:
     """The attempt was accepted: make what it captured findable."""
     pending = parts.grants.pop((effect.request_id, effect.fencing_token), None)
     if pending is not None and parts.gateway is not None:
-        parts.jobs.spawn_background(_commit(parts.gateway, pending), effect)
+        parts.jobs.spawn_background(_commit(parts, parts.gateway, pending), effect)
 
 
 def release_grant(parts: FrontdoorParts, effect: ReleaseGrant) -> None:
@@ -57,9 +58,15 @@ def report_bad_donor(parts: FrontdoorParts, route: Route, reason: str) -> None:
                 parts.jobs.spawn_background(bounded("report", COMMIT_TIMEOUT_S, call), "report bad object")
 
 
-async def _commit(gateway: GatewayClient, pending: PendingEntries) -> None:
+async def _commit(parts: FrontdoorParts, gateway: GatewayClient, pending: PendingEntries) -> None:
     execution = pending.execution
     captured = execution.result.captured if execution.result is not None else None
+    if captured is not None and captured.image is not None:
+        picture = await _embed_picture(parts, pending)
+        # Without its embedding nobody would find the image.
+        captured = captured if picture is not None else replace(captured, image=None)
+    else:
+        picture = None
     if captured is None or not (captured.latents or captured.image):
         await _release(gateway, pending.grant)
         return
@@ -68,17 +75,22 @@ async def _commit(gateway: GatewayClient, pending: PendingEntries) -> None:
         execution.attempt,
         captured,
         pending.embedding,
+        picture,
         ancestor_depth=ancestor_depth(execution.route.start),
         timeout_s=COMMIT_TIMEOUT_S,
     )
     await bounded("commit", COMMIT_TIMEOUT_S, call)
 
 
+async def _embed_picture(parts: FrontdoorParts, pending: PendingEntries) -> Embedding | None:
+    """The accepted picture's embedding, made after the client has its answer; None where the embedder has none."""
+    result, tenant = pending.execution.result, pending.scope.tenant
+    if parts.embedder is None or result is None:
+        return None
+    call = parts.embedder.embed_image([result.image], COMMIT_TIMEOUT_S, memo_partition=tenant)
+    answer = await bounded("embedder", COMMIT_TIMEOUT_S, call)
+    return answer[0] if answer else None
+
+
 async def _release(gateway: GatewayClient, grant: CacheGrant) -> None:
     await bounded("release", COMMIT_TIMEOUT_S, gateway.release(grant.grant_id, COMMIT_TIMEOUT_S))
-
-
-def capturable_steps(step_count: int, route: Route, rules: SelectionRules) -> tuple[int, ...]:
-    """The K worth keeping that the run passes through: those after its start."""
-    first = steps_saved(route.start)
-    return tuple(step for step in capture_steps(step_count, rules) if step > first)

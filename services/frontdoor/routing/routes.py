@@ -5,8 +5,8 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pentimento.dataplane.effects import PrepareRoute, ResolveRoute
@@ -17,17 +17,49 @@ from pentimento.domain.errors import DeadlineExceeded, PentimentoError
 from pentimento.domain.fleet import HeldModel, PoolPlan
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, PlanVersion, Route, Start
 from pentimento.domain.image_request import CacheMode, ResolvedRequest
-from pentimento.domain.retrieval import LookupAnswer
-from pentimento.policies.serving.entry import IMAGE, start_pools
+from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
+from pentimento.policies.serving.entry import (
+    IMAGE,
+    LATENT,
+    NOISE,
+    FoundStart,
+    Stage,
+    StartCandidate,
+    choose_start,
+    scaled_start_step,
+    start_candidates,
+    start_lanes,
+)
 from services.frontdoor.metrics import CACHE_SKIPS
 from services.frontdoor.parts import FrontdoorParts
-from services.frontdoor.requests.jobs import ClientRequest, Job, RoutedStage
+from services.frontdoor.requests.jobs import Job, RoutedStage
 from services.frontdoor.routing.stages import PoolOption, as_painted_by, as_started_by, cascade_stages, fits
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks where to start: a tenant's request at one of its stages. `draw` is the request's own, for the shares of
+    plans."""
+
+    tenant: str
+    resolved: ResolvedRequest
+    stage: Stage
+    draw: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A candidate of a lookup, and the request as its model would paint it."""
+
+    candidate: StartCandidate
+    held: HeldModel
+    resolved: ResolvedRequest
+    scope: CacheScope
 
 
 def prepare_route(parts: FrontdoorParts, effect: PrepareRoute) -> None:
@@ -53,24 +85,29 @@ async def embed(parts: FrontdoorParts, tenant: str, resolved: ResolvedRequest, n
 
 
 async def decide_route(
-    parts: FrontdoorParts,
-    tenant: str,
-    resolved: ResolvedRequest,
-    held: HeldModel,
-    embedding: Embedding | None,
-    note: Note,
-) -> Route:
-    """The route of a request on a model, under the plan of now; raises nothing."""
-    answer = await _look_up(parts, scope_of(tenant, resolved, held), resolved, embedding, note)
+    parts: FrontdoorParts, asker: Asker, held: HeldModel, embedding: Embedding | None, note: Note
+) -> tuple[PoolOption, ...]:
+    """Where a request may be painted on its way through `asker.stage`, whose model is `held`, under the plan of now:
+    the pool that it waits in first, then those that take it while they are idle. Raises nothing."""
     plan = parts.dataplane.state.plan
-    return Route(
+    pools = tuple(pool for pool in (plan.pools if plan is not None else ()) if _can_paint(parts, asker, pool))
+    candidates = start_candidates(pools, asker.stage, asker.draw)
+    asked = tuple(_ask(parts, asker, candidate, held) for candidate in candidates)
+    answer = await _look_up(parts, asker, asked, embedding, note)
+    number = choose_start([_found(parts, one, found) for one, found in zip(asked, answer.starts, strict=True)])
+    found, chosen = answer.starts[number], asked[number]
+    route = Route(
         route_id=secrets.token_hex(8),
-        start=answer.start,
-        model=held.model,
-        model_digest=held.model_digest,
+        start=found.start,
+        model=chosen.held.model,
+        model_digest=chosen.held.model_digest,
         plan_version=plan.version if plan is not None else PlanVersion(),
-        reason=answer.reason,
+        reason=found.reason,
     )
+    entered = PoolOption(chosen.candidate.pool, chosen.held, chosen.resolved, route)
+    lanes = start_lanes(pools, kind_of(found.start), chosen.candidate)
+    others = (_lane(parts, asker, entered, pool, held) for pool in lanes)
+    return (entered, *(option for option in others if option is not None))
 
 
 async def bounded(part: str, timeout_s: float, call: Awaitable[T], note: Note | None = None) -> T | None:
@@ -100,28 +137,65 @@ async def _embed_job(parts: FrontdoorParts, job: Job) -> Embedding | None:
 
 
 async def _look_up(
-    parts: FrontdoorParts, scope: CacheScope, resolved: ResolvedRequest, embedding: Embedding | None, note: Note
+    parts: FrontdoorParts, asker: Asker, asked: Sequence[Asked], embedding: Embedding | None, note: Note
 ) -> LookupAnswer:
-    if not resolved.cacheable:
-        return LookupAnswer(FromNoise(), "the cache was not asked")
+    if not asker.resolved.cacheable:
+        return _not_asked(asked, "the cache was not asked")
     if parts.gateway is None or embedding is None:
-        return LookupAnswer(FromNoise(), "the cache could not be asked")
+        return _not_asked(asked, "the cache could not be asked")
     timeout_s = parts.timeouts.lookup_s
-    lookup = parts.gateway.lookup(scope, embedding, resolved.quality, timeout_s)
+    candidates = [LookupCandidate(one.scope, one.candidate.latents, one.candidate.images) for one in asked]
+    lookup = parts.gateway.lookup(candidates, embedding, asker.resolved.quality, timeout_s)
     answer = await bounded("gateway", timeout_s, lookup, note)
-    return answer or LookupAnswer(FromNoise(), "the cache did not answer")
+    if answer is None or len(answer.starts) != len(asked):
+        return _not_asked(asked, "the cache did not answer")
+    return answer
+
+
+def _not_asked(asked: Sequence[Asked], why: str) -> LookupAnswer:
+    return LookupAnswer(tuple(CandidateStart(FromNoise(), why) for _ in asked), search_skipped=True)
+
+
+def _can_paint(parts: FrontdoorParts, asker: Asker, pool: PoolPlan) -> bool:
+    """Whether the pool's model was ever held, and can paint the size; the request's own stage can."""
+    held = parts.catalogue.known(pool.model)
+    return pool.pool == asker.stage.pool or (held is not None and fits(asker.resolved, held))
+
+
+def _ask(parts: FrontdoorParts, asker: Asker, candidate: StartCandidate, own: HeldModel) -> Asked:
+    held = _held(parts, candidate.model, own)
+    resolved = as_painted_by(asker.resolved, held)
+    return Asked(candidate, held, resolved, scope_of(asker.tenant, resolved, held))
+
+
+def _held(parts: FrontdoorParts, model: str, own: HeldModel) -> HeldModel:
+    return own if model == own.model else parts.catalogue.known(model) or own
+
+
+def _found(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> FoundStart:
+    share = steps_saved(found.start) / asked.resolved.spec.num_inference_steps
+    seconds = parts.dataplane.service_s(asked.candidate.pool, work_left(asked.resolved, found.start))
+    return FoundStart(kind_of(found.start), share, seconds, asked.candidate.stands_in)
+
+
+def _lane(
+    parts: FrontdoorParts, asker: Asker, entered: PoolOption, pool: PoolPlan, own: HeldModel
+) -> PoolOption | None:
+    held = _held(parts, pool.model, own)
+    return as_started_by(entered, pool.pool, as_painted_by(asker.resolved, held), held)
 
 
 async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
     request, stage = job.request, job.request.stages[number]
     held = await parts.catalogue.wait_for(stage.model)
     started_at = parts.clock.monotonic()
-    resolved = as_painted_by(request.resolved, held)
     embedding = await job.embedding if job.embedding is not None else None
-    route = await decide_route(parts, request.tenant, resolved, held, embedding, job.note)
-    route = replace(route, stages=cascade_stages(request.stages))
-    parts.starts.count(stage.pool, steps_saved(route.start))
-    options, now = _options(parts, request, PoolOption(stage.pool, held, resolved, route)), parts.clock.monotonic()
+    asker = Asker(request.tenant, request.resolved, stage, request.draw)
+    decided = await decide_route(parts, asker, held, embedding, job.note)
+    stages = cascade_stages(request.stages)
+    options = tuple(replace(option, route=replace(option.route, stages=stages)) for option in decided)
+    parts.starts.count(stage.pool, _steps_saved_of(as_painted_by(request.resolved, held), options[0]))
+    now = parts.clock.monotonic()
     job.routed[number] = RoutedStage(options, queued_at=now)
     job.time_stage("route", started_at, now)
     job.audience.routed(options[0].route)
@@ -131,25 +205,10 @@ async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
     )
 
 
-def _options(parts: FrontdoorParts, request: ClientRequest, own: PoolOption) -> tuple[PoolOption, ...]:
-    """The plan's, for a picture to start from; a latent is of use to its own model alone."""
-    plan = parts.dataplane.state.plan
-    if plan is None or not isinstance(own.route.start, FromImage):
-        return (own,)
-    options = (
-        _option(parts, request.resolved, own, pool) for pool in start_pools(plan.pools, IMAGE, request.draw, own.pool)
-    )
-    return tuple(option for option in options if option is not None) or (own,)
-
-
-def _option(parts: FrontdoorParts, asked: ResolvedRequest, own: PoolOption, pool: PoolPlan) -> PoolOption | None:
-    """None where the pool's model was never held, or cannot paint it."""
-    if pool.model == own.held.model:
-        return replace(own, pool=pool.pool)
-    held = parts.catalogue.known(pool.model)
-    if held is None or not fits(asked, held):
-        return None
-    return as_started_by(own, pool.pool, as_painted_by(asked, held), held)
+def _steps_saved_of(own: ResolvedRequest, chosen: PoolOption) -> int:
+    """Steps of the request's own stage that the start stands for: plans are made in those."""
+    saved = steps_saved(chosen.route.start)
+    return scaled_start_step(saved, chosen.resolved.spec.num_inference_steps, own.spec.num_inference_steps)
 
 
 def _as_route_option(option: PoolOption) -> RouteOption:
@@ -173,6 +232,17 @@ def scope_of(tenant: str, resolved: ResolvedRequest, held: HeldModel) -> CacheSc
         num_inference_steps=spec.num_inference_steps,
         shared_pool=resolved.cache is CacheMode.SHARED,
     )
+
+
+def kind_of(start: Start) -> str:
+    """The kind of start as plans name it."""
+    match start:
+        case FromLatent():
+            return LATENT
+        case FromImage():
+            return IMAGE
+        case FromNoise():
+            return NOISE
 
 
 def steps_saved(start: Start) -> int:

@@ -50,7 +50,10 @@ class PoolOption:
 
 
 def as_started_by(option: PoolOption, pool: str, resolved: ResolvedRequest, held: HeldModel) -> PoolOption | None:
-    """The start from an image handed to another model, at the same share of its steps; None where that is its first."""
+    """The same start in another pool: of an image by another model at the same share of its steps, None where that is
+    its first."""
+    if held.model == option.held.model:
+        return replace(option, pool=pool)
     start = option.route.start
     assert isinstance(start, FromImage)
     steps, own_steps = option.resolved.spec.num_inference_steps, resolved.spec.num_inference_steps

@@ -32,6 +32,8 @@ from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.objects.store import refer_to
 
 VECTOR = struct.pack("<2f", 1.0, 0.0)
+# By resume step, as a run whose adapters took effect after step 5 has them.
+KEYS = {5: "free", 10: "adapted", 15: "adapted", None: "image"}
 
 
 class Clock:
@@ -62,7 +64,7 @@ def ledger(ledger_url: str, clock: Clock) -> Iterator[CacheLedger]:
 
 def grant(name: str = "g1", steps: tuple[int | None, ...] = (5, 10), expires_at: float = 2000.0) -> GrantRecord:
     keys = tuple(GrantedKey(f"cache/{name}/{step or 'image'}", step) for step in steps)
-    return GrantRecord(name, "pool", "tenant", "compatible", "r1", 7, expires_at, keys)
+    return GrantRecord(name, "pool", "tenant", "scope", "r1", 7, expires_at, keys)
 
 
 def reference(key: str, size: int = 10) -> ObjectReference:
@@ -77,7 +79,8 @@ def commit(name: str = "g1", steps: tuple[int, ...] = (5, 10), image: bool = Fal
         captured=captured,
         tenant="tenant",
         pool="pool",
-        compatibility_key="compatible",
+        scope_digest="scope",
+        compatibility_keys=KEYS,
         request_id="r1",
         fencing_token=7,
         text_vector=VECTOR,
@@ -101,8 +104,11 @@ def test_a_committed_entry_is_live_with_what_was_captured(ledger: CacheLedger) -
 
     entry_id = ledger.commit(commit(steps=(5, 10), image=True)).result()
 
-    latents = (HeldLatent(5, 0.5, reference("cache/g1/5")), HeldLatent(10, 1.0, reference("cache/g1/10")))
-    expected = CachedEntry(entry_id, "pool", "compatible", 1000.0, 2, latents, reference("cache/g1/image"))
+    latents = (
+        HeldLatent(5, 0.5, reference("cache/g1/5"), "free"),
+        HeldLatent(10, 1.0, reference("cache/g1/10"), "adapted"),
+    )
+    expected = CachedEntry(entry_id, "pool", 1000.0, 2, latents, reference("cache/g1/image"), "image")
     assert ledger.live_entry(entry_id) == expected
     assert ledger.totals() == CacheTotals(entry_count=1, object_count=3, size_bytes=30, open_grant_count=0)
 
@@ -137,7 +143,7 @@ def test_one_of_many_concurrent_commits_makes_the_entry(ledger: CacheLedger) -> 
     [
         ("tenant", "other"),
         ("pool", "other"),
-        ("compatibility_key", "other"),
+        ("scope_digest", "other"),
         ("request_id", "r2"),
         ("fencing_token", 6),
     ],
@@ -307,7 +313,7 @@ def test_new_entries_wait_for_the_index(ledger: CacheLedger) -> None:
     assert [vectors.entry_id for vectors in ledger.unindexed(10)] == [first, second]
     ledger.mark_indexed([first]).result()
 
-    assert ledger.unindexed(10) == [EntryVectors(second, "pool", "compatible", 1000.0, VECTOR, None)]
+    assert ledger.unindexed(10) == [EntryVectors(second, "pool", ("adapted", "free"), 1000.0, VECTOR, None)]
     assert ledger.indexed_ids() == {first}
     ledger.mark_indexed([first], False).result()
     assert ledger.indexed_ids() == set()
@@ -378,10 +384,17 @@ def test_an_entry_keeps_the_vector_of_its_image(ledger: CacheLedger) -> None:
     assert [vectors.image for vectors in ledger.unindexed(10)] == [b"image"]
 
 
+def test_an_entry_is_found_under_the_key_of_each_object_that_it_holds(ledger: CacheLedger) -> None:
+    ledger.reserve(grant(steps=(5, 10, None))).result()
+    ledger.commit(commit(steps=(10,), image=True)).result()
+
+    assert [vectors.compatibility_keys for vectors in ledger.unindexed(10)] == [("adapted", "image")]
+
+
 def test_vectors_are_not_printed(ledger: CacheLedger) -> None:
     secret = replace(commit(), text_vector=b"secret", image_vector=b"secret")
 
-    printed = f"{secret} {EntryVectors('e', 'pool', 'compatible', 0.0, b'secret', b'secret')}"
+    printed = f"{secret} {EntryVectors('e', 'pool', ('free',), 0.0, b'secret', b'secret')}"
 
     assert "secret" not in printed
 

@@ -53,7 +53,7 @@ def clustered(count: int, seed: int = 0) -> Vectors:
 
 def points_at(vectors: Vectors, first: int = 0, tenant_count: int = 1) -> list[VectorPoint]:
     return [
-        VectorPoint(id_of(first + at), f"t{at % tenant_count}", "k", 1000.0, vector.tobytes())
+        VectorPoint(id_of(first + at), f"t{at % tenant_count}", ("k",), 1000.0, vector.tobytes())
         for at, vector in enumerate(vectors)
     ]
 
@@ -63,7 +63,7 @@ def id_of(number: int) -> str:
 
 
 def query(vector: Vectors, *tenants: str, limit: int = 4) -> VectorQuery:
-    return VectorQuery(Space.TEXT, vector.astype(np.float32).tobytes(), tenants or ("t0",), "k", limit)
+    return VectorQuery(Space.TEXT, vector.astype(np.float32).tobytes(), tenants or ("t0",), ("k",), limit)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -147,11 +147,11 @@ def test_what_is_written_during_a_build_is_in_the_new_index(tmp_path: Path, phas
 def test_images_and_every_key_of_an_entry_come_along(tmp_path: Path) -> None:
     vectors = clustered(1200)
     index = opened(tmp_path)
-    with_image = VectorPoint(id_of(9000), "t7", "other", 1000.0, vectors[0].tobytes(), vectors[1].tobytes())
+    with_image = VectorPoint(id_of(9000), "t7", ("other", "k2"), 1000.0, vectors[0].tobytes(), vectors[1].tobytes())
     index.upsert([with_image, *points_at(vectors)])
     wait_until(lambda: built(index) > 0)
 
-    by_image = VectorQuery(Space.IMAGE, vectors[1].tobytes(), ("t7",), "other", 5)
+    by_image = VectorQuery(Space.IMAGE, vectors[1].tobytes(), ("t7",), ("k2",), 5)
     (found,) = index.search(by_image, TIMEOUT_S)
     index.close()
 

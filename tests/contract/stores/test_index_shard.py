@@ -20,7 +20,7 @@ from pentimento.stores.vectors.edge import EdgeVectorIndex
 from pentimento.stores.vectors.shard_process import ShardTiming
 
 ONE = struct.pack("<2f", 1, 0)
-QUERY = VectorQuery(Space.TEXT, ONE, ("t",), "k", 5)
+QUERY = VectorQuery(Space.TEXT, ONE, ("t",), ("k",), 5)
 TIMEOUT_S = 20.0
 TIMING = ShardTiming(first_restart_s=0.05, max_restart_s=0.2, hang_s=0.5, send_s=0.2)
 
@@ -34,7 +34,7 @@ def index(tmp_path: Path) -> Iterator[EdgeVectorIndex]:
 
 
 def point() -> VectorPoint:
-    return VectorPoint(str(uuid.uuid4()), "t", "k", 1000.0, ONE)
+    return VectorPoint(str(uuid.uuid4()), "t", ("k",), 1000.0, ONE)
 
 
 def child_of(index: EdgeVectorIndex) -> psutil.Process:

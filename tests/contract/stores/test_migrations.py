@@ -10,6 +10,7 @@ from sqlalchemy import Table, inspect, text
 from pentimento.stores.errors import SchemaMismatch
 from pentimento.stores.ledger import cache_tables, journal_tables, open_journal
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
+from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.migrations import Migration, migrate
 
@@ -94,6 +95,31 @@ def test_entries_of_the_first_version_become_their_tenants_also_in_the_shared_po
         found = connection.execute(text("SELECT entry_id, tenant FROM cache_entries ORDER BY sequence")).all()
     assert [tuple(row) for row in found] == [("own", "acme"), ("given", "globex"), ("old", "")]
     engine.dispose()
+
+
+def test_entries_whose_one_key_was_for_latents_and_image_alike_leave_the_cache(ledger_url: str) -> None:
+    engine = open_engine(ledger_url)
+    migrate(engine, "cache", cache_tables.MIGRATIONS[:2])
+    with engine.begin() as connection:
+        for statement in (
+            "INSERT INTO cache_state VALUES (1, 'id', 'e', 2, 1, 1, 1, 9)",
+            "INSERT INTO cache_entries (entry_id, pool, compatibility_key, created_at, sequence, ancestor_depth,"
+            " text_vector, object_count, size_bytes, indexed) VALUES ('e', 'acme', 'c', 5, 1, 0, '', 1, 9, 1)",
+            "INSERT INTO cache_objects (key, grant_id, entry_id, digest, size_bytes) VALUES ('held', 'g', 'e', 'd', 9)",
+            "INSERT INTO cache_objects (key, grant_id) VALUES ('granted', 'open')",
+            "INSERT INTO cache_grants VALUES ('open', 'acme', 'acme', 'c', 'r', 1, 9e9, NULL)",
+        ):
+            connection.execute(text(statement))
+    engine.dispose()
+
+    ledger = open_cache_ledger(ledger_url)
+
+    assert ledger.totals() == CacheTotals(entry_count=0, object_count=0, size_bytes=0, open_grant_count=1)
+    assert (ledger.doomed_ids(9), ledger.live_entry("e")) == (["e"], None)
+    ledger.forget_entries(["e"]).result()
+    assert ledger.deletable_keys(9) == ["held"]
+    assert ledger.check_integrity() == []
+    ledger.close()
 
 
 @pytest.mark.parametrize("module", [journal_tables, cache_tables])

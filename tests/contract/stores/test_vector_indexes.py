@@ -60,11 +60,11 @@ def unit(*values: float) -> bytes:
 
 
 def point(text: bytes, tenant: str = "t", key: str = "k", image: bytes | None = None) -> VectorPoint:
-    return VectorPoint(str(uuid.uuid4()), tenant, key, 1000.0, text, image)
+    return VectorPoint(str(uuid.uuid4()), tenant, (key,), 1000.0, text, image)
 
 
 def query(vector: bytes, *tenants: str, space: Space = Space.TEXT, key: str = "k", limit: int = 1) -> VectorQuery:
-    return VectorQuery(space, vector, tenants or ("t",), key, limit)
+    return VectorQuery(space, vector, tenants or ("t",), (key,), limit)
 
 
 def test_nothing_is_found_before_there_is_an_index(unprepared: VectorIndex) -> None:
@@ -109,7 +109,7 @@ def test_spaces_are_apart(index: VectorIndex) -> None:
 def test_upsert_replaces(index: VectorIndex) -> None:
     first = point(unit(1))
     index.upsert([first])
-    index.upsert([VectorPoint(first.entry_id, "t", "k", 1000.0, unit(0, 1))])
+    index.upsert([VectorPoint(first.entry_id, "t", ("k",), 1000.0, unit(0, 1))])
 
     (found,) = index.search(query(unit(1), limit=5), TIMEOUT_S)
 

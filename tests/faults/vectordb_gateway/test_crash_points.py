@@ -99,7 +99,7 @@ class Cache:
         self.maintenance.run_round()
 
     async def upload(self, by: Any) -> CapturedEntries:
-        grant = (await self.writing.reserve(scope(), by, (5, 10), image=False)).grant
+        grant = (await self.writing.reserve(scope(), by, 0)).grant
         assert grant is not None
         latents = [
             CapturedLatent(slot.resume_step, 1.0, self.objects.put(slot.key, b"latent", durable=False), True)

@@ -67,7 +67,7 @@ async def write_entries(client: GatewayClient, objects: ObjectStore, record: Rec
     with suppress(PentimentoError):
         while True:
             by, text = attempt(), embedding()
-            grant = await client.reserve(scope(), by, (5, 10), image=False)
+            grant = await client.reserve(scope(), by)
             assert grant is not None
             latents = []
             for slot in grant.latents:

@@ -35,7 +35,7 @@ def scope_of(worker: Emulated, tenant: str = "tenant") -> CacheScope:
 
 async def granted(worker: Emulated, by: Attempt, directory: Path, *flags: str) -> CacheGrant:
     async with running_gateway(directory / "gateway", *flags) as gateway:
-        grant = await gateway.client.reserve(scope_of(worker, by.tenant), by, [1, 2, 3], True)
+        grant = await gateway.client.reserve(scope_of(worker, by.tenant), by)
     assert grant is not None and grant.latents
     return grant
 

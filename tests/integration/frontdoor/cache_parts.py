@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import struct
+from dataclasses import replace
 from typing import Any
 
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
@@ -17,12 +18,15 @@ from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import (
     add_VectordbGatewayServiceServicer_to_server,
 )
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.generation import FromNoise, Start
+from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.wire.generation import start_to_proto
 
 EMBEDDER = embedder_pb.DESCRIPTOR.services_by_name["EmbedderService"].full_name
 GATEWAY = gateway_pb.DESCRIPTOR.services_by_name["VectordbGatewayService"].full_name
+
+
+KEPT_STEPS = (5, 10, 15, 20, 25)
 
 
 class Mood:
@@ -40,19 +44,37 @@ class Mood:
 
 
 class ChosenEmbedder(EmbedderServiceServicer, Mood):
+    """`images` are those that were embedded; `image_error` is raised for them alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images: list[bytes] = []
+        self.image_error: PentimentoError | None = None
+
     async def EmbedText(self, request: embedder_pb.EmbedTextRequest, context: Any) -> embedder_pb.EmbedTextResponse:
         await self.pass_by()
         values = struct.pack("<2f", 1.0, 0.0)
         vectors = [embedder_pb.Embedding(values=values, dimension_count=2) for _ in request.texts]
         return embedder_pb.EmbedTextResponse(embeddings=vectors, encoder_digest="sha256:encoder")
 
+    async def EmbedImage(self, request: embedder_pb.EmbedImageRequest, context: Any) -> embedder_pb.EmbedImageResponse:
+        if self.image_error is not None:
+            raise self.image_error
+        self.images.extend(request.images)
+        values = struct.pack("<2f", 0.0, 1.0)
+        vectors = [embedder_pb.Embedding(values=values, dimension_count=2) for _ in request.images]
+        return embedder_pb.EmbedImageResponse(embeddings=vectors, encoder_digest="sha256:encoder")
+
 
 class ChosenGateway(VectordbGatewayServiceServicer, Mood):
-    """`start` is what every lookup answers; what is written is remembered by grant."""
+    """`start` is what lookups answer, an image's step being one of `image_steps`; what is written is remembered by
+    grant."""
 
     def __init__(self) -> None:
         super().__init__()
         self.start: Start = FromNoise()
+        self.image_steps = 4
+        self.keeps_images = False
         self.lookups: list[gateway_pb.LookupRequest] = []
         self.reserved: list[gateway_pb.ReserveRequest] = []
         self.committed: list[gateway_pb.CommitRequest] = []
@@ -70,17 +92,34 @@ class ChosenGateway(VectordbGatewayServiceServicer, Mood):
     async def Lookup(self, request: gateway_pb.LookupRequest, context: Any) -> gateway_pb.LookupResponse:
         await self.pass_by()
         self.lookups.append(request)
-        return gateway_pb.LookupResponse(start=start_to_proto(self.start), reason="as the test chose")
+        starts = [
+            gateway_pb.CandidateStart(start=start_to_proto(self.start_of(candidate)), reason="as the test chose")
+            for candidate in request.candidates
+        ]
+        return gateway_pb.LookupResponse(starts=starts)
+
+    def start_of(self, candidate: gateway_pb.LookupCandidate) -> Start:
+        """Of the kinds that it takes: the latent's model is the one with its steps, an image serves any at its share of
+        steps."""
+        start, steps = self.start, candidate.scope.num_inference_steps
+        if isinstance(start, FromLatent):
+            return start if candidate.latents and start.donor_steps == steps else FromNoise()
+        if isinstance(start, FromImage) and candidate.images:
+            step = int(start.start_step / self.image_steps * steps)
+            return replace(start, start_step=step) if step else FromNoise()
+        return FromNoise()
 
     async def Reserve(self, request: gateway_pb.ReserveRequest, context: Any) -> gateway_pb.ReserveResponse:
         await self.pass_by()
         self.reserved.append(request)
         slots = [
             generation_pb2.LatentSlot(resume_step=step, key=f"latents/{hashlib.sha256(bytes([step])).hexdigest()[:8]}")
-            for step in request.resume_steps
+            for step in KEPT_STEPS
+            if step > request.start_step
         ]
         grant_id = f"grant-{request.attempt.fencing_token}"
-        grant = generation_pb2.CacheGrant(grant_id=grant_id, latents=slots, expires_in_ms=60_000)
+        image_key = "images/x" if self.keeps_images else ""
+        grant = generation_pb2.CacheGrant(grant_id=grant_id, latents=slots, image_key=image_key, expires_in_ms=60_000)
         return gateway_pb.ReserveResponse(grant=grant)
 
     async def Commit(self, request: gateway_pb.CommitRequest, context: Any) -> gateway_pb.CommitResponse:

@@ -1,3 +1,4 @@
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -66,7 +67,7 @@ async def test_the_scope_of_a_lookup_holds_all_that_changes_the_picture(
     for request in (FIFTY, replace(FIFTY, scheduler="euler"), replace(FIFTY, eta=0.5), replace(FIFTY, width_px=64)):
         await cached.paint(request)
 
-    scopes = [lookup.scope for lookup in gateway.lookups]
+    scopes = [candidate.scope for lookup in gateway.lookups for candidate in lookup.candidates]
     assert scopes[0].tenant == "default"
     assert len({scope.SerializeToString(deterministic=True) for scope in scopes}) == 4
 
@@ -87,8 +88,35 @@ async def test_a_hit_captures_what_lies_after_its_start(cached: FrontdoorSuite, 
     await cached.paint(FIFTY)
     await gateway.wait_until(lambda: gateway.committed)
 
-    assert list(gateway.reserved[0].resume_steps) == [20, 25]
+    assert gateway.reserved[0].start_step == 15
+    assert [latent.resume_step for latent in gateway.committed[0].entries.latents] == [20, 25]
     assert gateway.committed[0].ancestor_depth == 3
+
+
+async def test_a_kept_image_is_committed_with_its_embedding(
+    cached: FrontdoorSuite, gateway: ChosenGateway, embedder: ChosenEmbedder
+) -> None:
+    gateway.keeps_images = True
+
+    completed = await cached.paint(FIFTY)
+    await gateway.wait_until(lambda: gateway.committed)
+
+    assert embedder.images == [completed.image]
+    assert gateway.committed[0].entries.image.key == "images/x"
+    assert struct.unpack("<2f", gateway.committed[0].image_embedding.values) == (0.0, 1.0)
+
+
+async def test_an_image_that_cannot_be_embedded_leaves_the_latents_alone(
+    cached: FrontdoorSuite, gateway: ChosenGateway, embedder: ChosenEmbedder
+) -> None:
+    gateway.keeps_images = True
+    embedder.image_error = Unavailable("DOWN", "this part is down")
+
+    await cached.paint(FIFTY)
+    await gateway.wait_until(lambda: gateway.committed)
+
+    assert len(gateway.committed[0].entries.latents) == 5
+    assert not gateway.committed[0].entries.HasField("image")
 
 
 async def test_a_failed_attempt_gives_its_grant_back(
@@ -132,7 +160,7 @@ async def test_the_shared_pool_is_asked_for_by_name(cached: FrontdoorSuite, gate
     await cached.paint(FIFTY)
     await cached.paint(replace(FIFTY, cache=CacheMode.SHARED))
 
-    assert [lookup.scope.shared_pool for lookup in gateway.lookups] == [False, True]
+    assert [lookup.candidates[0].scope.shared_pool for lookup in gateway.lookups] == [False, True]
 
 
 DOWN = Unavailable("DOWN", "this part is down")

@@ -95,7 +95,7 @@ async def test_a_start_that_another_models_few_steps_cannot_take_stays_where_it_
     async with planned(folder, MIXTURE, replace(IMAGE, start_step=1)) as run:
         provenance = (await run.suite.paint(UNNAMED)).provenance
 
-    assert provenance.model_digest == "sha256:heavy"
+    assert (provenance.model_digest, provenance.route.start) == ("sha256:heavy", replace(IMAGE, start_step=1))
 
 
 async def test_a_pool_that_is_not_called_after_its_model_takes_requests_for_that_model(folder: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
+from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, FromLatent
@@ -29,6 +30,7 @@ BAD_SCOPES: list[tuple[str, object]] = [
     ("num_inference_steps", 10**9),
     ("guidance_scale", math.nan),
     ("guidance_scale", math.inf),
+    ("adapters_from_step", 51),
 ]
 
 
@@ -69,14 +71,14 @@ async def test_incomplete_scopes_are_refused(gateway: RunningGateway) -> None:
         with pytest.raises(InvalidArgument, match=name):
             await gateway.lookup(embedding(1), bad)
         with pytest.raises(InvalidArgument, match=name):
-            await gateway.client.reserve(bad, attempt(bad.tenant), (5,), image=False)
+            await gateway.client.reserve(bad, attempt(bad.tenant))
     await still_serves(gateway)
 
 
 async def test_embeddings_that_are_none_are_neither_searched_nor_stored(gateway: RunningGateway) -> None:
     await gateway.store(embedding(1))
     by = attempt()
-    grant = await gateway.client.reserve(scope(), by, (5,), image=False)
+    grant = await gateway.client.reserve(scope(), by)
     assert grant is not None
     captured = gateway.upload(grant)
 
@@ -96,10 +98,30 @@ async def test_qualities_outside_of_0_to_1_are_refused(empty_gateway: RunningGat
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("steps", [(0,), (50,), (5, 2**31)])
-async def test_steps_outside_of_the_schedule_are_refused(empty_gateway: RunningGateway, steps: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidArgument, match="resume_steps"):
-        await empty_gateway.client.reserve(scope(), attempt(), steps, image=False)
+@pytest.mark.parametrize("step", [50, 2**31])
+async def test_starts_outside_of_the_schedule_are_refused(empty_gateway: RunningGateway, step: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"start_step: must be between 0 and 49, got {step}"):
+        await empty_gateway.client.reserve(scope(), attempt(), step)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("count", [0, 17])
+async def test_none_and_too_many_candidates_are_refused(empty_gateway: RunningGateway, count: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"candidates: must be 1 to 16, got {count}"):
+        await empty_gateway.ask(embedding(1), *[scope()] * count)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("other", [scope("another"), scope(shared_pool=True)], ids=["tenant", "pool"])
+async def test_candidates_of_two_tenants_or_pools_are_refused(empty_gateway: RunningGateway, other: CacheScope) -> None:
+    with pytest.raises(InvalidArgument, match=r"candidates\.scope"):
+        await empty_gateway.ask(embedding(1), scope(), other)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_every_candidate_must_be_complete(empty_gateway: RunningGateway) -> None:
+    with pytest.raises(InvalidArgument, match="model_digest"):
+        await empty_gateway.ask(embedding(1), scope(), scope(model_digest=""))
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -115,12 +137,12 @@ async def test_attempts_that_cannot_own_a_grant_are_refused(
     empty_gateway: RunningGateway, name: str, bad: Attempt
 ) -> None:
     with pytest.raises(InvalidArgument, match=name):
-        await empty_gateway.client.reserve(scope(), bad, (5,), image=False)
+        await empty_gateway.client.reserve(scope(), bad)
 
 
 async def test_captures_that_could_not_be_resumed_are_refused(gateway: RunningGateway) -> None:
     by = attempt()
-    grant = await gateway.client.reserve(scope(), by, (5, 10), image=False)
+    grant = await gateway.client.reserve(scope(), by)
     assert grant is not None
     captured = gateway.upload(grant)
     latent = captured.latents[0]

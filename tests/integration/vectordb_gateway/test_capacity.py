@@ -48,8 +48,8 @@ async def test_where_nothing_is_evicted_a_tenant_with_its_share_is_granted_nothi
     async with running_gateway(tmp_path, *flags) as gateway:
         await gateway.store(FAR_APART[0])
 
-        assert await gateway.client.reserve(scope(), attempt(), (5,), image=False) is None
-        assert await gateway.client.reserve(scope("another"), attempt("another"), (5,), image=False) is not None
+        assert await gateway.client.reserve(scope(), attempt()) is None
+        assert await gateway.client.reserve(scope("another"), attempt("another")) is not None
 
 
 async def test_bytes_are_limited_too(tmp_path: Path) -> None:
@@ -78,25 +78,25 @@ async def test_without_eviction_a_full_cache_is_read_only(tmp_path: Path) -> Non
     async with running_gateway(tmp_path, "--max-entries", "1", "--eviction", "none") as gateway:
         await gateway.store(FAR_APART[0])
 
-        assert await gateway.client.reserve(scope(), attempt(), (5,), image=False) is None
+        assert await gateway.client.reserve(scope(), attempt()) is None
         assert (await gateway.client.statistics()).read_only
         assert isinstance((await gateway.lookup(FAR_APART[0])).start, FromLatent)
 
 
 async def test_a_store_without_room_makes_the_cache_read_only_until_there_is_some(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--min-free-bytes", str(2**62)) as gateway:
-        assert await gateway.client.reserve(scope(), attempt(), (5,), image=False) is None
+        assert await gateway.client.reserve(scope(), attempt()) is None
         assert (await gateway.client.statistics()).read_only
 
     async with running_gateway(tmp_path) as gateway:
-        assert await gateway.client.reserve(scope(), attempt(), (5,), image=False) is not None
+        assert await gateway.client.reserve(scope(), attempt()) is not None
 
 
 async def test_open_grants_are_limited(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--max-open-grants", "2") as gateway:
-        grants = [await gateway.client.reserve(scope(), attempt(), (5,), image=False) for _ in range(3)]
+        grants = [await gateway.client.reserve(scope(), attempt()) for _ in range(3)]
         assert [grant is not None for grant in grants] == [True, True, False]
 
         assert grants[0] is not None
         await gateway.client.release(grants[0].grant_id)
-        assert await gateway.client.reserve(scope(), attempt(), (5,), image=False) is not None
+        assert await gateway.client.reserve(scope(), attempt()) is not None

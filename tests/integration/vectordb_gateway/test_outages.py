@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 
 from pentimento.domain.generation import FromLatent, FromNoise
+from pentimento.domain.retrieval import CandidateStart
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
 
@@ -35,12 +36,11 @@ async def test_a_slow_index_is_given_up_on(tmp_path: Path) -> None:
         child = index_process(gateway)
         child.suspend()
 
-        answer = await gateway.lookup(embedding(1))
+        answer = await gateway.ask(embedding(1), scope())
 
         child.resume()
-        assert answer.start == FromNoise()
         assert answer.search_skipped
-        assert "50 ms" in answer.reason
+        assert answer.starts == (CandidateStart(FromNoise(), "miss: search abandoned after 50 ms"),)
 
 
 async def test_many_lookups_beside_a_stopped_index_all_give_up(tmp_path: Path) -> None:
@@ -49,10 +49,10 @@ async def test_many_lookups_beside_a_stopped_index_all_give_up(tmp_path: Path) -
         child = index_process(gateway)
         child.suspend()
 
-        answers = await asyncio.gather(*(gateway.lookup(embedding(1)) for _ in range(100)))
+        answers = await asyncio.gather(*(gateway.ask(embedding(1), scope()) for _ in range(100)))
 
         child.resume()
-        assert all(answer.start == FromNoise() and answer.search_skipped for answer in answers)
+        assert all(answer.starts[0].start == FromNoise() and answer.search_skipped for answer in answers)
 
 
 async def test_a_killed_index_misses_until_it_is_back(gateway: RunningGateway) -> None:
@@ -71,7 +71,7 @@ async def test_a_killed_index_misses_until_it_is_back(gateway: RunningGateway) -
 async def test_a_commit_without_an_index_is_durable_and_found_later(gateway: RunningGateway) -> None:
     await gateway.store(embedding(0, 1))
     by = attempt()
-    grant = await gateway.client.reserve(scope(), by, (5, 10), image=False)
+    grant = await gateway.client.reserve(scope(), by)
     assert grant is not None
     child = index_process(gateway)
     child.kill()
@@ -128,4 +128,4 @@ async def test_a_gateway_starts_and_misses_while_its_qdrant_server_is_away(tmp_p
 
         assert answer.start == FromNoise()
         assert answer.reason == "miss: the index is not ready"
-        assert await gateway.client.reserve(scope(), attempt(), (5,), image=False) is not None
+        assert await gateway.client.reserve(scope(), attempt()) is not None

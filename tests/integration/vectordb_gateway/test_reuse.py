@@ -1,12 +1,15 @@
 """What is stored is found, by those who may, as far as the thresholds go."""
 
+from collections.abc import AsyncIterator
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, NoiseForm
+from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from tests.gateways import RunningGateway, at_similarity, attempt, embedding, running_gateway, scope
 
 # Another value for every field of a scope that changes the picture.
@@ -21,7 +24,10 @@ OTHERS: dict[str, object] = {
     "negative_prompt": "blurry",
     "num_inference_steps": 30,
     "adapters_digest": "sha256:lora",
+    "conditioning_digest": "sha256:edges",
 }
+# Those that a final image is bound to as well.
+OF_IMAGES = {"width_px", "height_px", "conditioning_digest"}
 
 
 async def test_a_stored_latent_is_found_and_readable(gateway: RunningGateway) -> None:
@@ -34,9 +40,16 @@ async def test_a_stored_latent_is_found_and_readable(gateway: RunningGateway) ->
     assert answer.start.donor.entry_id == entry_id
     assert answer.start.donor.digest == answer.start.latent.digest
     assert answer.start.donor.ancestor_depth == 3
-    assert answer.nearest_similarity == pytest.approx(1, abs=1e-5)
+    assert answer.text_similarity == pytest.approx(1, abs=1e-5)
     data = gateway.process.stores.objects.get(answer.start.latent)
     assert data == gateway.uploaded[answer.start.latent.key]
+
+
+@pytest_asyncio.fixture
+async def imaging(tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    """A gateway that reuses images too: from 0.3 on at four tenths of the steps."""
+    async with running_gateway(tmp_path, "--image-thresholds", "0.3:0.4") as running:
+        yield running
 
 
 @pytest.mark.parametrize(("similarity", "step"), [(0.66, 5), (0.76, 10), (0.86, 15), (0.91, 20), (0.96, 25)])
@@ -54,12 +67,13 @@ async def test_the_nearer_the_entry_the_more_steps_are_saved(
 async def test_an_entry_that_is_too_far_is_a_miss_that_says_how_far(gateway: RunningGateway) -> None:
     await gateway.store(embedding(1))
 
-    answer = await gateway.lookup(at_similarity(0.4))
+    answer = await gateway.ask(at_similarity(0.4), scope())
 
+    assert not answer.search_skipped
+    (answer,) = answer.starts
     assert answer.start == FromNoise()
     assert answer.reason == "miss: nearest similarity 0.400, needed 0.650"
-    assert answer.nearest_similarity == pytest.approx(0.4, abs=1e-5)
-    assert not answer.search_skipped
+    assert answer.text_similarity == pytest.approx(0.4, abs=1e-5)
 
 
 async def test_a_hole_is_served_by_the_next_lower_latent(gateway: RunningGateway) -> None:
@@ -72,11 +86,9 @@ async def test_a_hole_is_served_by_the_next_lower_latent(gateway: RunningGateway
 
 
 async def test_an_empty_cache_is_not_searched(gateway: RunningGateway) -> None:
-    answer = await gateway.lookup(embedding(1))
+    answer = await gateway.ask(embedding(1), scope())
 
-    assert answer.start == FromNoise()
-    assert answer.search_skipped
-    assert answer.nearest_similarity is None
+    assert answer == LookupAnswer((CandidateStart(FromNoise(), "miss: the cache is empty"),), search_skipped=True)
 
 
 async def test_more_quality_than_was_profiled_for_is_painted_from_scratch(gateway: RunningGateway) -> None:
@@ -87,7 +99,7 @@ async def test_more_quality_than_was_profiled_for_is_painted_from_scratch(gatewa
 
 
 def test_every_field_of_a_scope_is_tried() -> None:
-    assert set(OTHERS) == {each.name for each in fields(CacheScope)} - {"tenant", "shared_pool"}
+    assert set(OTHERS) == {each.name for each in fields(CacheScope)} - {"tenant", "shared_pool", "adapters_from_step"}
 
 
 async def test_whatever_changes_the_picture_forbids_the_reuse(gateway: RunningGateway) -> None:
@@ -135,12 +147,75 @@ async def test_images_are_reused_by_text_to_image_similarity(tmp_path: Path) -> 
         assert gateway.process.stores.objects.get(answer.start.image)
 
 
+@pytest.mark.parametrize("name", OTHERS)
+async def test_an_image_serves_whatever_model_asks_but_never_across_size_or_conditioning(
+    imaging: RunningGateway, name: str
+) -> None:
+    await imaging.store(embedding(0, 1), scope(name), image=embedding(1))
+
+    other = await imaging.lookup(embedding(1), replace(scope(name), **{name: OTHERS[name]}))  # type: ignore[arg-type]
+
+    assert isinstance(other.start, FromNoise if name in OF_IMAGES else FromImage)
+
+
+async def test_nobody_finds_another_tenants_images(imaging: RunningGateway) -> None:
+    await imaging.store(embedding(0, 1), scope("one"), image=embedding(1))
+
+    assert isinstance((await imaging.lookup(embedding(1), scope("two"))).start, FromNoise)
+    assert isinstance((await imaging.lookup(embedding(1), scope("one"))).start, FromImage)
+
+
+async def test_each_candidate_gets_the_best_start_of_its_own(imaging: RunningGateway) -> None:
+    await imaging.store(embedding(1), scope("several"), image=embedding(0, 1))
+    await imaging.store(embedding(0, 0, 1), scope("several"), image=embedding(1))
+    own, light = scope("several"), scope("several", model_digest="sha256:light", num_inference_steps=10)
+
+    answer = await imaging.ask(embedding(1), own, light)
+
+    latent, image = (found.start for found in answer.starts)
+    assert isinstance(latent, FromLatent) and (latent.resume_step, latent.donor_steps) == (25, 50)
+    assert isinstance(image, FromImage) and image.start_step == 4
+    assert "latent at step 25 of 50" in answer.starts[0].reason
+    assert "image at step 4 of 10" in answer.starts[1].reason
+
+
+async def test_a_candidate_is_offered_only_the_kinds_that_it_takes(imaging: RunningGateway) -> None:
+    await imaging.store(embedding(1), scope("kinds"), image=embedding(1))
+    kinds = [LookupCandidate(scope("kinds"), latents, images) for latents, images in ((True, False), (False, True))]
+
+    answer = await imaging.client.lookup([*kinds, LookupCandidate(scope("kinds"), False, False)], embedding(1))
+
+    assert [type(found.start) for found in answer.starts] == [FromLatent, FromImage, FromNoise]
+
+
+async def test_latents_from_before_an_adapter_serve_every_adapter_up_to_there(gateway: RunningGateway) -> None:
+    await gateway.store(embedding(1), scope(adapters_digest="sha256:lora", adapters_from_step=12))
+
+    async def step(**changes: object) -> int:
+        start = (await gateway.lookup(embedding(1), scope(**changes))).start  # type: ignore[arg-type]
+        return start.resume_step if isinstance(start, FromLatent) else 0
+
+    assert await step() == 10
+    assert await step(adapters_digest="sha256:another", adapters_from_step=6) == 5
+    assert await step(adapters_digest="sha256:another", adapters_from_step=3) == 0
+    assert await step(adapters_digest="sha256:another") == 0
+    assert await step(adapters_digest="sha256:lora", adapters_from_step=12) == 25
+
+
+async def test_latents_without_adapters_serve_a_request_until_its_own_take_effect(gateway: RunningGateway) -> None:
+    await gateway.store(embedding(1))
+
+    start = (await gateway.lookup(embedding(1), scope(adapters_digest="sha256:lora", adapters_from_step=15))).start
+
+    assert isinstance(start, FromLatent) and start.resume_step == 15
+
+
 async def test_reuse_can_be_switched_off(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--latent-thresholds", "") as gateway:
         answer = await gateway.lookup(embedding(1))
 
         assert answer.reason == "miss: reuse is switched off"
-        assert await gateway.client.reserve(scope(), attempt(), (5, 10), image=True) is None
+        assert await gateway.client.reserve(scope(), attempt()) is None
 
 
 async def test_statistics_count_what_happened(gateway: RunningGateway) -> None:

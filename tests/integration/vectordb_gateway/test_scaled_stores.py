@@ -33,7 +33,7 @@ async def test_an_entrys_whole_life(tmp_path: Path, postgresql: PostgresqlServer
     async with running_gateway(tmp_path, *flags) as gateway:
         await gateway.store(embedding(1))
         await gateway.store(embedding(0, 1))
-        grant = await gateway.client.reserve(scope(), attempt(), (5,), image=False)
+        grant = await gateway.client.reserve(scope(), attempt())
         assert grant is not None
         gateway.upload(grant)
         await gateway.client.release(grant.grant_id)

@@ -32,7 +32,7 @@ async def test_orphans_are_swept_and_nothing_else_is(tmp_path: Path, objects_url
     async with running_gateway(tmp_path, "--objects-url", objects_url) as gateway:
         objects, cache_id = gateway.process.stores.objects, gateway.process.stores.ledger.cache_id
         await gateway.store(embedding(1))
-        grant = await gateway.client.reserve(scope(), attempt(), (5, 10), image=False)
+        grant = await gateway.client.reserve(scope(), attempt())
         assert grant is not None
         uploading = gateway.upload(grant)
         for number in range(3 * PAGE_COUNT):
@@ -54,7 +54,7 @@ async def test_uploads_of_a_grant_that_ran_out_are_swept_also_those_that_come_af
     tmp_path: Path, objects_url: str
 ) -> None:
     async with running_gateway(tmp_path, "--objects-url", objects_url, "--grant-ttl-s", "0.1") as gateway:
-        grant = await gateway.client.reserve(scope(), attempt(), (5, 10), image=False)
+        grant = await gateway.client.reserve(scope(), attempt())
         assert grant is not None
         gateway.upload(grant)
         while gateway.process.stores.ledger.totals().open_grant_count:

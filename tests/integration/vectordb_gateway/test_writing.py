@@ -11,26 +11,40 @@ from pentimento.domain.generation import CapturedEntries, FromLatent, FromNoise
 from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
 
 
-async def test_a_grant_names_an_opaque_key_for_each_step(gateway: RunningGateway) -> None:
-    grant = await gateway.client.reserve(scope(), attempt(), (10, 5, 5, 25), image=False)
+async def test_a_grant_names_an_opaque_key_for_each_step_that_the_rules_keep(gateway: RunningGateway) -> None:
+    grant = await gateway.client.reserve(scope(), attempt())
 
     assert grant is not None
-    assert [slot.resume_step for slot in grant.latents] == [5, 10, 25]
-    assert len({slot.key for slot in grant.latents}) == 3
+    assert [slot.resume_step for slot in grant.latents] == [5, 10, 15, 20, 25]
+    assert len({slot.key for slot in grant.latents}) == 5
     assert grant.image_key == ""
     assert grant.expires_in_ms == 900_000
 
 
-async def test_steps_that_no_rule_could_ever_reuse_are_not_granted(gateway: RunningGateway) -> None:
-    grant = await gateway.client.reserve(scope(), attempt(), (20, 30, 40), image=False)
+async def test_hits_leave_later_latents_only_where_they_were_asked_for(gateway: RunningGateway, tmp_path: Path) -> None:
+    of_hit = await gateway.client.reserve(scope(), attempt(), 10)
+    async with running_gateway(tmp_path / "another", "--keep-latents-of-hits", "yes") as keeping:
+        kept = await keeping.client.reserve(scope(), attempt(), 10)
 
-    assert grant is not None
-    assert [slot.resume_step for slot in grant.latents] == [20]
+    assert of_hit is None
+    assert kept is not None and [slot.resume_step for slot in kept.latents] == [15, 20, 25]
+
+
+@pytest.mark.parametrize(("flags", "kept"), [((), True), (("--keep-images-of-hits", "no"), False)])
+async def test_images_of_hits_are_kept_unless_they_were_not_wanted(
+    tmp_path: Path, flags: tuple[str, ...], kept: bool
+) -> None:
+    async with running_gateway(tmp_path, "--image-thresholds", "0.3:0.4", *flags) as imaging:
+        of_miss = await imaging.client.reserve(scope(), attempt())
+        of_hit = await imaging.client.reserve(scope(), attempt(), 10)
+
+    assert of_miss is not None and of_miss.image_key
+    assert (of_hit is not None and bool(of_hit.image_key)) is kept
 
 
 async def test_what_was_uploaded_but_not_committed_is_not_found(gateway: RunningGateway) -> None:
     await gateway.store(embedding(0, 1))
-    grant = await gateway.client.reserve(scope(), attempt(), (5, 10), image=False)
+    grant = await gateway.client.reserve(scope(), attempt())
     assert grant is not None
     gateway.upload(grant)
 
@@ -39,7 +53,7 @@ async def test_what_was_uploaded_but_not_committed_is_not_found(gateway: Running
 
 async def test_what_was_released_is_not_found_and_its_objects_go(gateway: RunningGateway) -> None:
     by = attempt()
-    grant = await gateway.client.reserve(scope(), by, (5, 10), image=False)
+    grant = await gateway.client.reserve(scope(), by)
     assert grant is not None
     captured = gateway.upload(grant)
 
@@ -55,7 +69,7 @@ async def test_what_was_released_is_not_found_and_its_objects_go(gateway: Runnin
 
 async def test_another_attempt_cannot_commit_a_grant(gateway: RunningGateway) -> None:
     first = attempt(token=1, request_id="r")
-    grant = await gateway.client.reserve(scope(), first, (5, 10), image=False)
+    grant = await gateway.client.reserve(scope(), first)
     assert grant is not None
     captured = gateway.upload(grant)
 
@@ -68,7 +82,7 @@ async def test_another_attempt_cannot_commit_a_grant(gateway: RunningGateway) ->
 
 
 async def test_a_tenant_cannot_commit_another_tenants_grant(gateway: RunningGateway) -> None:
-    grant = await gateway.client.reserve(scope("one"), attempt("one", request_id="r"), (5, 10), image=False)
+    grant = await gateway.client.reserve(scope("one"), attempt("one", request_id="r"))
     assert grant is not None
     captured = gateway.upload(grant)
 
@@ -78,7 +92,7 @@ async def test_a_tenant_cannot_commit_another_tenants_grant(gateway: RunningGate
 
 async def test_a_repeated_commit_answers_with_the_same_entry(gateway: RunningGateway) -> None:
     by = attempt()
-    grant = await gateway.client.reserve(scope(), by, (5, 10), image=False)
+    grant = await gateway.client.reserve(scope(), by)
     assert grant is not None
     captured = gateway.upload(grant)
 
@@ -91,7 +105,7 @@ async def test_a_repeated_commit_answers_with_the_same_entry(gateway: RunningGat
 
 async def test_only_what_was_captured_is_kept(gateway: RunningGateway) -> None:
     by = attempt()
-    grant = await gateway.client.reserve(scope(), by, (5, 10, 15), image=False)
+    grant = await gateway.client.reserve(scope(), by)
     assert grant is not None
     captured = gateway.upload(grant)
 
@@ -104,8 +118,8 @@ async def test_only_what_was_captured_is_kept(gateway: RunningGateway) -> None:
 
 async def test_objects_of_other_grants_cannot_be_committed(gateway: RunningGateway) -> None:
     by = attempt()
-    mine = await gateway.client.reserve(scope(), by, (5,), image=False)
-    other = await gateway.client.reserve(scope("other"), attempt("other"), (5,), image=False)
+    mine = await gateway.client.reserve(scope(), by)
+    other = await gateway.client.reserve(scope("other"), attempt("other"))
     assert mine is not None
     assert other is not None
     stolen = CapturedEntries(mine.grant_id, gateway.upload(other).latents)
@@ -117,7 +131,7 @@ async def test_objects_of_other_grants_cannot_be_committed(gateway: RunningGatew
 async def test_a_grant_that_ran_out_takes_its_objects_along(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, "--grant-ttl-s", "0.1") as gateway:
         by = attempt()
-        grant = await gateway.client.reserve(scope(), by, (5, 10), image=False)
+        grant = await gateway.client.reserve(scope(), by)
         assert grant is not None
         captured = gateway.upload(grant)
         await asyncio.sleep(0.11)
@@ -129,12 +143,12 @@ async def test_a_grant_that_ran_out_takes_its_objects_along(tmp_path: Path) -> N
 
 
 async def test_an_upload_that_came_too_late_is_swept(gateway: RunningGateway) -> None:
-    grant = await gateway.client.reserve(scope(), attempt(), (5, 10), image=False)
+    grant = await gateway.client.reserve(scope(), attempt())
     assert grant is not None
     await gateway.client.release(grant.grant_id)
     gateway.maintain()
     gateway.upload(grant)
-    assert len(gateway.problems()) == 2
+    assert len(gateway.problems()) == 5
 
     gateway.maintain()
 

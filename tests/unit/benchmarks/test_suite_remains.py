@@ -48,7 +48,7 @@ def test_a_grant_that_nobody_committed_is_open(state: StateDirectory) -> None:
     for grant, entry in (("open", "NULL"), ("committed", "'e'")):
         execute(
             state.path / "gateway.sqlite",
-            f"""INSERT INTO cache_grants (grant_id, pool, tenant, compatibility_key, request_id, fencing_token,
+            f"""INSERT INTO cache_grants (grant_id, pool, tenant, scope_digest, request_id, fencing_token,
                 expires_at, entry_id) VALUES ('{grant}', '', '', '', '', 0, 0, {entry})""",
         )
 

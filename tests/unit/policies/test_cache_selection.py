@@ -17,6 +17,8 @@ from pentimento.policies.cache_selection import (
     UseLatent,
     allowed_steps,
     capture_steps,
+    keeps_image,
+    kept_steps,
     select_start,
 )
 
@@ -168,3 +170,34 @@ def test_a_latent_of_the_first_step_is_reused() -> None:
 
     assert isinstance(selection, UseLatent)
     assert selection.resume_step == 1
+
+
+@pytest.mark.parametrize(
+    ("start_step", "of_hits", "kept"),
+    [(0, False, (5, 10, 15, 20, 25)), (10, False, ()), (10, True, (15, 20, 25)), (25, True, ())],
+)
+def test_hits_leave_later_latents_only_where_the_rules_say_so(
+    start_step: int, of_hits: bool, kept: tuple[int, ...]
+) -> None:
+    assert kept_steps(50, start_step, SelectionRules(keeps_latents_of_hits=of_hits)) == kept
+
+
+@pytest.mark.parametrize(
+    ("start_step", "of_hits", "kept"), [(0, True, True), (0, False, True), (9, True, True), (9, False, False)]
+)
+def test_images_of_hits_are_kept_unless_the_rules_say_otherwise(start_step: int, of_hits: bool, kept: bool) -> None:
+    rules = SelectionRules(images=(Threshold(0.3, 0.6),), keeps_images_of_hits=of_hits)
+
+    assert keeps_image(start_step, rules) is kept
+
+
+def test_without_a_table_for_images_none_is_kept() -> None:
+    assert not keeps_image(0, SelectionRules())
+
+
+def test_where_only_images_are_reused_a_miss_tells_of_them() -> None:
+    rules = SelectionRules(latents=(), images=(Threshold(0.3, 0.6),))
+    far = SelectionContext(50, None, NearestEntry(0.2, has_image=True))
+
+    assert select_start(far, rules) == Miss("miss: nearest text-to-image similarity 0.200, needed 0.300")
+    assert select_start(SelectionContext(50, None), rules) == Miss("miss: no compatible image")

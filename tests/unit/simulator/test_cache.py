@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -63,13 +65,55 @@ def test_a_shared_pool_serves_every_tenant() -> None:
 
 
 def test_a_hole_is_filled_by_the_largest_k_below_it() -> None:
-    cache = latents(capacity=5)
+    cache = latents(capacity=5, rules=SelectionRules(keeps_latents_of_hits=True))
     cache.insert("t", "m", 0, 50)
-    cache.lookup("t", "m", 1, 50)  # uses K = 10, which then outlives K = 5
-    cache.insert("t", "m", 3, 50, begun_at=20)  # one item more: its K = 25 drives out the least worth, K = 5
+    cache.use("t", "m", cache.lookup("t", "m", 1, 50))  # uses K = 10, which then outlives K = 5
+    cache.insert("t", "m", 3, 50, start_step=20)  # one item more: its K = 25 drives out the least worth, K = 5
 
     assert cache.lookup("t", "m", 0, 50).start_step == 25
     assert len(cache) == 5
+
+
+def test_hits_leave_no_later_latents_unless_the_rules_say_so() -> None:
+    paper = latents()
+    paper.insert("t", "m", 0, 50, start_step=10)
+    every = latents(rules=SelectionRules(keeps_latents_of_hits=True))
+    every.insert("t", "m", 0, 50, start_step=10)
+
+    assert (len(paper), len(every)) == (0, 3)  # K = 15, 20, 25
+
+
+def test_images_of_hits_stay_unless_the_rules_say_otherwise() -> None:
+    every = images()
+    every.insert("t", "m", 0, 50, start_step=10)
+    misses = SimulatedCache(
+        CacheUse.IMAGES, "fifo", CacheSettings(9, replace(RULES, keeps_images_of_hits=False)), EMBEDDINGS
+    )
+    misses.insert("t", "m", 0, 50, start_step=10)
+
+    assert (len(every), len(misses)) == (1, 0)
+
+
+def test_of_latents_and_images_whichever_saves_more_serves() -> None:
+    cache = SimulatedCache(CacheUse.BOTH, "fifo", CacheSettings(100, RULES), EMBEDDINGS)
+    cache.insert("t", "m", 0, 50)
+
+    near, nearer = cache.lookup("t", "m", 1, 50), cache.lookup("t", "m", 2, 50)
+    other, image_only = cache.lookup("t", "other", 2, 50), cache.lookup("t", "m", 2, 50, latents=False)
+
+    # Cosine 0.825: x_10 as much as the image at 0.2 of 50; 0.955: x_25 as much as the image at 0.5. Latents win ties.
+    assert (near.kind, near.start_step) == (StartKind.LATENT, 10)
+    assert (nearer.kind, nearer.start_step) == (StartKind.LATENT, 25)
+    assert (other.kind, other.start_step) == (StartKind.IMAGE, 25)
+    assert (image_only.kind, image_only.start_step) == (StartKind.IMAGE, 25)
+
+
+def test_a_start_stands_at_the_same_share_of_another_models_steps() -> None:
+    cache = images()
+    cache.insert("t", "m", 0, 50)
+    answer = cache.lookup("t", "m", 2, 50)
+
+    assert [answer.start_step_of(steps) for steps in (50, 20, 4, 1)] == [25, 10, 2, 0]
 
 
 def test_a_full_window_lets_the_oldest_image_go() -> None:

@@ -18,25 +18,30 @@ ID = "00000000-0000-4000-8000-000000000000"
 @pytest.mark.parametrize("tenants", [(), ("",), ("a", ""), ("a\0b",), ("a" * 257,), "tenant"])
 def test_a_search_without_a_tenant_cannot_be_made(tenants: tuple[str, ...]) -> None:
     with pytest.raises(InvalidArgument):
-        VectorQuery(Space.TEXT, ONE, tenants, "k")
+        VectorQuery(Space.TEXT, ONE, tenants, ("k",))
 
 
-@pytest.mark.parametrize(("key", "limit"), [("", 1), ("k", 0), ("k", -1), ("k", 101)])
-def test_a_search_needs_a_key_and_a_limit(key: str, limit: int) -> None:
+@pytest.mark.parametrize(
+    ("keys", "limit"), [((), 1), (("",), 1), (("k", ""), 1), ("k", 1), (("k",), 0), (("k",), -1), (("k",), 101)]
+)
+def test_a_search_needs_keys_and_a_limit(keys: tuple[str, ...], limit: int) -> None:
     with pytest.raises(InvalidArgument):
-        VectorQuery(Space.TEXT, ONE, ("t",), key, limit)
+        VectorQuery(Space.TEXT, ONE, ("t",), keys, limit)
 
 
-def test_the_filter_names_tenants_and_key() -> None:
-    query = VectorQuery(Space.TEXT, ONE, ("a", "b"), "k")
+def test_the_filter_names_tenants_and_keys() -> None:
+    query = VectorQuery(Space.TEXT, ONE, ("a", "b"), ("k", "l"))
 
-    assert query.conditions() == {"tenant": ["a", "b"], "compatibility_key": ["k"]}
+    assert query.conditions() == {"tenant": ["a", "b"], "compatibility_key": ["k", "l"]}
 
 
-@pytest.mark.parametrize(("entry_id", "tenant", "key"), [("x", "t", "k"), (ID.upper(), "", "k"), (ID, "t", "")])
-def test_a_point_needs_an_id_a_tenant_and_a_key(entry_id: str, tenant: str, key: str) -> None:
+@pytest.mark.parametrize(
+    ("entry_id", "tenant", "keys"),
+    [("x", "t", ("k",)), (ID.upper(), "", ("k",)), (ID, "", ("k",)), (ID, "t", ("",)), (ID, "t", ()), (ID, "t", "k")],
+)
+def test_a_point_needs_an_id_a_tenant_and_keys(entry_id: str, tenant: str, keys: tuple[str, ...]) -> None:
     with pytest.raises(InvalidArgument):
-        VectorPoint(entry_id, tenant, key, 1.0, ONE)
+        VectorPoint(entry_id, tenant, keys, 1.0, ONE)
 
 
 @given(st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=32))

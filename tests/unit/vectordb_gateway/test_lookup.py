@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from pentimento.domain.cache import CacheScope, compatibility_key
+from pentimento.domain.cache import CacheScope, image_key, latent_key, latent_keys, scope_digest
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import (
@@ -25,7 +25,7 @@ from pentimento.domain.generation import (
     FromNoise,
     NoiseForm,
 )
-from pentimento.domain.retrieval import LookupAnswer
+from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.policies.cache_selection import SelectionRules, Threshold
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, GrantedKey, GrantRecord
@@ -76,6 +76,10 @@ class SaidIndex:
     def close(self) -> None: ...
 
 
+def candidates(*of: CacheScope) -> list[LookupCandidate]:
+    return [LookupCandidate(each) for each in of]
+
+
 @dataclass
 class Gateway:
     """A lookup over the ledger, and what the index says in each space."""
@@ -93,19 +97,35 @@ class Gateway:
         self._lookups.append(Lookup(self.guard, self.index, self.ledger, self.rules, self.timeout_s))
         return self._lookups[-1]
 
-    async def lookup(self, of: CacheScope | None = None, quality: float | None = None) -> LookupAnswer:
-        return await self.open().lookup(of or scope(), EMBEDDING, quality)
+    async def ask(self, *of: CacheScope, quality: float | None = None) -> LookupAnswer:
+        """A lookup of several candidates."""
+        return await self.open().lookup(candidates(*of), EMBEDDING, quality)
+
+    async def lookup(self, of: CacheScope | None = None, quality: float | None = None) -> CandidateStart:
+        """A lookup of one."""
+        return (await self.ask(of or scope(), quality=quality)).starts[0]
 
     def store(self, pool: str = "tenant", of: CacheScope | None = None, image: bool = False) -> str:
         """A live entry with a latent of step 5; its id."""
-        name, key = f"g{uuid.uuid4().hex}", compatibility_key(of or scope())
+        name, of = f"g{uuid.uuid4().hex}", of or scope()
+        digest, by_step = scope_digest(of), {5: latent_key(of, 5), None: image_key(of)}
         keys = (GrantedKey(f"{name}/5", 5), GrantedKey(f"{name}/image", None))
-        self.ledger.reserve(GrantRecord(name, pool, "tenant", key, "r1", 7, 1e12, keys)).result()
+        self.ledger.reserve(GrantRecord(name, pool, "tenant", digest, "r1", 7, 1e12, keys)).result()
         latent = CapturedLatent(5, 0.25, refer_to(f"{name}/5", b"latent"), True)
         captured = CapturedEntries(name, (latent,), refer_to(f"{name}/image", b"image") if image else None)
         vectors = {"text_vector": VECTOR, "image_vector": VECTOR if image else None}
         commit = EntryCommit(
-            str(uuid.uuid4()), captured, "tenant", pool, key, "r1", 7, **vectors, ancestor_depth=3, created_at=1.0
+            str(uuid.uuid4()),
+            captured,
+            "tenant",
+            pool,
+            digest,
+            by_step,
+            "r1",
+            7,
+            **vectors,
+            ancestor_depth=3,
+            created_at=1,
         )  # type: ignore[arg-type]
         return self.ledger.commit(commit).result()
 
@@ -150,7 +170,7 @@ async def test_the_nearest_entry_s_latent_is_where_it_starts(gateway: Gateway) -
     donor = Donor(entry_id, answer.start.latent.digest, 0.7, 3)
     assert answer.start == FromLatent(answer.start.latent, 5, 50, 0.25, donor)
     assert answer.start.latent.key.endswith("/5")
-    assert (answer.nearest_similarity, answer.search_skipped) == (0.7, False)
+    assert answer.text_similarity == 0.7
 
 
 async def test_an_entry_of_another_pool_is_never_served_whatever_the_index_says(gateway: Gateway) -> None:
@@ -194,7 +214,7 @@ async def test_the_index_is_asked_for_the_scope_s_entries_alone(
 
     await gateway.lookup(asked)
 
-    assert gateway.index.queries == [(VectorQuery(Space.TEXT, VECTOR, pools, compatibility_key(asked), 4), 5.0)]
+    assert gateway.index.queries == [(VectorQuery(Space.TEXT, VECTOR, pools, latent_keys(asked), 4), 5.0)]
 
 
 async def test_an_image_serves_where_its_rules_allow_more_than_a_latent(gateway: Gateway) -> None:
@@ -208,7 +228,27 @@ async def test_an_image_serves_where_its_rules_allow_more_than_a_latent(gateway:
     donor = Donor(entry_id, answer.start.image.digest, 0.4, 3)
     assert answer.start == FromImage(answer.start.image, 30, NoiseForm.VARIANCE_PRESERVING, donor)
     assert answer.start.image.key.endswith("/image")
-    assert answer.nearest_similarity is None
+    assert (answer.text_similarity, answer.image_similarity) == (None, 0.4)
+
+
+async def test_candidates_whose_entries_are_the_same_share_a_search(gateway: Gateway) -> None:
+    gateway.rules = SelectionRules(images=IMAGES)
+    own, light = scope(), scope(model_digest="sha256:light")
+
+    await gateway.ask(own, light, own)
+
+    asked = [(query.space, query.compatibility_keys) for query, _ in gateway.index.queries]
+    image = (Space.IMAGE, (image_key(own),))
+    assert asked == [(Space.TEXT, latent_keys(own)), image, (Space.TEXT, latent_keys(light))]
+
+
+async def test_candidates_that_differ_in_when_adapters_begin_are_searched_for_apart(gateway: Gateway) -> None:
+    early, late = (scope(adapters_digest="sha256:lora", adapters_from_step=step) for step in (3, 7))
+    gateway.say(gateway.store(of=late))
+
+    starts = (await gateway.ask(early, late)).starts
+
+    assert [type(found.start) for found in starts] == [FromNoise, FromLatent]
 
 
 async def test_images_alone_are_searched_where_latents_are_switched_off(gateway: Gateway) -> None:
@@ -233,17 +273,17 @@ async def test_the_quality_asked_for_bounds_what_is_reused(gateway: Gateway) -> 
 
 
 async def test_nothing_near_is_a_miss_that_was_searched_for(gateway: Gateway) -> None:
-    answer = await gateway.lookup()
+    answer = await gateway.ask(scope())
 
-    assert (answer.start, answer.nearest_similarity, answer.search_skipped) == (FromNoise(), None, False)
+    assert answer == LookupAnswer((CandidateStart(FromNoise(), "miss: no compatible entry"),))
 
 
 async def test_nothing_is_searched_while_reuse_is_switched_off(gateway: Gateway) -> None:
     gateway.rules = SelectionRules(latents=(), images=())
 
-    answer = await gateway.lookup()
+    answer = await gateway.ask(scope())
 
-    assert (answer.reason, answer.search_skipped) == ("miss: reuse is switched off", True)
+    assert (answer.starts[0].reason, answer.search_skipped) == ("miss: reuse is switched off", True)
     assert gateway.index.queries == []
 
 
@@ -252,11 +292,11 @@ async def test_nothing_is_searched_before_the_first_commit(tmp_path: Path) -> No
     gateway = Gateway(ledger)
     gateway.guard.open()
 
-    answer = await gateway.lookup()
+    answer = await gateway.ask(scope())
 
     gateway.close()
     ledger.close()
-    assert (answer.reason, answer.search_skipped) == ("miss: the cache is empty", True)
+    assert (answer.starts[0].reason, answer.search_skipped) == ("miss: the cache is empty", True)
     assert gateway.index.queries == []
 
 
@@ -264,9 +304,9 @@ async def test_nothing_is_searched_before_the_index_is_ready(gateway: Gateway) -
     gateway.guard = EncoderGuard(gateway.ledger, gateway.index)
     await gateway.guard.bind(EMBEDDING)
 
-    answer = await gateway.lookup()
+    answer = await gateway.ask(scope())
 
-    assert (answer.reason, answer.search_skipped) == ("miss: the index is not ready", True)
+    assert (answer.starts[0].reason, answer.search_skipped) == ("miss: the index is not ready", True)
     assert gateway.index.queries == []
 
 
@@ -275,9 +315,9 @@ async def test_a_search_that_takes_too_long_is_abandoned(gateway: Gateway) -> No
     gateway.say(gateway.store())
     gateway.index.gate.clear()
 
-    answer = await gateway.lookup()
+    answer = await gateway.ask(scope())
 
-    assert (answer.reason, answer.search_skipped) == ("miss: search abandoned after 600 ms", True)
+    assert (answer.starts[0].reason, answer.search_skipped) == ("miss: search abandoned after 600 ms", True)
     assert gateway.index.queries[0][1] == 0.6
 
 
@@ -287,14 +327,16 @@ async def test_an_outage_is_a_miss_and_one_line_of_the_log(gateway: Gateway, cap
 
     async def ask(error: PentimentoError | None) -> LookupAnswer:
         gateway.index.error = error
-        return await lookup.lookup(scope(), EMBEDDING, None)
+        return await lookup.lookup(candidates(scope()), EMBEDDING, None)
 
     answers = [await ask(Unavailable("AWAY", "the index is away")) for _ in range(2)]
     lines_of_the_first = len(caplog.records)
     await ask(None)
     await ask(Unavailable("AWAY", "the index is away"))
 
-    assert [(answer.reason, answer.search_skipped) for answer in answers] == [("miss: the index is away", True)] * 2
+    assert [(answer.starts[0].reason, answer.search_skipped) for answer in answers] == [
+        ("miss: the index is away", True)
+    ] * 2
     assert (lines_of_the_first, len(caplog.records)) == (1, 2)
 
 
@@ -318,7 +360,7 @@ async def test_bad_input_is_refused_by_name_before_any_search(
     gateway: Gateway, of: CacheScope, embedding: Embedding, quality: float | None, named: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=named):
-        await gateway.open().lookup(of, embedding, quality)
+        await gateway.open().lookup(candidates(of), embedding, quality)
 
     assert gateway.index.queries == []
 
@@ -327,7 +369,7 @@ async def test_lookups_and_hits_are_counted(gateway: Gateway) -> None:
     lookup = gateway.open()
     for said in ([], [gateway.store()], [gateway.store()]):
         gateway.say(*said)
-        await lookup.lookup(scope(), EMBEDDING, None)
+        await lookup.lookup(candidates(scope()), EMBEDDING, None)
 
     assert (lookup.lookup_count, lookup.hit_count) == (3, 2)
 
@@ -359,13 +401,13 @@ async def test_a_closed_lookup_searches_nothing_more(gateway: Gateway) -> None:
     lookup.close()
 
     with pytest.raises(RuntimeError):
-        await lookup.lookup(scope(), EMBEDDING, None)
+        await lookup.lookup(candidates(scope()), EMBEDDING, None)
 
 
 async def test_eight_search_at_once_and_a_close_drops_those_that_wait_for_one(gateway: Gateway) -> None:
     lookup = gateway.open()
     gateway.index.gate.clear()
-    asking = [asyncio.create_task(lookup.lookup(scope(), EMBEDDING, None)) for _ in range(10)]
+    asking = [asyncio.create_task(lookup.lookup(candidates(scope()), EMBEDDING, None)) for _ in range(10)]
     for _ in range(8):
         assert await asyncio.to_thread(gateway.index.asked.acquire, timeout=10.0)
 

@@ -24,6 +24,7 @@ from pentimento.domain.image_request import (
     RequestStatus,
     Routed,
 )
+from pentimento.domain.retrieval import LookupAnswer, LookupCandidate
 from pentimento.wire import cache, fleet, generation, image, reports
 
 # Numbers as wide as the contract's narrowest field of the kind; text as protobuf takes it (no lone surrogates).
@@ -56,6 +57,8 @@ ROUND_TRIPS = {
     Explanation: (image.explanation_to_proto, image.explanation_from_proto),
     ModelInfo: (image.model_to_proto, image.model_from_proto),
     CacheScope: (cache.scope_to_proto, cache.scope_from_proto),
+    LookupCandidate: (cache.candidate_to_proto, cache.candidate_from_proto),
+    LookupAnswer: (cache.answer_to_proto, cache.answer_from_proto),
 }
 
 

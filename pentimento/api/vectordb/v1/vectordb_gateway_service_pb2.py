@@ -27,7 +27,7 @@ from pentimento.api.embedder.v1 import embedder_service_pb2 as pentimento_dot_ap
 from pentimento.api.generation.v1 import generation_pb2 as pentimento_dot_api_dot_generation_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n9pentimento/api/vectordb/v1/vectordb_gateway_service.proto\x12\x1apentimento.api.vectordb.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a\x31pentimento/api/embedder/v1/embedder_service.proto\x1a-pentimento/api/generation/v1/generation.proto\"\x9a\x02\n\nCacheScope\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0bshared_pool\x18\x02 \x01(\x08\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x12\n\nvae_digest\x18\x04 \x01(\t\x12\x18\n\x10scheduler_digest\x18\x05 \x01(\t\x12\x17\n\x0fprediction_type\x18\x06 \x01(\t\x12\x10\n\x08width_px\x18\x07 \x01(\r\x12\x11\n\theight_px\x18\x08 \x01(\r\x12\x16\n\x0eguidance_scale\x18\t \x01(\x01\x12\x17\n\x0fnegative_prompt\x18\n \x01(\t\x12\x1b\n\x13num_inference_steps\x18\x0b \x01(\r\x12\x17\n\x0f\x61\x64\x61pters_digest\x18\x0c \x01(\t\"\xbf\x01\n\rLookupRequest\x12\x35\n\x05scope\x18\x01 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12=\n\x0etext_embedding\x18\x02 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x03 \x01(\t\x12\x14\n\x07quality\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_quality\"\xa4\x01\n\x0eLookupResponse\x12\x32\n\x05start\x18\x01 \x01(\x0b\x32#.pentimento.api.generation.v1.Start\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1f\n\x12nearest_similarity\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0esearch_skipped\x18\x04 \x01(\x08\x42\x15\n\x13_nearest_similarity\"\xa4\x01\n\x0eReserveRequest\x12\x35\n\x05scope\x18\x01 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12\x36\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x14\n\x0cresume_steps\x18\x03 \x03(\r\x12\r\n\x05image\x18\x04 \x01(\x08\"i\n\x0fReserveResponse\x12<\n\x05grant\x18\x01 \x01(\x0b\x32(.pentimento.api.generation.v1.CacheGrantH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x02 \x01(\tB\x08\n\x06_grant\"\x98\x03\n\rCommitRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x36\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x35\n\x05scope\x18\x03 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12>\n\x07\x65ntries\x18\x04 \x01(\x0b\x32-.pentimento.api.generation.v1.CapturedEntries\x12=\n\x0etext_embedding\x18\x05 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x43\n\x0fimage_embedding\x18\x06 \x01(\x0b\x32%.pentimento.api.embedder.v1.EmbeddingH\x00\x88\x01\x01\x12\x16\n\x0e\x65ncoder_digest\x18\x07 \x01(\t\x12\x16\n\x0e\x61ncestor_depth\x18\x08 \x01(\rB\x12\n\x10_image_embedding\"\"\n\x0e\x43ommitResponse\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\"\"\n\x0eReleaseRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\t\"\x11\n\x0fReleaseResponse\"G\n\x16ReportBadObjectRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x19\n\x17ReportBadObjectResponse\"\x16\n\x14GetStatisticsRequest\"\xde\x01\n\x15GetStatisticsResponse\x12\x13\n\x0b\x65ntry_count\x18\x01 \x01(\x04\x12\x14\n\x0cobject_count\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x14\n\x0clookup_count\x18\x04 \x01(\x04\x12\x11\n\thit_count\x18\x05 \x01(\x04\x12\x1b\n\x13pending_grant_count\x18\x06 \x01(\x04\x12\x11\n\tread_only\x18\x07 \x01(\x08\x12\x15\n\rindex_backend\x18\x08 \x01(\t\x12\x16\n\x0eobject_backend\x18\t \x01(\t2\xd2\x05\n\x16VectordbGatewayService\x12l\n\x06Lookup\x12).pentimento.api.vectordb.v1.LookupRequest\x1a*.pentimento.api.vectordb.v1.LookupResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12o\n\x07Reserve\x12*.pentimento.api.vectordb.v1.ReserveRequest\x1a+.pentimento.api.vectordb.v1.ReserveResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12l\n\x06\x43ommit\x12).pentimento.api.vectordb.v1.CommitRequest\x1a*.pentimento.api.vectordb.v1.CommitResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12i\n\x07Release\x12*.pentimento.api.vectordb.v1.ReleaseRequest\x1a+.pentimento.api.vectordb.v1.ReleaseResponse\"\x05\xaa\xd4\x18\x01\x03\x12\x81\x01\n\x0fReportBadObject\x12\x32.pentimento.api.vectordb.v1.ReportBadObjectRequest\x1a\x33.pentimento.api.vectordb.v1.ReportBadObjectResponse\"\x05\xaa\xd4\x18\x01\x03\x12|\n\rGetStatistics\x12\x30.pentimento.api.vectordb.v1.GetStatisticsRequest\x1a\x31.pentimento.api.vectordb.v1.GetStatisticsResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n9pentimento/api/vectordb/v1/vectordb_gateway_service.proto\x12\x1apentimento.api.vectordb.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a\x31pentimento/api/embedder/v1/embedder_service.proto\x1a-pentimento/api/generation/v1/generation.proto\"\xd3\x02\n\nCacheScope\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0bshared_pool\x18\x02 \x01(\x08\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x12\n\nvae_digest\x18\x04 \x01(\t\x12\x18\n\x10scheduler_digest\x18\x05 \x01(\t\x12\x17\n\x0fprediction_type\x18\x06 \x01(\t\x12\x10\n\x08width_px\x18\x07 \x01(\r\x12\x11\n\theight_px\x18\x08 \x01(\r\x12\x16\n\x0eguidance_scale\x18\t \x01(\x01\x12\x17\n\x0fnegative_prompt\x18\n \x01(\t\x12\x1b\n\x13num_inference_steps\x18\x0b \x01(\r\x12\x17\n\x0f\x61\x64\x61pters_digest\x18\x0c \x01(\t\x12\x1a\n\x12\x61\x64\x61pters_from_step\x18\r \x01(\r\x12\x1b\n\x13\x63onditioning_digest\x18\x0e \x01(\t\"i\n\x0fLookupCandidate\x12\x35\n\x05scope\x18\x01 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12\x0f\n\x07latents\x18\x02 \x01(\x08\x12\x0e\n\x06images\x18\x03 \x01(\x08\"\xc9\x01\n\rLookupRequest\x12?\n\ncandidates\x18\x01 \x03(\x0b\x32+.pentimento.api.vectordb.v1.LookupCandidate\x12=\n\x0etext_embedding\x18\x02 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x03 \x01(\t\x12\x14\n\x07quality\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_quality\"\xba\x01\n\x0e\x43\x61ndidateStart\x12\x32\n\x05start\x18\x01 \x01(\x0b\x32#.pentimento.api.generation.v1.Start\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1c\n\x0ftext_similarity\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10image_similarity\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x12\n\x10_text_similarityB\x13\n\x11_image_similarity\"d\n\x0eLookupResponse\x12:\n\x06starts\x18\x01 \x03(\x0b\x32*.pentimento.api.vectordb.v1.CandidateStart\x12\x16\n\x0esearch_skipped\x18\x02 \x01(\x08\"\x93\x01\n\x0eReserveRequest\x12\x35\n\x05scope\x18\x01 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12\x36\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x12\n\nstart_step\x18\x03 \x01(\r\"i\n\x0fReserveResponse\x12<\n\x05grant\x18\x01 \x01(\x0b\x32(.pentimento.api.generation.v1.CacheGrantH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x02 \x01(\tB\x08\n\x06_grant\"\x98\x03\n\rCommitRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x36\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x35\n\x05scope\x18\x03 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12>\n\x07\x65ntries\x18\x04 \x01(\x0b\x32-.pentimento.api.generation.v1.CapturedEntries\x12=\n\x0etext_embedding\x18\x05 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x43\n\x0fimage_embedding\x18\x06 \x01(\x0b\x32%.pentimento.api.embedder.v1.EmbeddingH\x00\x88\x01\x01\x12\x16\n\x0e\x65ncoder_digest\x18\x07 \x01(\t\x12\x16\n\x0e\x61ncestor_depth\x18\x08 \x01(\rB\x12\n\x10_image_embedding\"\"\n\x0e\x43ommitResponse\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\"\"\n\x0eReleaseRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\t\"\x11\n\x0fReleaseResponse\"G\n\x16ReportBadObjectRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x19\n\x17ReportBadObjectResponse\"\x16\n\x14GetStatisticsRequest\"\xde\x01\n\x15GetStatisticsResponse\x12\x13\n\x0b\x65ntry_count\x18\x01 \x01(\x04\x12\x14\n\x0cobject_count\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x14\n\x0clookup_count\x18\x04 \x01(\x04\x12\x11\n\thit_count\x18\x05 \x01(\x04\x12\x1b\n\x13pending_grant_count\x18\x06 \x01(\x04\x12\x11\n\tread_only\x18\x07 \x01(\x08\x12\x15\n\rindex_backend\x18\x08 \x01(\t\x12\x16\n\x0eobject_backend\x18\t \x01(\t2\xd2\x05\n\x16VectordbGatewayService\x12l\n\x06Lookup\x12).pentimento.api.vectordb.v1.LookupRequest\x1a*.pentimento.api.vectordb.v1.LookupResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12o\n\x07Reserve\x12*.pentimento.api.vectordb.v1.ReserveRequest\x1a+.pentimento.api.vectordb.v1.ReserveResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12l\n\x06\x43ommit\x12).pentimento.api.vectordb.v1.CommitRequest\x1a*.pentimento.api.vectordb.v1.CommitResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12i\n\x07Release\x12*.pentimento.api.vectordb.v1.ReleaseRequest\x1a+.pentimento.api.vectordb.v1.ReleaseResponse\"\x05\xaa\xd4\x18\x01\x03\x12\x81\x01\n\x0fReportBadObject\x12\x32.pentimento.api.vectordb.v1.ReportBadObjectRequest\x1a\x33.pentimento.api.vectordb.v1.ReportBadObjectResponse\"\x05\xaa\xd4\x18\x01\x03\x12|\n\rGetStatistics\x12\x30.pentimento.api.vectordb.v1.GetStatisticsRequest\x1a\x31.pentimento.api.vectordb.v1.GetStatisticsResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,31 +47,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VECTORDBGATEWAYSERVICE'].methods_by_name['GetStatistics']._loaded_options = None
   _globals['_VECTORDBGATEWAYSERVICE'].methods_by_name['GetStatistics']._serialized_options = b'\252\324\030\002\003\004'
   _globals['_CACHESCOPE']._serialized_start=223
-  _globals['_CACHESCOPE']._serialized_end=505
-  _globals['_LOOKUPREQUEST']._serialized_start=508
-  _globals['_LOOKUPREQUEST']._serialized_end=699
-  _globals['_LOOKUPRESPONSE']._serialized_start=702
-  _globals['_LOOKUPRESPONSE']._serialized_end=866
-  _globals['_RESERVEREQUEST']._serialized_start=869
-  _globals['_RESERVEREQUEST']._serialized_end=1033
-  _globals['_RESERVERESPONSE']._serialized_start=1035
-  _globals['_RESERVERESPONSE']._serialized_end=1140
-  _globals['_COMMITREQUEST']._serialized_start=1143
-  _globals['_COMMITREQUEST']._serialized_end=1551
-  _globals['_COMMITRESPONSE']._serialized_start=1553
-  _globals['_COMMITRESPONSE']._serialized_end=1587
-  _globals['_RELEASEREQUEST']._serialized_start=1589
-  _globals['_RELEASEREQUEST']._serialized_end=1623
-  _globals['_RELEASERESPONSE']._serialized_start=1625
-  _globals['_RELEASERESPONSE']._serialized_end=1642
-  _globals['_REPORTBADOBJECTREQUEST']._serialized_start=1644
-  _globals['_REPORTBADOBJECTREQUEST']._serialized_end=1715
-  _globals['_REPORTBADOBJECTRESPONSE']._serialized_start=1717
-  _globals['_REPORTBADOBJECTRESPONSE']._serialized_end=1742
-  _globals['_GETSTATISTICSREQUEST']._serialized_start=1744
-  _globals['_GETSTATISTICSREQUEST']._serialized_end=1766
-  _globals['_GETSTATISTICSRESPONSE']._serialized_start=1769
-  _globals['_GETSTATISTICSRESPONSE']._serialized_end=1991
-  _globals['_VECTORDBGATEWAYSERVICE']._serialized_start=1994
-  _globals['_VECTORDBGATEWAYSERVICE']._serialized_end=2716
+  _globals['_CACHESCOPE']._serialized_end=562
+  _globals['_LOOKUPCANDIDATE']._serialized_start=564
+  _globals['_LOOKUPCANDIDATE']._serialized_end=669
+  _globals['_LOOKUPREQUEST']._serialized_start=672
+  _globals['_LOOKUPREQUEST']._serialized_end=873
+  _globals['_CANDIDATESTART']._serialized_start=876
+  _globals['_CANDIDATESTART']._serialized_end=1062
+  _globals['_LOOKUPRESPONSE']._serialized_start=1064
+  _globals['_LOOKUPRESPONSE']._serialized_end=1164
+  _globals['_RESERVEREQUEST']._serialized_start=1167
+  _globals['_RESERVEREQUEST']._serialized_end=1314
+  _globals['_RESERVERESPONSE']._serialized_start=1316
+  _globals['_RESERVERESPONSE']._serialized_end=1421
+  _globals['_COMMITREQUEST']._serialized_start=1424
+  _globals['_COMMITREQUEST']._serialized_end=1832
+  _globals['_COMMITRESPONSE']._serialized_start=1834
+  _globals['_COMMITRESPONSE']._serialized_end=1868
+  _globals['_RELEASEREQUEST']._serialized_start=1870
+  _globals['_RELEASEREQUEST']._serialized_end=1904
+  _globals['_RELEASERESPONSE']._serialized_start=1906
+  _globals['_RELEASERESPONSE']._serialized_end=1923
+  _globals['_REPORTBADOBJECTREQUEST']._serialized_start=1925
+  _globals['_REPORTBADOBJECTREQUEST']._serialized_end=1996
+  _globals['_REPORTBADOBJECTRESPONSE']._serialized_start=1998
+  _globals['_REPORTBADOBJECTRESPONSE']._serialized_end=2023
+  _globals['_GETSTATISTICSREQUEST']._serialized_start=2025
+  _globals['_GETSTATISTICSREQUEST']._serialized_end=2047
+  _globals['_GETSTATISTICSRESPONSE']._serialized_start=2050
+  _globals['_GETSTATISTICSRESPONSE']._serialized_end=2272
+  _globals['_VECTORDBGATEWAYSERVICE']._serialized_start=2275
+  _globals['_VECTORDBGATEWAYSERVICE']._serialized_end=2997
 # @@protoc_insertion_point(module_scope)

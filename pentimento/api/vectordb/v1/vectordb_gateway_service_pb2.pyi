@@ -40,6 +40,8 @@ class CacheScope(_message.Message):
     NEGATIVE_PROMPT_FIELD_NUMBER: _builtins.int
     NUM_INFERENCE_STEPS_FIELD_NUMBER: _builtins.int
     ADAPTERS_DIGEST_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FROM_STEP_FIELD_NUMBER: _builtins.int
+    CONDITIONING_DIGEST_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     shared_pool: _builtins.bool
     """Read and write the shared pool too (the tenant opted in)."""
@@ -53,7 +55,11 @@ class CacheScope(_message.Message):
     negative_prompt: _builtins.str
     num_inference_steps: _builtins.int
     adapters_digest: _builtins.str
-    """Digest of the adapters in force and of their conditioning images; empty for none."""
+    """Digest of the adapters and their scales; empty for none."""
+    adapters_from_step: _builtins.int
+    """Denoising steps before the adapters take effect; latents up to there do not depend on them."""
+    conditioning_digest: _builtins.str
+    """Digest of the conditioning images, which no start may ever cross; empty for none."""
     def __init__(
         self,
         *,
@@ -69,20 +75,50 @@ class CacheScope(_message.Message):
         negative_prompt: _builtins.str = ...,
         num_inference_steps: _builtins.int = ...,
         adapters_digest: _builtins.str = ...,
+        adapters_from_step: _builtins.int = ...,
+        conditioning_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters_digest", b"adapters_digest", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "model_digest", b"model_digest", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "prediction_type", b"prediction_type", "scheduler_digest", b"scheduler_digest", "shared_pool", b"shared_pool", "tenant", b"tenant", "vae_digest", b"vae_digest", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters_digest", b"adapters_digest", "adapters_from_step", b"adapters_from_step", "conditioning_digest", b"conditioning_digest", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "model_digest", b"model_digest", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "prediction_type", b"prediction_type", "scheduler_digest", b"scheduler_digest", "shared_pool", b"shared_pool", "tenant", b"tenant", "vae_digest", b"vae_digest", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CacheScope: _TypeAlias = CacheScope  # noqa: Y015
 
 @_typing.final
-class LookupRequest(_message.Message):
+class LookupCandidate(_message.Message):
+    """A model that may paint the request, and the kinds of start that it would take."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SCOPE_FIELD_NUMBER: _builtins.int
+    LATENTS_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
+    latents: _builtins.bool
+    images: _builtins.bool
+    @_builtins.property
+    def scope(self) -> Global___CacheScope: ...
+    def __init__(
+        self,
+        *,
+        scope: Global___CacheScope | None = ...,
+        latents: _builtins.bool = ...,
+        images: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["scope", b"scope"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "latents", b"latents", "scope", b"scope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LookupCandidate: _TypeAlias = LookupCandidate  # noqa: Y015
+
+@_typing.final
+class LookupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CANDIDATES_FIELD_NUMBER: _builtins.int
     TEXT_EMBEDDING_FIELD_NUMBER: _builtins.int
     ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
@@ -90,20 +126,22 @@ class LookupRequest(_message.Message):
     quality: _builtins.float
     """Share of the from-scratch quality asked for, 0..1; absent means the deployment's alpha."""
     @_builtins.property
-    def scope(self) -> Global___CacheScope: ...
+    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___LookupCandidate]:
+        """1 to 16, all of one tenant and with the same say about the shared pool."""
+
     @_builtins.property
     def text_embedding(self) -> _embedder_service_pb2.Embedding: ...
     def __init__(
         self,
         *,
-        scope: Global___CacheScope | None = ...,
+        candidates: _abc.Iterable[Global___LookupCandidate] | None = ...,
         text_embedding: _embedder_service_pb2.Embedding | None = ...,
         encoder_digest: _builtins.str = ...,
         quality: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "quality", b"quality", "scope", b"scope", "text_embedding", b"text_embedding"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "quality", b"quality", "text_embedding", b"text_embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "encoder_digest", b"encoder_digest", "quality", b"quality", "scope", b"scope", "text_embedding", b"text_embedding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "candidates", b"candidates", "encoder_digest", b"encoder_digest", "quality", b"quality", "text_embedding", b"text_embedding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__quality: _TypeAlias = _typing.Literal["quality"]  # noqa: Y015
     _WhichOneofArgType__quality: _TypeAlias = _typing.Literal["_quality", b"_quality"]  # noqa: Y015
@@ -112,17 +150,19 @@ class LookupRequest(_message.Message):
 Global___LookupRequest: _TypeAlias = LookupRequest  # noqa: Y015
 
 @_typing.final
-class LookupResponse(_message.Message):
+class CandidateStart(_message.Message):
+    """Where one candidate would start. A miss says why."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     START_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    NEAREST_SIMILARITY_FIELD_NUMBER: _builtins.int
-    SEARCH_SKIPPED_FIELD_NUMBER: _builtins.int
+    TEXT_SIMILARITY_FIELD_NUMBER: _builtins.int
+    IMAGE_SIMILARITY_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    nearest_similarity: _builtins.float
-    """Nearest entry's similarity, even where it was not good enough; absent when the search was skipped or found nothing."""
-    search_skipped: _builtins.bool
+    text_similarity: _builtins.float
+    """Of the nearest compatible entries, even where they were not near enough; absent when nothing was searched or found."""
+    image_similarity: _builtins.float
     @_builtins.property
     def start(self) -> _generation_pb2.Start: ...
     def __init__(
@@ -130,16 +170,46 @@ class LookupResponse(_message.Message):
         *,
         start: _generation_pb2.Start | None = ...,
         reason: _builtins.str = ...,
-        nearest_similarity: _builtins.float | None = ...,
+        text_similarity: _builtins.float | None = ...,
+        image_similarity: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_image_similarity", b"_image_similarity", "_text_similarity", b"_text_similarity", "image_similarity", b"image_similarity", "start", b"start", "text_similarity", b"text_similarity"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_image_similarity", b"_image_similarity", "_text_similarity", b"_text_similarity", "image_similarity", b"image_similarity", "reason", b"reason", "start", b"start", "text_similarity", b"text_similarity"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__image_similarity: _TypeAlias = _typing.Literal["image_similarity"]  # noqa: Y015
+    _WhichOneofArgType__image_similarity: _TypeAlias = _typing.Literal["_image_similarity", b"_image_similarity"]  # noqa: Y015
+    _WhichOneofReturnType__text_similarity: _TypeAlias = _typing.Literal["text_similarity"]  # noqa: Y015
+    _WhichOneofArgType__text_similarity: _TypeAlias = _typing.Literal["_text_similarity", b"_text_similarity"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__image_similarity) -> _WhichOneofReturnType__image_similarity | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__text_similarity) -> _WhichOneofReturnType__text_similarity | None: ...
+
+Global___CandidateStart: _TypeAlias = CandidateStart  # noqa: Y015
+
+@_typing.final
+class LookupResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTS_FIELD_NUMBER: _builtins.int
+    SEARCH_SKIPPED_FIELD_NUMBER: _builtins.int
+    search_skipped: _builtins.bool
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CandidateStart]:
+        """One for each candidate, in their order."""
+
+    def __init__(
+        self,
+        *,
+        starts: _abc.Iterable[Global___CandidateStart] | None = ...,
         search_skipped: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_nearest_similarity", b"_nearest_similarity", "nearest_similarity", b"nearest_similarity", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_nearest_similarity", b"_nearest_similarity", "nearest_similarity", b"nearest_similarity", "reason", b"reason", "search_skipped", b"search_skipped", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["search_skipped", b"search_skipped", "starts", b"starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__nearest_similarity: _TypeAlias = _typing.Literal["nearest_similarity"]  # noqa: Y015
-    _WhichOneofArgType__nearest_similarity: _TypeAlias = _typing.Literal["_nearest_similarity", b"_nearest_similarity"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__nearest_similarity) -> _WhichOneofReturnType__nearest_similarity | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LookupResponse: _TypeAlias = LookupResponse  # noqa: Y015
 
@@ -149,28 +219,23 @@ class ReserveRequest(_message.Message):
 
     SCOPE_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    RESUME_STEPS_FIELD_NUMBER: _builtins.int
-    IMAGE_FIELD_NUMBER: _builtins.int
-    image: _builtins.bool
+    START_STEP_FIELD_NUMBER: _builtins.int
+    start_step: _builtins.int
+    """Step that the attempt starts at, 0 for from noise. The gateway chooses what is kept of such a run."""
     @_builtins.property
     def scope(self) -> Global___CacheScope: ...
     @_builtins.property
     def attempt(self) -> _generation_pb2.Attempt: ...
-    @_builtins.property
-    def resume_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Steps at which latents may be captured, as the start leaves them."""
-
     def __init__(
         self,
         *,
         scope: Global___CacheScope | None = ...,
         attempt: _generation_pb2.Attempt | None = ...,
-        resume_steps: _abc.Iterable[_builtins.int] | None = ...,
-        image: _builtins.bool = ...,
+        start_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "scope", b"scope"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "image", b"image", "resume_steps", b"resume_steps", "scope", b"scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "scope", b"scope", "start_step", b"start_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,8 +28,6 @@ from pentimento.policies.serving.entry import (
     request_pools,
     request_stages,
     scaled_start_step,
-    spare_pools,
-    start_pools,
 )
 from pentimento.policies.serving.mixture import HITS, SPARING, MixtureAllocator, MixtureLoad, MixtureMode, large_count
 from pentimento.policies.serving.needs import check_needs
@@ -243,19 +241,6 @@ def test_a_start_keeps_its_share_of_the_steps_and_leaves_at_least_one() -> None:
     assert [scaled_start_step(step, 50, 10) for step in (0, 2, 20, 50)] == [0, 0, 4, 9]
 
 
-def test_a_start_goes_to_the_pool_that_takes_it_and_to_idle_ones() -> None:
-    spare = PoolPlan("spare", "sd15", ("w2",), routes=(RouteShare("spare", 1.0),))
-
-    assert start_pools((LIGHT, HEAVY, spare), "image", 0.5, "light") == (HEAVY, spare)
-    assert start_pools((LIGHT, HEAVY, spare), "latent", 0.5, "light") == (LIGHT, HEAVY, spare)
-    assert start_pools((LIGHT, HEAVY), "noise", 0.5, "heavy") == (LIGHT,)
-    assert start_pools((), "image", 0.5, "light") == ()
-
-
-def test_a_pool_without_workers_spares_nothing() -> None:
-    assert spare_pools((LIGHT, replace(HEAVY, worker_ids=())), "image", LIGHT) == ()
-
-
 def test_who_cannot_hold_a_model_is_left_out_and_the_rest_is_cut_to_the_fleet() -> None:
     able, unable = worker(0, "sd15"), worker(1, "sdxl", ("sdxl",))
     fleet = AllocationContext(0.0, (able, unable), (), profiles(turbo=TURBO))
@@ -449,9 +434,8 @@ def test_a_pool_alone_takes_every_draw(draw: float) -> None:
 
 
 def test_a_request_waits_in_the_first_pool_that_takes_it_alone() -> None:
-    first, twin = replace(LIGHT, confidence_threshold=0.5), replace(LIGHT, pool="twin")
+    twin = replace(LIGHT, pool="twin")
 
-    assert start_pools((first, HEAVY), "noise", 0.5, "") == (first,)
     assert request_pools((LIGHT, twin), "turbo", 0.0) == (LIGHT,)
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from pentimento.domain.fleet import PoolPlan, RouteShare
 from pentimento.policies.allocation import AllocationContext, ModelDemand
 from pentimento.policies.serving import SERVING_POLICIES, ServingSettings, entry_pools
-from pentimento.policies.serving.entry import NOISE, SPARE, spare_pools
+from pentimento.policies.serving.entry import NOISE, SPARE, StartCandidate, start_lanes
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.proteus import Proteus
 from pentimento.policies.serving.uniform import OneModel
@@ -66,8 +66,10 @@ def test_a_threshold_leads_on_to_the_next_pool() -> None:
 
 
 def test_only_hits_go_to_spare_pools() -> None:
-    assert spare_pools(HALVES, NOISE, HALVES[0]) == ()
-    assert spare_pools(HALVES, "image", HALVES[0]) == (HALVES[1],)
+    entered = StartCandidate(HALVES[0].pool, HALVES[0].model)
+
+    assert start_lanes(HALVES, NOISE, entered) == ()
+    assert start_lanes(HALVES, "image", entered) == (HALVES[1],)
 
 
 def test_workers_keep_the_model_that_they_hold() -> None:

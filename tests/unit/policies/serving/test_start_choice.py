@@ -1,0 +1,110 @@
+"""Which models are asked for a start, and which start is taken."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.domain.fleet import PoolPlan, RouteShare
+from pentimento.policies.serving.entry import (
+    FoundStart,
+    Stage,
+    StartCandidate,
+    choose_start,
+    start_candidates,
+    start_lanes,
+)
+
+LARGE = PoolPlan("large", "sd35", ("w0",), routes=(RouteShare("noise", 1.0), RouteShare("spare", 1.0)))
+SMALL = PoolPlan("small", "turbo", ("w1",), routes=(RouteShare("latent", 1.0), RouteShare("image", 1.0)))
+TWIN = PoolPlan("twin", "turbo", ("w2",), routes=(RouteShare("spare", 1.0),))
+OWN = Stage("large", "sd35")
+
+
+def test_without_a_plan_the_own_model_takes_every_start() -> None:
+    assert start_candidates((), OWN, 0.5) == (StartCandidate("large", "sd35", latents=True, images=True),)
+
+
+def test_images_go_where_the_plan_sends_them_and_latents_stay_with_their_model_too() -> None:
+    assert start_candidates((LARGE, SMALL), OWN, 0.5) == (
+        StartCandidate("large", "sd35", latents=True, images=True, stands_in=True),
+        StartCandidate("small", "turbo", latents=True, images=True),
+    )
+
+
+def test_the_own_pool_is_asked_once_where_the_plan_sends_everything_to_it() -> None:
+    assert start_candidates((SMALL,), Stage("small", "turbo"), 0.5) == (
+        StartCandidate("small", "turbo", latents=True, images=True),
+    )
+
+
+@pytest.mark.parametrize(("draw", "pool"), [(0.2, "small"), (0.8, "other")])
+def test_pools_that_share_a_start_take_turns_by_the_requests_draw(draw: float, pool: str) -> None:
+    half = (RouteShare("image", 0.5),)
+    pools = (PoolPlan("small", "turbo", ("w1",), routes=half), PoolPlan("other", "sdxs", ("w2",), routes=half))
+
+    assert [one.pool for one in start_candidates(pools, OWN, draw)] == ["large", pool]
+
+
+def test_without_a_start_from_the_cache_the_own_stage_paints() -> None:
+    assert choose_start([FoundStart("noise", 0.0, 9.0), FoundStart("noise", 0.0, 1.0)]) == 0
+
+
+def test_the_start_that_is_done_first_is_taken() -> None:
+    latent, image = FoundStart("latent", 0.5, 4.0), FoundStart("image", 0.4, 1.0)
+
+    assert choose_start([latent, image]) == 1
+
+
+def test_a_miss_is_never_preferred_however_fast_its_model_is() -> None:
+    assert choose_start([FoundStart("noise", 0.0, 0.1), FoundStart("image", 0.1, 8.0)]) == 1
+
+
+def test_who_stands_in_takes_an_image_only_where_nobody_else_has_a_start() -> None:
+    own = FoundStart("image", 0.5, 1.0, stands_in=True)
+
+    assert choose_start([own, FoundStart("image", 0.25, 9.0)]) == 1
+    assert choose_start([own, FoundStart("noise", 0.0, 0.1)]) == 0
+
+
+def test_who_stands_in_for_images_resumes_latents_of_its_own() -> None:
+    assert choose_start([FoundStart("latent", 0.5, 1.0, stands_in=True), FoundStart("image", 0.5, 2.0)]) == 0
+
+
+def test_without_known_seconds_the_larger_share_saved_is_taken() -> None:
+    latent, image = FoundStart("latent", 0.5, None), FoundStart("image", 0.4, 1.0)
+
+    assert choose_start([latent, image]) == 0
+    assert choose_start([image, latent]) == 1
+
+
+kinds = st.sampled_from(["noise", "latent", "image"])
+starts = st.builds(FoundStart, kinds, st.floats(0, 0.99), st.floats(0, 100))
+
+
+@given(st.lists(starts, min_size=1, max_size=8))
+def test_nothing_that_was_found_would_be_done_before_the_choice(found: list[FoundStart]) -> None:
+    number = choose_start(found)
+
+    hits = [start for start in found if start.kind != "noise"]
+    if not hits:
+        assert number == 0
+    else:
+        assert found[number].kind != "noise"
+        fastest = min(start.seconds_left or 0.0 for start in hits)
+        assert found[number].seconds_left == fastest
+        assert all(start.kind == "noise" or start.seconds_left != fastest for start in found[:number])
+
+
+@pytest.mark.parametrize(
+    ("start", "lanes"), [("image", (LARGE, TWIN)), ("latent", (TWIN,)), ("noise", ())], ids=["image", "latent", "noise"]
+)
+def test_idle_pools_take_images_and_latents_of_their_own_model(start: str, lanes: tuple[PoolPlan, ...]) -> None:
+    entered = StartCandidate("small", "turbo", latents=True, images=True)
+
+    assert start_lanes((LARGE, SMALL, TWIN), start, entered) == lanes
+
+
+def test_a_pool_without_workers_spares_nothing() -> None:
+    empty = PoolPlan("twin", "turbo", (), routes=(RouteShare("spare", 1.0),))
+
+    assert start_lanes((SMALL, empty), "image", StartCandidate("small", "turbo", images=True)) == ()
