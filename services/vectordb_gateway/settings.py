@@ -115,6 +115,11 @@ class IndexSettings:
         help="entries written since the last build at which the next one begins, whatever their share",
         minimum=1,
     )
+    index_search_candidates: int = setting(
+        128,
+        help="candidates that a search through the graph keeps (HNSW's ef): more find more, and cost more",
+        minimum=1,
+    )
     index_build_threads: int = setting(
         1, help="threads of a build, which has the lowest priority", minimum=1, maximum=64
     )
@@ -126,6 +131,7 @@ class IndexSettings:
             unindexed_share=self.index_build_share,
             most_unindexed_count=self.index_build_most_count,
             threads_count=self.index_build_threads,
+            search_candidates_count=self.index_search_candidates,
         )
 
 

@@ -21,6 +21,7 @@ from pentimento.stores.vectors.rebuild import OnPhase
 from pentimento.stores.vectors.rebuild_schedule import RebuildSchedule
 from pentimento.stores.vectors.serving_shard import ServingShard, batches
 from pentimento.stores.vectors.shard_process import DEFAULT_TIMING, ShardProcess, ShardTiming
+from pentimento.stores.vectors.snapshots import SnapshotManifest, take_snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +127,12 @@ class EdgeVectorIndex:
             if page["next"] is None:
                 return
             header = {"op": "ids", "after": page["next"]}
+
+    def snapshot(self, target: Path) -> SnapshotManifest:
+        """Take a snapshot into a new directory, as `take_snapshot` does. Raises SchemaMismatch before `prepare`."""
+        if self._serving is None:
+            raise SchemaMismatch("vector index", "it was not prepared for any vector size")
+        return take_snapshot(self._serving, self._dimension_count, target, self._timing)
 
     def close(self) -> None:
         """End the child, which flushes first, and a build that is under way."""

@@ -53,6 +53,7 @@ class IndexShard:
             "export": self._export,
             "export_some": self._export_some,
             "optimise": self._optimise,
+            "flush": self._flush,
         }
 
     def answer(self, frame: Frame) -> Frame:
@@ -101,6 +102,10 @@ class IndexShard:
         self._shard.optimize()
         self._shard.flush()
         return Frame({"points": self._shard.info().points_count})
+
+    def _flush(self, frame: Frame) -> Frame:
+        self._shard.flush()
+        return Frame({})
 
     def _export(self, frame: Frame) -> Frame:
         """Return the next points whole, as an upsert takes them."""

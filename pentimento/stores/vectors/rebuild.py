@@ -15,17 +15,14 @@ from pathlib import Path
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.vectors.generations import Generation, Generations
 from pentimento.stores.vectors.index_building import IndexBuilding, IndexCounts, needed_room_bytes
-from pentimento.stores.vectors.serving_shard import BATCH_COUNT, ServingShard, points_of
-from pentimento.stores.vectors.shard_copy import copy_all, copy_changed
+from pentimento.stores.vectors.serving_shard import ServingShard, points_of
+from pentimento.stores.vectors.shard_copy import catch_up, copy_all, copy_changed
 from pentimento.stores.vectors.shard_process import ShardProcess, ShardTiming
 
 logger = logging.getLogger(__name__)
 
 _STORE = "vector index"
 _START_TIMEOUT_S = 300.0
-# Writes wait while the last changes are caught up with: a few batches.
-_LAST_ROUND_COUNT = 4 * BATCH_COUNT
-_MOST_ROUNDS = 100
 _LAST_ANSWERS_S = 10.0
 
 OnPhase = Callable[[str], None]
@@ -52,7 +49,6 @@ class Rebuild:
         self._path = generations.following()
         self._process: ShardProcess | None = None
         self._stopped = False
-        self._caught_up_count = 0
 
     def run(self) -> None:
         """Build, and serve from the new index. Raises StoreUnavailable, StoreFull, OSError: the old one serves then."""
@@ -94,26 +90,16 @@ class Rebuild:
         self._on_phase("load")
         successor = self._start(self._timing, restarts=True)
         self._on_phase("catch_up")
-        self._catch_up(successor)
+        caught_up_count = catch_up(self._serving, successor)
         with self._serving.writes_held() as last:
             copy_changed(self._serving, successor, last)
             points_count = self._compared(successor)
             generation = Generation(self._path, built_count)
             self._on_phase("swap")
             self._generations.publish(generation)
-            counts = IndexCounts(points_count, self._caught_up_count + len(last))
+            counts = IndexCounts(points_count, caught_up_count + len(last))
             before_path = self._serving.generation.path
             return self._serving.replace(successor, generation, counts), before_path
-
-    def _catch_up(self, successor: ShardProcess) -> None:
-        """Copy what changed, round by round, until little is left."""
-        for _ in range(_MOST_ROUNDS):
-            changed = self._serving.take_noted()
-            copy_changed(self._serving, successor, changed)
-            self._caught_up_count += len(changed)
-            if len(changed) <= _LAST_ROUND_COUNT:
-                return
-        raise StoreUnavailable(_STORE, "more is written than a build can catch up with")
 
     def _compared(self, successor: ShardProcess) -> int:
         """Return how many points both have. Raises StoreUnavailable when they differ: a build must not lose any."""

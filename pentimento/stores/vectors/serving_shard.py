@@ -25,6 +25,7 @@ class ServingShard:
         self.process = process
         self.generation = generation
         self._writing = threading.Lock()
+        self._copying = threading.Lock()
         self._noted: set[str] | None = None
         self._points_count = 0
         self._changed_count = 0
@@ -72,14 +73,15 @@ class ServingShard:
 
     @contextmanager
     def noting_changes(self) -> Iterator[None]:
-        """Note from here on which entries change."""
-        with self._writing:
-            self._noted = set()
-        try:
-            yield
-        finally:
+        """Note from here on which entries change. One copy at a time: another one waits for its end."""
+        with self._copying:
             with self._writing:
-                self._noted = None
+                self._noted = set()
+            try:
+                yield
+            finally:
+                with self._writing:
+                    self._noted = None
 
     def take_noted(self) -> list[str]:
         """Return the entries that were noted, and forget them."""

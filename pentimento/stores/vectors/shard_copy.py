@@ -4,11 +4,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.vectors.serving_shard import BATCH_COUNT, ServingShard, batches
 from pentimento.stores.vectors.shard_process import ShardProcess
 
 # Between two pages searches come first: a copy takes half of the serving process's time at most.
 _BREATH_SHARE = 1.0
+# Writes wait while the last changes are caught up with: a few batches.
+_LAST_ROUND_COUNT = 4 * BATCH_COUNT
+_MOST_ROUNDS = 100
 # The target may run at the lowest priority.
 _TARGET_TIMEOUT_S = 120.0
 
@@ -25,6 +29,18 @@ def copy_all(source: ServingShard, target: ShardProcess) -> None:
             return
         header["after"] = page.header["next"]
         time.sleep(_BREATH_SHARE * took_s)
+
+
+def catch_up(source: ServingShard, target: ShardProcess) -> int:
+    """Copy what changed, round by round, until little is left; return how many were copied. Raises StoreUnavailable."""
+    copied_count = 0
+    for _ in range(_MOST_ROUNDS):
+        changed = source.take_noted()
+        copy_changed(source, target, changed)
+        copied_count += len(changed)
+        if len(changed) <= _LAST_ROUND_COUNT:
+            return copied_count
+    raise StoreUnavailable("vector index", "more is written than a copy can catch up with")
 
 
 def copy_changed(source: ServingShard, target: ShardProcess, entry_ids: Sequence[str]) -> None:

@@ -1,0 +1,244 @@
+"""How long a Lookup takes over gRPC, at 100,000 entries while inserts and a build of the index run, and at 1,000,000.
+
+    python -m benchmarks.cache_lookup --data DIR
+
+A gateway process over its embedded stores, one client; vectors of 512 dimensions in clusters of twenty, one tenant.
+During a build lookups are sent one after the other from before it begins until its index has taken over, while entries
+are reserved and committed twenty times a second. Lookups that the gateway gave up are counted, not left out.
+NIRVANA reports about 100 ms a search, MoDM 50 ms at 100,000 entries.
+"""
+
+import argparse
+import asyncio
+import itertools
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.filled_cache import ENCODER, RESUME_STEP, SCOPE, FilledCache, Vectors, clusters_of, fill, vectors
+from benchmarks.report import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
+from pentimento.clients.gateway import GatewayClient
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import Attempt, CapturedEntries, CapturedLatent, ObjectReference
+from pentimento.rpc import RpcChannelSettings, open_channel
+
+START_LIMIT_S = 600.0
+BUILD_LIMIT_S = 1800.0
+INSERTS_PER_S = 20
+BURST_COUNT = 500
+CONCURRENT_COUNT = 16
+PAPERS = "NIRVANA about 100 ms, MoDM 50 ms a search"
+
+
+@dataclass
+class Answers:
+    """Of lookups: how long each took, in ms, how many were given up or found nothing, and how many a second."""
+
+    took_ms: list[float] = field(default_factory=list)
+    skipped_count: int = 0
+    missed_count: int = 0
+    per_s: float = 0.0
+
+
+async def look_up(client: GatewayClient, vector: Vectors) -> tuple[bool, bool]:
+    """Whether it was given up, and whether something near was found."""
+    answer = await client.lookup(SCOPE, Embedding(vector.tobytes(), len(vector), ENCODER))
+    return answer.search_skipped, answer.nearest_similarity is not None
+
+
+async def insert_one(client: GatewayClient, number: int, vector: Vectors) -> None:
+    """Reserve and commit an entry, whose latent nobody stores."""
+    attempt = Attempt(f"request-{number}-{time.monotonic_ns()}", 1, 1, "frontdoor", 1, SCOPE.tenant)
+    grant = await client.reserve(SCOPE, attempt, [RESUME_STEP], False)
+    if grant is None:
+        raise RuntimeError("the gateway takes nothing")
+    (slot,) = grant.latents
+    reference = ObjectReference(slot.key, "sha256:" + "0" * 64, 16384)
+    captured = CapturedEntries(grant.grant_id, (CapturedLatent(slot.resume_step, 1.0, reference, True),), None)
+    await client.commit(SCOPE, attempt, captured, Embedding(vector.tobytes(), len(vector), ENCODER))
+
+
+async def one_by_one(client: GatewayClient, queries: Vectors, go_on: Callable[[int], bool]) -> Answers:
+    answers = Answers()
+    began = time.perf_counter()
+    for number in itertools.count():
+        if not go_on(number):
+            break
+        sent = time.perf_counter()
+        skipped, found = await look_up(client, queries[number % len(queries)])
+        answers.took_ms.append((time.perf_counter() - sent) * 1000)
+        answers.skipped_count += skipped
+        answers.missed_count += not (found or skipped)
+    answers.per_s = len(answers.took_ms) / (time.perf_counter() - began)
+    return answers
+
+
+async def at_once(client: GatewayClient, queries: Vectors, count: int) -> Answers:
+    """From sixteen callers that each wait for their answer."""
+    parts = [count // CONCURRENT_COUNT] * CONCURRENT_COUNT
+    began = time.perf_counter()
+    many = await asyncio.gather(
+        *(one_by_one(client, queries[at:], lambda number, part=part: number < part) for at, part in enumerate(parts))  # type: ignore[misc]
+    )
+    took_s = time.perf_counter() - began
+    took_ms = [each for answers in many for each in answers.took_ms]
+    skipped, missed = sum(one.skipped_count for one in many), sum(one.missed_count for one in many)
+    return Answers(took_ms, skipped, missed, (len(took_ms) - skipped) / took_s)
+
+
+async def inserting(client: GatewayClient, entries: Vectors) -> None:
+    """Until cancelled, at a steady rate whatever an insert takes."""
+    due = time.monotonic()
+    for number in itertools.count():
+        await insert_one(client, number, entries[number % len(entries)])
+        due += 1 / INSERTS_PER_S
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+
+@asynccontextmanager
+async def gateway(cache: FilledCache, *flags: str) -> AsyncIterator[GatewayClient]:
+    """A process that serves the cache, and a client of it, once it looks entries up."""
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        address = f"unix:{folder}/gateway"
+        command = [sys.executable, "-m", "services.vectordb_gateway", "--listen", address, "--log-level", "warning"]
+        command += ["--index-url", f"edge://{cache.index}", "--ledger-url", cache.ledger_url]
+        command += ["--objects-url", f"file://{folder}/objects", "--max-entries", "10000000", *flags]
+        command += ["--max-size-bytes", str(2**50), "--min-free-bytes", "0"]
+        process = await asyncio.create_subprocess_exec(*command)
+        channel = open_channel(address, RpcChannelSettings())
+        try:
+            client = GatewayClient(channel)
+            await serving(client, process)
+            yield client
+        finally:
+            await channel.close()
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+
+async def serving(client: GatewayClient, process: asyncio.subprocess.Process) -> None:
+    until = time.monotonic() + START_LIMIT_S
+    probe = vectors(1, 1, seed=0)[0]
+    while time.monotonic() < until and process.returncode is None:
+        with suppress(PentimentoError):
+            if not (await look_up(client, probe))[0]:
+                return
+        await asyncio.sleep(0.2)
+    raise RuntimeError("the gateway does not look entries up")
+
+
+async def during_a_build(cache: FilledCache, count: int) -> tuple[Answers, Answers, Answers]:
+    """Quiet: one by one and at once; then one by one while entries come and the index is built anew."""
+    queries = vectors(2000, clusters_of(cache.entries_count), seed=-1 % 2**32)
+    entries = vectors(1000, clusters_of(cache.entries_count), seed=-2 % 2**32)
+    flags = ("--index-build-most-count", str(BURST_COUNT), "--index-build-least-count", "1")
+    async with gateway(cache, *flags) as client:
+        await one_by_one(client, queries, lambda number: number < 200)
+        quiet = await one_by_one(client, queries, lambda number: number < count)
+        many = await at_once(client, queries, 4 * count)
+        before = cache.pointer.read_bytes()
+        began = time.monotonic()
+
+        def not_taken_over(number: int) -> bool:
+            if time.monotonic() > began + BUILD_LIMIT_S:
+                raise RuntimeError("no build took place")
+            # The pointer is a file: every lookup need not look at it.
+            return number % 20 != 0 or cache.pointer.read_bytes() == before
+
+        for number in range(BURST_COUNT - INSERTS_PER_S):
+            await insert_one(client, number, entries[number])
+        inserts = asyncio.create_task(inserting(client, entries))
+        try:
+            busy = await one_by_one(client, queries, not_taken_over)
+        finally:
+            inserts.cancel()
+            with suppress(asyncio.CancelledError):
+                await inserts
+    return quiet, many, busy
+
+
+async def with_inserts(cache: FilledCache, count: int) -> Answers:
+    """One by one while entries come, and no build is due."""
+    queries = vectors(2000, clusters_of(cache.entries_count), seed=-1 % 2**32)
+    entries = vectors(1000, clusters_of(cache.entries_count), seed=-2 % 2**32)
+    async with gateway(cache) as client:
+        await one_by_one(client, queries, lambda number: number < 200)
+        inserts = asyncio.create_task(inserting(client, entries))
+        answers = await one_by_one(client, queries, lambda number: number < count)
+        inserts.cancel()
+        with suppress(asyncio.CancelledError):
+            await inserts
+    return answers
+
+
+def filled(options: Options, entries_count: int, scratch: Path) -> FilledCache:
+    """The cache in the folder for data if it is there, or made: it takes minutes."""
+    folder: Path = options.rest["data"] or scratch
+    directory = folder / f"filled-{entries_count}"
+    cache = FilledCache(directory, entries_count, 0.0, 0.0)
+    return cache if cache.pointer.exists() else fill(directory, entries_count, options.rest["threads"])
+
+
+def main() -> int:
+    options = parse_options("cache_lookup", __doc__, add_options)
+    count = 200 if options.quick else 3000
+    small = 12_000 if options.quick else options.rest["entries"]
+    large = 0 if options.quick else options.rest["large"]
+    with tempfile.TemporaryDirectory(prefix="pentimento-") as folder:
+        cache = filled(options, small, Path(folder))
+        quiet, many, busy = asyncio.run(during_a_build(cache, count))
+        figures = [*latency_figures(f"{small:,} entries, inserts and a build", busy, 3.0, 8.0)]
+        figures += throughput_figures(f"{small:,} entries", many)
+        figures += latency_figures(f"{small:,} entries, quiet", quiet, None, None)
+        if large:
+            figures += large_figures(filled(options, large, Path(folder)), count)
+    notes = {"dimensions": len(vectors(1, 1, 0)[0]), "inserts_per_s": INSERTS_PER_S, "papers": PAPERS}
+    notes |= {"recall": "see tests/contract/stores/test_index_rebuild.py", "concurrent": CONCURRENT_COUNT}
+    return publish(options, figures, notes=notes)
+
+
+def large_figures(cache: FilledCache, count: int) -> list[Figure]:
+    answers = asyncio.run(with_inserts(cache, count))
+    return latency_figures(f"{cache.entries_count:,} entries, inserts", answers, None, 20.0)
+
+
+def latency_figures(name: str, answers: Answers, p50_ms: float | None, p99_ms: float | None) -> list[Figure]:
+    took = [round(each, 3) for each in answers.took_ms]
+    middle = informative("ms") if p50_ms is None else at_most(p50_ms, "ms")
+    tail = informative("ms") if p99_ms is None else at_most(p99_ms, "ms")
+    return [
+        measured(f"p50 of a lookup, {name}", took, percentile(50), middle),
+        measured(f"p99 of a lookup, {name}", took, percentile(99), tail),
+        counted(f"lookups given up, {name}", answers.skipped_count, len(took), informative("lookups"), []),
+    ]
+
+
+def throughput_figures(name: str, answers: Answers) -> list[Figure]:
+    figure = Figure(f"lookups a second, {name}, quiet", answers.per_s, at_least(500.0, "1/s"), [answers.per_s], None)
+    return [
+        figure,
+        counted(f"given up among them, {name}", answers.skipped_count, len(answers.took_ms), informative(), []),
+    ]
+
+
+def percentile(share: float) -> Callable[[Sequence[float]], float]:
+    return lambda took: float(np.percentile(np.asarray(took), share))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, help="where filled caches are kept between runs (default: nowhere)")
+    parser.add_argument("--entries", type=int, default=100_000, help="entries while inserts and a build run")
+    parser.add_argument("--large", type=int, default=1_000_000, help="entries of the large cache; 0: none")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the first build")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,173 @@
+"""A cache with any number of entries in it, for benchmarks: vectors that lie as prompts do, ledger and index filled.
+
+The ledger's rows are written in bulk, as commits would have made them, and the index through its own interface. Nothing
+lies in the object store: a lookup reads the ledger alone.
+"""
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import insert, update
+
+from pentimento.domain.cache import CacheScope, compatibility_key
+from pentimento.stores.ledger import cache_tables as tables
+from pentimento.stores.ledger.cache_ledger import open_cache_ledger
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.vectors import IndexBuilding, VectorPoint
+from pentimento.stores.vectors.edge import EdgeVectorIndex
+
+DIMENSION_COUNT = 512
+ENCODER = "sha256:" + "e" * 64
+RESUME_STEP = 25
+SCOPE = CacheScope(
+    "tenant", "sha256:m", "sha256:v", "sha256:s", "epsilon", 512, 512, 7.5, "", 50
+)  # fmt: skip
+_CHUNK_COUNT = 10_000
+# Members of a cluster have cosine 0.8 to one another: sessions of people who refine a prompt.
+_MEMBERS_COUNT = 20
+_SPREAD = 0.5
+_BUILD_LIMIT_S = 4 * 3600.0
+
+Vectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class FilledCache:
+    """Directories of a filled cache, and how long filling took, in seconds."""
+
+    directory: Path
+    entries_count: int
+    insert_s: float
+    build_s: float
+
+    @property
+    def index(self) -> Path:
+        return self.directory / "index"
+
+    @property
+    def pointer(self) -> Path:
+        return self.index / f"v1-d{DIMENSION_COUNT}.current"
+
+    @property
+    def ledger_url(self) -> str:
+        return f"sqlite:///{self.directory}/ledger.sqlite"
+
+
+def vectors(count: int, clusters_count: int, seed: int) -> Vectors:
+    """Unit vectors (count, 512) of clusters; the same clusters whatever the seed."""
+    chance = np.random.default_rng(seed)
+    chosen = chance.integers(0, clusters_count, count)
+    made = np.empty((count, DIMENSION_COUNT), np.float32)
+    for at, cluster in enumerate(chosen):
+        centre = np.random.default_rng((7, int(cluster))).standard_normal(DIMENSION_COUNT, np.float32)
+        made[at] = centre + _SPREAD * chance.standard_normal(DIMENSION_COUNT, np.float32)
+    unit: Vectors = made / np.linalg.norm(made, axis=1, keepdims=True)
+    return unit
+
+
+def clusters_of(entries_count: int) -> int:
+    return max(1, entries_count // _MEMBERS_COUNT)
+
+
+def chunks(entries_count: int) -> Iterator[tuple[int, Vectors]]:
+    """The vectors of all entries, in parts with the number of their first."""
+    for first in range(0, entries_count, _CHUNK_COUNT):
+        count = min(_CHUNK_COUNT, entries_count - first)
+        yield first, vectors(count, clusters_of(entries_count), seed=1 + first)
+
+
+def entry_id(number: int) -> str:
+    return str(uuid.UUID(int=number + 1))
+
+
+def fill(directory: Path, entries_count: int, threads_count: int) -> FilledCache:
+    """Ledger and built index with that many entries."""
+    directory.mkdir(parents=True, exist_ok=True)
+    cache = FilledCache(directory, entries_count, 0.0, 0.0)
+    ledger = open_cache_ledger(cache.ledger_url)
+    ledger.close()
+    index = EdgeVectorIndex(cache.index, building=IndexBuilding(least_points_count=10**9))
+    index.prepare(DIMENSION_COUNT)
+    insert_s = 0.0
+    for first, part in chunks(entries_count):
+        write_rows(cache.ledger_url, first, part)
+        points = [point(first + at, vector) for at, vector in enumerate(part)]
+        began = time.monotonic()
+        index.upsert(points)
+        insert_s += time.monotonic() - began
+    index.close()
+    return FilledCache(directory, entries_count, insert_s, build(cache.index, entries_count, threads_count))
+
+
+def point(number: int, vector: Vectors) -> VectorPoint:
+    return VectorPoint(entry_id(number), SCOPE.tenant, compatibility_key(SCOPE), 1000.0, vector.tobytes())
+
+
+def build(index_directory: Path, entries_count: int, threads_count: int) -> float:
+    """Seconds of a build of the whole index, copy and swap included."""
+    building = IndexBuilding(least_points_count=entries_count, threads_count=threads_count)
+    index = EdgeVectorIndex(index_directory, building=building)
+    began = time.monotonic()
+    index.prepare(DIMENSION_COUNT)
+    while index.schedule is None or index.schedule.builds_count == 0:
+        if index.schedule is not None and index.schedule.failures_count:
+            raise RuntimeError("the index could not be built")
+        if time.monotonic() > began + _BUILD_LIMIT_S:
+            raise RuntimeError("the index was not built in time")
+        time.sleep(0.1)
+    took_s = time.monotonic() - began
+    index.close()
+    return took_s
+
+
+def write_rows(ledger_url: str, first: int, part: Vectors) -> None:
+    """Entries with one latent each, as commits leave them, in one transaction."""
+    entries = [_entry_row(first + at, vector) for at, vector in enumerate(part)]
+    objects = [_object_row(row["entry_id"]) for row in entries]
+    counted = {
+        "entry_count": tables.state.c.entry_count + len(entries),
+        "object_count": tables.state.c.object_count + len(entries),
+        "size_bytes": tables.state.c.size_bytes + sum(row["size_bytes"] for row in objects),
+        "sequence": first + len(entries),
+        "encoder_digest": ENCODER,
+        "dimension_count": DIMENSION_COUNT,
+    }
+    engine = open_engine(ledger_url)
+    with engine.begin() as connection:
+        connection.execute(insert(tables.entries), entries)
+        connection.execute(insert(tables.objects), objects)
+        connection.execute(update(tables.state).values(counted))
+    engine.dispose()
+
+
+def _entry_row(number: int, vector: Vectors) -> dict[str, object]:
+    return {
+        "entry_id": entry_id(number),
+        "pool": SCOPE.tenant,
+        "tenant": SCOPE.tenant,
+        "compatibility_key": compatibility_key(SCOPE),
+        "created_at": time.time(),
+        "sequence": number + 1,
+        "ancestor_depth": 0,
+        "text_vector": vector.tobytes(),
+        "object_count": 1,
+        "size_bytes": 16384,
+        "indexed": 1,
+    }
+
+
+def _object_row(of_entry: object) -> dict[str, object]:
+    return {
+        "key": f"cache/filled/{of_entry}",
+        "grant_id": f"g-{of_entry}",
+        "resume_step": RESUME_STEP,
+        "entry_id": of_entry,
+        "sigma": 1.0,
+        "digest": "sha256:" + "0" * 64,
+        "size_bytes": 16384,
+    }

@@ -1,0 +1,54 @@
+"""The operator's commands for the embedded index, on what a gateway left."""
+
+from pathlib import Path
+
+import pytest
+
+from services.vectordb_gateway.index_copies import main
+from tests.gateways import at_similarity, embedding, running_gateway
+
+
+def command(name: str, directory: Path, *more: str) -> int:
+    return main([name, "--index-url", f"edge://{directory}/index", *more])
+
+
+def ledger_of(directory: Path) -> tuple[str, str]:
+    return ("--ledger-url", f"sqlite:///{directory}/ledger.sqlite")
+
+
+async def test_a_restored_index_is_brought_up_to_the_ledger(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        await gateway.store(embedding(1))
+    assert command("snapshot", tmp_path, *ledger_of(tmp_path), "--to", f"{tmp_path}/snapshot") == 0
+    async with running_gateway(tmp_path) as gateway:
+        later = await gateway.store(embedding(0, 1))
+
+    assert command("restore", tmp_path, "--from", f"{tmp_path}/snapshot") == 0
+
+    async with running_gateway(tmp_path) as gateway:
+        gateway.maintain()
+        answer = await gateway.lookup(embedding(0, 1))
+        assert gateway.problems() == []
+        assert later in set(gateway.process.stores.index.entry_ids())
+    assert answer.nearest_similarity == pytest.approx(1.0, abs=1e-4)
+
+
+async def test_a_rebuilt_index_holds_what_the_ledger_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        ids = {await gateway.store(at_similarity(0.9)) for _ in range(3)}
+        gateway.process.stores.index.delete([min(ids)])  # the index has lost one
+
+    assert command("rebuild", tmp_path, *ledger_of(tmp_path)) == 0
+
+    assert "3 points" in capsys.readouterr().out
+    async with running_gateway(tmp_path) as gateway:
+        assert set(gateway.process.stores.index.entry_ids()) == ids
+        assert gateway.problems() == []
+
+
+def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("restore", tmp_path, "--from", f"{tmp_path}/nowhere") == 1
+    assert command("rebuild", tmp_path, *ledger_of(tmp_path)) == 1
+    assert main(["restore", "--index-url", "qdrant://host:1", "--from", f"{tmp_path}/nowhere"]) == 1
+
+    assert capsys.readouterr().err.count("nothing was changed") == 3
