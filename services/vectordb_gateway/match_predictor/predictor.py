@@ -79,7 +79,7 @@ class MatchPredictor:
         """Changes state: learn of new entries, at once and without training; those it knows are passed over."""
         with self._changing:
             fresh = [entry for entry in entries if entry.sequence > self._last_sequence]
-            for pool in {entry.pool for entry in fresh}:
+            for pool in dict.fromkeys(entry.pool for entry in fresh):
                 self._add_to(pool, [entry for entry in fresh if entry.pool == pool])
             self._last_sequence = max([self._last_sequence, *(entry.sequence for entry in fresh)])
 

@@ -16,7 +16,19 @@ from services.vectordb_gateway.match_predictor.sign_codes import WORD_COUNT, Cod
 from services.vectordb_gateway.match_predictor.support import Support
 
 FORMAT_VERSION = 1
-_UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
+# What numpy and zipfile raise for damaged archives: for one, RuntimeError where a flipped bit says "encrypted".
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    EOFError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class UnusableFile(Exception):
@@ -81,6 +93,7 @@ def _arrays_of(prefix: str, model: PoolModel) -> dict[str, Any]:
         f"{prefix}codes": model.entries.codes,
         f"{prefix}numbers": model.entries.numbers,
         f"{prefix}trained_count": np.array(model.trained_count),
+        f"{prefix}has_support": np.array(model.support is not None),
     }
     if model.support is not None:
         arrays[f"{prefix}landmarks"] = model.support.landmarks
@@ -94,6 +107,6 @@ def _model(arrays: Any, prefix: str) -> PoolModel:
     if codes.shape != (len(numbers), WORD_COUNT) or codes.dtype != np.uint64:
         raise ValueError("codes and numbers do not fit together")
     support = None
-    if f"{prefix}landmarks" in arrays:
+    if arrays[f"{prefix}has_support"].item():
         support = Support(arrays[f"{prefix}landmarks"], arrays[f"{prefix}weights"], float(arrays[f"{prefix}offset"]))
     return PoolModel(CodeSet(codes, numbers), support, int(arrays[f"{prefix}trained_count"]))

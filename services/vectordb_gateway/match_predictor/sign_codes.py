@@ -123,6 +123,8 @@ class CodeSet:
 
 def sign_distances(codes: Codes, others: Codes) -> npt.NDArray[np.uint16]:
     """Return the numbers of differing signs (codes, others)."""
+    if len(codes) < len(others):
+        return np.ascontiguousarray(sign_distances(others, codes).T)
     distances = np.empty((len(codes), len(others)), np.uint16)
     for column, other in enumerate(others):
         distances[:, column] = np.bitwise_count(codes ^ other).sum(axis=1, dtype=np.uint16)
