@@ -1,0 +1,134 @@
+"""A log of prompts through a cache of latents in memory, with the real rules of eviction and NIRVANA's thresholds.
+
+Nothing is painted: what a request saves is K of 50 steps. The cache holds single latents; one whose entry has none left
+is not found any more.
+"""
+
+import gzip
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, allowed_steps, capture_steps
+from pentimento.policies.eviction import Eviction, make_room
+
+STEP_COUNT = 50
+CAPTURED = capture_steps(STEP_COUNT, SelectionRules())
+LEAST_SIMILARITY = min(rule.min_similarity for rule in NIRVANA_LATENT_THRESHOLDS)
+PROMPTS = "prompts/diffusiondb_2m_first3500.txt.gz"
+EMBEDDINGS = "prompts/diffusiondb_2m_first3500.minilm.f16.npy"
+
+Donor = tuple[int, int]
+"""An earlier request, and the most steps that its similarity allows to skip."""
+
+Latent = tuple[int, int]
+"""A request and the step K of its latent."""
+
+
+@dataclass(frozen=True)
+class Regime:
+    """`hits_add`: a run that began at a latent adds those of its later steps. `nearest_count`: how many of the nearest
+    entries a lookup compares; the one that saves most serves."""
+
+    name: str
+    hits_add: bool
+    nearest_count: int
+
+
+PAPER = Regime("misses add, nearest", hits_add=False, nearest_count=1)
+REGIMES = (
+    PAPER,
+    Regime("all add, nearest", hits_add=True, nearest_count=1),
+    Regime("all add, best of 4", hits_add=True, nearest_count=4),
+)
+
+
+@dataclass(frozen=True)
+class ReuseLog:
+    """For every request the earlier ones that it could start from, the nearest first."""
+
+    donors: tuple[tuple[Donor, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.donors)
+
+
+def read_log(data: Path) -> ReuseLog:
+    """Read the first 3,500 prompts of DiffusionDB in published order, with their embeddings."""
+    with gzip.open(data / PROMPTS, "rt", encoding="utf-8") as lines:
+        count = sum(1 for _ in lines)
+    embeddings = np.load(data / EMBEDDINGS, allow_pickle=False).astype(np.float32)
+    if len(embeddings) != count:
+        raise ValueError(f"{EMBEDDINGS} has {len(embeddings)} rows, {PROMPTS} {count} lines")
+    return log_of(embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True))
+
+
+def log_of(vectors: npt.NDArray[np.float32]) -> ReuseLog:
+    """Find the donors among unit vectors, (requests, dimensions)."""
+    return ReuseLog(tuple(_donors(vectors[:row] @ vectors[row]) for row in range(len(vectors))))
+
+
+def _donors(similarities: npt.NDArray[np.float32]) -> tuple[Donor, ...]:
+    near = np.flatnonzero(similarities >= LEAST_SIMILARITY)
+    near = near[np.argsort(-similarities[near], kind="stable")]
+    steps = (allowed_steps(float(similarities[row]), STEP_COUNT, NIRVANA_LATENT_THRESHOLDS) for row in near)
+    return tuple((int(row), allowed) for row, allowed in zip(near, steps, strict=True) if allowed)
+
+
+class LatentCache:
+    """Latents under a rule of eviction. Holes as in the paper: the largest K' <= K that is left serves."""
+
+    def __init__(self, eviction: Eviction, regime: Regime, capacity_count: int) -> None:
+        if capacity_count < len(CAPTURED):
+            raise ValueError(f"a cache holds at least {len(CAPTURED)} latents, those of one run")
+        self._eviction = eviction
+        self._regime = regime
+        self._capacity_count = capacity_count
+        self._held: dict[int, set[int]] = {}
+
+    def serve(self, row: int, donors: Sequence[Donor]) -> int:
+        """Look up, note the use and add what the run captures; the steps saved."""
+        best = self._best(donors)
+        saved = best[1] if best else 0
+        if best:
+            entry, step = best
+            self._eviction.use(best, [(entry, other) for other in self._held[entry] if other != step])
+        if not best or self._regime.hits_add:
+            self._add(row, [step for step in CAPTURED if step > saved])
+        return saved
+
+    def _best(self, donors: Sequence[Donor]) -> Latent | None:
+        """The latent that saves most, of the nearest entries; of equals the nearest one's."""
+        best: Latent | None = None
+        compared = 0
+        for entry, allowed in donors:
+            if entry not in self._held:
+                continue
+            step = max((held for held in self._held[entry] if held <= allowed), default=0)
+            if step > (best[1] if best else 0):
+                best = (entry, step)
+            compared += 1
+            if compared == self._regime.nearest_count:
+                break
+        return best
+
+    def _add(self, row: int, steps: Sequence[int]) -> None:
+        for item in make_room(self._eviction, len(steps), self._capacity_count):
+            entry, gone = cast(Latent, item)
+            self._held[entry].discard(gone)
+            if not self._held[entry]:
+                del self._held[entry]
+        if steps:
+            self._held[row] = set(steps)
+        for step in steps:
+            self._eviction.add((row, step), step)
+
+
+def replay(log: ReuseLog, eviction: Eviction, regime: Regime, capacity_count: int, end: int | None = None) -> list[int]:
+    """The steps that each of the first `end` requests saves, in a cache that is empty at first."""
+    cache = LatentCache(eviction, regime, capacity_count)
+    return [cache.serve(row, log.donors[row]) for row in range(len(log) if end is None else end)]
