@@ -36,7 +36,7 @@ SIZES = (125, 250, 500, 1_000, 2_000)
 FOUR = ("fifo", "lru", "lfu", "lcbfu")
 BLOCK = 50
 GRID: Mapping[str, Sequence[float]] = {
-    "memory_share": (1.0, 2.0, 3.0),
+    "memory_share": (2.0, 3.0, 5.0),
     "density_weight": (0.0, 1.0, 1.5),
     "use_weight": (0.25, 0.5),
     "beside_share": (0.0, 0.3),

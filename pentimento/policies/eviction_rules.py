@@ -116,9 +116,9 @@ class AgedBenefit:
     """
 
     capacity_count: int
-    memory_share: float = 2.0
+    memory_share: float = 3.0
     density_weight: float = 1.5
-    use_weight: float = 0.25
+    use_weight: float = 0.5
     beside_share: float = 0.0
 
     def __post_init__(self) -> None:
@@ -151,11 +151,11 @@ class AgedBenefit:
 
 # Tuned on the first half of a log of prompts (benchmarks/eviction.py): misses alone add latents, as in the paper.
 AGED_WHERE_MISSES_ADD: Mapping[str, float] = MappingProxyType(
-    {"memory_share": 2.0, "density_weight": 1.5, "use_weight": 0.25, "beside_share": 0.0}
+    {"memory_share": 3.0, "density_weight": 1.5, "use_weight": 0.5, "beside_share": 0.0}
 )
 # The same, where refined hits add the latents after their start too. The newest of many alike is the best donor then.
 AGED_WHERE_ALL_ADD: Mapping[str, float] = MappingProxyType(
-    {"memory_share": 2.0, "density_weight": 0.0, "use_weight": 0.5, "beside_share": 0.3}
+    {"memory_share": 5.0, "density_weight": 0.0, "use_weight": 0.25, "beside_share": 0.3}
 )
 
 

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("scipy", reason="the offline bound is a linear program")
+
 from benchmarks import eviction_replay
 from benchmarks.eviction_bound import offline_bound
 from benchmarks.eviction_replay import PAPER, REGIMES, Latent, LatentCache, Regime, ReuseLog, log_of, replay
