@@ -97,15 +97,18 @@ def _vectors(log: PromptLog, options: Mapping[str, Any]) -> tuple[Vectors, str]:
     return vectors, digest
 
 
-async def embed_prompts(address: str, token: str | None, prompts: Sequence[str]) -> tuple[Vectors, str]:
-    """Return a unit vector for each prompt (n, width) and the encoder's digest; equal prompts are asked for once."""
+async def embed_prompts(
+    address: str, token: str | None, prompts: Sequence[str], batch: int = BATCH
+) -> tuple[Vectors, str]:
+    """Return a unit vector for each prompt (n, width) and the encoder's digest; equal prompts are asked for once, and
+    `batch` in a call."""
     distinct = list(dict.fromkeys(prompts))
     rows: list[Vectors] = []
     digest = ""
     async with open_channel(address, RpcChannelSettings(), token) as channel:
         client = EmbedderClient(channel)
-        for start in range(0, len(distinct), BATCH):
-            answers = await client.embed_text(distinct[start : start + BATCH], TIMEOUT_S)
+        for start in range(0, len(distinct), batch):
+            answers = await client.embed_text(distinct[start : start + batch], TIMEOUT_S)
             rows += [np.frombuffer(answer.values, "<f4") for answer in answers]
             digest = answers[0].encoder_digest
     place = {prompt: row for row, prompt in enumerate(distinct)}

@@ -18,7 +18,8 @@ def study_as_json(study: TraceStudy) -> str:
 
 def study_as_text(study: TraceStudy) -> str:
     """Return the tables of a study for a terminal."""
-    tables = [_summary(study), _sizes(study), _ages(study), _windows(study), _longevity(study), _sessions(study)]
+    reuse = [_summary(study), _sizes(study), _ages(study)]
+    tables = [*reuse, _windows(study), _longevity(study), _sessions(study), _changes(study)]
     return "\n".join(table(rows) for rows in tables if rows)
 
 
@@ -100,6 +101,16 @@ def _sessions(study: TraceStudy) -> list[Row]:
         spread: SimilaritySpread = getattr(study.sessions, name)
         values = (spread.mean, *(spread.quantiles or [None] * len(QUANTILES)))
         rows.append((name, str(spread.user_count), *("–" if value is None else f"{value:.3f}" for value in values)))
+    return rows
+
+
+def _changes(study: TraceStudy) -> list[Row]:
+    rows: list[Row] = [("changes to the nearest earlier prompt", "pairs", "words", "colours", "numbers")]
+    for row in study.changes:
+        length = f"{'over' if row.is_long else 'up to'} {study.short_words:g} words"
+        values = (row.words, row.colours, row.numbers)
+        cells = ("–" if value is None else f"{value:.2f}" for value in values)
+        rows.append((f"{length}, {row.from_similarity:g} to {row.to_similarity:g}", str(row.pair_count), *cells))
     return rows
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.studies.changes import AttributeChanges, attribute_changes
 from pentimento.studies.longevity import DistinctPrompts, Longevity, WindowClusters, cluster_longevity
 from pentimento.studies.neighbours import Vectors
 from pentimento.studies.prompt_log import PromptLog
@@ -39,7 +40,8 @@ class StudySettings:
 @dataclass(frozen=True)
 class TraceStudy:
     """`duration_s`, `user_count`, `by_age_s` and `sessions` are None where the log has no times or users.
-    `exact_repeat_share` is of prompts whose text came before. `by_age_prompts` counts ages in prompts."""
+    `exact_repeat_share` is of prompts whose text came before. `by_age_prompts` counts ages in prompts. A prompt
+    is short up to `short_words` words."""
 
     name: str
     provenance: Mapping[str, Any]
@@ -56,6 +58,8 @@ class TraceStudy:
     by_age_s: tuple[AgePoint, ...] | None
     windows: tuple[WindowClusters, ...]
     longevity: tuple[Longevity, ...]
+    short_words: float
+    changes: tuple[AttributeChanges, ...]
     sessions: SessionSimilarity | None = field(default=None)
 
 
@@ -80,6 +84,7 @@ def make_study(
     rows = None if ordered.users is None else list(rows_by_user(ordered.users).values())
     sizes = [size for size in SIZES if size < len(ordered.prompts)]
     windows, longevity = _longevity(ordered, settings)
+    changes, short_words = attribute_changes(ordered.prompts, reuse.neighbours, settings.warm_up)
     return TraceStudy(
         name=log.name,
         provenance={"composite": log.composite, **(provenance or {})},
@@ -96,6 +101,8 @@ def make_study(
         by_age_s=None if ordered.at_s is None else reuse.ages(AGES_S, ordered.at_s),
         windows=windows,
         longevity=longevity,
+        short_words=short_words,
+        changes=changes,
         sessions=_sessions(ordered, settings),
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pentimento.cli.bench_trace import embed_prompts
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
@@ -113,6 +114,18 @@ async def test_a_sentence_encoder_answers_texts_and_refuses_images_by_reason(tmp
     assert abs(np.linalg.norm(np.frombuffer(embedding.values, "<f4")) - 1) < 1e-6
     assert (info.encoder_name, info.dimension_count) == ("sentences", 32)
     assert info.encoder_digest == embedding.encoder_digest == open_model(encoder).digest
+
+
+async def test_a_study_asks_for_each_prompt_once_and_keeps_the_logs_order(client, address, encoder_directory):
+    prompts = ["a red circle", "a blue square", "a red circle"] * 30 + [f"number {number}" for number in range(20)]
+
+    vectors, digest = await embed_prompts(address, None, prompts, batch=8)
+
+    model = open_model(encoder_directory)
+    expected = [np.frombuffer(model.embed_texts([prompt])[0], "<f4") for prompt in prompts]
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    assert digest == model.digest
+    assert (await client.info()).memo_miss_count == 22
 
 
 async def test_a_message_beyond_the_limit_is_refused_and_the_next_good_call_succeeds(client):

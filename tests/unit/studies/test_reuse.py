@@ -88,6 +88,17 @@ def test_ages_are_of_the_youngest_that_will_do_and_of_the_nearest():
     assert (one_back.donor_share, two_back.donor_share) == (0.5, 1.0)
 
 
+def test_hits_of_the_warm_up_have_no_age_that_counts():
+    cat, ship = [1.0, 0.0], [0.0, 1.0]
+    # The second prompt finds a donor one back, in the warm-up; the fourth finds its own two back.
+    reuse = LogReuse.of(np.asarray([cat, cat, ship, cat], np.float32), TABLE, warm_up=2)
+
+    one_back, two_back = reuse.ages([1.0, 2.0], None)
+
+    assert (one_back.donor_share, two_back.donor_share) == (0.0, 1.0)
+    assert (one_back.hit_rates[0], two_back.hit_rates[0]) == (0.0, 0.5)
+
+
 def test_without_any_hit_there_is_no_age():
     (point,) = LogReuse.of(np.eye(3, dtype=np.float32), TABLE).ages([1.0], None)
 
