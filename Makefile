@@ -81,7 +81,7 @@ client-wheel: $(DEV_READY) ## dist/pentimento_protos-*.whl: the contracts alone,
 
 BENCHMARKS := golden_families overhead cold_start kill_one kill_any hostile soak \
 	batch_invariance engine_latency engine_throughput engine_preempt engine_lag \
-	dispatch_cost effects_replay scene_log selector_profile sim_scale overload parity paper_figures isolation mutation
+	dispatch_cost effects_replay scene_log selector_profile sim_scale overload parity paper_figures isolation cache_parity mutation
 
 bench: $(BENCH_READY) ## every figure, written to benchmarks/results (needs an otherwise idle machine)
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name $(BENCH_ARGS) || short="$$short $$name"; done; \

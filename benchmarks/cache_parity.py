@@ -1,0 +1,174 @@
+"""How near the simulator's cache comes to the live one's, on the same log: share of hits, and the steps that they save.
+
+    python -m benchmarks.cache_parity [--count 1500]
+
+Live: `pentimento up --emulate` with the real frontdoor, embedder (tiny-clip), gateway and objects; devices that sleep,
+since only where a request starts is compared. Simulated: the same arrivals by the same selector, with the delays of a
+live run of its own, without the cache. The log is a made-up scene log (see `scene_log`): what a prompt finds depends on
+which of the prompts a few seconds before it were committed by then.
+
+The largest difference in percentage points is over the share of hits and over the share of requests at each K.
+"""
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from benchmarks.emulated_runs import clients_of, emulated_suite
+from benchmarks.report import Figure, at_most, informative, measured, parse_options, publish
+from benchmarks.seen_delays import with_delays
+from pentimento.domain.image_request import CacheMode
+from pentimento.loadgen import LoadSettings, play
+from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS
+from pentimento.policies.serving import CacheUse
+from pentimento.reports import RequestRecord, StartKind
+from pentimento.simulator import Scenario, Simulation
+from pentimento.simulator.cache import CacheSettings
+from pentimento.simulator.scenario_file import read_scenario
+from pentimento.supervisor.local import LocalSuite
+from pentimento.workloads import SloClass, Workload, poisson
+from zoo.registry import WEIGHTS
+from zoo.scene_log import clip_embedder, write_scene_log
+
+STEPS = 50
+FLEET = """seed = 1
+batching = "steps"
+cache = true
+
+[[models]]
+name = "sd15"
+steps = 50
+guidance_scale = 7.5
+latency_s = { 1 = 1.78, 2 = 2.16, 4 = 3.68, 8 = 6.79 }
+variation = 0.05
+
+[[devices]]
+name = "a100"
+count = 4
+speed = 2.0
+models = ["sd15"]
+max_batch = 4
+"""
+SCENARIO = """fleet = "{fleet}"
+policies = ["resident"]
+[workload]
+kind = "poisson"
+rate = 1.0
+duration_s = 1.0
+"""
+# Requests a second: half of what the devices carry without the cache.
+RATE = 4.0
+SLO_S = 60.0
+CALIBRATION_COUNT = 200
+SIMULATIONS = 5
+KINDS = (0, *(int(rule.saved_share * STEPS + 1e-9) for rule in NIRVANA_LATENT_THRESHOLDS))
+
+
+def log_of(count: int, seed: int) -> Workload:
+    """A scene log with its embeddings, arriving at random times."""
+    rng = np.random.default_rng(seed)
+    log = write_scene_log(count, clip_embedder(WEIGHTS / "tiny-clip"), rng)
+    content = log.content(slo_classes=(SloClass("standard", SLO_S),), tenants={"default": 1.0}, steps=STEPS)
+    return poisson(RATE, 2 * count / RATE, rng, content).first(count)
+
+
+def live(suite: LocalSuite, workload: Workload, cache: CacheMode, *, detailed: bool = False) -> list[RequestRecord]:
+    async def run() -> list[RequestRecord]:
+        async with clients_of(suite, {"": ""}) as clients:
+            return await play(workload, clients, LoadSettings(cache=cache, detailed_stages=detailed))
+
+    return asyncio.run(run())
+
+
+def scenario_of(folder: Path, fleet: Path) -> Scenario:
+    """The simulator's view of the suite, with NIRVANA's use of the cache and no bound on what it holds."""
+    path = folder / "scenario.toml"
+    path.write_text(SCENARIO.format(fleet=fleet))
+    known = read_scenario(path).scenarios[0]
+    policy = replace(known.policy, cache=CacheUse.LATENTS, cache_hits=False)
+    return replace(known, policy=policy, cache=CacheSettings(capacity=10**9))
+
+
+def starts_of(records: Sequence[RequestRecord]) -> list[int]:
+    """Return the step that each answered request started at, by request; 0 for from noise."""
+    ordered = sorted(records, key=lambda record: record.arrived_s)
+    return [record.start_step if record.start is StartKind.LATENT else 0 for record in ordered]
+
+
+def shares(starts: Sequence[int]) -> dict[int, float]:
+    """Return the percentage of requests at each step."""
+    counts = Counter(starts)
+    return {step: 100.0 * counts[step] / len(starts) for step in KINDS}
+
+
+def largest_difference(pairs: Sequence[tuple[int, Sequence[int]]]) -> float:
+    """Return the largest difference in points, of the mean simulation from the live run; a pair is one request."""
+    real = shares([one for one, _ in pairs])
+    runs = [shares(list(run)) for run in zip(*(simulated for _, simulated in pairs), strict=True)]
+    return max(abs(real[step] - statistics.fmean(run[step] for run in runs)) for step in KINDS)
+
+
+def compare(count: int, calibration: int) -> tuple[list[Figure], dict[str, Any]]:
+    workload, other = log_of(count, 1), log_of(calibration, 2)
+    with tempfile.TemporaryDirectory(prefix="cache-parity") as folder:
+        fleet = Path(folder) / "fleet.toml"
+        fleet.write_text(FLEET)
+        with emulated_suite(fleet) as suite:
+            delayed = with_delays(scenario_of(Path(folder), fleet), live(suite, other, CacheMode.OFF, detailed=True))
+            real = live(suite, workload, CacheMode.READ_WRITE)
+    simulated = [Simulation(delayed, workload, Random(seed)).run() for seed in range(SIMULATIONS)]
+    runs = [starts_of(records) for records in simulated]
+    pairs = list(zip(starts_of(real), zip(*runs, strict=True), strict=True))
+    hits = [(bool(one), [bool(other) for other in others]) for one, others in pairs]
+    figures = [
+        measured("largest difference of a share, in points", pairs, largest_difference, at_most(1.0, "points")),
+        measured("difference of the shares of hits", hits, _hit_difference, at_most(1.0, "points")),
+        measured("live: share of hits", [one for one, _ in hits], _percent, informative("%")),
+        measured("simulated: share of hits", [hit for _, of in hits for hit in of], _percent, informative("%")),
+    ]
+    unanswered = [sum(not record.outcome.answered for record in records) for records in (real, *simulated)]
+    notes = {
+        "requests": count,
+        "rate_per_s": RATE,
+        "simulations": SIMULATIONS,
+        "live shares by K": shares([one for one, _ in pairs]),
+        "simulated shares by K": [shares(run) for run in runs],
+        "unanswered: live, then simulated": unanswered,
+        "same start in the first simulation": _percent([one == others[0] for one, others in pairs]),
+    }
+    return figures, notes
+
+
+def _hit_difference(hits: Sequence[tuple[bool, Sequence[bool]]]) -> float:
+    simulated = statistics.fmean(statistics.fmean(others) for _, others in hits)
+    return 100.0 * abs(statistics.fmean(one for one, _ in hits) - simulated)
+
+
+def _percent(flags: Sequence[bool]) -> float:
+    return 100.0 * statistics.fmean(flags)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--count", type=int, default=1_500, help="requests of the log")
+
+
+def main() -> int:
+    options = parse_options("cache_parity", __doc__, add_options)
+    count, calibration = (120, 60) if options.quick else (options.rest["count"], CALIBRATION_COUNT)
+    began = time.monotonic()
+    figures, notes = compare(count, calibration)
+    return publish(options, figures, notes=notes | {"duration_s": round(time.monotonic() - began)})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
