@@ -79,6 +79,11 @@ class SelectorProfile:
         pair = "" if self.model == self.reference_model else f" for {self.reference_model}"
         return f"{self.kind.value} of {self.model}{pair}, alpha {self.alpha:g} by {self.rule.value}"
 
+    @property
+    def reuses_images(self) -> bool:
+        """Return whether it is a profile of images."""
+        return self.kind is ReuseKind.IMAGES
+
     def thresholds(self, rule: ThresholdRule | None = None) -> Thresholds:
         """Return the table by a rule, by default the profile's own, ascending in similarity and in share.
 

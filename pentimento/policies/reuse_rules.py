@@ -1,0 +1,88 @@
+"""Which tables a model's reuse is decided by: its selector profiles, or, where somebody said so, others.
+
+A model without a profile reuses nothing: the similarities of one encoder and the patience of one model say nothing of
+another's. Whoever gives tables for such models takes that on.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from pentimento.policies.cache_selection import SelectionRules, Thresholds
+from pentimento.policies.selector_profiles import SelectorProfile, SelectorProfiles, biased
+from pentimento.policies.selector_profiling import ThresholdRule
+
+UNPROFILED = "thresholds that are not profiled"
+NO_PROFILE = "no selector profile of this model"
+
+
+@dataclass(frozen=True)
+class ReuseTable:
+    """A table, the share of the from-scratch quality that it promises (0 for none), and where it is from."""
+
+    thresholds: Thresholds
+    alpha: float
+    source: str
+
+    def keeps(self, quality: float | None) -> bool:
+        """Return whether it promises the quality asked for; None asks for whatever it promises."""
+        return quality is None or quality <= self.alpha
+
+
+@dataclass(frozen=True)
+class ModelReuse:
+    """What one model may reuse; `base` has all that is no table."""
+
+    latents: ReuseTable
+    images: ReuseTable
+    base: SelectionRules
+
+    def rules(self, quality: float | None = None) -> SelectionRules:
+        """Return the rules for a request that asks for a share of the from-scratch quality: without the tables that
+        promise less, unless none promises enough, so that a miss can say what was lacking."""
+        kept = [table for table in (self.latents, self.images) if table.thresholds and table.keeps(quality)]
+        offered = kept or [table for table in (self.latents, self.images) if table.thresholds]
+        return replace(
+            self.base,
+            latents=self.latents.thresholds if self.latents in offered else (),
+            images=self.images.thresholds if self.images in offered else (),
+            quality=max((table.alpha for table in offered), default=self.base.quality),
+        )
+
+
+@dataclass(frozen=True)
+class ReuseRules:
+    """The rules of a gateway. `base` holds the tables of models without a profile: empty ones for no reuse. `rule`
+    is the profiles' own where it is None; `bias` moves every K of their tables by so many rows (NIRVANA, section
+    5.3.1): a table that is biased to larger ones promises no quality."""
+
+    base: SelectionRules
+    profiles: SelectorProfiles = field(default_factory=SelectorProfiles)
+    rule: ThresholdRule | None = None
+    bias: int = 0
+
+    def of(self, model_digest: str, encoder_digest: str) -> ModelReuse:
+        """Return what a model may reuse under an encoder."""
+        latents = self.profiles.of_latents(model_digest, encoder_digest)
+        images = self.profiles.of_images(model_digest, encoder_digest)
+        return ModelReuse(self._table(latents, self.base.latents), self._table(images, self.base.images), self.base)
+
+    @property
+    def keeps_images(self) -> bool:
+        """Return whether any model may reuse images: whose they are does not matter to who refines them."""
+        found = (profile for profile in self.profiles.profiles if profile.reuses_images)
+        return bool(self.base.images) or any(profile.thresholds(self.rule) for profile in found)
+
+    @property
+    def reuses_anything(self) -> bool:
+        """Return whether any table allows anything."""
+        tables = (profile.thresholds(self.rule) for profile in self.profiles.profiles)
+        return bool(self.base.latents or self.base.images) or any(tables)
+
+    def _table(self, profile: SelectorProfile | None, unprofiled: Thresholds) -> ReuseTable:
+        if profile is None:
+            return ReuseTable(unprofiled, self.base.quality, UNPROFILED if unprofiled else NO_PROFILE)
+        alpha = profile.alpha if self.bias <= 0 else 0.0
+        return ReuseTable(biased(profile.thresholds(self.rule), self.bias), alpha, self._source(profile))
+
+    def _source(self, profile: SelectorProfile) -> str:
+        named = profile.name if self.rule is None else replace(profile, rule=self.rule).name
+        return named if self.bias == 0 else f"{named}, cache bias {self.bias:+}"
