@@ -49,7 +49,7 @@ from pentimento.settings import load_settings
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CachedEntry
 from pentimento.stores.vectors import VectorIndex, VectorMatch, VectorQuery
-from services.vectordb_gateway.lookup import Lookup
+from services.vectordb_gateway.lookup import Lookup, LookupBounds
 from services.vectordb_gateway.settings import GatewaySettings
 from services.vectordb_gateway.validation import SHARED_POOL
 from services.vectordb_gateway.wiring import GatewayProcess, wire
@@ -278,7 +278,8 @@ def settings(directory: Path) -> GatewaySettings:
         "--min-free-bytes": "0",
         "--log-level": "warning",
     }
-    return load_settings(GatewaySettings, "vectordb_gateway", [word for pair in flags.items() for word in pair], {})
+    words = ["--unprofiled-reuse", *(word for pair in flags.items() for word in pair)]
+    return load_settings(GatewaySettings, "vectordb_gateway", words, {})
 
 
 @asynccontextmanager
@@ -298,10 +299,11 @@ async def running(directory: Path) -> AsyncIterator[GatewayProcess]:
 
 def altered(process: GatewayProcess, *, index: bool, ledger: bool) -> Lookup:
     """A lookup without the index's filter, or without the ledger's check, or without both."""
-    stores, rules = process.stores, settings(Path()).selection.rules()
+    stores, selection = process.stores, settings(Path()).selection
     searched: Any = WithoutFilter(stores.index) if index else stores.index
     checked: Any = WithoutCheck(stores.ledger) if ledger else stores.ledger
-    return Lookup(process.guard, searched, checked, rules, 10.0)
+    bounds = LookupBounds(10.0, selection.max_ancestor_depth)
+    return Lookup(process.guard, searched, checked, selection.reuse(), bounds)
 
 
 async def run(number: int, timed: int) -> tuple[list[Figure], dict[str, Any]]:

@@ -137,6 +137,8 @@ def gateway_settings(directory: Path, *flags: str) -> GatewaySettings:
         "--object-grace-s": "0",
         "--search-timeout-ms": "5000",
         "--min-free-bytes": "0",
+        # No profile is of the models that tests make up.
+        "--unprofiled-reuse": "yes",
         "--log-level": "warning",
     }
     given |= dict(zip(flags[::2], flags[1::2], strict=True))

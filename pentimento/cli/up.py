@@ -19,7 +19,7 @@ from pentimento.devices.emulation import EmulatedFleet, read_fleet
 from pentimento.files.private_files import keep_files_private
 from pentimento.supervisor.access import SuiteTokens, write_grant_key
 from pentimento.supervisor.leftovers import clean_leftovers
-from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_models
+from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_models, shipped_selector_profiles
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import Surroundings
 from pentimento.supervisor.state import Endpoint, StateDirectory, make_private
@@ -58,15 +58,26 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     multiple=True,
     help="what a model costs, as `pentimento bench profile` measured it; may be repeated",
 )
+@click.option(
+    "--selector-profiles",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    metavar="FILE|DIR",
+    help="from which similarity on models may reuse, as `pentimento bench selector-profile` measured it; may be"
+    " repeated [those of the tiny models]",
+)
+@click.option("--unprofiled-reuse", is_flag=True, help="let models without a selector profile reuse latents too")
 @click.option("--quiet", is_flag=True, help="keep the services' logs in the state directory only")
 @click.option("--detach", is_flag=True, help="return once all serve; `pentimento down` stops it")
 def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, detach: bool, **options: Any) -> int:
     """Starts embedder, gateway, controller, workers and frontdoor, and keeps them up. Ctrl-C drains and stops them."""
     keep_files_private()
     fleet = emulated_fleet(options["emulate"], models, options["profiles"])
+    encoder_path = find_encoder(encoder).path
+    selector_profiles = options["selector_profiles"] or shipped_selector_profiles(encoder_path)
     settings = SuiteSettings(
         models=find_models(models) if fleet is None else (),
-        encoder=find_encoder(encoder).path,
+        encoder=encoder_path,
         copies=options["workers"],
         public=with_free_port(options["listen"]),
         device=options["device"],
@@ -77,6 +88,8 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
         policy=options["policy"],
         slo_s=options["slo_s"],
         profiles=tuple(path.resolve() for path in options["profiles"]),
+        selector_profiles=tuple(path.resolve() for path in selector_profiles) if fleet is None else (),
+        unprofiled_reuse=options["unprofiled_reuse"],
     )
     state = StateDirectory(state_dir)
     if detach:

@@ -7,7 +7,7 @@ another's. Whoever gives tables for such models takes that on.
 from dataclasses import dataclass, field, replace
 
 from pentimento.policies.cache_selection import SelectionRules, Thresholds
-from pentimento.policies.selector_profiles import SelectorProfile, SelectorProfiles, biased
+from pentimento.policies.selector_profiles import ReuseKind, SelectorProfile, SelectorProfiles, biased
 from pentimento.policies.selector_profiling import ThresholdRule
 
 UNPROFILED = "thresholds that are not profiled"
@@ -52,24 +52,35 @@ class ModelReuse:
 class ReuseRules:
     """The rules of a gateway. `base` holds the tables of models without a profile: empty ones for no reuse. `rule`
     is the profiles' own where it is None; `bias` moves every K of their tables by so many rows (NIRVANA, section
-    5.3.1): a table that is biased to larger ones promises no quality."""
+    5.3.1): a table that is biased to larger ones promises no quality. Of the kinds that are `given` the tables of
+    `base` stand over every profile."""
 
     base: SelectionRules
     profiles: SelectorProfiles = field(default_factory=SelectorProfiles)
     rule: ThresholdRule | None = None
     bias: int = 0
+    given: frozenset[ReuseKind] = frozenset()
 
-    def of(self, model_digest: str, encoder_digest: str) -> ModelReuse:
-        """Return what a model may reuse under an encoder."""
-        latents = self.profiles.of_latents(model_digest, encoder_digest)
-        images = self.profiles.of_images(model_digest, encoder_digest)
+    def of(self, model_digest: str, encoder_digest: str | None) -> ModelReuse:
+        """Return what a model may reuse under an encoder; None for one that is not known yet."""
+        latents, images = (
+            None if kind in self.given else find(model_digest, encoder_digest)
+            for kind, find in (
+                (ReuseKind.LATENTS, self.profiles.of_latents),
+                (ReuseKind.IMAGES, self.profiles.of_images),
+            )
+        )
         return ModelReuse(self._table(latents, self.base.latents), self._table(images, self.base.images), self.base)
 
-    @property
-    def keeps_images(self) -> bool:
-        """Return whether any model may reuse images: whose they are does not matter to who refines them."""
-        found = (profile for profile in self.profiles.profiles if profile.reuses_images)
-        return bool(self.base.images) or any(profile.thresholds(self.rule) for profile in found)
+    def keeping(self, model_digest: str, encoder_digest: str | None) -> SelectionRules:
+        """Return the rules by which a model's pictures are kept: latents at the K of its own table, and images where
+        any model may reuse some, for it does not matter to who refines them whose they are."""
+        own = self.of(model_digest, encoder_digest)
+        return replace(self.base, latents=own.latents.thresholds, images=self._images_of_any())
+
+    def _images_of_any(self) -> Thresholds:
+        found = (profile.thresholds(self.rule) for profile in self.profiles.profiles if profile.reuses_images)
+        return next((table for table in (self.base.images, *found) if table), ())
 
     @property
     def reuses_anything(self) -> bool:

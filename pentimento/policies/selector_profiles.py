@@ -207,24 +207,26 @@ class SelectorProfiles:
                 message = f"{profile.name}: made for encoder {profile.encoder_digest}, not {encoder_digest}"
                 raise FailedPrecondition("SELECTOR_PROFILE_MISMATCH", message)
 
-    def of_latents(self, model_digest: str, encoder_digest: str) -> SelectorProfile | None:
-        """Return the profile of a model's own latents; None without one made for just this model and encoder."""
+    def of_latents(self, model_digest: str, encoder_digest: str | None) -> SelectorProfile | None:
+        """Return the profile of a model's own latents; None without one made for just this model and encoder, or, where
+        the encoder is not known yet, for any."""
         return self._find(ReuseKind.LATENTS, model_digest, encoder_digest)
 
     def of_images(
-        self, model_digest: str, encoder_digest: str, reference_model_digest: str | None = None
+        self, model_digest: str, encoder_digest: str | None, reference_model_digest: str | None = None
     ) -> SelectorProfile | None:
         """Return the profile of images that this model refines; None without one. Without a reference the one of
         the most careful table serves: what skips least is promised against any of them."""
         return self._find(ReuseKind.IMAGES, model_digest, encoder_digest, reference_model_digest)
 
     def _find(
-        self, kind: ReuseKind, model_digest: str, encoder_digest: str, reference: str | None = None
+        self, kind: ReuseKind, model_digest: str, encoder_digest: str | None, reference: str | None = None
     ) -> SelectorProfile | None:
         fitting = [
             profile
             for profile in self.profiles
-            if (profile.kind, profile.model_digest, profile.encoder_digest) == (kind, model_digest, encoder_digest)
+            if (profile.kind, profile.model_digest) == (kind, model_digest)
+            and encoder_digest in (None, profile.encoder_digest)
             and reference in (None, profile.reference_model_digest)
         ]
         return max(fitting, key=_caution, default=None)

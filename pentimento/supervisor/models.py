@@ -8,6 +8,8 @@ from pathlib import Path
 from pentimento.domain.errors import InvalidArgument, NotFound
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
+# From which similarity on the tiny models may reuse, under their own encoder.
+SELECTOR_PROFILES = WEIGHTS.parent / "selector_profiles"
 DEFAULT_MODEL = "tiny-heavy"
 DEFAULT_ENCODER = "tiny-clip"
 PIPELINE, ENCODER = "pipeline", "dual_encoder"
@@ -43,6 +45,13 @@ def _packaged(name: str) -> Path:
         package = PACKAGED_ENCODERS[name].replace("_", "-")
         raise NotFound("MODEL_NOT_FOUND", f"encoder {name!r} is in the package {package}, which is not installed")
     return Path(found.origin).parent / "model"
+
+
+def shipped_selector_profiles(encoder: Path) -> tuple[Path, ...]:
+    """The folder of the tiny models' selector profiles; none for another encoder than theirs, which they say nothing
+    of."""
+    is_theirs = encoder.resolve() == (WEIGHTS / DEFAULT_ENCODER).resolve()
+    return (SELECTOR_PROFILES,) if is_theirs and SELECTOR_PROFILES.is_dir() else ()
 
 
 def find_models(given: tuple[str, ...], weights: Path = WEIGHTS) -> tuple[ModelDirectory, ...]:

@@ -13,7 +13,8 @@ from pentimento.supervisor.state import StateDirectory
 class SuiteSettings:
     """`copies` workers for each model; `public` is the host:port of the public API beside its unix socket. With a
     `fleet` its emulated devices take the place of the models. `policy` is what the controller plans by, and `slo_s` the
-    SLO that it plans for; `profiles` are what models were measured to cost."""
+    SLO that it plans for; `profiles` are what models were measured to cost, `selector_profiles` from which similarity
+    on they may reuse. `unprofiled_reuse`: the others may reuse too, by thresholds that nobody measured."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path
@@ -29,6 +30,8 @@ class SuiteSettings:
     policy: str = ""
     slo_s: float | None = None
     profiles: tuple[Path, ...] = ()
+    selector_profiles: tuple[Path, ...] = ()
+    unprofiled_reuse: bool = False
 
     @property
     def default_model(self) -> str:
@@ -137,8 +140,19 @@ def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         objects_url(settings, state),
     )
     arguments += ("--ledger-url", f"sqlite:///{stores(settings, state) / 'gateway.sqlite'}")
+    arguments += reuse_arguments(settings)
     arguments += grant_arguments(settings) + shared_arguments(settings, "gateway") + caller_arguments(settings, state)
     return ProcessSpec("gateway", "services.vectordb_gateway", arguments, address, CACHE_STAGE)
+
+
+def reuse_arguments(settings: SuiteSettings) -> tuple[str, ...]:
+    """What the gateway decides on reuse by. Of emulated models nobody can measure anything: they reuse all the same."""
+    profiles = ",".join(map(str, settings.selector_profiles))
+    unprofiled = settings.unprofiled_reuse or settings.fleet is not None
+    return (
+        *(("--selector-profiles", profiles) if profiles else ()),
+        *(("--unprofiled-reuse",) if unprofiled else ()),
+    )
 
 
 def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:

@@ -29,6 +29,11 @@ class EncoderGuard:
         return self._binding is not None
 
     @property
+    def encoder_digest(self) -> str | None:
+        """The encoder that the cache is bound to; None while it is not."""
+        return self._binding.encoder_digest if self._binding is not None else None
+
+    @property
     def prepared(self) -> bool:
         """Whether the index is ready to be searched."""
         return self._prepared

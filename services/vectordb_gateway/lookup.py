@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from pentimento.policies.cache_selection import (
     UseLatent,
     select_start,
 )
+from pentimento.policies.reuse_rules import UNPROFILED, ModelReuse, ReuseRules, ReuseTable
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CachedEntry, HeldLatent
 from pentimento.stores.vectors import Space, VectorIndex, VectorQuery
@@ -44,6 +46,30 @@ class Match:
 
 
 @dataclass(frozen=True)
+class RuledCandidate:
+    """A candidate, what its model may reuse, and the rules of that for this request."""
+
+    candidate: LookupCandidate
+    reuse: ModelReuse
+    rules: SelectionRules
+
+    def reason(self, selection: Selection) -> str:
+        """Return why, and by which profile: provenance tells it."""
+        match selection:
+            case UseLatent():
+                return _told_by(selection.reason, self.reuse.latents)
+            case UseImage():
+                return _told_by(selection.reason, self.reuse.images)
+        if self.rules.latents or self.rules.images:
+            return selection.reason
+        return f"miss: {self.reuse.latents.source}"
+
+
+def _told_by(reason: str, table: ReuseTable) -> str:
+    return reason if table.source == UNPROFILED else f"{reason} ({table.source})"
+
+
+@dataclass(frozen=True)
 class Matches:
     """The nearest live entries that a candidate may start from: one with a latent for it, one with an image."""
 
@@ -51,17 +77,28 @@ class Matches:
     by_image: Match | None
 
 
+@dataclass(frozen=True)
+class LookupBounds:
+    """What bounds a lookup: seconds; ancestors in a row, of which the last is nobody's donor; and the share (0..1) of
+    lookups that are misses whatever there is, so that pictures stay diverse (NIRVANA, appendix C)."""
+
+    timeout_s: float
+    max_ancestor_depth: int
+    scratch_share: float = 0.0
+
+
 class Lookup:
     """Answers within `timeout_s`: whatever is slow or broken behind it is a miss that says so."""
 
     def __init__(
-        self, guard: EncoderGuard, index: VectorIndex, ledger: CacheLedger, rules: SelectionRules, timeout_s: float
+        self, guard: EncoderGuard, index: VectorIndex, ledger: CacheLedger, reuse: ReuseRules, bounds: LookupBounds
     ) -> None:
         self._guard = guard
         self._index = index
         self._ledger = ledger
-        self._rules = rules
-        self._timeout_s = timeout_s
+        self._reuse = reuse
+        self._bounds = bounds
+        self._timeout_s = bounds.timeout_s
         self._threads = ThreadPoolExecutor(_SEARCH_THREAD_COUNT, "search")
         self._in_outage = False
         self.lookup_count = 0
@@ -74,7 +111,8 @@ class Lookup:
         check_candidates(candidates)
         check_quality(quality)
         self._guard.check(embedding, "text_embedding")
-        answer = await self._answer(candidates, embedding, quality)
+        asked = [self._ask(candidate, embedding, quality) for candidate in candidates]
+        answer = await self._answer(asked, embedding, quality)
         self._count(answer)
         return answer
 
@@ -83,27 +121,33 @@ class Lookup:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _answer(
-        self, candidates: Sequence[LookupCandidate], embedding: Embedding, quality: float | None
+        self, asked: Sequence[RuledCandidate], embedding: Embedding, quality: float | None
     ) -> LookupAnswer:
         if why := self._not_asked():
-            return _skipped(candidates, why)
+            return _skipped(asked, why)
         try:
-            matches = await self._search(candidates, embedding)
+            matches = await self._search(asked, embedding)
         except TimeoutError:
-            return _skipped(candidates, f"search abandoned after {self._timeout_s * 1000:.0f} ms")
+            return _skipped(asked, f"search abandoned after {self._timeout_s * 1000:.0f} ms")
         except InvalidArgument:
             raise
         except PentimentoError as error:
             self._note_outage(error.message)
-            return _skipped(candidates, error.message)
+            return _skipped(asked, error.message)
         self._in_outage = False
-        found = zip(candidates, matches, strict=True)
-        return LookupAnswer(tuple(_decide(candidate, match, quality, self._rules) for candidate, match in found))
+        found = zip(asked, matches, strict=True)
+        return LookupAnswer(tuple(_decide(one, match, quality) for one, match in found))
+
+    def _ask(self, candidate: LookupCandidate, embedding: Embedding, quality: float | None) -> RuledCandidate:
+        reuse = self._reuse.of(candidate.scope.model_digest, embedding.encoder_digest)
+        return RuledCandidate(candidate, reuse, reuse.rules(quality))
 
     def _not_asked(self) -> str:
         """Why the index is not even searched; empty where it is."""
-        if not (self._rules.latents or self._rules.images):
+        if not self._reuse.reuses_anything:
             return "reuse is switched off"
+        if random.random() < self._bounds.scratch_share:
+            return "from scratch, as a share of all are"
         if not self._guard.bound:
             return "the cache is empty"
         return "" if self._guard.prepared else "the index is not ready"
@@ -114,24 +158,25 @@ class Lookup:
             logger.warning("lookups go on without the cache: %s", why)
         self._in_outage = True
 
-    async def _search(self, candidates: Sequence[LookupCandidate], embedding: Embedding) -> list[Matches]:
+    async def _search(self, asked: Sequence[RuledCandidate], embedding: Embedding) -> list[Matches]:
         started = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout_s):
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._threads, self._nearest, candidates, embedding.values)
+                return await loop.run_in_executor(self._threads, self._nearest, asked, embedding.values)
         finally:
             metrics.SEARCH_SECONDS.observe(time.perf_counter() - started)
 
-    def _nearest(self, candidates: Sequence[LookupCandidate], vector: bytes) -> list[Matches]:
+    def _nearest(self, asked: Sequence[RuledCandidate], vector: bytes) -> list[Matches]:
         """Candidates whose entries are the same share a search."""
-        search = _SharedSearches(self._index, self._ledger, vector, pools_of(candidates[0].scope), self._timeout_s)
+        pools = pools_of(asked[0].candidate.scope)
+        search = _SharedSearches(self._index, self._ledger, vector, pools, self._bounds)
         return [
             Matches(
-                search.latent(candidate.scope) if candidate.latents and self._rules.latents else None,
-                search.image(candidate.scope) if candidate.images and self._rules.images else None,
+                search.latent(one.candidate.scope) if one.candidate.latents and one.rules.latents else None,
+                search.image(one.candidate.scope) if one.candidate.images and one.rules.images else None,
             )
-            for candidate in candidates
+            for one in asked
         ]
 
     def _count(self, answer: LookupAnswer) -> None:
@@ -147,13 +192,13 @@ class _SharedSearches:
     """The searches of one lookup; each distinct one is made once."""
 
     def __init__(
-        self, index: VectorIndex, ledger: CacheLedger, vector: bytes, pools: tuple[str, ...], timeout_s: float
+        self, index: VectorIndex, ledger: CacheLedger, vector: bytes, pools: tuple[str, ...], bounds: LookupBounds
     ) -> None:
         self._index = index
         self._ledger = ledger
         self._vector = vector
         self._pools = pools
-        self._timeout_s = timeout_s
+        self._bounds = bounds
         self._found: dict[tuple[VectorQuery, int], Match | None] = {}
 
     def latent(self, scope: CacheScope) -> Match | None:
@@ -174,16 +219,20 @@ class _SharedSearches:
         return self._found[query, part]
 
     def _search(self, query: VectorQuery, serves: Callable[[CachedEntry], bool]) -> Match | None:
-        for match in self._index.search(query, self._timeout_s):
+        for match in self._index.search(query, self._bounds.timeout_s):
             entry = self._ledger.live_entry(match.entry_id)
             # The ledger is the truth: whatever the index says, nobody gets another pool's entry, or an unfit object.
-            if entry is not None and entry.pool in self._pools and serves(entry):
+            if entry is not None and entry.pool in self._pools and self._is_young(entry) and serves(entry):
                 return Match(entry, match.similarity)
         return None
 
+    def _is_young(self, entry: CachedEntry) -> bool:
+        """Whether one more picture may descend from it: quality drifts from each to the next (MoDM, A.6)."""
+        return entry.ancestor_depth < self._bounds.max_ancestor_depth
 
-def _skipped(candidates: Sequence[LookupCandidate], why: str) -> LookupAnswer:
-    return LookupAnswer(tuple(CandidateStart(FromNoise(), f"miss: {why}") for _ in candidates), search_skipped=True)
+
+def _skipped(asked: Sequence[RuledCandidate], why: str) -> LookupAnswer:
+    return LookupAnswer(tuple(CandidateStart(FromNoise(), f"miss: {why}") for _ in asked), search_skipped=True)
 
 
 def _latents_for(scope: CacheScope, entry: CachedEntry) -> tuple[HeldLatent, ...]:
@@ -191,20 +240,18 @@ def _latents_for(scope: CacheScope, entry: CachedEntry) -> tuple[HeldLatent, ...
     return tuple(each for each in entry.latents if each.compatibility_key == latent_key(scope, each.resume_step))
 
 
-def _decide(
-    candidate: LookupCandidate, matches: Matches, quality: float | None, rules: SelectionRules
-) -> CandidateStart:
-    scope, by_text, by_image = candidate.scope, matches.by_text, matches.by_image
+def _decide(asked: RuledCandidate, matches: Matches, quality: float | None) -> CandidateStart:
+    scope, by_text, by_image = asked.candidate.scope, matches.by_text, matches.by_image
     context = SelectionContext(
         scope.num_inference_steps,
         _describe(by_text, scope),
         NearestEntry(by_image.similarity, has_image=True) if by_image else None,
         quality,
     )
-    selection = select_start(context, rules)
+    selection = select_start(context, asked.rules)
     return CandidateStart(
         _start(scope, matches, selection),
-        selection.reason,
+        asked.reason(selection),
         by_text.similarity if by_text else None,
         by_image.similarity if by_image else None,
     )

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from pentimento.policies.cache_quota import CacheLimits
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, Threshold, Thresholds
+from pentimento.policies.reuse_rules import ReuseRules
+from pentimento.policies.selector_profiles import ReuseKind, read_selector_profiles
+from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 from pentimento.stores.vectors import IndexBuilding
@@ -20,18 +23,43 @@ class EvictionChoice(Enum):
     NONE = "none"
 
 
+class RuleChoice(Enum):
+    """A rule of selector profiles, or whichever a profile names."""
+
+    PROFILE = "profile"
+    MINIMUM = "minimum"
+    LOWER_BOUND = "lower_bound"
+    MEAN = "mean"
+
+
 @dataclass(frozen=True)
 class SelectionSettings:
-    """When an entry is near enough. Thresholds belong to an encoder and a model: profile them for those you serve."""
+    """When an entry is near enough: by thresholds that somebody gives, else by the model's selector profile, else
+    never."""
 
+    selector_profiles: tuple[str, ...] = setting(
+        (), help="files of `pentimento bench selector-profile`, or directories of them"
+    )
+    selector_rule: RuleChoice = setting(
+        RuleChoice.PROFILE, help="by which rule the profiles' tables are read; profile: each by the one that it names"
+    )
+    cache_bias: int = setting(
+        0,
+        help="rows of the profiles' tables that every K is moved by: above 0 saves more than they allow, below 0 less",
+        minimum=-10,
+        maximum=10,
+    )
+    unprofiled_reuse: bool = setting(
+        False,
+        help="models without a selector profile reuse latents all the same, by NIRVANA's constants where no"
+        " latent_thresholds are given; the constants are of another encoder",
+    )
     latent_thresholds: tuple[str, ...] = setting(
-        tuple(f"{rule.min_similarity}:{rule.saved_share}" for rule in NIRVANA_LATENT_THRESHOLDS),
-        help="similarity:share pairs; from that text-to-text similarity on, that share of the steps may be skipped; "
-        "empty for no reuse of latents",
+        (),
+        help="similarity:share pairs that stand over every selector profile; from that text-to-text similarity on, that"
+        " share of the steps may be skipped; empty for the profiles alone",
     )
-    image_thresholds: tuple[str, ...] = setting(
-        (), help="the same for text-to-image similarity and final images; empty for no reuse of images"
-    )
+    image_thresholds: tuple[str, ...] = setting((), help="the same for text-to-image similarity and final images")
     profiled_quality: float = setting(
         0.9, help="share of the from-scratch quality the thresholds were profiled for", minimum=0, maximum=1
     )
@@ -39,13 +67,30 @@ class SelectionSettings:
         False, help="a picture that started from the cache leaves its later latents there, as those from noise do"
     )
     keep_images_of_hits: bool = setting(True, help="a picture that started from the cache is kept there itself")
+    max_ancestor_depth: int = setting(
+        5, help="pictures in a row that may start from one another; the last of them is nobody's donor", minimum=1
+    )
+    scratch_share: float = setting(
+        0.0, help="share of lookups that are misses whatever the cache has, for diversity", minimum=0, maximum=1
+    )
 
     def __post_init__(self) -> None:
         self.rules()
 
+    def reuse(self) -> ReuseRules:
+        """Return what decides on reuse. Raises ValueError for a malformed pair, InvalidArgument naming the file for a
+        profile that cannot be read."""
+        rule = None if self.selector_rule is RuleChoice.PROFILE else ThresholdRule(self.selector_rule.value)
+        profiles = read_selector_profiles(map(Path, self.selector_profiles))
+        given = {ReuseKind.LATENTS: self.latent_thresholds, ReuseKind.IMAGES: self.image_thresholds}
+        stand = frozenset(kind for kind, thresholds in given.items() if thresholds)
+        return ReuseRules(self.rules(), profiles, rule, self.cache_bias, stand)
+
     def rules(self) -> SelectionRules:
-        """As the policy takes them. ValueError for a malformed pair."""
+        """Return the rules where no profile decides. Raises ValueError for a malformed pair."""
         latents = _thresholds("--latent-thresholds", self.latent_thresholds)
+        if self.unprofiled_reuse and not latents:
+            latents = NIRVANA_LATENT_THRESHOLDS
         images = _thresholds("--image-thresholds", self.image_thresholds)
         hits = (self.keep_latents_of_hits, self.keep_images_of_hits)
         return SelectionRules(latents, images, self.profiled_quality, *hits)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import add_VectordbGatewayServiceServicer_to_server
 from pentimento.domain.clock import SystemClock
+from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import ReplicaKind
+from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.rpc import RpcServer
 from pentimento.rpc.grant_keys import open_grant_keys
 from pentimento.service.fleet_member import FleetMember
@@ -20,7 +22,7 @@ from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.gateway import Gateway
 from services.vectordb_gateway.healing import Healing
 from services.vectordb_gateway.indexing import Indexing
-from services.vectordb_gateway.lookup import Lookup
+from services.vectordb_gateway.lookup import Lookup, LookupBounds
 from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.servicer import FULL_NAME, GatewayServicer
 from services.vectordb_gateway.settings import GatewaySettings
@@ -52,6 +54,7 @@ class Stores:
 class GatewayProcess(ServiceProcess):
     stores: Stores
     guard: EncoderGuard
+    reuse: ReuseRules
     indexing: Indexing
     lookup: Lookup
     maintenance: Maintenance
@@ -62,8 +65,17 @@ class GatewayProcess(ServiceProcess):
             await asyncio.to_thread(self.guard.open)
         except StoreUnavailable as error:
             logger.warning("lookups will miss until the index is there: %s", error.message)
+        self._refuse_profiles()
         await asyncio.to_thread(self.maintenance.run_round)
         self.run_beside(self.maintenance.run(), "maintenance")
+
+    def _refuse_profiles(self) -> None:
+        """Say which profile was made for another encoder than the cache's: it is not used."""
+        if (encoder_digest := self.guard.encoder_digest) is not None:
+            try:
+                self.reuse.profiles.check_encoder(encoder_digest)
+            except FailedPrecondition as error:
+                logger.warning("a selector profile is not used: %s", error.message)
 
     async def close(self) -> None:
         self.lookup.close()
@@ -78,13 +90,15 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     guard = EncoderGuard(stores.ledger, stores.index)
     indexing = Indexing(stores.ledger, stores.index, guard)
     capacity = Capacity(stores.ledger, stores.objects, settings.capacity, settings.grants.max_open_grants)
-    rules = settings.selection.rules()
-    lookup = Lookup(guard, stores.index, stores.ledger, rules, settings.search_timeout_ms / 1000)
+    selection = settings.selection
+    reuse = selection.reuse()
+    bounds = LookupBounds(settings.search_timeout_ms / 1000, selection.max_ancestor_depth, selection.scratch_share)
+    lookup = Lookup(guard, stores.index, stores.ledger, reuse, bounds)
     keys = open_grant_keys(settings.grants.grant_key_file)
     ttl_s = settings.grants.grant_ttl_s
     gateway = Gateway(
         lookup=lookup,
-        writing=EntryWriting(stores.ledger, guard, indexing, capacity, rules, ttl_s, SystemClock(), keys),
+        writing=EntryWriting(stores.ledger, guard, indexing, capacity, reuse, ttl_s, SystemClock(), keys),
         healing=Healing(stores.ledger, stores.objects),
         ledger=stores.ledger,
         capacity=capacity,
@@ -98,6 +112,7 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
         registration=FleetMember(server, ReplicaKind.VECTORDB_GATEWAY, settings).registration(),
         stores=stores,
         guard=guard,
+        reuse=reuse,
         indexing=indexing,
         lookup=lookup,
         maintenance=maintenance,

@@ -12,7 +12,8 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, LatentSlot
 from pentimento.domain.grant_signature import GrantBinding, sign
-from pentimento.policies.cache_selection import SelectionRules, keeps_image, kept_steps
+from pentimento.policies.cache_selection import keeps_image, kept_steps
+from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.rpc.grant_keys import GrantKeys
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
@@ -49,7 +50,7 @@ class EntryWriting:
         guard: EncoderGuard,
         indexing: Indexing,
         capacity: Capacity,
-        rules: SelectionRules,
+        reuse: ReuseRules,
         grant_ttl_s: float,
         clock: Clock,
         keys: GrantKeys | None = None,
@@ -58,7 +59,7 @@ class EntryWriting:
         self._guard = guard
         self._indexing = indexing
         self._capacity = capacity
-        self._rules = rules
+        self._reuse = reuse
         self._grant_ttl_s = grant_ttl_s
         self._clock = clock
         self._keys = keys
@@ -69,8 +70,9 @@ class EntryWriting:
         check_scope(scope)
         check_attempt(attempt, scope)
         check_start_step(start_step, scope.num_inference_steps)
-        keys = [self._new_key(step) for step in kept_steps(scope.num_inference_steps, start_step, self._rules)]
-        if keeps_image(start_step, self._rules):
+        rules = self._reuse.keeping(scope.model_digest, self._guard.encoder_digest)
+        keys = [self._new_key(step) for step in kept_steps(scope.num_inference_steps, start_step, rules)]
+        if keeps_image(start_step, rules):
             keys.append(self._new_key(None))
         if not keys:
             return _refused("no rule keeps anything of such a run")

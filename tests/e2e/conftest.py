@@ -39,7 +39,7 @@ def crash() -> Iterator[Crash]:
 
 @pytest.fixture(scope="session")
 def suite(crash: Crash) -> Iterator[LocalSuite]:
-    with local_suite(state_dir=crash.state_directory) as running:
+    with local_suite(["--unprofiled-reuse"], state_dir=crash.state_directory) as running:
         yield running
 
 

@@ -12,6 +12,7 @@ import pytest
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.generation import CapturedEntries, CapturedLatent
 from pentimento.policies.cache_selection import SelectionRules
+from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.vectors import VectorIndex
@@ -85,7 +86,7 @@ class Cache:
         guard.open()
         self.indexing = Indexing(ledger, index, guard)
         capacity = Capacity(ledger, objects, CapacitySettings(max_entries=1, object_grace_s=0, min_free_bytes=0), 10)
-        rules = SelectionRules()
+        rules = ReuseRules(SelectionRules())
         self.writing = EntryWriting(ledger, guard, self.indexing, capacity, rules, 900, SystemClock())
         self.maintenance = Maintenance(ledger, objects, self.indexing, capacity, MaintenanceSettings())
 

@@ -52,7 +52,7 @@ async def gateway_process(directory: Path) -> AsyncIterator[asyncio.subprocess.P
         "--min-free-bytes": "0",
         "--log-level": "error",
     }
-    words = [word for pair in flags.items() for word in pair]
+    words = ["--unprofiled-reuse", *(word for pair in flags.items() for word in pair)]
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "services.vectordb_gateway", *words)
     try:
         yield process

@@ -211,7 +211,7 @@ async def test_latents_without_adapters_serve_a_request_until_its_own_take_effec
 
 
 async def test_reuse_can_be_switched_off(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--latent-thresholds", "") as gateway:
+    async with running_gateway(tmp_path, "--unprofiled-reuse", "no") as gateway:
         answer = await gateway.lookup(embedding(1))
 
         assert answer.reason == "miss: reuse is switched off"

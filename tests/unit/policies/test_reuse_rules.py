@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.policies.cache_selection import SelectionRules, Threshold
+from pentimento.policies.cache_selection import SelectionRules, Threshold, capture_steps, keeps_image
 from pentimento.policies.reuse_rules import NO_PROFILE, UNPROFILED, ReuseRules
 from pentimento.policies.selector_profiles import ProfiledStep, ReuseKind, SelectorProfile, SelectorProfiles
 from pentimento.policies.selector_profiling import ThresholdRule
@@ -50,6 +50,11 @@ def test_tables_that_were_given_serve_models_without_a_profile_alone() -> None:
     assert rules.of("heavy-digest", "clip-digest").latents.thresholds == LATENTS.thresholds()
 
 
+def test_tables_of_a_kind_that_is_given_stand_over_every_profile() -> None:
+    reuse = ReuseRules(TOLD, PROFILES, given=frozenset({ReuseKind.LATENTS})).of("heavy-digest", "clip-digest")
+    assert (reuse.latents.thresholds, reuse.images.thresholds) == (TOLD.latents, BOTH.thresholds())
+
+
 def test_each_kind_has_its_own_profile_and_alpha() -> None:
     reuse = ReuseRules(NOTHING, PROFILES).of("heavy-digest", "clip-digest")
     assert (reuse.latents.alpha, reuse.images.alpha) == (0.9, 0.95)
@@ -88,11 +93,22 @@ def test_a_bias_moves_the_table_and_a_larger_one_promises_nothing() -> None:
     assert cheaper.source.endswith("cache bias +1")
 
 
+def test_a_models_latents_are_kept_at_the_steps_of_its_own_table() -> None:
+    rules = ReuseRules(NOTHING, PROFILES)
+    assert capture_steps(50, rules.keeping("heavy-digest", "clip-digest")) == (5, 10)
+    assert capture_steps(50, rules.keeping("light-digest", "clip-digest")) == ()
+    # Before the cache has an encoder its first entries are kept all the same.
+    assert capture_steps(50, rules.keeping("heavy-digest", None)) == (5, 10)
+
+
 def test_images_are_kept_when_any_model_may_refine_them() -> None:
-    assert ReuseRules(NOTHING, PROFILES).keeps_images
-    assert not ReuseRules(NOTHING, SelectorProfiles((LATENTS,))).keeps_images
-    assert not ReuseRules(NOTHING, SelectorProfiles((replace(IMAGES, steps=(ProfiledStep(5, 9),)),))).keeps_images
-    assert ReuseRules(TOLD).keeps_images
+    def keeps(rules: ReuseRules) -> bool:
+        return keeps_image(0, rules.keeping("another-digest", "clip-digest"))
+
+    assert keeps(ReuseRules(NOTHING, PROFILES))
+    assert not keeps(ReuseRules(NOTHING, SelectorProfiles((LATENTS,))))
+    assert not keeps(ReuseRules(NOTHING, SelectorProfiles((replace(IMAGES, steps=(ProfiledStep(5, 9),)),))))
+    assert keeps(ReuseRules(TOLD))
 
 
 def test_nothing_is_reused_where_no_table_allows_anything() -> None:

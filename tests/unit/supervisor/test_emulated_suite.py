@@ -143,3 +143,25 @@ def test_models_and_a_fleet_exclude_each_other(settings: SuiteSettings, tmp_path
 
     assert refused.exit_code == 2
     assert "--model and --emulate exclude each other" in refused.output
+
+
+def gateway_arguments(settings: SuiteSettings, tmp_path: Path) -> tuple[str, ...]:
+    suite = plan_suite(settings, StateDirectory(tmp_path / "state"))
+    return next(process.arguments for process in suite.processes if process.name == "gateway")
+
+
+def test_emulated_models_reuse_without_profiles(settings: SuiteSettings, tmp_path: Path) -> None:
+    assert settings.fleet is not None
+    cached = replace(settings, fleet=replace(settings.fleet, cache=True))
+
+    assert "--unprofiled-reuse" in gateway_arguments(cached, tmp_path)
+
+
+def test_real_models_reuse_by_their_profiles_unless_more_is_asked_for(tmp_path: Path) -> None:
+    real = SuiteSettings((ModelDirectory("model", tmp_path),), tmp_path, selector_profiles=(Path("/a"), Path("/b")))
+
+    told = gateway_arguments(real, tmp_path)
+
+    assert told[told.index("--selector-profiles") + 1] == "/a,/b"
+    assert "--unprofiled-reuse" not in told
+    assert "--unprofiled-reuse" in gateway_arguments(replace(real, unprofiled_reuse=True), tmp_path)

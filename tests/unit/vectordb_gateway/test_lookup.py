@@ -27,12 +27,14 @@ from pentimento.domain.generation import (
 )
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.policies.cache_selection import SelectionRules, Threshold
+from pentimento.policies.reuse_rules import ReuseRules
+from pentimento.policies.selector_profiles import SelectorProfiles
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, GrantedKey, GrantRecord
 from pentimento.stores.objects.store import refer_to
 from pentimento.stores.vectors.index import Space, VectorMatch, VectorPoint, VectorQuery
 from services.vectordb_gateway.encoder_guard import EncoderGuard
-from services.vectordb_gateway.lookup import Lookup
+from services.vectordb_gateway.lookup import Lookup, LookupBounds
 from services.vectordb_gateway.validation import SHARED_POOL
 from tests.gateways import scope
 
@@ -90,11 +92,14 @@ class Gateway:
     def __post_init__(self) -> None:
         self.guard = EncoderGuard(self.ledger, self.index)
         self.rules = SelectionRules()
-        self.timeout_s = 5.0
+        self.profiles = SelectorProfiles()
+        self.timeout_s, self.max_ancestor_depth, self.scratch_share = 5.0, 5, 0.0
         self._lookups: list[Lookup] = []
 
     def open(self) -> Lookup:
-        self._lookups.append(Lookup(self.guard, self.index, self.ledger, self.rules, self.timeout_s))
+        bounds = LookupBounds(self.timeout_s, self.max_ancestor_depth, self.scratch_share)
+        reuse = ReuseRules(self.rules, self.profiles)
+        self._lookups.append(Lookup(self.guard, self.index, self.ledger, reuse, bounds))
         return self._lookups[-1]
 
     async def ask(self, *of: CacheScope, quality: float | None = None) -> LookupAnswer:

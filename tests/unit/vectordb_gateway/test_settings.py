@@ -3,6 +3,7 @@
 import pytest
 
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, SelectionRules, Threshold
+from pentimento.policies.selector_profiles import ReuseKind
 from pentimento.settings import SettingsError, load_settings
 from services.vectordb_gateway.settings import EvictionChoice, GatewaySettings
 
@@ -13,11 +14,24 @@ def load(*flags: str) -> GatewaySettings:
     return load_settings(GatewaySettings, "vectordb_gateway", [*URLS, *flags], {})
 
 
-def test_defaults_are_nirvanas_for_latents_and_none_for_images() -> None:
+def test_without_a_word_nothing_is_reused() -> None:
     settings = load()
 
-    assert settings.selection.rules() == SelectionRules(NIRVANA_LATENT_THRESHOLDS, (), 0.9)
+    assert settings.selection.rules() == SelectionRules((), (), 0.9)
+    assert not settings.selection.reuse().reuses_anything
     assert settings.capacity.eviction is EvictionChoice.FIFO
+
+
+def test_models_without_a_profile_reuse_by_nirvanas_constants_where_they_shall() -> None:
+    assert load("--unprofiled-reuse").selection.rules() == SelectionRules(NIRVANA_LATENT_THRESHOLDS, (), 0.9)
+    told = load("--unprofiled-reuse", "--latent-thresholds", "0.8:0.2")
+    assert told.selection.rules().latents == (Threshold(0.8, 0.2),)
+
+
+def test_thresholds_that_are_given_stand_over_profiles_of_their_kind() -> None:
+    assert load("--latent-thresholds", "0.8:0.2").selection.reuse().given == {ReuseKind.LATENTS}
+    assert load("--image-thresholds", "0.8:0.2").selection.reuse().given == {ReuseKind.IMAGES}
+    assert load("--unprofiled-reuse").selection.reuse().given == frozenset()
 
 
 def test_thresholds_are_pairs() -> None:

@@ -1,0 +1,112 @@
+"""Lookups by selector profiles: each model by its own, none without, and what keeps pictures fresh."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.generation import FromLatent, FromNoise
+from pentimento.policies.cache_selection import SelectionRules
+from pentimento.policies.selector_profiles import ProfiledStep, ReuseKind, SelectorProfile, SelectorProfiles
+from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.stores.ledger.cache_ledger import open_cache_ledger
+from pentimento.stores.ledger.cache_records import EncoderBinding
+from tests.gateways import scope
+from tests.unit.vectordb_gateway.test_lookup import ENCODER, Gateway
+
+PROFILE = SelectorProfile(
+    kind=ReuseKind.LATENTS,
+    model="heavy",
+    model_digest="sha256:model",
+    reference_model="heavy",
+    reference_model_digest="sha256:model",
+    encoder="clip",
+    encoder_digest=ENCODER,
+    quality="clip_score",
+    alpha=0.9,
+    rule=ThresholdRule.LOWER_BOUND,
+    step_count=50,
+    model_step_count=50,
+    pair_count=80,
+    steps=(ProfiledStep(5, 80, 0.9, 0.8, 0.7),),
+)
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    ledger = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
+    ledger.bind_encoder(EncoderBinding(ENCODER, 2)).result()
+    made = Gateway(ledger)
+    made.rules = SelectionRules(latents=(), images=())
+    made.profiles = SelectorProfiles((PROFILE,))
+    made.guard.open()
+    yield made
+    made.close()
+    ledger.close()
+
+
+@pytest.mark.parametrize(("similarity", "starts"), [(0.81, FromLatent), (0.79, FromNoise)])
+async def test_the_models_own_profile_decides(gateway: Gateway, similarity: float, starts: type) -> None:
+    gateway.say(gateway.store(), similarity=similarity)
+
+    assert isinstance((await gateway.lookup()).start, starts)
+
+
+async def test_provenance_is_told_the_profile(gateway: Gateway) -> None:
+    gateway.say(gateway.store(), similarity=0.81)
+
+    assert (await gateway.lookup()).reason.endswith("(latents of heavy, alpha 0.9 by lower_bound)")
+
+
+async def test_a_model_without_a_profile_reuses_nothing_and_says_so(gateway: Gateway) -> None:
+    other = scope(model_digest="sha256:other")
+    gateway.say(gateway.store(of=other), similarity=1.0)
+
+    answer = await gateway.lookup(other)
+
+    assert (answer.start, answer.reason) == (FromNoise(), "miss: no selector profile of this model")
+    assert gateway.index.queries == []
+
+
+async def test_candidates_are_each_decided_by_their_own(gateway: Gateway) -> None:
+    gateway.say(gateway.store(), similarity=1.0)
+
+    answer = await gateway.ask(scope(), scope(model_digest="sha256:other"))
+
+    assert [type(found.start) for found in answer.starts] == [FromLatent, FromNoise]
+
+
+async def test_a_profile_made_for_another_encoder_is_not_used(gateway: Gateway) -> None:
+    gateway.profiles = SelectorProfiles((replace(PROFILE, encoder_digest="sha256:another"),))
+    gateway.say(gateway.store(), similarity=1.0)
+
+    assert (await gateway.lookup()).start == FromNoise()
+
+
+async def test_who_asks_for_more_than_was_profiled_paints_from_noise(gateway: Gateway) -> None:
+    gateway.say(gateway.store(), similarity=1.0)
+
+    answer = await gateway.lookup(quality=0.95)
+
+    assert answer.start == FromNoise()
+    assert "0.95 asked for, thresholds profiled for 0.90" in answer.reason
+
+
+@pytest.mark.parametrize(("bound", "starts"), [(4, FromLatent), (3, FromNoise)])
+async def test_the_last_of_a_row_of_pictures_is_nobodys_donor(gateway: Gateway, bound: int, starts: type) -> None:
+    gateway.max_ancestor_depth = bound
+    # Its depth is 3: a picture from it would be the fourth.
+    gateway.say(gateway.store(), similarity=1.0)
+
+    assert isinstance((await gateway.lookup()).start, starts)
+
+
+async def test_a_share_of_lookups_is_from_scratch_whatever_there_is(gateway: Gateway) -> None:
+    gateway.scratch_share = 1.0
+    gateway.say(gateway.store(), similarity=1.0)
+
+    answer = await gateway.ask(scope())
+
+    assert answer.search_skipped
+    assert answer.starts[0].reason == "miss: from scratch, as a share of all are"
