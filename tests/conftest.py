@@ -1,8 +1,11 @@
-"""What holds for all tests, and how they are dealt to processes: by file, those that share the one real suite together,
-and the slow ones first."""
+"""What holds for all tests: where their files lie, and how they are dealt to processes (by file, those that share the
+one real suite together, and the slow ones first)."""
 
 import gc
 import os
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -15,6 +18,23 @@ SLOWEST_FIRST = (ONE_SUITE, *(f"tests/{tier}" for tier in ("faults", "integratio
 # Set before torch is imported, here and in the processes that tests start: two test processes share the cores, and on
 # some processors the last bits of a picture depend on the number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A file system in memory, where there is one: stores under test ask for every commit to be on disk, thousands of times.
+MEMORY = Path("/dev/shm")
+ROOM_BYTES = 4 << 30
+
+
+def is_roomy(directory: Path) -> bool:
+    """Whether tests' files may lie there; some of them are programs."""
+    if not (directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)):
+        return False
+    return shutil.disk_usage(directory).free >= ROOM_BYTES and not os.statvfs(directory).f_flag & os.ST_NOEXEC
+
+
+# For this process, and for those that it and tests start.
+if "TMPDIR" not in os.environ and is_roomy(MEMORY):
+    os.environ["TMPDIR"] = str(MEMORY)
+    tempfile.tempdir = None
 
 # An example takes as long as a busy machine lets it.
 hypothesis.settings.register_profile("no deadline", deadline=None)
