@@ -32,6 +32,17 @@ class CompileChoice(Enum):
     GRAPHS = "graphs"
 
 
+class LatentFormatChoice(Enum):
+    """`exact`: in the precision that the model runs in; the others: float32 in half precision, `deflate` compressed."""
+
+    EXACT = "exact"
+    EXACT_DEFLATE = "exact-deflate"
+    FLOAT16 = "float16"
+    FLOAT16_DEFLATE = "float16-deflate"
+    BFLOAT16 = "bfloat16"
+    BFLOAT16_DEFLATE = "bfloat16-deflate"
+
+
 @dataclass(frozen=True)
 class UnetWorkerSettings:
     rpc: RpcServerSettings
@@ -84,6 +95,9 @@ class UnetWorkerSettings:
         2.0, help="wait for a cached latent or image before painting from noise", minimum=0
     )
     upload_timeout_s: float = setting(2.0, help="wait for uploads once the picture is done", minimum=0)
+    latent_format: LatentFormatChoice = setting(
+        LatentFormatChoice.EXACT, help="what latents are stored as in the cache; any format is read"
+    )
     controller_address: str = setting("", help="controller to register with; empty for none")
     profiles: tuple[str, ...] = setting(
         (), help="files of `pentimento bench profile`; the controller is told what those of its models say"

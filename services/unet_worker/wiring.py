@@ -17,6 +17,7 @@ from pentimento.diffusion.engine import (
     StepEngine,
 )
 from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
+from pentimento.diffusion.latents import LatentFormat
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.fleet import ModelCost
 from pentimento.stores.objects import ObjectStore, open_objects
@@ -111,6 +112,7 @@ class CheckpointLoader:
             StartResolver(model, objects, store_threads, settings.donor_timeout_s),
             settings.progress_interval_ms / 1000,
             energy.watts if energy is not None else lambda since, until: None,
+            LatentFormat(settings.latent_format.value),
         )
         # What the engine does while nobody is here may go on.
         runner = AttemptRunner(model_runner, objects, store_threads, settings.upload_timeout_s, engine.wake)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.engine import FinishedPainting, StepEngine
-from pentimento.diffusion.latents import latent_to_bytes
+from pentimento.diffusion.latents import LatentFormat, latent_to_bytes
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
@@ -37,7 +37,9 @@ class PaintingBridge:
         finisher: Finisher,
         uploads: Uploads | None,
         progress_interval_s: float,
+        latent_format: LatentFormat,
     ) -> None:
+        self._latent_format = latent_format
         self._worker_id = worker_id
         self._emit = emit
         self._finisher = finisher
@@ -83,7 +85,7 @@ class PaintingBridge:
 
     def captured(self, step: int, sigma: float, latent: Tensor) -> None:
         assert self._uploads is not None
-        self._uploads.add_latent(step, sigma, lambda: _finite_latent_bytes(latent))
+        self._uploads.add_latent(step, sigma, lambda: _finite_latent_bytes(latent, self._latent_format))
 
     def finished(self, painting: FinishedPainting) -> None:
         self._loop.call_soon_threadsafe(self._settle, painting)
@@ -101,8 +103,8 @@ class PaintingBridge:
 
 
 class EngineModelRunner:
-    """Paints with one loaded model; `watts` gives the device's mean power between two times, where it is known. See
-    `runner.ModelRunner`."""
+    """Paints with one loaded model; `watts` gives the device's mean power between two times, where it is known;
+    `latent_format` is what captured latents are stored as. See `runner.ModelRunner`."""
 
     def __init__(
         self,
@@ -113,7 +115,9 @@ class EngineModelRunner:
         starts: StartResolver,
         progress_interval_s: float,
         watts: Callable[[float, float], float | None] = lambda since, until: None,
+        latent_format: LatentFormat = LatentFormat.EXACT,
     ) -> None:
+        self._latent_format = latent_format
         self._worker_id = worker_id
         self._held = held
         self._engine = engine
@@ -173,7 +177,9 @@ class EngineModelRunner:
             order.preview_interval_steps,
             deadline,
         )
-        bridge = PaintingBridge(self._worker_id, emit, self._finisher, uploads, self._progress_interval_s)
+        bridge = PaintingBridge(
+            self._worker_id, emit, self._finisher, uploads, self._progress_interval_s, self._latent_format
+        )
         ticket = self._engine.submit(request, bridge)
         try:
             return await bridge.done
@@ -181,9 +187,9 @@ class EngineModelRunner:
             ticket.stop(Cancelled("CANCELLED", "the attempt was stopped"))
 
 
-def _finite_latent_bytes(latent: Tensor) -> bytes | None:
+def _finite_latent_bytes(latent: Tensor, latent_format: LatentFormat) -> bytes | None:
     """None for what must not enter a cache."""
-    return latent_to_bytes(latent) if torch.isfinite(latent).all() else None
+    return latent_to_bytes(latent, latent_format) if torch.isfinite(latent).all() else None
 
 
 def _marks(accepted_at: float, painting: FinishedPainting, picture: FinishedPicture) -> tuple[Mark, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.images import decode_pixels
+from pentimento.diffusion.latent_frames import UnknownLatentFormat
 from pentimento.diffusion.latents import latent_from_bytes
 from pentimento.diffusion.painting import (
     ImageStart,
@@ -97,6 +98,9 @@ class StartResolver:
     async def _judge(self, read: Callable[[], T]) -> T:
         try:
             return await self._in_thread(read)
+        except UnknownLatentFormat as error:
+            # A newer worker wrote it: its bytes are sound, and others can read them.
+            raise UnusableDonor("UNKNOWN_LATENT_FORMAT", str(error)) from None
         except (ValueError, InvalidArgument) as error:
             raise UnusableDonor("BAD_DONOR", str(error), object_is_bad=True) from None
 

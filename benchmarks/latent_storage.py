@@ -1,0 +1,209 @@
+"""What does a cached latent take, and what does storing it compactly do to the picture?
+
+    python -m benchmarks.latent_storage [--prompts 8] [--log-seed 21]
+
+For each model of the zoo, latents of N = 50 steps are captured at K = 5, 10, 15, 20 and 25 through the engine's own
+loop, and stored in every format of `pentimento.diffusion.latents`:
+
+- bytes, each against the exact latent's: of single latents, and of eight of them as one tensor, which has as many bytes
+  as a latent of Stable Diffusion at 512 x 512;
+- microseconds to encode and to decode those eight, formats in turns;
+- the next prompt of the log resumed from what was stored, against the same resumed from the exact latent: grey levels
+  (0 to 255) of difference and PSNR. Deflate loses nothing and is not painted; that it loses nothing is checked. What
+  resuming the exact latent changes of the picture from scratch stands beside it, and so does CLIPScore.
+
+NIRVANA stores latents in half precision and names neither bytes nor cost. No figure here has a target: they are what
+`--latent-format` is chosen by.
+"""
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.report import Figure, informative, measured, parse_options, publish
+from benchmarks.selector_profile import LocalEncoder
+from pentimento.diffusion.latents import LatentFormat, latent_from_bytes, latent_to_bytes
+from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
+from pentimento.diffusion.weights import quiet_loaders
+from pentimento.pictures.decoding import decode
+from services.embedder.model import open_model
+from services.unet_worker.models.reuse_study import StudyModel
+from services.unet_worker.models.selector_measuring import study_model
+from zoo.registry import WEIGHTS
+from zoo.scene_log import clip_embedder, write_scene_log
+
+MODELS = ("tiny-heavy", "tiny-light", "tiny-flow")
+ENCODER = "tiny-clip"
+STEP_COUNT = 50
+KEPT_STEPS = (5, 10, 15, 20, 25)
+JOINED_COUNT = 8
+BATCH = 8
+ROUND_COUNT = 200
+PAINTED = (LatentFormat.FLOAT16, LatentFormat.BFLOAT16)
+
+Pixels = NDArray[np.float64]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PaintedLog:
+    """Prompts painted from scratch by one model: pictures (PNG), and by prompt and step the latents."""
+
+    model: StudyModel
+    prompts: Sequence[str]
+    pngs: Sequence[bytes]
+    latents: Sequence[Mapping[int, Tensor]]
+
+    def every_latent(self) -> list[Tensor]:
+        """Return all latents, by step and prompt."""
+        return [latents[step] for step in KEPT_STEPS for latents in self.latents]
+
+    def resume(self, step: int, stored_as: LatentFormat) -> list[bytes]:
+        """Return each prompt's picture (PNG), resumed from the latent of the prompt before it."""
+        donors = [self.latents[number - 1][step] for number in range(len(self.prompts))]
+        restored = [latent_from_bytes(latent_to_bytes(donor, stored_as), donor.shape) for donor in donors]
+        requests = [
+            self.model.request(prompt, number, LatentStart(latent, step))
+            for number, (prompt, latent) in enumerate(zip(self.prompts, restored, strict=True))
+        ]
+        return [picture.png for picture in self.model.painter.paint(requests)]
+
+
+def main() -> int:
+    options = parse_options("latent_storage", __doc__, add_options)
+    count, seed = 2 if options.quick else options.rest["prompts"], options.rest["log_seed"]
+    torch.set_num_threads(1)
+    quiet_loaders()
+    folder = WEIGHTS / ENCODER
+    log = write_scene_log(count, clip_embedder(folder), np.random.default_rng(seed))
+    encoder = LocalEncoder(open_model(folder))
+    figures: list[Figure] = []
+    for name in MODELS:
+        painted = paint(name, log.prompts)
+        figures += [*sizes(name, painted), *speeds(name, painted, 20 if options.quick else ROUND_COUNT)]
+        figures += differences(name, painted, encoder)
+    notes = {"prompts": count, "log seed": seed, "steps": STEP_COUNT, "kept before": KEPT_STEPS, "peer": "none told"}
+    return publish(options, figures, notes=notes)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", type=int, default=8, help="of the log, at least two")
+    parser.add_argument("--log-seed", type=int, default=21)
+
+
+def paint(name: str, prompts: Sequence[str]) -> PaintedLog:
+    """Paint the prompts from scratch, and keep the latents."""
+    loaded = study_model(WEIGHTS / name, BATCH)
+    model = replace(loaded, spec=replace(loaded.spec, num_inference_steps=STEP_COUNT))
+    requests: list[PaintingRequest] = [
+        replace(model.request(prompt, number, NoiseStart()), capture_steps=frozenset(KEPT_STEPS))
+        for number, prompt in enumerate(prompts)
+    ]
+    pictures = list(model.painter.paint(requests))
+    return PaintedLog(model, prompts, [each.png for each in pictures], [each.latents for each in pictures])
+
+
+def sizes(name: str, painted: PaintedLog) -> Iterator[Figure]:
+    """Yield the bytes of every format against the exact one's, of single latents and of eight as one."""
+    latents = painted.every_latent()
+    for what, tensors in (("one latent", latents), ("eight as one", joined(latents))):
+        for stored_as in LatentFormat:
+            check_lossless(tensors[0], stored_as)
+            pairs = [(len(latent_to_bytes(one, stored_as)), len(latent_to_bytes(one))) for one in tensors]
+            yield measured(
+                f"{name}: {what}, {stored_as.value}: bytes of the exact latent's", pairs, _ratio, informative()
+            )
+
+
+def joined(latents: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of eight latents each, (1, channels, 8 x height, width); the last ones may be left out."""
+    wanted = [latents[start : start + JOINED_COUNT] for start in range(0, len(latents), JOINED_COUNT)]
+    return [torch.cat(list(part), dim=2) for part in wanted if len(part) == JOINED_COUNT]
+
+
+def check_lossless(latent: Tensor, stored_as: LatentFormat) -> None:
+    """Raises AssertionError where what comes back is not the latent, rounded to the format's precision."""
+    found = latent_from_bytes(latent_to_bytes(latent, stored_as), latent.shape)
+    assert torch.equal(found, latent if stored_as.dtype is None else latent.to(stored_as.dtype)), stored_as
+
+
+def speeds(name: str, painted: PaintedLog, rounds: int) -> Iterator[Figure]:
+    """Yield the time that every format takes to write and to read eight latents as one, formats in turns."""
+    latents = joined(painted.every_latent())
+    taken: dict[tuple[LatentFormat, str], list[float]] = {}
+    for number in range(rounds):
+        latent = latents[number % len(latents)]
+        for stored_as in LatentFormat:
+            data, encoding_us = timed(partial(latent_to_bytes, latent, stored_as))
+            _, decoding_us = timed(partial(latent_from_bytes, data, latent.shape))
+            taken.setdefault((stored_as, "encode"), []).append(encoding_us)
+            taken.setdefault((stored_as, "decode"), []).append(decoding_us)
+    for (stored_as, what), samples in taken.items():
+        yield measured(
+            f"{name}: eight as one, {stored_as.value}: {what}", samples, statistics.median, informative("us")
+        )
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """Return what the work gave and its microseconds."""
+    started = time.perf_counter()
+    found = work()
+    return found, round((time.perf_counter() - started) * 1e6, 1)
+
+
+def differences(name: str, painted: PaintedLog, encoder: LocalEncoder) -> Iterator[Figure]:
+    """Yield what each lossy format does to pictures, by K; and what reuse itself does."""
+    texts = encoder.embed_texts(painted.prompts)
+
+    def score(pngs: Sequence[bytes]) -> NDArray[np.float32]:
+        return np.sum(encoder.embed_pictures(pngs) * texts, axis=1)
+
+    for step in KEPT_STEPS:
+        exact = painted.resume(step, LatentFormat.EXACT)
+        where = f"{name}, K = {step}/{STEP_COUNT}"
+        yield from compared(f"{where}: from scratch instead of from the exact latent", exact, painted.pngs)
+        for stored_as in PAINTED:
+            compact = painted.resume(step, stored_as)
+            what = f"{where}: {stored_as.value} instead of exact"
+            yield from compared(what, exact, compact)
+            pairs = [(float(one), float(other)) for one, other in zip(score(compact), score(exact), strict=True)]
+            yield measured(f"{what}: CLIPScore of the exact one's", pairs, _ratio, informative())
+
+
+def compared(what: str, exact: Sequence[bytes], other: Sequence[bytes]) -> Iterator[Figure]:
+    """Yield the largest and the mean difference in grey levels, and the PSNR of all pixels together."""
+    gaps = [np.abs(pixels(one) - pixels(two)) for one, two in zip(exact, other, strict=True)]
+    largest, means = [float(gap.max()) for gap in gaps], [float(gap.mean()) for gap in gaps]
+    squares = [float((gap**2).mean()) for gap in gaps]
+    yield measured(f"{what}: largest difference", largest, max, informative("grey levels"))
+    yield measured(f"{what}: mean difference", means, statistics.fmean, informative("grey levels"))
+    if any(squares):
+        yield Figure(f"{what}: PSNR", psnr_db(statistics.fmean(squares)), informative("dB"), squares, None)
+
+
+def pixels(png: bytes) -> Pixels:
+    """Return the picture's samples (height, width, 3), 0 to 255."""
+    return decode(png, "picture", lambda image: np.asarray(image.convert("RGB"), np.float64))
+
+
+def psnr_db(mean_square: float) -> float:
+    """Return the peak signal-to-noise ratio of a mean squared difference of grey levels above 0."""
+    return 10 * math.log10(255**2 / mean_square)
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return sum(ours for ours, _ in pairs) / sum(exact for _, exact in pairs)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
