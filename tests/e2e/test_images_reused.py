@@ -1,0 +1,54 @@
+"""What one model painted, another one starts from: final images belong to no model."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from pentimento.domain.generation import FromImage, FromNoise
+from pentimento.domain.image_request import CacheMode, ImageRequest
+from pentimento.sdk import AsyncClient, Picture
+from pentimento.supervisor.local import LocalSuite, local_suite
+
+# Any prompt is near enough to any picture: what is tested is the way of a hit, not which ones there are.
+SETTINGS = """
+[vectordb_gateway]
+latent_thresholds = []
+image_thresholds = ["-1:0.4"]
+"""
+
+
+@pytest.fixture(scope="module")
+def suite_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSuite]:
+    config = tmp_path_factory.mktemp("suite") / "settings.toml"
+    config.write_text(SETTINGS)
+    with local_suite(["--model", "tiny-heavy", "--model", "tiny-light", "--config", str(config)]) as running:
+        yield running
+
+
+def asking(model: str, prompt: str, seed: int, cache: CacheMode) -> ImageRequest:
+    return ImageRequest(prompt, model=model, seed=seed, num_inference_steps=10, cache=cache)
+
+
+async def generate_until_refined(client: AsyncClient, wanted: ImageRequest) -> Picture:
+    """An entry is committed once its picture was answered and embedded, so the first looks may be too early."""
+    async with asyncio.timeout(60):
+        while True:
+            picture = await client.generate(wanted)
+            if isinstance(picture.provenance.route.start, FromImage):
+                return picture
+
+
+async def test_the_light_model_refines_what_the_heavy_one_painted(suite_of_two: LocalSuite) -> None:
+    async with AsyncClient(suite_of_two.endpoint.public) as client:
+        miss = await client.generate(asking("tiny-heavy", "a small blue star on black", 1, CacheMode.READ_WRITE))
+
+        # It leaves nothing itself: what it starts from is the heavy model's.
+        hit = await generate_until_refined(client, asking("tiny-light", "a blue star on black", 2, CacheMode.READ))
+
+    assert (miss.provenance.spec.model, miss.provenance.route.start) == ("tiny-heavy", FromNoise())
+    start = hit.provenance.route.start
+    assert isinstance(start, FromImage)
+    assert (hit.provenance.spec.model, start.start_step, hit.provenance.steps_run) == ("tiny-light", 4, 6)
+    assert start.donor.ancestor_depth == 0
+    assert hit.data != miss.data
