@@ -54,7 +54,7 @@ _SAME = 1e-3
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedRule:
     """The scored requests of one regime and size: a share of steps saved by block, for each rule."""
 
     regime: Regime
@@ -138,21 +138,21 @@ def shipped(regime: Regime) -> Mapping[str, float]:
     return AGED_WHERE_ALL_ADD if regime.hits_add else AGED_WHERE_MISSES_ADD
 
 
-def play(log: ReuseLog, regime: Regime, begin: int, bound_of: Mapping[int, float]) -> Iterable[Played]:
+def play(log: ReuseLog, regime: Regime, begin: int, bound_of: Mapping[int, float]) -> Iterable[PlayedRule]:
     for size in SIZES:
         rules: dict[str, EvictionRule] = {"ours": AgedBenefit(size, **shipped(regime))}
         rules |= {name: eviction_rule(name, size) for name in FOUR}
         rules["lcbfu, first f = 0"] = LcbfuRule(first_frequency=0.0)
         saved = {name: saved_share(log, rule, regime, size, begin, len(log)) for name, rule in rules.items()}
         blocks = {name: [statistics.fmean(one) for one in _blocks(shares)] for name, shares in saved.items()}
-        yield Played(regime, size, blocks, bound_of[size] / STEP_COUNT / (len(log) - begin))
+        yield PlayedRule(regime, size, blocks, bound_of[size] / STEP_COUNT / (len(log) - begin))
 
 
 def _blocks(shares: Sequence[float]) -> list[Sequence[float]]:
     return [shares[start : start + BLOCK] for start in range(0, len(shares) - BLOCK + 1, BLOCK)]
 
 
-def summary(all_played: Sequence[Played]) -> list[Figure]:
+def summary(all_played: Sequence[PlayedRule]) -> list[Figure]:
     """How often ours loses. Beyond the interval: the whole interval of the paired difference is below zero."""
     below = [one for one in all_played if (interval := one.difference(one.best_of_four).interval) and interval.high < 0]
     not_above = [one for one in all_played if one.mean("ours") <= one.mean("fifo")]
@@ -183,7 +183,7 @@ def main() -> int:
     log = read_log(options.rest["data"])
     begin = len(log) // 2
     grid = QUICK_GRID if options.quick else GRID
-    all_played: list[Played] = []
+    all_played: list[PlayedRule] = []
     notes: dict[str, Any] = {"requests": len(log), "tuned on": f"the first {begin}", "paper, table 3(b)": PAPER}
     bound_of: dict[bool, dict[int, float]] = {}
     for regime in REGIMES:

@@ -80,7 +80,7 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DrawnLookup:
     """One lookup, and the name of its route."""
 
     candidates: tuple[LookupCandidate, ...]
@@ -89,7 +89,7 @@ class Asked:
 
 
 @dataclass
-class Tally:
+class LookupCounts:
     """What lookups gave: by route, hits and foreign ones."""
 
     hits: Counter[str]
@@ -97,7 +97,7 @@ class Tally:
     lookups: Counter[str]
 
     @classmethod
-    def empty(cls) -> "Tally":
+    def empty(cls) -> "LookupCounts":
         return cls(Counter(), Counter(), Counter())
 
 
@@ -175,14 +175,14 @@ def scope(rng: random.Random, tenant: str, shared: bool) -> CacheScope:
     )
 
 
-def draw(rng: random.Random, themes: Themes) -> Asked:
+def draw(rng: random.Random, themes: Themes) -> DrawnLookup:
     tenant, shared = rng.choice(TENANTS), rng.random() < 0.4
     latents, images = rng.choice(((True, False), (False, True), (True, True)))
     models = rng.choice((1, 1, 2, 3))
     candidates = tuple(LookupCandidate(scope(rng, tenant, shared), latents, images) for _ in range(models))
     kinds = "latents and images" if latents and images else "latents" if latents else "images"
     route = f"{kinds}, {models} models, {'shared pool' if shared else 'own entries'}"
-    return Asked(candidates, themes.prompt(rng.randrange(THEME_COUNT)), route)
+    return DrawnLookup(candidates, themes.prompt(rng.randrange(THEME_COUNT)), route)
 
 
 async def fill(process: GatewayProcess, client: GatewayClient, rng: random.Random, themes: Themes) -> dict[str, Owner]:
@@ -209,7 +209,7 @@ async def fill(process: GatewayProcess, client: GatewayClient, rng: random.Rando
     return owners
 
 
-def is_foreign(asked: Asked, found: CandidateStart, owners: dict[str, Owner]) -> bool:
+def is_foreign(asked: DrawnLookup, found: CandidateStart, owners: dict[str, Owner]) -> bool:
     if not isinstance(found.start, FromLatent | FromImage):
         return False
     owner, of = owners[found.start.donor.entry_id], asked.candidates[0].scope
@@ -218,9 +218,9 @@ def is_foreign(asked: Asked, found: CandidateStart, owners: dict[str, Owner]) ->
     return owner.tenant != of.tenant
 
 
-async def play(lookup: Lookup, seed: int, number: int, owners: dict[str, Owner]) -> Tally:
+async def play(lookup: Lookup, seed: int, number: int, owners: dict[str, Owner]) -> LookupCounts:
     """Play so many lookups, a few at a time; the same ones for the same seed."""
-    rng, tally = random.Random(seed), Tally.empty()
+    rng, tally = random.Random(seed), LookupCounts.empty()
     themes = Themes(random.Random(0))
     drawn = iter(range(number))
 
@@ -272,6 +272,7 @@ def settings(directory: Path) -> GatewaySettings:
         "--index-url": f"edge://{directory}/index",
         "--objects-url": f"file://{directory}/objects",
         "--ledger-url": f"sqlite:///{directory}/ledger.sqlite",
+        "--latent-thresholds": "0.65:0.1,0.85:0.3,0.95:0.5",
         "--image-thresholds": "0.6:0.4",
         "--maintenance-interval-s": "3600",
         "--search-timeout-ms": "10000",

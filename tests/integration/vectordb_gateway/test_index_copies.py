@@ -30,7 +30,7 @@ async def test_a_restored_index_is_brought_up_to_the_ledger(tmp_path: Path) -> N
         answer = await gateway.lookup(embedding(0, 1))
         assert gateway.problems() == []
         assert later in set(gateway.process.stores.index.entry_ids())
-    assert answer.nearest_similarity == pytest.approx(1.0, abs=1e-4)
+    assert answer.text_similarity == pytest.approx(1.0, abs=1e-4)
 
 
 async def test_a_rebuilt_index_holds_what_the_ledger_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,12 +126,10 @@ async def test_a_deadline_in_the_past_is_exceeded_before_a_step(parts: Parts) ->
 
 
 async def test_work_for_idle_times_goes_on_once_an_attempt_is_over(parts: Parts) -> None:
-    seen: list[int] = []
-    over = threading.Event()
+    ended, over = threading.Event(), threading.Event()
 
     def work(wanted: Callable[[], bool]) -> bool:
-        seen.append(parts.runner.running_count)
-        if seen[-1] == 0 and 1 in seen:
+        if ended.is_set() and parts.runner.running_count == 0:
             over.set()
         return True
 
@@ -139,6 +137,7 @@ async def test_work_for_idle_times_goes_on_once_an_attempt_is_over(parts: Parts)
     await asyncio.sleep(0)
     parts.engine.work_when_idle(work)
     await begun
+    ended.set()
 
     assert await asyncio.to_thread(over.wait, 20)
 
