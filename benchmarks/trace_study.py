@@ -1,16 +1,14 @@
-"""What studies of real prompt logs find, beside what the papers found of theirs; and what a study of 100,000 costs.
+"""What studies of real prompt logs find, beside what the papers found of theirs.
 
     python -m benchmarks.trace_study --data DIR [--encoder all-minilm-l6-v2]
 
-DIR holds the logs that LOGS names, gzipped. They are DiffusionDB's first 3,500 prompts in the order they were published
-in; the same shuffled (a control: what is lost then is locality); prompts chosen for their diversity; captions of
-photographs, which nobody asked for one after the other (a second control). Prompts are neither shown nor kept.
+DIR holds the logs that LOGS names, gzipped; the first COUNT prompts of each are taken, for hit rates grow with a log.
+They are DiffusionDB's in the order they were published in; the same shuffled (a control: what is lost then is
+locality); prompts chosen for their diversity; captions of photographs, which nobody asked for one after the other (a
+second control). Prompts are neither shown nor kept.
 """
 
 import argparse
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.report import Figure, at_most, informative, measured, parse_options, publish
+from benchmarks.report import Figure, informative, measured, parse_options, publish
 from benchmarks.scene_log import counts, percent
 from pentimento.reports import save_panels
 from pentimento.studies import NIRVANA_SAVINGS, PromptLog, StudySettings, make_study, read_prompt_log, study_panels
@@ -35,11 +33,10 @@ LOGS = {
 }
 ORDERED, SHUFFLES = "DiffusionDB", 5
 SIZES = (10, 300, 3_000)
-QUICK_COUNT = 300
+COUNT, QUICK_COUNT = 3_500, 300
 BATCH = 16
 BLOCK = 100
 LOWEST = min(rule.min_similarity for rule in NIRVANA_SAVINGS)
-MIB = 2**20
 # Of the papers, over DiffusionDB's two million prompts with CLIP's embeddings.
 NIRVANA_HIT_RATES = {300: "NIRVANA, 1,500 latents: 58", 3_000: "NIRVANA, 15,000 latents: 68"}
 NIRVANA_SAVED = {300: "NIRVANA, 1,500 latents: 11", 3_000: "NIRVANA, 15,000 latents: 13"}
@@ -61,7 +58,6 @@ def main() -> int:
     logs = [read_log(name, options.rest["data"] / file, model, options.quick) for name, file in LOGS.items()]
     figures = [figure for log in logs for figure in (*reuse_figures(log), *longevity_figures(log))]
     figures += shuffled_figures(logs[0])
-    figures += size_figures(2_000 if options.quick else 100_000)
     if not options.quick:
         draw(logs[0])
     notes = {
@@ -69,7 +65,6 @@ def main() -> int:
         "logs": {log.name: len(log.log.prompts) for log in logs},
         "table": [(rule.min_similarity, rule.saved_share) for rule in NIRVANA_SAVINGS],
         "papers": "two million prompts of DiffusionDB and CLIP's text embeddings: beside ours, not its targets",
-        "size": "100,000 made-up vectors of 384 dimensions, 8 s apart, 500 users; one process, one thread",
     }
     return publish(options, figures, notes=notes)
 
@@ -81,9 +76,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def read_log(name: str, path: Path, model: EmbeddingModel, quick: bool) -> StudiedLog:
     log = read_prompt_log(path)
-    prompts = log.prompts[:QUICK_COUNT] if quick else log.prompts
+    prompts = log.prompts[: QUICK_COUNT if quick else COUNT]
     rows: dict[str, Vectors] = {}
-    distinct = list(dict.fromkeys(prompts))
+    # Of one length in a batch, so that little of it is padding.
+    distinct = sorted(set(prompts), key=len)
     with torch.inference_mode():
         for start in range(0, len(distinct), BATCH):
             texts = distinct[start : start + BATCH]
@@ -138,17 +134,6 @@ def shuffled_figures(studied: StudiedLog) -> list[Figure]:
             found.append(100 * float((distances <= size).mean()))
     name = f"{studied.name}, shuffled: hit rate, FIFO of"
     return [measured(f"{name} {size}", found, average, informative("%")) for size, found in rates.items()]
-
-
-def size_figures(count: int) -> list[Figure]:
-    """Memory and processor time of a whole study, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.study_size", str(count)]
-    outcome = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
-    memory, name = outcome["peak_bytes"] / MIB, f"a study of {count} prompts"
-    return [
-        Figure(f"{name}: memory beside its vectors", memory, at_most(512.0, "MiB"), [outcome], None),
-        Figure(f"{name}: processor time", outcome["cpu_s"], informative("s"), [outcome["cpu_s"]], None),
-    ]
 
 
 def share(name: str, hits: np.ndarray, of: np.ndarray | None = None) -> Figure:
