@@ -37,7 +37,7 @@ def main() -> int:
     cpu_s, memory = time.process_time() - began_s, (high_water_bytes() - before_bytes) / MIB
     name = f"a study of {count} prompts"
     figures = [
-        Figure(f"{name}: memory beside its vectors", memory, at_most(1_024.0, "MiB"), [memory], None),
+        Figure(f"{name}: memory beside its vectors", memory, at_most(512.0, "MiB"), [memory], None),
         Figure(f"{name}: processor time", cpu_s, informative("s"), [cpu_s], None),
     ]
     return publish(options, figures, notes={"prompts": count, "width": WIDTH, "themes": THEMES, "users": USERS})

@@ -5,15 +5,15 @@ prompt would belong to one of the top clusters there: when it is within `eps` of
 does not say how it tells the same cluster on another day; this is DBSCAN's own rule for a point that comes later.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 
-from pentimento.studies.clustering import dbscan
-from pentimento.studies.neighbours import TIE, Indices, Vectors
+from pentimento.studies.clustering import Clusters, dbscan
+from pentimento.studies.neighbours import Indices, Vectors, near_blocks
 
 
 @dataclass(frozen=True)
@@ -43,64 +43,64 @@ class Longevity:
 
 
 @dataclass(frozen=True)
-class _Tops:
-    """The top clusters of a window: the most popular prompt of each (tops, width) and all their core points."""
-
-    most_popular: Vectors
-    cores: Vectors
-
-
-@dataclass(frozen=True)
 class DistinctPrompts:
-    """The distinct prompts of a window in the order of their first use: vectors (n, width) and uses (n,)."""
+    """The distinct prompts of a window in the order of their first use: the row of each in the log (n,), uses (n,)."""
 
-    vectors: Vectors
+    rows: Indices
     uses: Indices
 
     @classmethod
-    def of(cls, prompts: Sequence[str], vectors: Vectors) -> "DistinctPrompts":
-        """Count equal prompts as one with a weight: the clusters are the same, the work is less."""
+    def of(cls, prompts: Sequence[str], window: Indices) -> "DistinctPrompts":
+        """Count equal prompts as one with a weight: the clusters are the same, the work is less. `window` are rows of
+        the log's `prompts`."""
         first: dict[str, int] = {}
-        uses: dict[str, int] = {}
-        for index, prompt in enumerate(prompts):
-            first.setdefault(prompt, index)
-            uses[prompt] = uses.get(prompt, 0) + 1
-        return cls(vectors[list(first.values())], np.asarray(list(uses.values()), np.int64))
+        uses: Counter[str] = Counter()
+        for row in window:
+            first.setdefault(prompts[row], int(row))
+            uses[prompts[row]] += 1
+        return cls(np.asarray(list(first.values()), np.int64), np.asarray(list(uses.values()), np.int64))
+
+
+@dataclass(frozen=True)
+class _Tops:
+    """The top clusters of a window, by rows of the log: the most popular prompt of each, and all their core points."""
+
+    most_popular: Indices
+    cores: Indices
 
 
 def cluster_longevity(
-    windows: Sequence[DistinctPrompts], eps: float, top_percents: Sequence[float], min_samples: int
+    vectors: Vectors, windows: Sequence[DistinctPrompts], eps: float, top_percents: Sequence[float], min_samples: int
 ) -> tuple[tuple[WindowClusters, ...], tuple[Longevity, ...]]:
-    """Return the clusters of every window, and what of the top ones is left by lag (1 and more) and top share."""
+    """Return the clusters of every window, and what of the top ones is left by lag (1 and more) and top share;
+    `vectors` (n, width) are the log's."""
     seen: list[WindowClusters] = []
     tops: dict[float, list[_Tops]] = {percent: [] for percent in top_percents}
     for number, window in enumerate(windows):
-        found = dbscan(window.vectors, window.uses, eps, min_samples)
+        found = dbscan(vectors[window.rows], window.uses, eps, min_samples)
         sizes = found.sizes(window.uses)
         total = int(window.uses.sum())
         largest = int(sizes.max(initial=0))
         seen.append(WindowClusters(eps, number, total, found.count, sizes.sum() / total, largest / total))
         for percent in top_percents:
-            tops[percent].append(_tops(window, found.labels, found.is_core, sizes, percent))
+            tops[percent].append(_tops(window, found, sizes, percent))
     lags = range(1, len(windows))
-    rows = [_longevity(tops[percent], eps, percent, lag) for percent in top_percents for lag in lags]
+    rows = [_longevity(vectors, tops[percent], eps, percent, lag) for percent in top_percents for lag in lags]
     return tuple(seen), tuple(rows)
 
 
-def _tops(
-    window: DistinctPrompts, labels: Indices, is_core: npt.NDArray[np.bool_], sizes: Indices, percent: float
-) -> _Tops:
+def _tops(window: DistinctPrompts, found: Clusters, sizes: Indices, percent: float) -> _Tops:
     count = ceil(percent / 100 * len(sizes))
     top = np.argsort(-sizes, kind="stable")[:count]
-    members = [np.flatnonzero(labels == cluster) for cluster in top]
+    members = [np.flatnonzero(found.labels == cluster) for cluster in top]
     popular = [int(inside[window.uses[inside].argmax()]) for inside in members]
-    cores = np.flatnonzero(is_core & np.isin(labels, top))
-    return _Tops(window.vectors[popular], window.vectors[cores])
+    cores = np.flatnonzero(found.is_core & np.isin(found.labels, top))
+    return _Tops(window.rows[popular], window.rows[cores])
 
 
-def _longevity(tops: Sequence[_Tops], eps: float, percent: float, lag: int) -> Longevity:
+def _longevity(vectors: Vectors, tops: Sequence[_Tops], eps: float, percent: float, lag: int) -> Longevity:
     pairs = [(tops[base], tops[base + lag]) for base in range(len(tops) - lag)]
-    kept = [_kept(one, later, eps) for one, later in pairs]
+    kept = [_kept(vectors, one, later, eps) for one, later in pairs]
     bases = [len(one.most_popular) for one, _ in pairs]
     total = sum(bases)
     return Longevity(
@@ -113,9 +113,9 @@ def _longevity(tops: Sequence[_Tops], eps: float, percent: float, lag: int) -> L
     )
 
 
-def _kept(one: _Tops, later: _Tops, eps: float) -> int:
-    if not len(one.most_popular) or not len(later.cores):
-        return 0
-    # A few top prompts against a window's cores: row by row stays within one row of memory.
-    nearest = [float((later.cores @ prompt).max()) for prompt in one.most_popular]
-    return sum(value >= 1.0 - eps - TIE for value in nearest)
+def _kept(vectors: Vectors, one: _Tops, later: _Tops, eps: float) -> int:
+    """How many of the most popular prompts would belong to a later top cluster."""
+    there = np.zeros(len(vectors), np.bool_)
+    for rows, _, near in near_blocks(vectors, one.most_popular, later.cores, 1.0 - eps):
+        there[rows] |= near.any(axis=1)
+    return int(there[one.most_popular].sum())

@@ -49,17 +49,14 @@ class SessionSimilarity:
 
 @dataclass(frozen=True)
 class _User:
-    """`sessions`: (number of prompts, sum of their vectors) of each."""
+    """`total` is the sum of all the user's vectors; `squared_counts` and `squared_totals` are sums over sessions of the
+    squares of their counts and of the lengths of their totals."""
 
-    sessions: tuple[tuple[int, Sums], ...]
-
-    @property
-    def count(self) -> int:
-        return sum(count for count, _ in self.sessions)
-
-    @property
-    def total(self) -> Sums:
-        return np.asarray(np.sum([vector for _, vector in self.sessions], axis=0), np.float64)
+    count: int
+    session_count: int
+    total: Sums
+    squared_counts: int
+    squared_totals: float
 
 
 def session_similarity(
@@ -69,7 +66,7 @@ def session_similarity(
     found = [_user(vectors[rows], at_s[rows], session_s) for rows in rows_by_user(users).values()]
     return SessionSimilarity(
         session_s=session_s,
-        session_count=sum(len(user.sessions) for user in found),
+        session_count=sum(user.session_count for user in found),
         other_users=other_users,
         within=SimilaritySpread.of([value for user in found if (value := _within(user)) is not None]),
         between=SimilaritySpread.of([value for user in found if (value := _between(user)) is not None]),
@@ -88,20 +85,25 @@ def rows_by_user(users: Sequence[str]) -> Mapping[str, Indices]:
 def _user(vectors: Vectors, at_s: npt.NDArray[np.float64], session_s: float) -> _User:
     numbers = np.floor((at_s - at_s.min()) / session_s)
     parts = [vectors[numbers == number].astype(np.float64) for number in np.unique(numbers)]
-    return _User(tuple((len(part), part.sum(axis=0)) for part in parts))
+    totals = [part.sum(axis=0) for part in parts]
+    return _User(
+        count=len(vectors),
+        session_count=len(parts),
+        total=np.asarray(np.sum(totals, axis=0), np.float64),
+        squared_counts=sum(len(part) ** 2 for part in parts),
+        squared_totals=sum(float(total @ total) for total in totals),
+    )
 
 
 def _within(user: _User) -> float | None:
     """Mean over the pairs of all sessions; None without any."""
-    pairs = sum(count * (count - 1) / 2 for count, _ in user.sessions)
-    together = sum((float(total @ total) - count) / 2 for count, total in user.sessions)
-    return together / pairs if pairs else None
+    pairs = (user.squared_counts - user.count) / 2
+    return (user.squared_totals - user.count) / 2 / pairs if pairs else None
 
 
 def _between(user: _User) -> float | None:
-    pairs = (user.count**2 - sum(count**2 for count, _ in user.sessions)) / 2
-    total = user.total
-    together = (float(total @ total) - sum(float(one @ one) for _, one in user.sessions)) / 2
+    pairs = (user.count**2 - user.squared_counts) / 2
+    together = (float(user.total @ user.total) - user.squared_totals) / 2
     return together / pairs if pairs else None
 
 

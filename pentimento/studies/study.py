@@ -130,10 +130,16 @@ def _ordered(log: PromptLog, vectors: Vectors) -> _OrderedLog:
     order = log.in_order()
     return _OrderedLog(
         prompts=tuple(log.prompts[row] for row in order),
-        vectors=np.ascontiguousarray(vectors[order], np.float32),
+        vectors=_in_order(vectors, order),
         at_s=None if log.at_s is None else log.at_s[order],
         users=None if log.users is None else tuple(log.users[row] for row in order),
     )
+
+
+def _in_order(vectors: Vectors, order: npt.NDArray[np.int64]) -> Vectors:
+    """The vectors themselves where the log is in order: they are the largest thing there is."""
+    in_order = np.array_equal(order, np.arange(len(order)))
+    return np.ascontiguousarray(vectors if in_order else vectors[order], np.float32)
 
 
 def _repeats(prompts: Sequence[str], warm_up: int) -> float:
@@ -146,10 +152,11 @@ def _repeats(prompts: Sequence[str], warm_up: int) -> float:
 
 
 def _longevity(log: _OrderedLog, settings: StudySettings) -> tuple[tuple[WindowClusters, ...], tuple[Longevity, ...]]:
-    windows = [
-        DistinctPrompts.of([log.prompts[row] for row in rows], log.vectors[rows]) for rows in _windows(log, settings)
+    windows = [DistinctPrompts.of(log.prompts, rows) for rows in _windows(log, settings)]
+    found = [
+        cluster_longevity(log.vectors, windows, eps, settings.top_percents, settings.min_samples)
+        for eps in settings.eps
     ]
-    found = [cluster_longevity(windows, eps, settings.top_percents, settings.min_samples) for eps in settings.eps]
     return tuple(one for seen, _ in found for one in seen), tuple(row for _, rows in found for row in rows)
 
 

@@ -7,13 +7,26 @@ from pentimento.studies.longevity import DistinctPrompts, cluster_longevity
 CATS, DOGS, SHIPS, TREES = np.eye(4, dtype=np.float32)
 
 
-def window(*groups: tuple[np.ndarray, int]) -> DistinctPrompts:
+Group = tuple[np.ndarray, int]
+
+
+def window(*groups: Group) -> list[Group]:
     """Groups of one prompt each, used so many times."""
-    return DistinctPrompts(np.stack([vector for vector, _ in groups]), np.asarray([uses for _, uses in groups]))
+    return list(groups)
 
 
-def shares(windows, top_percent, min_samples=3):
-    _, rows = cluster_longevity(windows, 0.1, (top_percent,), min_samples)
+def longevity(windows, top_percent, min_samples=3):
+    vectors = np.stack([vector for groups in windows for vector, _ in groups])
+    ends = np.cumsum([len(groups) for groups in windows])
+    numbered = [
+        DistinctPrompts(np.arange(end - len(groups), end), np.asarray([uses for _, uses in groups]))
+        for groups, end in zip(windows, ends, strict=True)
+    ]
+    return cluster_longevity(vectors, numbered, 0.1, (top_percent,), min_samples)
+
+
+def shares(windows, top_percent):
+    _, rows = longevity(windows, top_percent)
     return {row.lag: (row.share, row.share_from_first, row.base_count) for row in rows}
 
 
@@ -47,16 +60,16 @@ def test_near_prompts_are_the_same_cluster_and_far_ones_are_not():
 
 
 def test_windows_say_how_much_is_in_clusters():
-    seen, _ = cluster_longevity([window((CATS, 6), (DOGS, 3), (SHIPS, 1))], 0.1, (10.0,), 3)
+    seen, _ = longevity([window((CATS, 6), (DOGS, 3), (SHIPS, 1))], 10.0)
 
     assert (seen[0].prompt_count, seen[0].cluster_count) == (10, 2)
     assert (seen[0].clustered_share, seen[0].largest_share) == (0.9, 0.6)
 
 
 def test_equal_prompts_are_one_with_its_uses():
-    vectors = np.stack([CATS, DOGS, CATS])
+    prompts = ["a ship", "a cat", "a dog", "a cat", "a tree"]
 
-    found = DistinctPrompts.of(["a cat", "a dog", "a cat"], vectors)
+    found = DistinctPrompts.of(prompts, np.asarray([1, 2, 3]))
 
-    assert found.vectors.tolist() == [CATS.tolist(), DOGS.tolist()]
+    assert found.rows.tolist() == [1, 2]
     assert found.uses.tolist() == [2, 1]
