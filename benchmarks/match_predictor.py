@@ -167,7 +167,7 @@ def local_search_s(vectors: Vectors, count: int) -> float:
         try:
             index.prepare(vectors.shape[1])
             index.upsert(
-                [VectorPoint(str(uuid.UUID(int=n)), "t", "k", 0.0, row.tobytes()) for n, row in enumerate(vectors)]
+                [VectorPoint(str(uuid.UUID(int=n)), "t", ("k",), 0.0, row.tobytes()) for n, row in enumerate(vectors)]
             )
             return median(_search_s(index.search, row) for row in vectors[:count])
         finally:
@@ -175,7 +175,7 @@ def local_search_s(vectors: Vectors, count: int) -> float:
 
 
 def _search_s(search: Callable[[VectorQuery, float], object], row: Vectors) -> float:
-    query = VectorQuery(Space.TEXT, row.tobytes(), ("t",), "k", 4)
+    query = VectorQuery(Space.TEXT, row.tobytes(), ("t",), ("k",), 4)
     began_s = time.perf_counter()
     search(query, 1.0)
     return time.perf_counter() - began_s

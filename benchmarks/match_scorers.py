@@ -13,8 +13,8 @@ from sklearn.linear_model import SGDOneClassSVM
 
 from benchmarks.prompt_logs import PromptFile, Vectors
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS
-from pentimento.stores.ledger.cache_records import EncoderBinding
-from services.vectordb_gateway.match_predictor.predictor import RETRAINING_SHARE, MatchPredictor, PredictedEntry
+from pentimento.stores.ledger.cache_records import EncoderBinding, NumberedVector
+from services.vectordb_gateway.match_predictor.predictor import RETRAINING_SHARE, MatchPredictor
 
 POOL = "log"
 _NEEDED_COUNT = 256
@@ -45,7 +45,7 @@ class Ours:
 
     def learn(self, vector: Vectors) -> None:
         self._count += 1
-        self.predictor.add([PredictedEntry(self._count, POOL, vector.tobytes())])
+        self.predictor.add([NumberedVector(self._count, POOL, vector.tobytes())])
 
     def refresh(self) -> None:
         if self.predictor.is_stale(self._count):

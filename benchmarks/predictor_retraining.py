@@ -10,8 +10,8 @@ from sklearn.linear_model import SGDOneClassSVM
 
 from benchmarks.prompt_logs import Vectors
 from benchmarks.report import Figure, at_most, informative, measured
-from pentimento.stores.ledger.cache_records import EncoderBinding
-from services.vectordb_gateway.match_predictor.predictor import MatchPredictor, PredictedEntry
+from pentimento.stores.ledger.cache_records import EncoderBinding, NumberedVector
+from services.vectordb_gateway.match_predictor.predictor import MatchPredictor
 
 ENTRY_COUNT = 10_000
 # 5 % of the entries went and as many came: what makes the gateway train anew.
@@ -46,7 +46,7 @@ def retraining_figures(rounds: int) -> list[Figure]:
 
 
 def _round(rows: Vectors, seed: int) -> RetrainingRound:
-    entries = [PredictedEntry(number + 1, _POOL, row.tobytes()) for number, row in enumerate(rows)]
+    entries = [NumberedVector(number + 1, _POOL, row.tobytes()) for number, row in enumerate(rows)]
     began_s = time.perf_counter()
     predictor = MatchPredictor(EncoderBinding("benchmark", _SIZE))
     predictor.add(entries[:ENTRY_COUNT])

@@ -66,12 +66,14 @@ class SkipThreshold:
 @dataclass(frozen=True)
 class GateSettings:
     """Share of unlikely lookups that are audited; outcomes remembered, needed at first, and needed after switching off;
-    lookups that the account looks back on."""
+    lookups that the account looks back on. With a `recall` the gate keeps that share of the hits and stays on, whatever
+    it gains."""
 
     audit_share: float = 0.1
     remembered_count: int = 2048
     needed_count: int = 256
     account_count: int = 2048
+    recall: float | None = None
 
 
 @dataclass(frozen=True)
@@ -168,12 +170,18 @@ class MatchGate:
 
     def review(self, prices: LookupPrices) -> None:
         """Calibrate anew and switch on or off. Linear-logarithmic in the outcomes remembered: not for every lookup."""
-        if self._calibration is None:
+        if self._settings.recall is not None:
+            self._keep_recall(self._settings.recall)
+        elif self._calibration is None:
             self._switch_on(prices)
         elif self._loses(prices):
             self._switch_off()
         else:
             self._calibration = calibrate(self._outcomes, prices) or self._calibration
+
+    def _keep_recall(self, recall: float) -> None:
+        if len(self._outcomes) >= self._settings.needed_count:
+            self._calibration = SkipThreshold(threshold_for_recall(self._outcomes, recall), math.nan, math.nan)
 
     def _switch_on(self, prices: LookupPrices) -> None:
         if self._fresh_count < self._settings.needed_count:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -22,10 +22,17 @@ _COMMIT_WAIT_S = 1.0
 class Indexing:
     """Blocking but for `make_findable`. Methods raise StoreUnavailable and may be repeated."""
 
-    def __init__(self, ledger: CacheLedger, index: VectorIndex, guard: EncoderGuard) -> None:
+    def __init__(
+        self,
+        ledger: CacheLedger,
+        index: VectorIndex,
+        guard: EncoderGuard,
+        on_indexed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._ledger = ledger
         self._index = index
         self._guard = guard
+        self._on_indexed = on_indexed
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "indexing")
 
@@ -41,6 +48,7 @@ class Indexing:
             while batch := self._ledger.unindexed(_BATCH_COUNT):
                 self._index.upsert([_point(vectors) for vectors in batch])
                 self._ledger.mark_indexed([vectors.entry_id for vectors in batch]).result()
+        self._on_indexed()
 
     def remove_doomed(self) -> None:
         """Take doomed entries out of the index, then out of the ledger."""

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pentimento.domain.cache import CacheScope, image_key, latent_key, latent_keys
@@ -22,12 +23,14 @@ from pentimento.policies.cache_selection import (
     UseLatent,
     select_start,
 )
+from pentimento.policies.match_prediction import Ruling
 from pentimento.policies.reuse_rules import UNPROFILED, ModelReuse, ReuseRules, ReuseTable
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CachedEntry, HeldLatent
 from pentimento.stores.vectors import Space, VectorIndex, VectorQuery
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.encoder_guard import EncoderGuard
+from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch
 from services.vectordb_gateway.validation import check_candidates, check_quality, pools_of
 
 logger = logging.getLogger(__name__)
@@ -52,6 +55,16 @@ class RuledCandidate:
     candidate: LookupCandidate
     reuse: ModelReuse
     rules: SelectionRules
+
+    @property
+    def wants_latent(self) -> bool:
+        """Whether a latent is worth searching for."""
+        return self.candidate.latents and bool(self.rules.latents)
+
+    @property
+    def wants_image(self) -> bool:
+        """Whether an image is."""
+        return self.candidate.images and bool(self.rules.images)
 
     def reason(self, selection: Selection) -> str:
         """Return why, and by which profile: provenance tells it."""
@@ -78,6 +91,16 @@ class Matches:
 
 
 @dataclass(frozen=True)
+class Searched:
+    """What was predicted of a lookup (None where no candidate reuses anything), what was found for each candidate (None
+    where it was not searched), and the seconds that the search took."""
+
+    forecast: Forecast | None
+    matches: list[Matches] | None
+    search_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class LookupBounds:
     """What bounds a lookup: seconds; ancestors in a row, of which the last is nobody's donor; and the share (0..1) of
     lookups that are misses whatever there is, so that pictures stay diverse (NIRVANA, appendix C)."""
@@ -91,9 +114,16 @@ class Lookup:
     """Answers within `timeout_s`: whatever is slow or broken behind it is a miss that says so."""
 
     def __init__(
-        self, guard: EncoderGuard, index: VectorIndex, ledger: CacheLedger, reuse: ReuseRules, bounds: LookupBounds
+        self,
+        guard: EncoderGuard,
+        index: VectorIndex,
+        ledger: CacheLedger,
+        reuse: ReuseRules,
+        bounds: LookupBounds,
+        watch: MatchWatch,
     ) -> None:
         self._guard = guard
+        self._watch = watch
         self._index = index
         self._ledger = ledger
         self._reuse = reuse
@@ -126,7 +156,7 @@ class Lookup:
         if why := self._not_asked():
             return _skipped(asked, why)
         try:
-            matches = await self._search(asked, embedding)
+            searched = await self._search(asked, embedding)
         except TimeoutError:
             return _skipped(asked, f"search abandoned after {self._timeout_s * 1000:.0f} ms")
         except InvalidArgument:
@@ -135,8 +165,20 @@ class Lookup:
             self._note_outage(error.message)
             return _skipped(asked, error.message)
         self._in_outage = False
-        found = zip(asked, matches, strict=True)
-        return LookupAnswer(tuple(_decide(one, match, quality) for one, match in found))
+        if searched.matches is None:
+            return _skipped(asked, "no near entry is likely")
+        found = zip(asked, searched.matches, strict=True)
+        answer = LookupAnswer(tuple(_decide(one, match, quality) for one, match in found))
+        if searched.forecast is not None:
+            self._learn(searched.forecast, searched.search_s, _saved_share(asked, answer))
+        return answer
+
+    def _learn(self, forecast: Forecast, search_s: float, saved_share: float) -> None:
+        """Tell the predictor at once what costs nothing; the rest is learnt after the answer."""
+        self._watch.note_search(forecast, search_s, saved_share)
+        if self._watch.wants_to_study(forecast):
+            with suppress(RuntimeError):  # the gateway closes: there is nothing left to learn for
+                self._threads.submit(self._watch.study, forecast, saved_share)
 
     def _ask(self, candidate: LookupCandidate, embedding: Embedding, quality: float | None) -> RuledCandidate:
         reuse = self._reuse.of(candidate.scope.model_digest, embedding.encoder_digest)
@@ -158,7 +200,7 @@ class Lookup:
             logger.warning("lookups go on without the cache: %s", why)
         self._in_outage = True
 
-    async def _search(self, asked: Sequence[RuledCandidate], embedding: Embedding) -> list[Matches]:
+    async def _search(self, asked: Sequence[RuledCandidate], embedding: Embedding) -> Searched:
         started = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -167,17 +209,23 @@ class Lookup:
         finally:
             metrics.SEARCH_SECONDS.observe(time.perf_counter() - started)
 
-    def _nearest(self, asked: Sequence[RuledCandidate], vector: bytes) -> list[Matches]:
-        """Candidates whose entries are the same share a search."""
+    def _nearest(self, asked: Sequence[RuledCandidate], vector: bytes) -> Searched:
+        """Candidates whose entries are the same share a search, and all of them a forecast."""
         pools = pools_of(asked[0].candidate.scope)
+        wanted = any(one.wants_latent or one.wants_image for one in asked)
+        forecast = self._watch.forecast(pools, vector) if wanted else None
+        if forecast is not None and forecast.ruling is Ruling.SKIP:
+            return Searched(forecast, None)
+        began_s = time.perf_counter()
         search = _SharedSearches(self._index, self._ledger, vector, pools, self._bounds)
-        return [
+        matches = [
             Matches(
-                search.latent(one.candidate.scope) if one.candidate.latents and one.rules.latents else None,
-                search.image(one.candidate.scope) if one.candidate.images and one.rules.images else None,
+                search.latent(one.candidate.scope) if one.wants_latent else None,
+                search.image(one.candidate.scope) if one.wants_image else None,
             )
             for one in asked
         ]
+        return Searched(forecast, matches, time.perf_counter() - began_s)
 
     def _count(self, answer: LookupAnswer) -> None:
         """A lookup is a hit when any candidate has a start; it is counted by the first kind found."""
@@ -233,6 +281,21 @@ class _SharedSearches:
 
 def _skipped(asked: Sequence[RuledCandidate], why: str) -> LookupAnswer:
     return LookupAnswer(tuple(CandidateStart(FromNoise(), f"miss: {why}") for _ in asked), search_skipped=True)
+
+
+def _saved_share(asked: Sequence[RuledCandidate], answer: LookupAnswer) -> float:
+    """The largest share of its steps that a candidate's start saves; 0 for a miss."""
+    counts = (one.candidate.scope.num_inference_steps for one in asked)
+    return max(_steps_saved(found.start) / count for found, count in zip(answer.starts, counts, strict=True))
+
+
+def _steps_saved(start: Start) -> int:
+    match start:
+        case FromLatent():
+            return start.resume_step
+        case FromImage():
+            return start.start_step
+    return 0
 
 
 def _latents_for(scope: CacheScope, entry: CachedEntry) -> tuple[HeldLatent, ...]:

@@ -11,6 +11,7 @@ from pentimento.stores.objects import ObjectStore
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.indexing import Indexing, batches
+from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.settings import MaintenanceSettings
 
 logger = logging.getLogger(__name__)
@@ -28,12 +29,14 @@ class Maintenance:
         indexing: Indexing,
         capacity: Capacity,
         settings: MaintenanceSettings,
+        watch: MatchWatch,
     ) -> None:
         self._ledger = ledger
         self._objects = objects
         self._indexing = indexing
         self._capacity = capacity
         self._settings = settings
+        self._watch = watch
         self._reconciled_at: float | None = None
         self._failing: set[str] = set()
 
@@ -52,6 +55,11 @@ class Maintenance:
         self._try("index_new", self._indexing.index_new)
         self._try("remove_doomed", self._indexing.remove_doomed)
         self._try("delete_objects", self._delete_objects)
+        self._try("match_predictor", self._watch.maintain)
+
+    def keep_predictor(self) -> None:
+        """Write what the predictor learnt to its file. Blocks; a file that cannot be written is logged."""
+        self._try("save_predictor", self._watch.save)
 
     def request_reconciliation(self) -> None:
         """Compare index, objects and ledger in the next round."""

@@ -4,6 +4,15 @@ from pentimento.telemetry import counter, gauge, histogram
 
 LOOKUPS = counter("pentimento_gateway_lookups_total", "Lookups by outcome.", ["outcome"])
 SEARCH_SECONDS = histogram("pentimento_gateway_search_seconds", "Vector search and ledger read of one lookup.")
+PREDICTIONS = counter(
+    "pentimento_gateway_predictions_total", "Lookups under the match predictor by ruling.", ["ruling"]
+)
+PREDICTOR_TRAININGS = counter("pentimento_gateway_predictor_trainings_total", "Trainings of the match predictor.")
+PREDICTOR_ON = gauge("pentimento_gateway_predictor_on_count", "1 while the match predictor rules on lookups.")
+PREDICTOR_NET_SECONDS = gauge(
+    "pentimento_gateway_predictor_net_seconds",
+    "What skipped searches gained since the start: saved, forgone, own time.",
+)
 GRANTS = counter("pentimento_gateway_grants_total", "Reservations by outcome.", ["outcome"])
 COMMITS = counter("pentimento_gateway_commits_total", "Entries committed.")
 INDEX_FAILURES = counter("pentimento_gateway_index_failures_total", "Writes to the index put off to a later round.")

@@ -121,6 +121,34 @@ class CapacitySettings:
         return CacheLimits(self.max_entries, self.max_size_bytes, self.tenant_share)
 
 
+class MatchPredictorChoice(Enum):
+    """Whether a predictor is asked before a search: while that gains time, never, or always at a recall of 0.95."""
+
+    AUTO = "auto"
+    OFF = "off"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True)
+class MatchPredictorSettings:
+    """A search that would find nothing near enough need not be made (NIRVANA, section 5.2)."""
+
+    match_predictor: MatchPredictorChoice = setting(
+        MatchPredictorChoice.AUTO,
+        help="ask before a search whether a near entry is likely: auto while that gains time (and a search takes 2 ms "
+        "or more), off never, always at a recall of 0.95",
+    )
+    match_predictor_generation_s: float = setting(
+        10.0,
+        help="seconds that a picture from noise takes, by which a forgone hit is weighed",
+        minimum=0.001,
+        maximum=3600,
+    )
+    match_predictor_file: Path | None = setting(
+        None, help="file (npz) that a restarted gateway goes on from; none: what was learnt is learnt again"
+    )
+
+
 @dataclass(frozen=True)
 class GrantSettings:
     """How long an attempt may take from reserve to commit."""
@@ -189,6 +217,7 @@ class GatewaySettings:
     grants: GrantSettings
     maintenance: MaintenanceSettings
     index: IndexSettings
+    predictor: MatchPredictorSettings
     index_url: str = setting(help="edge:///directory or qdrant://host:port[?collection=…&tls=true&api_key_file=…]")
     objects_url: str = setting(help="file:///directory or s3://bucket/prefix[?endpoint=…&region=…]")
     ledger_url: str = setting(help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…")

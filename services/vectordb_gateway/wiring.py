@@ -24,6 +24,7 @@ from services.vectordb_gateway.healing import Healing
 from services.vectordb_gateway.indexing import Indexing
 from services.vectordb_gateway.lookup import Lookup, LookupBounds
 from services.vectordb_gateway.maintenance import Maintenance
+from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.servicer import FULL_NAME, GatewayServicer
 from services.vectordb_gateway.settings import GatewaySettings
 from services.vectordb_gateway.writing import EntryWriting
@@ -79,6 +80,7 @@ class GatewayProcess(ServiceProcess):
 
     async def close(self) -> None:
         self.lookup.close()
+        await asyncio.to_thread(self.maintenance.keep_predictor)
         self.indexing.close()
         self.stores.close()
 
@@ -88,12 +90,13 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     server = RpcServer(settings.rpc, "vectordb_gateway")
     stores = Stores.open(settings)
     guard = EncoderGuard(stores.ledger, stores.index)
-    indexing = Indexing(stores.ledger, stores.index, guard)
+    watch = MatchWatch(stores.ledger, settings.predictor)
+    indexing = Indexing(stores.ledger, stores.index, guard, watch.follow)
     capacity = Capacity(stores.ledger, stores.objects, settings.capacity, settings.grants.max_open_grants)
     selection = settings.selection
     reuse = selection.reuse()
     bounds = LookupBounds(settings.search_timeout_ms / 1000, selection.max_ancestor_depth, selection.scratch_share)
-    lookup = Lookup(guard, stores.index, stores.ledger, reuse, bounds)
+    lookup = Lookup(guard, stores.index, stores.ledger, reuse, bounds, watch)
     keys = open_grant_keys(settings.grants.grant_key_file)
     ttl_s = settings.grants.grant_ttl_s
     gateway = Gateway(
@@ -106,7 +109,7 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
         object_backend=stores.objects.backend,
     )
     server.add(add_VectordbGatewayServiceServicer_to_server, GatewayServicer(gateway), FULL_NAME)
-    maintenance = Maintenance(stores.ledger, stores.objects, indexing, capacity, settings.maintenance)
+    maintenance = Maintenance(stores.ledger, stores.objects, indexing, capacity, settings.maintenance, watch)
     return GatewayProcess(
         server=server,
         registration=FleetMember(server, ReplicaKind.VECTORDB_GATEWAY, settings).registration(),

@@ -24,6 +24,7 @@ from pentimento.stores.ledger.cache_records import (
     EntryVectors,
     GrantRecord,
     HeldLatent,
+    NumberedVector,
 )
 from pentimento.stores.ledger.cache_writes import WhoGivesWay
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
@@ -149,6 +150,20 @@ class CacheLedger:
             rows = connection.execute(statement.limit(limit_count)).all()
             keys = _keys_of(connection, [row.entry_id for row in rows])
         return [_vectors(row, keys.get(row.entry_id, ())) for row in rows]
+
+    def vectors_after(self, sequence: int, limit_count: int) -> list[NumberedVector]:
+        """Return live entries whose number is above `sequence`, oldest first."""
+        columns = select(_entries.c.sequence, _entries.c.pool, _entries.c.text_vector)
+        statement = columns.where(_entries.c.sequence > sequence, _IS_LIVE).order_by(_entries.c.sequence)
+        with self._reading() as connection:
+            rows = connection.execute(statement.limit(limit_count))
+            return [NumberedVector(row.sequence, row.pool, bytes(row.text_vector)) for row in rows]
+
+    def live_sequences(self) -> list[int]:
+        """Return the numbers of all live entries, oldest first."""
+        statement = select(_entries.c.sequence).where(_IS_LIVE).order_by(_entries.c.sequence)
+        with self._reading() as connection:
+            return list(connection.scalars(statement))
 
     def indexed_ids(self) -> set[str]:
         """Return the ids of live entries that the index should hold."""

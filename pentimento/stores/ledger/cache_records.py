@@ -15,6 +15,15 @@ class EncoderBinding:
 
 
 @dataclass(frozen=True)
+class NumberedVector:
+    """An entry's number, which grows with every entry, whose it is, and the vector of its prompt."""
+
+    sequence: int
+    pool: str
+    text: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class GrantedKey:
     """An object that a grant allows. `resume_step` is None for the final image."""
 

@@ -3,11 +3,11 @@
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from pentimento.stores.ledger.cache_records import EncoderBinding
+from pentimento.stores.ledger.cache_records import EncoderBinding, NumberedVector
 from services.vectordb_gateway.match_predictor.sign_codes import Codes, CodeSet, Sequences, SignCoder
 from services.vectordb_gateway.match_predictor.support import Support, fit_support
 
@@ -15,15 +15,6 @@ from services.vectordb_gateway.match_predictor.support import Support, fit_suppo
 RETRAINING_SHARE = 0.05
 # With fewer a search costs next to nothing, and there is little to train on.
 _NEEDED_COUNT = 256
-
-
-@dataclass(frozen=True)
-class PredictedEntry:
-    """An entry as the predictor learns of it: its number in the ledger, whose it is, its float32 unit vector."""
-
-    sequence: int
-    pool: str
-    text: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +66,7 @@ class MatchPredictor:
         code = self._coder.encode(np.frombuffer(vector, np.float32)[None])[0]
         return max(self._score(self._pools.get(pool), code) for pool in pools)
 
-    def add(self, entries: Sequence[PredictedEntry]) -> None:
+    def add(self, entries: Sequence[NumberedVector]) -> None:
         """Changes state: learn of new entries, at once and without training; those it knows are passed over."""
         with self._changing:
             fresh = [entry for entry in entries if entry.sequence > self._last_sequence]
@@ -113,7 +104,7 @@ class MatchPredictor:
             return math.inf
         return model.support.decide(code, model.entries)
 
-    def _add_to(self, pool: str, entries: Sequence[PredictedEntry]) -> None:
+    def _add_to(self, pool: str, entries: Sequence[NumberedVector]) -> None:
         rows = np.frombuffer(b"".join(entry.text for entry in entries), np.float32).reshape(len(entries), -1)
         codes = self._coder.encode(rows)
         numbers = np.array([entry.sequence for entry in entries], np.int64)

@@ -21,7 +21,8 @@ from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.indexing import Indexing
 from services.vectordb_gateway.integrity import check_integrity
 from services.vectordb_gateway.maintenance import Maintenance
-from services.vectordb_gateway.settings import CapacitySettings, MaintenanceSettings
+from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
+from services.vectordb_gateway.settings import CapacitySettings, MaintenanceSettings, MatchPredictorSettings
 from services.vectordb_gateway.writing import EntryWriting
 from tests.gateways import attempt, embedding, scope
 
@@ -88,7 +89,14 @@ class Cache:
         capacity = Capacity(ledger, objects, CapacitySettings(max_entries=1, object_grace_s=0, min_free_bytes=0), 10)
         rules = ReuseRules(SelectionRules())
         self.writing = EntryWriting(ledger, guard, self.indexing, capacity, rules, 900, SystemClock())
-        self.maintenance = Maintenance(ledger, objects, self.indexing, capacity, MaintenanceSettings())
+        self.maintenance = Maintenance(
+            ledger,
+            objects,
+            self.indexing,
+            capacity,
+            MaintenanceSettings(),
+            MatchWatch(ledger, MatchPredictorSettings()),
+        )
 
     async def live(self) -> None:
         """Two entries in, which is one too many; a grant given back; a round of maintenance."""

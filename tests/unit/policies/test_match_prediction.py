@@ -175,6 +175,16 @@ def test_precision_and_recall_count_by_weight() -> None:
     assert precision_and_recall(outcomes, 0.5) == (0.5, 0.25)
 
 
+def test_a_gate_that_keeps_a_recall_is_on_whatever_it_gains() -> None:
+    gate = MatchGate(GateSettings(recall=0.9))
+    gate.remember(separable(1000))
+
+    gate.review(LOCAL)
+
+    assert gate.calibration is not None
+    assert gate.calibration.threshold == pytest.approx(0.55, abs=0.02)
+
+
 @given(
     st.lists(
         st.tuples(st.floats(-1, 1), st.sampled_from([0.0, 0.1, 0.5]), st.sampled_from([1.0, 10.0])),

@@ -35,6 +35,8 @@ from pentimento.stores.objects.store import refer_to
 from pentimento.stores.vectors.index import Space, VectorMatch, VectorPoint, VectorQuery
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.lookup import Lookup, LookupBounds
+from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
+from services.vectordb_gateway.settings import MatchPredictorSettings
 from services.vectordb_gateway.validation import SHARED_POOL
 from tests.gateways import scope
 
@@ -91,6 +93,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self.guard = EncoderGuard(self.ledger, self.index)
+        self.watch = MatchWatch(self.ledger, MatchPredictorSettings())
         self.rules = SelectionRules()
         self.profiles = SelectorProfiles()
         self.timeout_s, self.max_ancestor_depth, self.scratch_share = 5.0, 5, 0.0
@@ -99,7 +102,7 @@ class Gateway:
     def open(self) -> Lookup:
         bounds = LookupBounds(self.timeout_s, self.max_ancestor_depth, self.scratch_share)
         reuse = ReuseRules(self.rules, self.profiles)
-        self._lookups.append(Lookup(self.guard, self.index, self.ledger, reuse, bounds))
+        self._lookups.append(Lookup(self.guard, self.index, self.ledger, reuse, bounds, self.watch))
         return self._lookups[-1]
 
     async def ask(self, *of: CacheScope, quality: float | None = None) -> LookupAnswer:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pentimento.stores.ledger.cache_records import EncoderBinding
+from pentimento.stores.ledger.cache_records import EncoderBinding, NumberedVector
 from services.vectordb_gateway.match_predictor import predictor as predictor_module
-from services.vectordb_gateway.match_predictor.predictor import MatchPredictor, PredictedEntry
+from services.vectordb_gateway.match_predictor.predictor import MatchPredictor
 
 pytest.importorskip("sklearn")
 
@@ -30,8 +30,8 @@ THEMES = unit(np.random.default_rng(0).normal(size=(40, SIZE)))
 STRANGE = unit(np.random.default_rng(99).normal(size=(200, SIZE)))
 
 
-def entries_of(rows: np.ndarray, pool: str = "a", first: int = 1) -> list[PredictedEntry]:
-    return [PredictedEntry(first + number, pool, row.tobytes()) for number, row in enumerate(rows)]
+def entries_of(rows: np.ndarray, pool: str = "a", first: int = 1) -> list[NumberedVector]:
+    return [NumberedVector(first + number, pool, row.tobytes()) for number, row in enumerate(rows)]
 
 
 def trained(count: int = 600) -> MatchPredictor:

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from pentimento.policies.match_prediction import SearchOutcome
-from pentimento.stores.ledger.cache_records import EncoderBinding
-from services.vectordb_gateway.match_predictor.predictor import MatchPredictor, PredictedEntry
+from pentimento.stores.ledger.cache_records import EncoderBinding, NumberedVector
+from services.vectordb_gateway.match_predictor.predictor import MatchPredictor
 from services.vectordb_gateway.match_predictor.saved_predictor import UnusableFile, load_predictor, save_predictor
 
 pytest.importorskip("sklearn")
@@ -19,7 +19,7 @@ OUTCOMES = (SearchOutcome(0.5, 0.1, 10.0), SearchOutcome(-0.25, 0.0))
 def saved(tmp_path: Path) -> tuple[Path, MatchPredictor]:
     predictor = MatchPredictor(ENCODER)
     predictor.add(
-        [PredictedEntry(number + 1, "a" if number < 400 else "b", row.tobytes()) for number, row in enumerate(ROWS)]
+        [NumberedVector(number + 1, "a" if number < 400 else "b", row.tobytes()) for number, row in enumerate(ROWS)]
     )
     predictor.retrain(np.arange(1, 501))
     path = tmp_path / "kept" / "predictor.npz"
@@ -42,7 +42,7 @@ def test_what_was_saved_scores_as_before(tmp_path: Path) -> None:
 def test_what_was_saved_learns_on(tmp_path: Path) -> None:
     after, _ = load_predictor(saved(tmp_path)[0], "cache", ENCODER)
 
-    after.add([PredictedEntry(501, "a", ROWS[0].tobytes())])
+    after.add([NumberedVector(501, "a", ROWS[0].tobytes())])
 
     assert after.entry_count == 501
 

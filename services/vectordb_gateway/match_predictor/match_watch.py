@@ -1,0 +1,177 @@
+"""The predictor at work beside lookups: asked before a search, told after it, kept up to date in the background."""
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from time import perf_counter
+
+import numpy as np
+
+from pentimento.policies.match_prediction import GateSettings, LookupPrices, MatchGate, Ruling
+from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache_records import EncoderBinding
+from services.vectordb_gateway import metrics
+from services.vectordb_gateway.match_predictor.predictor import MatchPredictor
+from services.vectordb_gateway.match_predictor.saved_predictor import UnusableFile, load_predictor, save_predictor
+from services.vectordb_gateway.settings import MatchPredictorChoice, MatchPredictorSettings
+
+logger = logging.getLogger(__name__)
+
+_BATCH_COUNT = 256
+# A search that is faster cannot pay for the memory of scikit-learn, let alone for a forgone hit.
+_LEAST_SEARCH_S = 0.002
+# Weight of a new measurement in the running means of what searches and predictions take.
+_FRESHNESS = 0.05
+_RECALL = 0.95
+# Lookups from which it learns before it rules on any.
+_NEEDED_COUNT = 256
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What was predicted of one lookup before its search. `score` is None where nothing was asked yet."""
+
+    ruling: Ruling
+    score: float | None
+    pools: tuple[str, ...]
+    vector: bytes
+
+
+class MatchWatch:
+    """Rules on lookups, learns from them, follows the ledger. Thread-safe.
+
+    While the gate is off the scorer is asked after the answer, so that it costs a lookup nothing.
+    """
+
+    def __init__(self, ledger: CacheLedger, settings: MatchPredictorSettings, random: Random | None = None) -> None:
+        self._ledger = ledger
+        self._settings = settings
+        self._random = random or Random()
+        always = settings.match_predictor is MatchPredictorChoice.ALWAYS
+        self._gate = MatchGate(GateSettings(needed_count=_NEEDED_COUNT, recall=_RECALL if always else None))
+        self._least_search_s = -1.0 if always else _LEAST_SEARCH_S
+        self._predictor: MatchPredictor | None = None
+        self._search_s = self._prediction_s = 0.0
+        self._booking, self._following, self._studying = threading.Lock(), threading.Lock(), threading.Lock()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a predictor at all."""
+        return self._settings.match_predictor is not MatchPredictorChoice.OFF
+
+    @property
+    def prices(self) -> LookupPrices:
+        """Return what a search, a picture and a prediction take, in seconds, as measured so far."""
+        return LookupPrices(self._search_s, self._settings.match_predictor_generation_s, self._prediction_s)
+
+    def forecast(self, pools: tuple[str, ...], vector: bytes) -> Forecast:
+        """Return whether a search for the vector among the entries of these pools is worth its time."""
+        predictor = self._predictor
+        if predictor is None or not self._gate.on:
+            return Forecast(Ruling.SEARCH, None, pools, vector)
+        score = self._score(predictor, pools, vector)
+        with self._booking:
+            ruling = self._gate.rule(score, self._random.random())
+            if ruling is Ruling.SKIP:
+                self._gate.note_skipped(self.prices)
+        metrics.PREDICTIONS.labels(ruling.value).inc()
+        return Forecast(ruling, score, pools, vector)
+
+    def note_search(self, forecast: Forecast, search_s: float, saved_share: float) -> None:
+        """Changes state: learn what a search took and what share of the steps it saves, 0 for a miss."""
+        with self._booking:
+            self._search_s = _running_mean(self._search_s, search_s)
+            if forecast.score is not None:
+                self._gate.note_searched(forecast.ruling, forecast.score, saved_share, self.prices)
+
+    def wants_to_study(self, forecast: Forecast) -> bool:
+        """Return whether the scorer was not asked about this lookup, and can be now."""
+        return self._predictor is not None and forecast.score is None
+
+    def study(self, forecast: Forecast, saved_share: float) -> None:
+        """Changes state: learn what the scorer would have said to a lookup that it was not asked about. One at a time:
+        where scoring takes longer than lookups come, some are passed over."""
+        predictor = self._predictor
+        if predictor is None or not self._studying.acquire(blocking=False):
+            return
+        try:
+            score = self._score(predictor, forecast.pools, forecast.vector)
+        finally:
+            self._studying.release()
+        with self._booking:
+            self._gate.note_searched(Ruling.SEARCH, score, saved_share, self.prices)
+
+    def follow(self) -> None:
+        """Changes state: learn of entries that the ledger has got since. Blocks; raises StoreUnavailable."""
+        predictor = self._predictor
+        if predictor is None:
+            return
+        with self._following:
+            while entries := self._ledger.vectors_after(predictor.last_sequence, _BATCH_COUNT):
+                predictor.add(entries)
+
+    def maintain(self) -> None:
+        """Changes state: one background round. Blocks.
+
+        Raises StoreUnavailable, and whatever a training raises; searches go on as before.
+        """
+        if not self.enabled or not self._is_worth_it():
+            return
+        self._open()
+        self.follow()
+        self._retrain_if_stale()
+        with self._booking:
+            self._gate.review(self.prices)
+        self._publish()
+
+    def save(self) -> None:
+        """Write the predictor to its file, if there is one. Raises OSError."""
+        path, predictor = self._settings.match_predictor_file, self._predictor
+        if path is not None and predictor is not None:
+            with self._booking:
+                outcomes = self._gate.outcomes
+            save_predictor(path, self._ledger.cache_id, predictor, outcomes)
+
+    def _is_worth_it(self) -> bool:
+        return self._predictor is not None or self._search_s > self._least_search_s
+
+    def _open(self) -> None:
+        binding = self._ledger.binding()
+        if self._predictor is None and binding is not None:
+            path = self._settings.match_predictor_file
+            self._predictor = MatchPredictor(binding) if path is None else self._reopened(path, binding)
+
+    def _reopened(self, path: Path, binding: EncoderBinding) -> MatchPredictor:
+        try:
+            predictor, outcomes = load_predictor(path, self._ledger.cache_id, binding)
+        except UnusableFile as error:
+            if path.exists():
+                logger.warning("the match predictor is trained anew: its file %s", error)
+            return MatchPredictor(binding)
+        with self._booking:
+            self._gate.remember(outcomes)
+        return predictor
+
+    def _retrain_if_stale(self) -> None:
+        predictor = self._predictor
+        if predictor is not None and predictor.is_stale(self._ledger.totals().entry_count):
+            predictor.retrain(np.array(self._ledger.live_sequences(), np.int64))
+            metrics.PREDICTOR_TRAININGS.inc()
+            self.save()
+
+    def _score(self, predictor: MatchPredictor, pools: Sequence[str], vector: bytes) -> float:
+        began_s = perf_counter()
+        score = predictor.score_in(pools, vector)
+        self._prediction_s = _running_mean(self._prediction_s, perf_counter() - began_s)
+        return score
+
+    def _publish(self) -> None:
+        metrics.PREDICTOR_ON.set(self._gate.on)
+        metrics.PREDICTOR_NET_SECONDS.set(self._gate.total.net_s)
+
+
+def _running_mean(mean: float, value: float) -> float:
+    return value if mean == 0 else mean + _FRESHNESS * (value - mean)

@@ -1,0 +1,217 @@
+"""The predictor beside lookups: a real ledger, a real SVM, and searches that take what the test says."""
+
+import logging
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from pentimento.domain.generation import CapturedEntries, CapturedLatent
+from pentimento.policies.match_prediction import Ruling
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, GrantedKey, GrantRecord
+from pentimento.stores.objects.store import refer_to
+from services.vectordb_gateway.match_predictor import predictor as predictor_module
+from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
+from services.vectordb_gateway.settings import MatchPredictorChoice, MatchPredictorSettings
+
+pytest.importorskip("sklearn")
+
+SIZE = 96
+AUTO = MatchPredictorSettings(match_predictor_generation_s=1.0)
+FAR_S, LOCAL_S = 0.1, 0.0005
+ENCODER = EncoderBinding("sha256:encoder", SIZE)
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def rows(count: int, seed: int) -> np.ndarray:
+    return unit(np.random.default_rng(seed).normal(size=(count, SIZE)))
+
+
+ENTRIES = rows(300, seed=0)
+STRANGE = rows(400, seed=1)
+NEAR = unit(ENTRIES + 0.5 * rows(300, seed=2))
+
+
+def commit(ledger: CacheLedger, vector: np.ndarray, pool: str = "tenant") -> "Future[str]":
+    name = uuid.uuid4().hex
+    ledger.reserve(GrantRecord(name, pool, "tenant", "scope", "r1", 7, 1e12, (GrantedKey(f"{name}/5", 5),)))
+    captured = CapturedEntries(name, (CapturedLatent(5, 0.25, refer_to(f"{name}/5", b"latent"), True),), None)
+    keys = {5: "key"}
+    return ledger.commit(
+        EntryCommit(
+            str(uuid.uuid4()),
+            captured,
+            "tenant",
+            pool,
+            "scope",
+            keys,
+            "r1",
+            7,
+            text_vector=vector.tobytes(),
+            image_vector=None,
+            ancestor_depth=0,
+            created_at=1,
+        )
+    )
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[CacheLedger]:
+    opened = open_cache_ledger(f"sqlite:///{tmp_path}/ledger.sqlite")
+    opened.bind_encoder(ENCODER).result()
+    for future in [commit(opened, row) for row in ENTRIES]:
+        future.result()
+    yield opened
+    opened.close()
+
+
+def ask(watch: MatchWatch, vector: np.ndarray, search_s: float = FAR_S, saved_share: float = 0.0) -> Ruling:
+    """A lookup as the gateway makes it."""
+    forecast = watch.forecast(("tenant",), vector.tobytes())
+    if forecast.ruling is not Ruling.SKIP:
+        watch.note_search(forecast, search_s, saved_share)
+        if watch.wants_to_study(forecast):
+            watch.study(forecast, saved_share)
+    return forecast.ruling
+
+
+def learnt(ledger: CacheLedger, settings: MatchPredictorSettings = AUTO, search_s: float = FAR_S) -> MatchWatch:
+    """A watch after a first lookup, a training, 600 lookups half of which are hits, and a review."""
+    watch = MatchWatch(ledger, settings, Random(0))
+    ask(watch, STRANGE[0], search_s)
+    watch.maintain()
+    for number in range(300):
+        ask(watch, NEAR[number], search_s, saved_share=0.2)
+        ask(watch, STRANGE[number], search_s)
+    watch.maintain()
+    return watch
+
+
+def rulings(watch: MatchWatch, vectors: np.ndarray, search_s: float = FAR_S, saved_share: float = 0.0) -> list[Ruling]:
+    return [ask(watch, vector, search_s, saved_share) for vector in vectors]
+
+
+def test_sure_misses_are_skipped_but_for_audits_where_searches_are_far(ledger: CacheLedger) -> None:
+    watch = learnt(ledger)
+
+    strange, near = rulings(watch, STRANGE[300:]), rulings(watch, NEAR[:100], saved_share=0.2)
+
+    assert strange.count(Ruling.SKIP) >= 75
+    assert 1 <= strange.count(Ruling.AUDIT) <= 20
+    assert near == [Ruling.SEARCH] * 100
+
+
+def test_where_searches_are_quick_nothing_is_trained(ledger: CacheLedger) -> None:
+    watch = learnt(ledger, search_s=LOCAL_S)
+
+    assert rulings(watch, STRANGE[300:], LOCAL_S) == [Ruling.SEARCH] * 100
+    assert not watch.wants_to_study(watch.forecast(("tenant",), STRANGE[0].tobytes()))
+
+
+def test_off_is_off(ledger: CacheLedger) -> None:
+    watch = learnt(ledger, replace(AUTO, match_predictor=MatchPredictorChoice.OFF))
+
+    assert rulings(watch, STRANGE[300:]) == [Ruling.SEARCH] * 100
+
+
+def test_always_skips_however_quick_searches_are(ledger: CacheLedger) -> None:
+    watch = learnt(ledger, replace(AUTO, match_predictor=MatchPredictorChoice.ALWAYS), LOCAL_S)
+
+    assert rulings(watch, STRANGE[300:], LOCAL_S).count(Ruling.SKIP) >= 75
+
+
+def test_audits_that_hit_switch_it_off(ledger: CacheLedger) -> None:
+    watch = learnt(ledger)
+
+    for _ in range(10):
+        rulings(watch, STRANGE[300:], saved_share=0.5)
+    watch.maintain()
+
+    assert rulings(watch, STRANGE[300:]) == [Ruling.SEARCH] * 100
+
+
+def test_an_entry_that_came_is_searched_for_at_once(ledger: CacheLedger) -> None:
+    watch = learnt(ledger)
+    before = ask(watch, STRANGE[390])
+    commit(ledger, STRANGE[390]).result()
+
+    watch.follow()
+
+    assert before is not Ruling.SEARCH
+    assert ask(watch, STRANGE[390], saved_share=0.5) is Ruling.SEARCH
+
+
+def test_retrains_when_a_twentieth_changed_and_not_before(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainings: list[int] = []
+    fit = predictor_module.fit_support
+    monkeypatch.setattr(predictor_module, "fit_support", lambda codes: trainings.append(len(codes)) or fit(codes))
+    watch = learnt(ledger)
+
+    for row in STRANGE[:15]:
+        commit(ledger, row).result()
+    watch.maintain()
+    commit(ledger, STRANGE[15]).result()
+    watch.maintain()
+
+    assert trainings == [300, 316]
+
+
+def test_a_training_that_fails_leaves_lookups_as_they_were(
+    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(codes: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(predictor_module, "fit_support", fail)
+    watch = MatchWatch(ledger, AUTO)
+    ask(watch, STRANGE[0])
+
+    with pytest.raises(MemoryError):
+        watch.maintain()
+
+    assert rulings(watch, STRANGE[:50]) == [Ruling.SEARCH] * 50
+
+
+def test_a_restarted_gateway_goes_on_without_training(
+    ledger: CacheLedger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = replace(AUTO, match_predictor_file=tmp_path / "predictor.npz")
+    learnt(ledger, kept).save()
+    monkeypatch.setattr(predictor_module, "fit_support", lambda codes: pytest.fail("it was trained"))
+
+    watch = MatchWatch(ledger, kept, Random(0))
+    ask(watch, NEAR[0], saved_share=0.2)
+    watch.maintain()
+
+    assert rulings(watch, STRANGE[300:]).count(Ruling.SKIP) >= 75
+
+
+@pytest.mark.parametrize("what", ["torn", "encoder"])
+def test_a_file_that_cannot_be_used_is_told_and_trained_anew(
+    ledger: CacheLedger, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    kept = replace(AUTO, match_predictor_file=tmp_path / "predictor.npz")
+    learnt(ledger, kept).save()
+    path = tmp_path / "predictor.npz"
+    if what == "torn":
+        path.write_bytes(path.read_bytes()[:1000])
+    else:
+        with np.load(path) as arrays:
+            changed = {name: arrays[name] for name in arrays.files} | {"encoder_digest": np.array("sha256:other")}
+        with path.open("wb") as file:
+            np.savez(file, **changed)
+
+    with caplog.at_level(logging.WARNING):
+        watch = learnt(ledger, kept)
+
+    assert "the match predictor is trained anew" in caplog.text
+    assert rulings(watch, STRANGE[300:]).count(Ruling.SKIP) >= 75
