@@ -12,6 +12,7 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
+    ReplayRequest,
     RequestStatus,
 )
 from pentimento.domain.requests import RequestState
@@ -20,6 +21,7 @@ from pentimento.wire.image import (
     event_from_proto,
     explanation_from_proto,
     model_from_proto,
+    replay_to_proto,
     request_to_proto,
     status_from_proto,
 )
@@ -41,6 +43,20 @@ class ImageClient:
             preview_interval_steps=preview_interval_steps,
         )
         call = self._stub.Generate(message)
+        try:
+            with domain_errors():
+                async for event in call:
+                    yield event_from_proto(event)
+        finally:
+            call.cancel()
+
+    async def replay(
+        self, request: ReplayRequest, idempotency_key: str = "", preview_interval_steps: int = 0
+    ) -> AsyncGenerator[GenerateEvent, None]:
+        """Yield accepted, routed, progress, completed of a request's picture, painted again."""
+        message = replay_to_proto(request)
+        message.idempotency_key, message.preview_interval_steps = idempotency_key, preview_interval_steps
+        call = self._stub.Replay(message)
         try:
             with domain_errors():
                 async for event in call:

@@ -77,7 +77,7 @@ class ControlSource(Protocol):
 class PaintingRequest:
     """What to paint. `deadline` is on the engine's monotonic clock in seconds; latents are handed out before each of
     `capture_steps`, the predicted clean latent after every `preview_interval_steps` steps (0: never). `adapters` hold
-    one row, for all rows of this picture."""
+    one row, for all rows of this picture. `alone`: no other picture is in its forward passes."""
 
     spec: GenerationSpec
     start: PaintingStart
@@ -86,6 +86,7 @@ class PaintingRequest:
     deadline: float | None = None
     control: ControlSource | None = None
     adapters: PerSampleAdapters | None = None
+    alone: bool = False
 
 
 @dataclass

@@ -153,6 +153,8 @@ class Route:
     controlnet_mode: ControlNetMode | None = None
     plan_version: PlanVersion = PlanVersion()
     reason: str = ""
+    # The request whose picture is painted again: alone, from that start and no other; "" for every other request.
+    replay_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -228,3 +230,5 @@ class Provenance:
     notes: tuple[str, ...] = ()
     # What the spec was sent with and does not repeat; without keys.
     inputs: tuple[SpecInput, ...] = ()
+    # Of a replay: whether its bytes are those of the picture that it paints again; None otherwise, or where unknown.
+    replay_equal: bool | None = None

@@ -54,10 +54,28 @@ class ImageRequest:
 
 
 @dataclass(frozen=True)
+class ReplayRequest:
+    """Asks for the picture of a completed request once more. `inputs`: the bytes that it came with, by their place
+    ("init_image.image"), for nobody here keeps them; `deadline_ms` None means the deployment's."""
+
+    request_id: str
+    inputs: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+    deadline_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay is bound to: the route that the picture took, and the digest of its bytes, "" where unknown."""
+
+    route: Route
+    image_digest: str
+
+
+@dataclass(frozen=True)
 class ResolvedRequest:
     """A request with nothing left open. `quality` None means the deployment's; `cost` in pixel steps.
 
-    `inputs`: the bytes of `spec` that are kept apart from it.
+    `inputs`: the bytes of `spec` that are kept apart from it. `replay` None: the cache and the plan decide its route.
     """
 
     spec: GenerationSpec
@@ -67,6 +85,7 @@ class ResolvedRequest:
     deadline_ms: int
     preview_interval_steps: int = 0
     inputs: tuple[SpecInput, ...] = ()
+    replay: Replay | None = None
 
     @property
     def cost(self) -> float:

@@ -15,6 +15,11 @@ class Reason(StrEnum):
         member.meaning, member.advice = meaning, advice
         return member
 
+    ANCESTOR_GONE = (
+        "ANCESTOR_GONE",
+        "the latent or image that a replayed picture started from is not kept any more, or is not what it was",
+        "nothing brings it back; a picture that starts from noise can be replayed for as long as its request is known",
+    )
     ATTEMPT_GONE = (
         "ATTEMPT_GONE",
         "the worker does not hold that attempt (any more)",
@@ -42,7 +47,7 @@ class Reason(StrEnum):
     )
     INPUT_UNAVAILABLE = (
         "INPUT_UNAVAILABLE",
-        "an image that the request came with cannot be read now",
+        "an image that the request came with, or what a replay starts from, cannot be read now",
         "look at the object store; ask again once it is there",
     )
     PREDICTED_LATE = (

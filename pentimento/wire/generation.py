@@ -212,6 +212,7 @@ def route_to_proto(route: Route) -> pb.Route:
         controlnet_mode=CONTROLNET_MODES.to_proto(route.controlnet_mode),
         plan_version=plan_version_to_proto(route.plan_version),
         reason=route.reason,
+        replay_of=route.replay_of,
     )
 
 
@@ -227,6 +228,7 @@ def route_from_proto(message: pb.Route) -> Route:
         CONTROLNET_MODES.from_proto(mode) if mode else None,
         plan_version_from_proto(message.plan_version),
         message.reason,
+        message.replay_of,
     )
 
 
@@ -340,6 +342,7 @@ def provenance_to_proto(provenance: Provenance) -> pb.Provenance:
         energy_joules=provenance.energy_joules,
         notes=provenance.notes,
         inputs=[input_to_proto(part) for part in provenance.inputs],
+        replay_equal=provenance.replay_equal,
     )
 
 
@@ -362,6 +365,7 @@ def provenance_from_proto(message: pb.Provenance) -> Provenance:
         energy_joules=message.energy_joules if message.HasField("energy_joules") else None,
         notes=tuple(message.notes),
         inputs=tuple(input_from_proto(part) for part in message.inputs),
+        replay_equal=message.replay_equal if message.HasField("replay_equal") else None,
     )
 
 

@@ -12,6 +12,7 @@ from pentimento.domain.image_request import (
     ImageRequest,
     ModelInfo,
     Progress,
+    ReplayRequest,
     RequestStatus,
     Routed,
 )
@@ -81,6 +82,27 @@ def request_to_bytes(request: ImageRequest) -> bytes:
     return request_to_proto(request).SerializeToString(deterministic=True)
 
 
+def replay_to_proto(request: ReplayRequest) -> pb.ReplayRequest:
+    return pb.ReplayRequest(
+        request_id=request.request_id,
+        inputs=[pb.ReplayInput(field=place, data=data) for place, data in request.inputs],
+        deadline_ms=request.deadline_ms,
+    )
+
+
+def replay_from_proto(message: pb.ReplayRequest) -> ReplayRequest:
+    return ReplayRequest(
+        message.request_id,
+        tuple((part.field, part.data) for part in message.inputs),
+        message.deadline_ms if message.HasField("deadline_ms") else None,
+    )
+
+
+def replay_to_bytes(request: ReplayRequest) -> bytes:
+    """Return the form in which the frontdoor hashes a replay; never that of an image request."""
+    return b"replay\0" + replay_to_proto(request).SerializeToString(deterministic=True)
+
+
 def completed_to_proto(completed: Completed) -> pb.Completed:
     return pb.Completed(
         request_id=completed.request_id,
@@ -115,7 +137,19 @@ def event_to_proto(event: GenerateEvent) -> pb.GenerateResponse:
             return pb.GenerateResponse(completed=completed_to_proto(event))
 
 
-def event_from_proto(message: pb.GenerateResponse) -> GenerateEvent:
+def replay_event_to_proto(event: GenerateEvent) -> pb.ReplayResponse:
+    match event:
+        case Accepted():
+            return pb.ReplayResponse(accepted=pb.Accepted(**asdict(event)))
+        case Routed():
+            return pb.ReplayResponse(routed=pb.Routed(route=route_to_proto(event.route)))
+        case Progress():
+            return pb.ReplayResponse(progress=pb.Progress(**asdict(event)))
+        case Completed():
+            return pb.ReplayResponse(completed=completed_to_proto(event))
+
+
+def event_from_proto(message: pb.GenerateResponse | pb.ReplayResponse) -> GenerateEvent:
     kind = message.WhichOneof("event")
     if kind == "accepted":
         return Accepted(message.accepted.request_id, message.accepted.replayed)

@@ -7,10 +7,17 @@ from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.image.v1 import image_service_pb2 as image_pb
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import Scheduler
-from pentimento.domain.image_request import ResolvedRequest
+from pentimento.domain.image_request import Replay, ResolvedRequest
 from pentimento.domain.reasons import Reason
 from pentimento.wire.enumerations import CACHE_MODES, IMAGE_FORMATS, SCHEDULERS
-from pentimento.wire.generation import input_from_proto, input_to_proto, spec_from_proto, spec_to_proto
+from pentimento.wire.generation import (
+    input_from_proto,
+    input_to_proto,
+    route_from_proto,
+    route_to_proto,
+    spec_from_proto,
+    spec_to_proto,
+)
 
 # Formats of a journalled body. 0, before there were formats: the public request with every field filled in.
 PUBLIC_REQUEST, JOURNALLED_REQUEST = 0, 1
@@ -25,6 +32,7 @@ def journalled_to_proto(resolved: ResolvedRequest) -> pb.JournalledRequest:
         quality=resolved.quality,
         deadline_ms=resolved.deadline_ms,
         preview_interval_steps=resolved.preview_interval_steps,
+        replay=_replay_to_proto(resolved.replay) if resolved.replay is not None else None,
     )
 
 
@@ -37,7 +45,16 @@ def journalled_from_proto(message: pb.JournalledRequest) -> ResolvedRequest:
         deadline_ms=message.deadline_ms,
         preview_interval_steps=message.preview_interval_steps,
         inputs=tuple(input_from_proto(part) for part in message.inputs),
+        replay=_replay_from_proto(message.replay) if message.HasField("replay") else None,
     )
+
+
+def _replay_to_proto(replay: Replay) -> pb.Replay:
+    return pb.Replay(route=route_to_proto(replay.route), image_digest=replay.image_digest)
+
+
+def _replay_from_proto(message: pb.Replay) -> Replay:
+    return Replay(route_from_proto(message.route), message.image_digest)
 
 
 def resolved_to_bytes(resolved: ResolvedRequest) -> bytes:

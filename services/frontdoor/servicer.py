@@ -18,6 +18,8 @@ from pentimento.wire.image import (
     event_to_proto,
     explanation_to_proto,
     model_to_proto,
+    replay_event_to_proto,
+    replay_from_proto,
     request_from_proto,
     status_to_proto,
 )
@@ -50,6 +52,20 @@ class ImageServicer(ImageServiceServicer):
             async for event in events:
                 with self._reaping():
                     yield event_to_proto(event)
+
+    async def Replay(
+        self,
+        request: pb.ReplayRequest,
+        context: grpc.aio.ServicerContext[pb.ReplayRequest, pb.ReplayResponse],
+    ) -> AsyncIterator[pb.ReplayResponse]:
+        options = (request.idempotency_key, request.preview_interval_steps)
+        stream = self._api.replay(current_caller().tenant, replay_from_proto(request), *options)
+        # As in Generate.
+        del request
+        async with aclosing(stream) as events:
+            async for event in events:
+                with self._reaping():
+                    yield replay_event_to_proto(event)
 
     async def Cancel(
         self, request: pb.CancelRequest, context: grpc.aio.ServicerContext[pb.CancelRequest, pb.CancelResponse]

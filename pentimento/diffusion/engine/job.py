@@ -1,5 +1,7 @@
 """One request inside the engine."""
 
+from dataclasses import replace
+
 from pentimento.diffusion.engine.listening import FinishedPainting, PaintingTicket
 from pentimento.diffusion.families.model import BatchKey, ControlResiduals, DiffusionModel, batch_key
 from pentimento.diffusion.painting import Painting, model_input
@@ -13,7 +15,9 @@ class EngineJob:
     def __init__(self, number: int, ticket: PaintingTicket, due_at: float) -> None:
         self.number = number
         self.ticket = ticket
-        self.key: BatchKey = batch_key(ticket.request.spec)
+        # Buffers and compiled passes are by this one, batches by the other.
+        self.shape: BatchKey = batch_key(ticket.request.spec)
+        self.key: BatchKey = replace(self.shape, alone=number + 1) if ticket.request.alone else self.shape
         self.urgency: Urgency = (due_at, number)
         self.painting: Painting | None = None
         self.started_at = 0.0

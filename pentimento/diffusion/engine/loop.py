@@ -185,11 +185,11 @@ class StepLoop:
         return _Forward(seated, prediction, finite.tolist(), began_at)
 
     def _rows_for(self, job: EngineJob) -> RowBuffers:
-        rows = self._groups.pop(job.key, None)
+        rows = self._groups.pop(job.shape, None)
         if rows is None:
-            padded = partial(self._denoiser.padded, job.key)
+            padded = partial(self._denoiser.padded, job.shape)
             rows = RowBuffers(self._model, job.begun, self._settings.max_batch, padded)
-        self._groups[job.key] = rows
+        self._groups[job.shape] = rows
         while len(self._groups) > KEPT_GROUPS:
             self._groups.pop(next(iter(self._groups)))
         return rows
@@ -197,7 +197,7 @@ class StepLoop:
     def _halves(self, jobs: list[EngineJob], error: Exception) -> list[list[EngineJob]]:
         """Return the jobs in two halves, none of a request that failed alone: that one is ended."""
         if is_out_of_memory(error):
-            self._limits.ran_out(jobs[0].key, len(jobs))
+            self._limits.ran_out(jobs[0].shape, len(jobs))
             self._observer.ran_out_of_memory(len(jobs))
             logger.warning("the device has no memory for a batch of %d", len(jobs))
         if len(jobs) == 1:
@@ -261,5 +261,5 @@ class StepLoop:
         """Nothing of it stays: what it held on the device is free from here on."""
         del self._jobs[job.number]
         job.painting, job.residuals = None, None
-        if (rows := self._groups.get(job.key)) is not None:
+        if (rows := self._groups.get(job.shape)) is not None:
             rows.leave(job)

@@ -123,11 +123,13 @@ class DenoiserInput:
 
 @dataclass(frozen=True)
 class BatchKey:
-    """Pictures of one model with equal keys may share a forward pass."""
+    """Pictures of one model with equal keys may share a forward pass. `alone` is 0, or a number that no other picture
+    has."""
 
     width_px: int
     height_px: int
     guided: bool
+    alone: int = 0
 
 
 def is_guided(spec: GenerationSpec) -> bool:

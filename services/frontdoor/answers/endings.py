@@ -6,6 +6,7 @@ from pentimento.domain.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     Internal,
+    NotFound,
     PentimentoError,
     ResourceExhausted,
     Unavailable,
@@ -47,6 +48,8 @@ def end_error(
         return DeadlineExceeded(reason, message)
     if failure is not None and failure.reason == reason:
         return failure
+    if reason == Reason.ANCESTOR_GONE:
+        return NotFound(reason, message)
     if reason in (Reason.WORKER_LOST, Reason.INPUT_UNAVAILABLE):
         return Unavailable(reason, message)
     if reason in (Reason.EFFECT_FAILED, Reason.UNREADABLE_REQUEST):

@@ -90,6 +90,7 @@ class Results:
             raise
 
     def _provenance(self, job: Job, execution: Execution, result: AttemptResult) -> Provenance:
+        replay = job.request.resolved.replay
         paid = [other.result for other in job.executions.values() if other.result is not None]
         return Provenance(
             request_id=job.request.request_id,
@@ -109,6 +110,7 @@ class Results:
             energy_joules=energy_of(paid),
             notes=(*job.notes, *result.notes),
             inputs=tuple(replace(part, object=replace(part.object, key="")) for part in execution.resolved.inputs),
+            replay_equal=result.image_digest == replay.image_digest if replay and replay.image_digest else None,
         )
 
 

@@ -4,8 +4,9 @@ import asyncio
 import hashlib
 import random
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pentimento.dataplane.events import CancelRequested, RequestArrived
 from pentimento.dataplane.state import Phase
@@ -17,13 +18,14 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
+    ReplayRequest,
     RequestStatus,
     ResolvedRequest,
 )
 from pentimento.domain.requests import RequestState
-from pentimento.policies.serving.entry import Stage
+from pentimento.policies.serving.entry import Stage, request_stages
 from pentimento.stores.ledger.records import AcceptKind, JournalledRequest
-from pentimento.wire.image import request_to_bytes
+from pentimento.wire.image import replay_to_bytes, request_to_bytes
 from services.frontdoor.answers.audience import Audience, Listener
 from services.frontdoor.answers.delivery import recorded_events
 from services.frontdoor.answers.endings import key_reused
@@ -32,6 +34,7 @@ from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.callers import Callers
 from services.frontdoor.requests.jobs import ClientRequest, Job
 from services.frontdoor.requests.quotas import Quotas
+from services.frontdoor.requests.replays import recorded_picture, resolve_replay
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
 from services.frontdoor.routing.routes import Asker, decide_route, embed
 from services.frontdoor.routing.stages import as_painted_by, choose_stages, fits
@@ -59,6 +62,15 @@ class KeyedCall:
 NO_KEY = KeyedCall()
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What is painted, the stages whose models can paint it, and the request's draw for the shares of plans."""
+
+    resolved: ResolvedRequest
+    stages: tuple[Stage, ...]
+    draw: float
+
+
 class ImageApi:
     """Handlers in domain values; they raise domain errors. `tenant` is the caller's, whose requests alone are seen."""
 
@@ -74,33 +86,52 @@ class ImageApi:
         # From when the process stops, streams break because of us, not because their clients went away.
         self.stopping = False
 
-    async def generate(
+    def generate(
         self, tenant: str, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen."""
+        judge = partial(self._judge_image, request, preview_interval_steps)
+        return self._paint(tenant, idempotency_key, partial(request_to_bytes, request), judge)
+
+    def replay(
+        self, tenant: str, request: ReplayRequest, idempotency_key: str = "", preview_interval_steps: int = 0
+    ) -> AsyncGenerator[GenerateEvent, None]:
+        """As `generate`, of a completed request's picture once more. Raises NotFound for a request that is not the
+        tenant's, and as `resolve_replay`."""
+        judge = partial(self._judge_replay, tenant, request, preview_interval_steps)
+        return self._paint(tenant, idempotency_key, partial(replay_to_bytes, request), judge)
+
+    async def _paint(
+        self,
+        tenant: str,
+        idempotency_key: str,
+        body: Callable[[], bytes],
+        judge: Callable[[], Awaitable[Judged]],
+    ) -> AsyncGenerator[GenerateEvent, None]:
+        """`body` gives what the call came with, `judge` what is to be painted; neither is asked for more than once."""
         check_idempotency_key(idempotency_key, self._limits)
         with self._callers.calling(tenant, idempotency_key):
-            key = await self._look_up(tenant, request, idempotency_key)
+            key = await self._look_up(tenant, body, idempotency_key)
             if key.request_id and self._find_job(tenant, key.request_id) is None:
                 yield Accepted(key.request_id, replayed=True)
                 for event in await recorded_events(self._parts, key.request_id, tenant):
                     yield event
                 return
-            listener = self._join(tenant, key.request_id) or self._arrive(tenant, request, key, preview_interval_steps)
+            listener = self._join(tenant, key.request_id) or self._arrive(tenant, await judge(), key)
             # The stream may stay open for long; the images that the request came with are not kept by it.
-            del request
+            del body, judge
             try:
                 async for event in listener.events():
                     yield event
             finally:
                 self._leave(listener)
 
-    async def _look_up(self, tenant: str, request: ImageRequest, idempotency_key: str) -> KeyedCall:
+    async def _look_up(self, tenant: str, body: Callable[[], bytes], idempotency_key: str) -> KeyedCall:
         """Who holds the key already is answered whatever the queues are like. Two that come at once are told apart by
         the journal when they are accepted."""
         if not idempotency_key:
             return NO_KEY
-        body_hash = hashlib.sha256(request_to_bytes(request)).hexdigest()
+        body_hash = hashlib.sha256(body()).hexdigest()
         found = await asyncio.wrap_future(self._parts.journal.find_key(tenant, idempotency_key, body_hash))
         if found is not None and found.kind is AcceptKind.BODY_DIFFERS:
             raise key_reused()
@@ -111,10 +142,9 @@ class ImageApi:
         job = self._find_job(tenant, request_id) if request_id else None
         return job.audience.join_late() if job is not None else None
 
-    def _arrive(self, tenant: str, request: ImageRequest, key: KeyedCall, preview_interval_steps: int) -> Listener:
-        """Changes state: the request is judged, and the dataplane hears of it."""
-        draw = random.random()
-        resolved, stages = self._judge(request, draw, preview_interval_steps)
+    def _arrive(self, tenant: str, judged: Judged, key: KeyedCall) -> Listener:
+        """Changes state: the dataplane hears of the request."""
+        resolved, stages = judged.resolved, judged.stages
         first = self._parts.catalogue.find(stages[0].model)
         request_id = f"r-{secrets.token_hex(16)}"
         now, wall, deadline_s = self._parts.clock.monotonic(), self._parts.clock.wall(), resolved.deadline_ms / 1000
@@ -127,7 +157,7 @@ class ImageApi:
             accepted_at=wall,
             deadline=now + deadline_s,
             deadline_at=wall + deadline_s,
-            draw=draw,
+            draw=judged.draw,
             idempotency_key=key.idempotency_key,
             body_hash=key.body_hash,
         )
@@ -137,11 +167,21 @@ class ImageApi:
         self._parts.submit(arrived)
         return listener
 
-    def _judge(
-        self, request: ImageRequest, draw: float, preview_interval_steps: int = 0
-    ) -> tuple[ResolvedRequest, tuple[Stage, ...]]:
-        """Return what is painted, and the stages whose models can paint a picture of that size. Raises InvalidArgument
+    async def _judge_image(self, request: ImageRequest, preview_interval_steps: int) -> Judged:
+        return self._judge(request, preview_interval_steps)
+
+    async def _judge_replay(self, tenant: str, request: ReplayRequest, preview_interval_steps: int) -> Judged:
+        """By the journal's record alone; its model paints it, whatever the plan does with others."""
+        recorded = recorded_picture(await self._record(tenant, request.request_id))
+        model, draw, plan = recorded.provenance.spec.model, random.random(), self._parts.dataplane.state.plan
+        held = self._parts.catalogue.find(model)
+        resolved = resolve_replay(request, recorded, held, self._limits, preview_interval_steps)
+        return Judged(resolved, request_stages(plan.pools if plan is not None else (), model, draw), draw)
+
+    def _judge(self, request: ImageRequest, preview_interval_steps: int = 0) -> Judged:
+        """Return what is painted, by the stages whose models can paint a picture of that size. Raises InvalidArgument
         where none of them can, and as `resolve` and `choose_stages`."""
+        draw = random.random()
         catalogue, plan = self._parts.catalogue, self._parts.dataplane.state.plan
         held, stages = choose_stages(request, draw, catalogue, plan, self._cascade)
         seed = secrets.randbits(_SEED_BITS)
@@ -150,7 +190,7 @@ class ImageApi:
         if not fitting:
             # The last one says what is wrong.
             resolve(request, catalogue.find(stages[-1].model), self._limits, seed)
-        return resolved, fitting or stages
+        return Judged(resolved, fitting or stages, draw)
 
     async def cancel(self, tenant: str, request_id: str) -> RequestState:
         """The state it ends in, which is another than CANCELLED when the cancel came too late."""
@@ -170,12 +210,12 @@ class ImageApi:
 
     async def explain(self, tenant: str, request: ImageRequest) -> Explanation:
         """The route that `generate` would take now; nothing is accepted or journalled."""
-        draw = random.random()
-        resolved, stages = self._judge(request, draw)
-        held = self._parts.catalogue.find(stages[0].model)
+        judged = self._judge(request)
+        resolved, stage = judged.resolved, judged.stages[0]
+        held = self._parts.catalogue.find(stage.model)
         notes: list[str] = []
         embedding = await embed(self._parts, tenant, resolved, notes.append)
-        asker = Asker(tenant, resolved, stages[0], draw)
+        asker = Asker(tenant, resolved, stage, judged.draw)
         option, *_ = await decide_route(self._parts, asker, held, embedding, notes.append)
         wait_s = self._parts.dataplane.predicted_wait_s(option.pool)
         return Explanation(option.route, option.route.plan_version, option.pool, wait_s * 1000)

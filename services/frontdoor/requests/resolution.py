@@ -38,17 +38,16 @@ def resolve(
     _check_prompt("prompt", request.prompt, limits, may_be_empty=False)
     _check_prompt("negative_prompt", request.negative_prompt, limits, may_be_empty=True)
     _check_adapters(request)
+    deadline_ms, interval = resolve_limits(request.deadline_ms, preview_interval_steps, limits)
     resolved = ResolvedRequest(
         spec=_resolve_spec(request, held, limits, drawn_seed),
         cache=request.cache or limits.default_cache,
         format=request.format or ImageFormat.PNG,
         quality=None if request.quality is None else _in_range("quality", request.quality, 0.0, 1.0),
-        deadline_ms=_resolve_deadline(request, limits),
-        preview_interval_steps=int(
-            _in_range("preview_interval_steps", preview_interval_steps, 0, limits.max_preview_interval_steps)
-        ),
+        deadline_ms=deadline_ms,
+        preview_interval_steps=interval,
     )
-    _check_cost(resolved.cost, request.max_cost, limits)
+    check_cost(resolved.cost, request.max_cost, limits)
     return resolved
 
 
@@ -139,12 +138,20 @@ def _resolve_init_image(asked: InitImage | None, steps: int, limits: RequestLimi
     return replace(asked, strength=strength)
 
 
-def _resolve_deadline(request: ImageRequest, limits: RequestLimits) -> int:
-    deadline_ms = _default(request.deadline_ms, limits.default_deadline_ms)
-    return int(_in_range("deadline_ms", deadline_ms, 1, limits.max_deadline_ms))
+def resolve_limits(
+    asked_deadline_ms: int | None, preview_interval_steps: int, limits: RequestLimits
+) -> tuple[int, int]:
+    """Return the deadline in milliseconds from now, and how many denoising steps lie between previews."""
+    deadline_ms = _default(asked_deadline_ms, limits.default_deadline_ms)
+    most_steps = limits.max_preview_interval_steps
+    return (
+        int(_in_range("deadline_ms", deadline_ms, 1, limits.max_deadline_ms)),
+        int(_in_range("preview_interval_steps", preview_interval_steps, 0, most_steps)),
+    )
 
 
-def _check_cost(cost: float, max_cost: float | None, limits: RequestLimits) -> None:
+def check_cost(cost: float, max_cost: float | None, limits: RequestLimits) -> None:
+    """Raises InvalidArgument for a cost, in pixel steps, above the deployment's limit or the client's own."""
     if cost > limits.max_request_cost:
         limit = f"must be at most {limits.max_request_cost:g} pixel steps, got {cost:g}"
         raise InvalidArgument.of("width_px x height_px x num_inference_steps", limit)

@@ -97,7 +97,7 @@ async def decide_route(
     number = choose_start([_found(parts, one, found) for one, found in zip(asked, answer.starts, strict=True)])
     found, chosen = answer.starts[number], asked[number]
     route = Route(
-        route_id=secrets.token_hex(8),
+        route_id=_new_route_id(),
         start=found.start,
         model=chosen.held.model,
         model_digest=chosen.held.model_digest,
@@ -189,9 +189,13 @@ async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
     request, stage = job.request, job.request.stages[number]
     held = await parts.catalogue.wait_for(stage.model)
     started_at = parts.clock.monotonic()
-    embedding = await job.embedding if job.embedding is not None else None
-    asker = Asker(request.tenant, request.resolved, stage, request.draw)
-    decided = await decide_route(parts, asker, held, embedding, job.note)
+    decided: tuple[PoolOption, ...]
+    if request.resolved.replay is not None:
+        decided = (_pinned(parts, request.resolved, request.resolved.replay.route, stage, held),)
+    else:
+        embedding = await job.embedding if job.embedding is not None else None
+        asker = Asker(request.tenant, request.resolved, stage, request.draw)
+        decided = await decide_route(parts, asker, held, embedding, job.note)
     stages = cascade_stages(request.stages)
     options = tuple(replace(option, route=replace(option.route, stages=stages)) for option in decided)
     parts.starts.count(stage.pool, _steps_saved_of(as_painted_by(request.resolved, held), options[0]))
@@ -203,6 +207,19 @@ async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
     parts.submit(
         RouteResolved(request.request_id, first.pool, first.model_digest, first.work, number, spare=tuple(others))
     )
+
+
+def _pinned(
+    parts: FrontdoorParts, resolved: ResolvedRequest, route: Route, stage: Stage, held: HeldModel
+) -> PoolOption:
+    """A replay's only option: neither the cache nor another pool is asked."""
+    plan = parts.dataplane.state.plan
+    version = plan.version if plan is not None else PlanVersion()
+    return PoolOption(stage.pool, held, resolved, replace(route, route_id=_new_route_id(), plan_version=version))
+
+
+def _new_route_id() -> str:
+    return secrets.token_hex(8)
 
 
 def _steps_saved_of(own: ResolvedRequest, chosen: PoolOption) -> int:

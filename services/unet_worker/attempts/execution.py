@@ -176,6 +176,7 @@ class EngineModelRunner:
             uploads.steps if uploads else frozenset(),
             order.preview_interval_steps,
             deadline,
+            alone=bool(order.route.replay_of),
         )
         bridge = PaintingBridge(
             self._worker_id, emit, self._finisher, uploads, self._progress_interval_s, self._latent_format

@@ -2,6 +2,7 @@
 
 A donor that cannot be used costs the saving, never the picture: the attempt falls back to noise and says why in a note
 `cache skipped: REASON: …`. An object that is missing, corrupt or no such latent is reported, and its entry healed.
+A replay starts where the first painting did or nowhere.
 """
 
 import asyncio
@@ -58,7 +59,8 @@ class StartResolver:
         self._donors = DonorReader(objects, executor, timeout_s)
 
     async def resolve(self, spec: GenerationSpec, route: Route) -> ResolvedStart:
-        """Raises InvalidArgument for a schedule or an image of the request that cannot be used."""
+        """Raises InvalidArgument for a schedule or an image of the request that cannot be used, and what
+        `UnusableDonor.of_replay` says for a replay."""
         schedule_for(self._model, spec)
         if spec.init_image is not None:
             return await self._own_image(spec, spec.init_image)
@@ -69,6 +71,8 @@ class StartResolver:
                 case FromImage():
                     return await self._donor_image(spec, route.start)
         except UnusableDonor as unusable:
+            if route.replay_of:
+                raise unusable.of_replay(route) from None
             return ResolvedStart(NoiseStart(), note=str(unusable), bad_donor_reason=unusable.bad_donor_reason)
         return ResolvedStart(NoiseStart())
 

@@ -3,20 +3,41 @@
 import asyncio
 from concurrent.futures import Executor
 
-from pentimento.domain.errors import PentimentoError
-from pentimento.domain.generation import ObjectReference
+from pentimento.domain.errors import Internal, NotFound, PentimentoError, Unavailable
+from pentimento.domain.generation import FromImage, ObjectReference, Route, Start
+from pentimento.domain.reasons import Reason
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore
 
 SKIPPED = "cache skipped"
 
 
-class UnusableDonor(Exception):
-    """Why a donor is passed over, and whether its object is to blame."""
+REPLAY_RETRY_MS = 5000
 
-    def __init__(self, reason: str, detail: str, *, object_is_bad: bool = False) -> None:
+
+class UnusableDonor(Exception):
+    """Why a donor is passed over, and whether its object is to blame or the store is away."""
+
+    def __init__(self, reason: str, detail: str, *, object_is_bad: bool = False, away: bool = False) -> None:
         super().__init__(f"{SKIPPED}: {reason}: {detail}")
         self.bad_donor_reason = reason if object_is_bad else ""
+        self._detail = detail
+        self._away = away
+
+    def of_replay(self, route: Route) -> PentimentoError:
+        """Return the error of a replay, which starts nowhere else: NotFound ANCESTOR_GONE, naming what is gone,
+        Unavailable while the store is away, Internal for a donor that is there and cannot be resumed."""
+        what = f"the {_kind_of(route.start)} that {route.replay_of} started from"
+        if self._away:
+            message = f"{what} cannot be read now: {self._detail}"
+            return Unavailable(Reason.INPUT_UNAVAILABLE, message, retry_after_ms=REPLAY_RETRY_MS)
+        if self.bad_donor_reason:
+            return NotFound(Reason.ANCESTOR_GONE, f"{what} is not kept any more: {self._detail}")
+        return Internal("REPLAY_FAILED", f"{what} cannot be resumed: {self._detail}")
+
+
+def _kind_of(start: Start) -> str:
+    return "image" if isinstance(start, FromImage) else "latent"
 
 
 class DonorReader:
@@ -34,7 +55,7 @@ class DonorReader:
             async with asyncio.timeout(self._timeout_s):
                 return await loop.run_in_executor(self._executor, self._objects.get, reference)
         except TimeoutError:
-            raise UnusableDonor("STORE_SLOW", f"no answer in {self._timeout_s:g} s") from None
+            raise UnusableDonor("STORE_SLOW", f"no answer in {self._timeout_s:g} s", away=True) from None
         except PentimentoError as error:
             is_bad = isinstance(error, ObjectMissing | ObjectCorrupt)
-            raise UnusableDonor(error.reason, error.message, object_is_bad=is_bad) from None
+            raise UnusableDonor(error.reason, error.message, object_is_bad=is_bad, away=not is_bad) from None

@@ -299,6 +299,8 @@ class EmulatedBackend:
                     await self._donors.read(image.image)
                     return EmulatedStart(image.start_step, image.start_step)
         except UnusableDonor as unusable:
+            if route.replay_of:
+                raise unusable.of_replay(route) from None
             return EmulatedStart(note=str(unusable), bad_donor_reason=unusable.bad_donor_reason)
         return EmulatedStart()
 

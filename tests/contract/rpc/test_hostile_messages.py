@@ -124,6 +124,7 @@ async def test_an_rpc_that_declares_no_size_takes_64_kib(
 LARGER_REQUESTS_MIB = {
     "image.v1.ImageService.Generate": 16,
     "image.v1.ImageService.Explain": 16,
+    "image.v1.ImageService.Replay": 16,
     "worker.v1.UnetWorkerService.Execute": 16,
     "worker.v1.UnetWorkerService.PredictHalf": 8,
     "controlnet.v1.ControlNetService.StreamResiduals": 8,

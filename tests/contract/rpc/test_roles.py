@@ -46,6 +46,7 @@ MAY_CALL = {
     "image.v1.ImageService.Cancel": CLIENTS,
     "image.v1.ImageService.GetRequest": CLIENTS,
     "image.v1.ImageService.Explain": CLIENTS,
+    "image.v1.ImageService.Replay": CLIENTS,
     "image.v1.ImageService.ListModels": CLIENTS,
     "vectordb.v1.VectordbGatewayService.Lookup": SUITE,
     "vectordb.v1.VectordbGatewayService.Reserve": SUITE,

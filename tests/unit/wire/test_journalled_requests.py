@@ -47,9 +47,11 @@ VALUES: dict[int, st.SearchStrategy[Any]] = {
 
 @st.composite
 def messages(draw: st.DrawFn, kind: type[Message]) -> Message:
-    """A message with every field of its contract set, whatever those are by now."""
+    """A message with every field of its contract set, whatever those are by now; of alternatives the last."""
     message = kind()
     for field in kind.DESCRIPTOR.fields:
+        if field.containing_oneof is not None and field != field.containing_oneof.fields[-1]:
+            continue
         if field.message_type is not None:
             nested = messages(field.message_type._concrete_class)  # type: ignore[attr-defined]
             if field.is_repeated:

@@ -21,6 +21,7 @@ from pentimento.domain.image_request import (
     ImageRequest,
     ModelInfo,
     Progress,
+    ReplayRequest,
     RequestStatus,
     Routed,
 )
@@ -49,6 +50,7 @@ ROUND_TRIPS = {
     ReplicaReport: (reports.report_to_proto, reports.report_from_proto),
     Fleet: (reports.fleet_to_proto, reports.fleet_from_proto),
     ImageRequest: (image.request_to_proto, image.request_from_proto),
+    ReplayRequest: (image.replay_to_proto, image.replay_from_proto),
     Accepted: (image.event_to_proto, image.event_from_proto),
     Routed: (image.event_to_proto, image.event_from_proto),
     Progress: (image.event_to_proto, image.event_from_proto),
@@ -70,6 +72,15 @@ def test_value_survives_its_message(kind, data):
     value = data.draw(st.from_type(kind))
 
     assert from_proto(to_proto(value)) == value
+
+
+@pytest.mark.parametrize("kind", [Accepted, Routed, Progress, Completed])
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_a_replay_tells_what_a_generation_tells(kind, data):
+    event = data.draw(st.from_type(kind))
+
+    assert image.event_from_proto(image.replay_event_to_proto(event)) == event
 
 
 @settings(max_examples=25, deadline=None)

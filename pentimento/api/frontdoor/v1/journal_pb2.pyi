@@ -13,10 +13,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -35,6 +35,7 @@ class JournalledRequest(_message.Message):
     QUALITY_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     PREVIEW_INTERVAL_STEPS_FIELD_NUMBER: _builtins.int
+    REPLAY_FIELD_NUMBER: _builtins.int
     cache: _image_service_pb2.CacheMode.ValueType
     format: _image_service_pb2.ImageFormat.ValueType
     quality: _builtins.float
@@ -49,6 +50,10 @@ class JournalledRequest(_message.Message):
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.SpecInput]:
         """Where those bytes are."""
 
+    @_builtins.property
+    def replay(self) -> Global___Replay:
+        """Of a replay."""
+
     def __init__(
         self,
         *,
@@ -59,13 +64,47 @@ class JournalledRequest(_message.Message):
         quality: _builtins.float | None = ...,
         deadline_ms: _builtins.int = ...,
         preview_interval_steps: _builtins.int = ...,
+        replay: Global___Replay | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "quality", b"quality", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "_replay", b"_replay", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "cache", b"cache", "deadline_ms", b"deadline_ms", "format", b"format", "inputs", b"inputs", "preview_interval_steps", b"preview_interval_steps", "quality", b"quality", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quality", b"_quality", "_replay", b"_replay", "cache", b"cache", "deadline_ms", b"deadline_ms", "format", b"format", "inputs", b"inputs", "preview_interval_steps", b"preview_interval_steps", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__quality: _TypeAlias = _typing.Literal["quality"]  # noqa: Y015
     _WhichOneofArgType__quality: _TypeAlias = _typing.Literal["_quality", b"_quality"]  # noqa: Y015
+    _WhichOneofReturnType__replay: _TypeAlias = _typing.Literal["replay"]  # noqa: Y015
+    _WhichOneofArgType__replay: _TypeAlias = _typing.Literal["_replay", b"_replay"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__quality) -> _WhichOneofReturnType__quality | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replay) -> _WhichOneofReturnType__replay | None: ...
 
 Global___JournalledRequest: _TypeAlias = JournalledRequest  # noqa: Y015
+
+@_typing.final
+class Replay(_message.Message):
+    """What a replay is bound to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTE_FIELD_NUMBER: _builtins.int
+    IMAGE_DIGEST_FIELD_NUMBER: _builtins.int
+    image_digest: _builtins.str
+    """"sha256:<hex>" of that picture's bytes; empty where it is unknown."""
+    @_builtins.property
+    def route(self) -> _generation_pb2.Route:
+        """The route of the picture that is painted again."""
+
+    def __init__(
+        self,
+        *,
+        route: _generation_pb2.Route | None = ...,
+        image_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_digest", b"image_digest", "route", b"route"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Replay: _TypeAlias = Replay  # noqa: Y015

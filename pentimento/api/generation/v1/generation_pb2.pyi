@@ -424,6 +424,7 @@ class Route(_message.Message):
     CONTROLNET_MODE_FIELD_NUMBER: _builtins.int
     PLAN_VERSION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    REPLAY_OF_FIELD_NUMBER: _builtins.int
     route_id: _builtins.str
     model: _builtins.str
     model_digest: _builtins.str
@@ -431,6 +432,10 @@ class Route(_message.Message):
     controlnet_mode: Global___ControlNetMode.ValueType
     reason: _builtins.str
     """Why, in words for people: "miss: nearest similarity 0.41 below 0.65"."""
+    replay_of: _builtins.str
+    """The request whose picture is painted again. Its attempts share no forward pass, and fail with ANCESTOR_GONE rather than
+    start anywhere else. Empty for every other request.
+    """
     @_builtins.property
     def start(self) -> Global___Start: ...
     @_builtins.property
@@ -451,10 +456,11 @@ class Route(_message.Message):
         controlnet_mode: Global___ControlNetMode.ValueType = ...,
         plan_version: Global___PlanVersion | None = ...,
         reason: _builtins.str = ...,
+        replay_of: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["controlnet_mode", b"controlnet_mode", "lora_patch_step", b"lora_patch_step", "model", b"model", "model_digest", b"model_digest", "plan_version", b"plan_version", "reason", b"reason", "route_id", b"route_id", "stages", b"stages", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controlnet_mode", b"controlnet_mode", "lora_patch_step", b"lora_patch_step", "model", b"model", "model_digest", b"model_digest", "plan_version", b"plan_version", "reason", b"reason", "replay_of", b"replay_of", "route_id", b"route_id", "stages", b"stages", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -687,6 +693,7 @@ class Provenance(_message.Message):
     ENERGY_JOULES_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
+    REPLAY_EQUAL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model_digest: _builtins.str
     worker_id: _builtins.str
@@ -699,6 +706,8 @@ class Provenance(_message.Message):
     device_seconds: _builtins.float
     """Of every attempt that painted for this request: a light picture that a cascade passed over is paid for, too."""
     energy_joules: _builtins.float
+    replay_equal: _builtins.bool
+    """Of a replay: whether its bytes are those of the picture that it paints again. Absent otherwise, or where unknown."""
     @_builtins.property
     def spec(self) -> Global___GenerationSpec: ...
     @_builtins.property
@@ -732,19 +741,24 @@ class Provenance(_message.Message):
         energy_joules: _builtins.float | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
         inputs: _abc.Iterable[Global___SpecInput] | None = ...,
+        replay_equal: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_energy_joules", b"_energy_joules", "discriminator_confidence", b"discriminator_confidence", "energy_joules", b"energy_joules", "route", b"route", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_energy_joules", b"_energy_joules", "_replay_equal", b"_replay_equal", "discriminator_confidence", b"discriminator_confidence", "energy_joules", b"energy_joules", "replay_equal", b"replay_equal", "route", b"route", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_energy_joules", b"_energy_joules", "attempt_number", b"attempt_number", "build_version", b"build_version", "device_seconds", b"device_seconds", "discriminator_confidence", b"discriminator_confidence", "energy_joules", b"energy_joules", "inputs", b"inputs", "model_digest", b"model_digest", "notes", b"notes", "request_id", b"request_id", "route", b"route", "spec", b"spec", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "worker_generation", b"worker_generation", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_energy_joules", b"_energy_joules", "_replay_equal", b"_replay_equal", "attempt_number", b"attempt_number", "build_version", b"build_version", "device_seconds", b"device_seconds", "discriminator_confidence", b"discriminator_confidence", "energy_joules", b"energy_joules", "inputs", b"inputs", "model_digest", b"model_digest", "notes", b"notes", "replay_equal", b"replay_equal", "request_id", b"request_id", "route", b"route", "spec", b"spec", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "worker_generation", b"worker_generation", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__discriminator_confidence: _TypeAlias = _typing.Literal["discriminator_confidence"]  # noqa: Y015
     _WhichOneofArgType__discriminator_confidence: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence"]  # noqa: Y015
     _WhichOneofReturnType__energy_joules: _TypeAlias = _typing.Literal["energy_joules"]  # noqa: Y015
     _WhichOneofArgType__energy_joules: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules"]  # noqa: Y015
+    _WhichOneofReturnType__replay_equal: _TypeAlias = _typing.Literal["replay_equal"]  # noqa: Y015
+    _WhichOneofArgType__replay_equal: _TypeAlias = _typing.Literal["_replay_equal", b"_replay_equal"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__discriminator_confidence) -> _WhichOneofReturnType__discriminator_confidence | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_joules) -> _WhichOneofReturnType__energy_joules | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replay_equal) -> _WhichOneofReturnType__replay_equal | None: ...
 
 Global___Provenance: _TypeAlias = Provenance  # noqa: Y015
 

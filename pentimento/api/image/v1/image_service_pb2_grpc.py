@@ -40,6 +40,11 @@ class ImageServiceStub:
                 request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Replay = channel.unary_stream(
+                '/pentimento.api.image.v1.ImageService/Replay',
+                request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/pentimento.api.image.v1.ImageService/Cancel',
                 request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.CancelRequest.SerializeToString,
@@ -69,6 +74,16 @@ class ImageServiceServicer:
     def Generate(self, request, context):
         """Paints one picture. The stream is: accepted, routed, progress (any number), completed. It ends with an error status
         when the request fails after it was accepted. A client that goes away cancels the work.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Replay(self, request, context):
+        """Paints the picture of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
+        that it has the bytes that it has alone, and without the cache. The stream is Generate's. NOT_FOUND `ANCESTOR_GONE` where the
+        latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
+        `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,6 +123,11 @@ def add_ImageServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GenerateRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Replay': grpc.unary_stream_rpc_method_handler(
+                    servicer.Replay,
+                    request_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -158,6 +178,33 @@ class ImageService:
             '/pentimento.api.image.v1.ImageService/Generate',
             pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GenerateRequest.SerializeToString,
             pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replay(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pentimento.api.image.v1.ImageService/Replay',
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayRequest.SerializeToString,
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,12 @@ class ImageServiceStub:
     """Paints one picture. The stream is: accepted, routed, progress (any number), completed. It ends with an error status
     when the request fails after it was accepted. A client that goes away cancels the work.
     """
+    Replay: _grpc.UnaryStreamMultiCallable[_image_service_pb2.ReplayRequest, _image_service_pb2.ReplayResponse]
+    """Paints the picture of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
+    that it has the bytes that it has alone, and without the cache. The stream is Generate's. NOT_FOUND `ANCESTOR_GONE` where the
+    latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
+    `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
+    """
     Cancel: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.CancelRequest, _image_service_pb2.CancelResponse]
     """Stops a request of the caller's tenant within one denoising step."""
     GetRequest: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.GetRequestRequest, _image_service_pb2.GetRequestResponse]
@@ -53,6 +59,12 @@ class ImageServiceAsyncStub(ImageServiceStub):
     Generate: _aio.UnaryStreamMultiCallable[_image_service_pb2.GenerateRequest, _image_service_pb2.GenerateResponse]  # type: ignore[assignment]
     """Paints one picture. The stream is: accepted, routed, progress (any number), completed. It ends with an error status
     when the request fails after it was accepted. A client that goes away cancels the work.
+    """
+    Replay: _aio.UnaryStreamMultiCallable[_image_service_pb2.ReplayRequest, _image_service_pb2.ReplayResponse]  # type: ignore[assignment]
+    """Paints the picture of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
+    that it has the bytes that it has alone, and without the cache. The stream is Generate's. NOT_FOUND `ANCESTOR_GONE` where the
+    latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
+    `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_image_service_pb2.CancelRequest, _image_service_pb2.CancelResponse]  # type: ignore[assignment]
     """Stops a request of the caller's tenant within one denoising step."""
@@ -73,6 +85,18 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_image_service_pb2.GenerateResponse], _abc.AsyncIterator[_image_service_pb2.GenerateResponse]]:
         """Paints one picture. The stream is: accepted, routed, progress (any number), completed. It ends with an error status
         when the request fails after it was accepted. A client that goes away cancels the work.
+        """
+
+    @_abc_1.abstractmethod
+    def Replay(
+        self,
+        request: _image_service_pb2.ReplayRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_image_service_pb2.ReplayResponse], _abc.AsyncIterator[_image_service_pb2.ReplayResponse]]:
+        """Paints the picture of a completed request of the caller's tenant again, from the same start: alone in its forward passes, so
+        that it has the bytes that it has alone, and without the cache. The stream is Generate's. NOT_FOUND `ANCESTOR_GONE` where the
+        latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
+        `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
         """
 
     @_abc_1.abstractmethod

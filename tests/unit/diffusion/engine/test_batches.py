@@ -1,6 +1,6 @@
 """Pictures in ever-changing batches: each is what it is alone, and the same history gives the same bits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -51,6 +51,24 @@ def test_requests_that_come_together_share_every_forward_pass(model: DiffusionMo
 
     assert loop.observer.sizes == [3] * 6
     for one in added:
+        assert_same_picture(model, one)
+
+
+def test_a_request_that_is_to_be_alone_shares_no_forward_pass_and_has_the_bits_it_has_alone(
+    model: DiffusionModel,
+) -> None:
+    loop = Loop(model)
+    others = [loop.add(request(seed)) for seed in range(2)]
+    alone = [loop.add(replace(request(seed, guidance_scale=1.0), alone=True)) for seed in (7, 8)]
+    plain = loop.add(request(9, guidance_scale=1.0))
+
+    loop.run()
+
+    assert sorted(loop.observer.sizes) == [1] * 18 + [2] * 6
+    for one in alone:
+        assert one.heard.latent is not None
+        assert torch.equal(one.heard.latent, paint(model, one.ticket.request))
+    for one in (*others, plain):
         assert_same_picture(model, one)
 
 

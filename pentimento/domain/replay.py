@@ -1,0 +1,90 @@
+"""What a picture's record says about painting it again: bit-equal, or not at all."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.generation import (
+    FromImage,
+    FromLatent,
+    FromNoise,
+    GenerationSpec,
+    ObjectReference,
+    Provenance,
+    Route,
+    SpecInput,
+    Start,
+)
+from pentimento.domain.spec_inputs import put_inputs
+
+# Digests are shown no further than this.
+_SHOWN_LENGTH = 80
+
+
+def replayed_route(provenance: Provenance, held_digest: str) -> Route:
+    """Return the route that paints the recorded picture again, by a model of the digest `held_digest`: one stage, the
+    model that painted it, the start that it took. Raises FailedPrecondition MODEL_CHANGED for another digest."""
+    if held_digest != provenance.model_digest:
+        name, was = provenance.spec.model, provenance.model_digest[:_SHOWN_LENGTH]
+        message = f"model: {name} is held as {held_digest[:_SHOWN_LENGTH]} now, the picture was painted by {was}"
+        raise FailedPrecondition("MODEL_CHANGED", message)
+    return Route(
+        route_id="",
+        start=start_taken(provenance),
+        model=provenance.spec.model,
+        model_digest=provenance.model_digest,
+        lora_patch_step=provenance.route.lora_patch_step,
+        controlnet_mode=provenance.route.controlnet_mode,
+        reason=f"replay of {provenance.request_id}",
+        replay_of=provenance.request_id,
+    )
+
+
+def start_taken(provenance: Provenance) -> Start:
+    """Return where the picture really started. A worker that could not use the route's donor painted from noise, and
+    saved no step."""
+    start = provenance.route.start
+    planned = _steps_left_out(start)
+    return FromNoise() if planned and not provenance.steps_saved else start
+
+
+def ancestor_of(start: Start) -> ObjectReference | None:
+    """Return the object that the start reads; None for noise."""
+    match start:
+        case FromLatent(latent=reference) | FromImage(image=reference):
+            return reference
+        case FromNoise():
+            return None
+
+
+def with_replayed_inputs(
+    spec: GenerationSpec, recorded: Sequence[SpecInput], given: Mapping[str, bytes]
+) -> GenerationSpec:
+    """Return the recorded spec with the bytes that it was sent with the first time. Raises InvalidArgument, naming the
+    place, for bytes that are missing, that are others, or that the request did not come with."""
+    wanted = {part.field: part.object for part in recorded}
+    for place in given:
+        if place not in wanted:
+            raise InvalidArgument.of("inputs", f"must hold only what the request came with, not {place[:80]!r}")
+    for place, reference in wanted.items():
+        _check_input(place, reference, given.get(place))
+    return put_inputs(spec, given)
+
+
+def _check_input(place: str, reference: ObjectReference, data: bytes | None) -> None:
+    wanted = f"must hold {place}: the {reference.size_bytes} bytes of {reference.digest}"
+    if data is None:
+        raise InvalidArgument.of("inputs", f"{wanted}, which are not kept here")
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    if digest != reference.digest:
+        raise InvalidArgument.of("inputs", f"{wanted}, got {digest}")
+
+
+def _steps_left_out(start: Start) -> int:
+    match start:
+        case FromLatent():
+            return start.resume_step
+        case FromImage():
+            return start.start_step
+        case FromNoise():
+            return 0
