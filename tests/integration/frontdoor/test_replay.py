@@ -1,0 +1,171 @@
+"""Who may have which picture painted again, and what is asked of the worker then; whether it is the same picture is
+tested with the real worker."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.generation import FromNoise, InitImage
+from pentimento.domain.image_request import (
+    CacheMode,
+    Completed,
+    GenerateEvent,
+    ImageFormat,
+    ImageRequest,
+    ReplayRequest,
+)
+from pentimento.domain.reasons import Reason
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
+from pentimento.testing.held_models import HELD
+from pentimento.testing.paced_worker import PacedWorker
+from tests.integration.frontdoor.inputs import png
+
+
+async def last_of(stream: AsyncGenerator[GenerateEvent, None]) -> Completed:
+    *_, last = [event async for event in stream]
+    assert isinstance(last, Completed)
+    return last
+
+
+async def test_a_replay_is_asked_for_as_it_was_the_first_time(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    request = replace(REQUEST, seed=None, negative_prompt="blue", guidance_scale=2.5, format=ImageFormat.WEBP)
+    first = await suite.paint(request)
+
+    again = await last_of(suite.client.replay(ReplayRequest(first.request_id)))
+
+    assert worker.executed[1] == worker.executed[0] == first.provenance.spec
+    assert [order.route.replay_of for order in worker.orders] == ["", first.request_id]
+    assert not worker.orders[1].HasField("cache_grant")
+    assert (again.image, again.format) == (first.image, ImageFormat.WEBP)
+    assert again.request_id != first.request_id
+    assert again.provenance.replay_equal is True and first.provenance.replay_equal is None
+    assert again.provenance.route.replay_of == first.request_id
+    assert again.provenance.route.start == FromNoise()
+
+
+async def test_other_bytes_than_the_first_time_are_told(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    first = await suite.paint()
+    worker.picture_bytes = 4096
+
+    again = await last_of(suite.client.replay(ReplayRequest(first.request_id)))
+
+    assert again.image != first.image and again.provenance.replay_equal is False
+
+
+async def test_a_replay_of_a_replay_is_one_more(suite: FrontdoorSuite) -> None:
+    first = await suite.paint()
+    again = await last_of(suite.client.replay(ReplayRequest(first.request_id)))
+
+    third = await last_of(suite.client.replay(ReplayRequest(again.request_id)))
+
+    assert third.provenance.route.replay_of == again.request_id and third.provenance.replay_equal
+
+
+async def test_nobody_replays_another_tenants_request(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    first = await suite.paint()
+
+    for tenant, request_id in (("other", first.request_id), ("default", "r-" + "0" * 32), ("default", "\n")):
+        with pytest.raises(NotFound) as caught:
+            await last_of(suite.frontdoor.api.replay(tenant, ReplayRequest(request_id)))
+        assert caught.value.reason == "UNKNOWN_REQUEST"
+    assert len(worker.executed) == 1
+
+
+async def test_what_has_no_picture_is_not_replayed(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    stream = suite.client.generate(REQUEST)
+    request_id = await suite.accepted(stream)
+
+    with pytest.raises(FailedPrecondition) as caught:
+        await last_of(suite.client.replay(ReplayRequest(request_id)))
+
+    assert caught.value.reason == "NOT_COMPLETED"
+    worker.hold.set()
+    await last_of(stream)
+
+
+async def test_a_model_with_other_weights_is_refused_before_anything_is_accepted(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
+    first = await suite.paint()
+    worker.held = replace(HELD, model_digest="sha256:newer")
+    worker.change()
+    catalogue = suite.frontdoor.parts.catalogue
+    await until(lambda: catalogue.find("").model_digest == "sha256:newer")
+
+    with pytest.raises(FailedPrecondition) as caught:
+        await last_of(suite.client.replay(ReplayRequest(first.request_id)))
+
+    assert caught.value.reason == "MODEL_CHANGED"
+    assert len(worker.executed) == 1 and not len(suite.frontdoor.parts.jobs)
+
+
+async def test_an_ancestor_that_is_gone_ends_the_request_and_is_journalled(
+    suite: FrontdoorSuite, worker: PacedWorker
+) -> None:
+    first = await suite.paint()
+    worker.fail_with = NotFound(Reason.ANCESTOR_GONE, "the latent that it started from is not kept any more")
+
+    for _ in range(2):  # as it happens, and as the journal tells it
+        with pytest.raises(NotFound) as caught:
+            await last_of(suite.client.replay(ReplayRequest(first.request_id), "key"))
+        assert caught.value.reason == "ANCESTOR_GONE" and "the latent" in caught.value.message
+
+    assert len(worker.executed) == 2
+
+
+async def test_the_bytes_that_a_request_came_with_come_again(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    image = png()
+    first = await suite.paint(ImageRequest("a red circle", num_inference_steps=4, init_image=InitImage(image, 0.5)))
+
+    with pytest.raises(InvalidArgument) as caught:
+        await last_of(suite.client.replay(ReplayRequest(first.request_id)))
+    again = await last_of(suite.client.replay(ReplayRequest(first.request_id, (("init_image.image", image),))))
+
+    assert caught.value.violations[0].field == "inputs"
+    assert again.provenance.replay_equal
+    assert [spec.init_image for spec in worker.executed] == [InitImage(image, 0.5)] * 2
+
+
+async def test_a_replay_is_one_request_under_one_key(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    first = await suite.paint()
+    replays = [await last_of(suite.client.replay(ReplayRequest(first.request_id), "key")) for _ in range(2)]
+
+    with pytest.raises(FailedPrecondition) as caught:
+        await suite.paint(REQUEST, idempotency_key="key")
+
+    assert caught.value.reason == "IDEMPOTENCY_KEY_REUSED"
+    assert replays[0].request_id == replays[1].request_id and len(worker.executed) == 2
+
+
+async def test_the_limits_of_now_hold(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder) as suite:
+        first = await suite.paint()
+
+    async with running_suite(folder, max_request_cost=1.0) as suite:
+        for asked in (ReplayRequest(first.request_id), ReplayRequest(first.request_id, deadline_ms=0)):
+            with pytest.raises(InvalidArgument):
+                await last_of(suite.client.replay(asked))
+
+
+async def test_a_newer_frontdoor_goes_on_with_a_replay_as_one(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder) as suite:
+        first = await suite.paint(replace(REQUEST, cache=CacheMode.READ))
+        worker.hold.clear()
+        running = suite.client.generate(REQUEST)
+        await suite.accepted(running)
+        await worker.wait_until(lambda: worker.running)
+        replaying = suite.client.replay(ReplayRequest(first.request_id))
+        queued = await suite.accepted(replaying)
+
+    worker.hold.set()
+    async with running_suite(folder) as suite:
+        await until(lambda: not len(suite.frontdoor.parts.jobs))
+        completed = (await suite.client.get_request(queued)).completed
+
+    assert completed is not None
+    assert completed.provenance.route.replay_of == first.request_id and completed.provenance.replay_equal
+    assert worker.orders[-1].route.replay_of == first.request_id
