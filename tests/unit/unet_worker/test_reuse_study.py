@@ -10,7 +10,7 @@ import torch
 from pentimento.diffusion.engine import EagerDenoiser
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import decode_pixels
-from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
+from pentimento.diffusion.painting import ImageStart, LatentStart, NoiseStart, PaintingRequest
 from pentimento.diffusion.reuse_painting import ReusePainter, StudiedPicture
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, Scheduler
@@ -53,7 +53,9 @@ def study(model: DiffusionModel) -> ReuseStudy:
     return ReuseStudy(study_model(model), ColourEncoder(), PROMPTS, (2, 4), first_seed=7)
 
 
-def picture(model: StudyModel, prompt: str, seed: int, start: "NoiseStart | LatentStart") -> StudiedPicture:
+def picture(
+    model: StudyModel, prompt: str, seed: int, start: "NoiseStart | LatentStart | ImageStart"
+) -> StudiedPicture:
     (painted,) = model.painter.paint([model.request(prompt, seed, start)])
     return painted
 
@@ -112,3 +114,26 @@ def test_what_cannot_be_painted_is_raised(model: DiffusionModel) -> None:
     wrong = usual.request("a", 0, LatentStart(torch.zeros(1, 1, 1, 1), 2))
     with pytest.raises(PentimentoError):
         list(usual.painter.paint([wrong]))
+
+
+@pytest.mark.parametrize(("eta", "differs"), [(0.0, False), (1.0, True)])
+def test_another_seed_changes_a_resumed_picture_only_where_the_sampler_draws_noise(
+    study: ReuseStudy, eta: float, differs: bool
+) -> None:
+    # NIRVANA's appendix C reseeds for diversity: with a deterministic sampler that changes nothing.
+    usual = study.large
+    drawing = StudyModel(usual.painter, replace(usual.spec, eta=eta))
+    (donor,) = usual.painter.paint([replace(usual.request("a", 1, NoiseStart()), capture_steps=frozenset({2}))])
+
+    one, other = (picture(drawing, "a", seed, LatentStart(donor.latents[2], 2)).png for seed in (5, 6))
+
+    assert (one != other) is differs
+
+
+def test_another_seed_changes_a_picture_from_an_image(study: ReuseStudy) -> None:
+    donor = picture(study.large, "a", 1, NoiseStart())
+    pixels = decode_pixels(donor.png, "image", 32, 32)
+
+    one, other = (picture(study.large, "a", seed, ImageStart(pixels, 2)).png for seed in (5, 6))
+
+    assert one != other
