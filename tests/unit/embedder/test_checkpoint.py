@@ -141,6 +141,21 @@ def test_the_digest_covers_every_file_that_changes_an_embedding(directory):
     assert len(set(digests)) == len(digests)
 
 
+def test_half_precision_is_computed_in_full(directory):
+    whole = open_model(directory)
+    change_weights(directory, lambda tensors: tensors.update({name: one.half() for name, one in tensors.items()}))
+
+    checkpoint = open_encoder(directory)
+
+    assert {tensor.dtype for tensor in checkpoint.tensors.values()} == {torch.float32}
+    with torch.inference_mode():
+        halved, full = (model.embed_texts(["a red circle"])[0] for model in (open_model(directory), whole))
+    difference = torch.frombuffer(bytearray(halved), dtype=torch.float32) - torch.frombuffer(
+        bytearray(full), dtype=torch.float32
+    )
+    assert difference.abs().max() < 1e-2
+
+
 def test_a_file_that_is_not_read_changes_no_digest(directory):
     before = open_encoder(directory).digest
 
