@@ -21,12 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.filled_cache import ENCODER, RESUME_STEP, SCOPE, FilledCache, Vectors, clusters_of, fill, vectors
+from benchmarks.filled_cache import ENCODER, LATENT_BYTES, SCOPE, FilledCache, Vectors, clusters_of, fill, vectors
 from benchmarks.report import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
 from pentimento.clients.gateway import GatewayClient
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, CapturedEntries, CapturedLatent, ObjectReference
+from pentimento.domain.retrieval import LookupCandidate
 from pentimento.rpc import RpcChannelSettings, open_channel
 
 START_LIMIT_S = 600.0
@@ -49,18 +50,18 @@ class Answers:
 
 async def look_up(client: GatewayClient, vector: Vectors) -> tuple[bool, bool]:
     """Whether it was given up, and whether something near was found."""
-    answer = await client.lookup(SCOPE, Embedding(vector.tobytes(), len(vector), ENCODER))
-    return answer.search_skipped, answer.nearest_similarity is not None
+    answer = await client.lookup([LookupCandidate(SCOPE)], Embedding(vector.tobytes(), len(vector), ENCODER))
+    return answer.search_skipped, answer.starts[0].text_similarity is not None
 
 
 async def insert_one(client: GatewayClient, number: int, vector: Vectors) -> None:
     """Reserve and commit an entry, whose latent nobody stores."""
     attempt = Attempt(f"request-{number}-{time.monotonic_ns()}", 1, 1, "frontdoor", 1, SCOPE.tenant)
-    grant = await client.reserve(SCOPE, attempt, [RESUME_STEP], False)
+    grant = await client.reserve(SCOPE, attempt)
     if grant is None:
         raise RuntimeError("the gateway takes nothing")
-    (slot,) = grant.latents
-    reference = ObjectReference(slot.key, "sha256:" + "0" * 64, 16384)
+    slot = grant.latents[-1]
+    reference = ObjectReference(slot.key, "sha256:" + "0" * 64, LATENT_BYTES)
     captured = CapturedEntries(grant.grant_id, (CapturedLatent(slot.resume_step, 1.0, reference, True),), None)
     await client.commit(SCOPE, attempt, captured, Embedding(vector.tobytes(), len(vector), ENCODER))
 
@@ -110,7 +111,7 @@ async def gateway(cache: FilledCache, *flags: str) -> AsyncIterator[GatewayClien
         command = [sys.executable, "-m", "services.vectordb_gateway", "--listen", address, "--log-level", "warning"]
         command += ["--index-url", f"edge://{cache.index}", "--ledger-url", cache.ledger_url]
         command += ["--objects-url", f"file://{folder}/objects", "--max-entries", "10000000", *flags]
-        command += ["--max-size-bytes", str(2**50), "--min-free-bytes", "0"]
+        command += ["--max-size-bytes", str(2**50), "--min-free-bytes", "0", "--unprofiled-reuse"]
         process = await asyncio.create_subprocess_exec(*command)
         channel = open_channel(address, RpcChannelSettings())
         try:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import insert, update
 
-from pentimento.domain.cache import CacheScope, compatibility_key
+from pentimento.domain.cache import CacheScope, latent_key
 from pentimento.stores.ledger import cache_tables as tables
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.database import open_engine
@@ -24,9 +24,11 @@ from pentimento.stores.vectors.edge import EdgeVectorIndex
 DIMENSION_COUNT = 512
 ENCODER = "sha256:" + "e" * 64
 RESUME_STEP = 25
+LATENT_BYTES = 16_384
 SCOPE = CacheScope(
     "tenant", "sha256:m", "sha256:v", "sha256:s", "epsilon", 512, 512, 7.5, "", 50
 )  # fmt: skip
+KEY = latent_key(SCOPE, RESUME_STEP)
 _CHUNK_COUNT = 10_000
 # Members of a cluster have cosine 0.8 to one another: sessions of people who refine a prompt.
 _MEMBERS_COUNT = 20
@@ -105,7 +107,7 @@ def fill(directory: Path, entries_count: int, threads_count: int) -> FilledCache
 
 
 def point(number: int, vector: Vectors) -> VectorPoint:
-    return VectorPoint(entry_id(number), SCOPE.tenant, compatibility_key(SCOPE), 1000.0, vector.tobytes())
+    return VectorPoint(entry_id(number), SCOPE.tenant, (KEY,), 1000.0, vector.tobytes())
 
 
 def build(index_directory: Path, entries_count: int, threads_count: int) -> float:
@@ -128,11 +130,11 @@ def build(index_directory: Path, entries_count: int, threads_count: int) -> floa
 def write_rows(ledger_url: str, first: int, part: Vectors) -> None:
     """Entries with one latent each, as commits leave them, in one transaction."""
     entries = [_entry_row(first + at, vector) for at, vector in enumerate(part)]
-    objects = [_object_row(row["entry_id"]) for row in entries]
+    objects = [_object_row(entry_id(first + at)) for at in range(len(part))]
     counted = {
         "entry_count": tables.state.c.entry_count + len(entries),
         "object_count": tables.state.c.object_count + len(entries),
-        "size_bytes": tables.state.c.size_bytes + sum(row["size_bytes"] for row in objects),
+        "size_bytes": tables.state.c.size_bytes + LATENT_BYTES * len(objects),
         "sequence": first + len(entries),
         "encoder_digest": ENCODER,
         "dimension_count": DIMENSION_COUNT,
@@ -150,24 +152,24 @@ def _entry_row(number: int, vector: Vectors) -> dict[str, object]:
         "entry_id": entry_id(number),
         "pool": SCOPE.tenant,
         "tenant": SCOPE.tenant,
-        "compatibility_key": compatibility_key(SCOPE),
         "created_at": time.time(),
         "sequence": number + 1,
         "ancestor_depth": 0,
         "text_vector": vector.tobytes(),
         "object_count": 1,
-        "size_bytes": 16384,
+        "size_bytes": LATENT_BYTES,
         "indexed": 1,
     }
 
 
-def _object_row(of_entry: object) -> dict[str, object]:
+def _object_row(of_entry: str) -> dict[str, object]:
     return {
         "key": f"cache/filled/{of_entry}",
         "grant_id": f"g-{of_entry}",
         "resume_step": RESUME_STEP,
         "entry_id": of_entry,
+        "compatibility_key": KEY,
         "sigma": 1.0,
         "digest": "sha256:" + "0" * 64,
-        "size_bytes": 16384,
+        "size_bytes": LATENT_BYTES,
     }

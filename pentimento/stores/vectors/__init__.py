@@ -13,7 +13,8 @@ __all__ = ["IndexBuilding", "Space", "VectorIndex", "VectorMatch", "VectorPoint"
 def open_vectors(url: str, building: IndexBuilding | None = None) -> VectorIndex:
     """Return the index at `edge:///directory` or `qdrant://host:port`; raises InvalidArgument for any other url.
 
-    Options of Qdrant are the query: `collection`, `tls=true`, `api_key_file`. `building` says when the embedded index
+    Options of Qdrant are the query: `collection`, `tls=true`, `api_key_file`, `quantised=false`, and on a cluster
+    `shard_groups` (groups of tenants, a shard key each) and `replicas`. `building` says when the embedded index
     is built anew; a server has its own optimiser.
     """
     parts = urlsplit(url)

@@ -1,4 +1,7 @@
-"""A Qdrant server or cluster, through qdrant-client over gRPC; several gateways may share it."""
+"""A Qdrant server or cluster, through qdrant-client over gRPC; several gateways may share it.
+
+The collection is set up here (`qdrant_layout`); what a crash left half set up, the next `prepare` completes.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,10 +14,12 @@ from qdrant_client import QdrantClient, models
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
 from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, check_vector, floats
+from pentimento.stores.vectors.qdrant_layout import QdrantLayout
 
-_OPTIONS = frozenset({"collection", "tls", "api_key_file"})
+_OPTIONS = frozenset({"collection", "tls", "api_key_file", "quantised", "shard_groups", "replicas"})
 _TIMEOUT_S = 10
 _BATCH_COUNT = 256
+DEFAULT_LAYOUT = QdrantLayout()
 
 
 class QdrantVectorIndex:
@@ -22,9 +27,10 @@ class QdrantVectorIndex:
 
     backend = "qdrant"
 
-    def __init__(self, client: QdrantClient, collection: str) -> None:
+    def __init__(self, client: QdrantClient, collection: str, layout: QdrantLayout = DEFAULT_LAYOUT) -> None:
         self._client = client
         self._collection = collection
+        self._layout = layout
         self._dimension_count = 0
 
     @classmethod
@@ -42,17 +48,25 @@ class QdrantVectorIndex:
             timeout=_TIMEOUT_S,
             check_compatibility=False,
         )
-        return cls(client, options.get("collection", "pentimento"))
+        return cls(client, options.get("collection", "pentimento"), QdrantLayout.from_options(options))
 
     def prepare(self, dimension_count: int) -> None:
         """Make or open the collection. Raises SchemaMismatch when it holds vectors of another size."""
         with _typed_errors():
             if not self._client.collection_exists(self._collection):
                 self._create(dimension_count)
-            found = self._client.get_collection(self._collection).config.params.vectors
+            collection = self._client.get_collection(self._collection)
+        found = collection.config.params.vectors
         sizes = {name: params.size for name, params in found.items()} if isinstance(found, dict) else {}
         if sizes != {"text": dimension_count, "image": dimension_count}:
             raise SchemaMismatch("vector index", f"it holds vectors {sizes}, not of {dimension_count} dimensions")
+        is_grouped = collection.config.params.sharding_method == models.ShardingMethod.CUSTOM
+        if is_grouped != bool(self._layout.groups_count):
+            raise SchemaMismatch(
+                "vector index", "its points are spread by ids where groups are asked for, or the reverse"
+            )
+        with _typed_errors():
+            self._complete(collection)
         self._dimension_count = dimension_count
 
     def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
@@ -67,6 +81,8 @@ class QdrantVectorIndex:
                 using=query.space.value,
                 query_filter=models.Filter(must=[_match(*condition) for condition in query.conditions().items()]),
                 limit=query.limit_count,
+                search_params=self._layout.search_parameters(),
+                shard_key_selector=self._shard_keys(query.tenants),
                 with_payload=False,
                 # The client counts whole seconds.
                 timeout=ceil(timeout_s),
@@ -79,10 +95,11 @@ class QdrantVectorIndex:
             check_vector("text", point.text, self._dimension_count)
             if point.image is not None:
                 check_vector("image", point.image, self._dimension_count)
-        for start in range(0, len(points), _BATCH_COUNT):
-            batch = [_point(point) for point in points[start : start + _BATCH_COUNT]]
-            with _typed_errors():
-                self._client.upsert(self._collection, batch, wait=True)
+        for shard_key, of_shard in self._by_shard(points).items():
+            for start in range(0, len(of_shard), _BATCH_COUNT):
+                batch = [_point(point) for point in of_shard[start : start + _BATCH_COUNT]]
+                with _typed_errors():
+                    self._client.upsert(self._collection, batch, wait=True, shard_key_selector=shard_key)
 
     def delete(self, entry_ids: Sequence[str]) -> None:
         """Delete points; ids that are not there are ignored."""
@@ -106,11 +123,37 @@ class QdrantVectorIndex:
         self._client.close()
 
     def _create(self, dimension_count: int) -> None:
-        parameters = models.VectorParams(size=dimension_count, distance=models.Distance.COSINE)
-        self._client.create_collection(self._collection, {"text": parameters, "image": parameters})
-        tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
-        self._client.create_payload_index(self._collection, "tenant", tenant)
-        self._client.create_payload_index(self._collection, "compatibility_key", models.PayloadSchemaType.KEYWORD)
+        layout = self._layout
+        self._client.create_collection(
+            self._collection,
+            layout.vectors(dimension_count),
+            hnsw_config=layout.graph(),
+            quantization_config=layout.quantisation(),
+            replication_factor=layout.replicas_count,
+            sharding_method=models.ShardingMethod.CUSTOM if layout.groups_count else None,
+        )
+
+    def _complete(self, collection: models.CollectionInfo) -> None:
+        """Make the payload indexes and shards that are not there: all of them in a new collection."""
+        for name, wanted in self._layout.payload_indexes().items():
+            if name not in collection.payload_schema:
+                self._client.create_payload_index(self._collection, name, wanted)
+        if self._layout.groups_count:
+            there = {str(each.key) for each in self._client.list_shard_keys(self._collection).shard_keys or ()}
+            for key in self._layout.shard_keys():
+                if key not in there:
+                    self._client.create_shard_key(self._collection, key)
+
+    def _by_shard(self, points: Sequence[VectorPoint]) -> dict[str | None, list[VectorPoint]]:
+        of_shard: dict[str | None, list[VectorPoint]] = {}
+        for point in points:
+            of_shard.setdefault(self._layout.shard_key_of(point.tenant), []).append(point)
+        return of_shard
+
+    def _shard_keys(self, tenants: Sequence[str]) -> list[str | int] | None:
+        """Return the shards that hold these tenants' points; None for all."""
+        keys = {self._layout.shard_key_of(tenant) for tenant in tenants}
+        return sorted(key for key in keys if key is not None) or None
 
 
 def _match(name: str, values: list[str]) -> models.FieldCondition:

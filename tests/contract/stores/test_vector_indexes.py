@@ -1,4 +1,6 @@
-"""What every vector index must do, run on each of them. QDRANT_URL (qdrant://host:port) adds a real server."""
+"""What every vector index must do, run on each of them: the embedded one, qdrant-client's local mode, and the double of
+a Qdrant server over gRPC, with points spread by ids and by groups of tenants. QDRANT_URL (qdrant://host:port) adds a
+real server."""
 
 import math
 import os
@@ -17,18 +19,23 @@ from hypothesis import strategies as st
 from pentimento.domain.errors import InvalidArgument
 from pentimento.stores.errors import SchemaMismatch
 from pentimento.stores.vectors import Space, VectorIndex, VectorPoint, VectorQuery, open_vectors
+from pentimento.testing.qdrant_double import running_qdrant_double
 
 QDRANT_URL = os.environ.get("QDRANT_URL", "")
 DIMENSION_COUNT = 8
 # A search of these tests is abandoned only by a hang.
 TIMEOUT_S = 20.0
 
+pytestmark = pytest.mark.filterwarnings("ignore:Local mode:UserWarning")
 
-def make_index(backend: str, directory: Path) -> VectorIndex:
+
+def make_index(backend: str, directory: Path, double_url: str) -> VectorIndex:
     if backend == "edge":
         return open_vectors(f"edge://{directory}/index")
-    if backend == "server":
-        return open_vectors(f"{QDRANT_URL}?collection=test-{secrets.token_hex(4)}")
+    if backend in ("server", "double", "grouped double"):
+        url = QDRANT_URL if backend == "server" else double_url
+        groups = "&shard_groups=3" if backend == "grouped double" else ""
+        return open_vectors(f"{url}?collection=test-{secrets.token_hex(4)}{groups}")
     from qdrant_client import QdrantClient
 
     from pentimento.stores.vectors.qdrant import QdrantVectorIndex
@@ -36,9 +43,15 @@ def make_index(backend: str, directory: Path) -> VectorIndex:
     return QdrantVectorIndex(QdrantClient(":memory:"), "test")
 
 
-@pytest.fixture(params=["edge", "local", *(["server"] if QDRANT_URL else [])])
-def unprepared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VectorIndex]:
-    index = make_index(request.param, tmp_path)
+@pytest.fixture(scope="module")
+def double_url() -> Iterator[str]:
+    with running_qdrant_double() as (url, _):
+        yield url
+
+
+@pytest.fixture(params=["edge", "local", "double", "grouped double", *(["server"] if QDRANT_URL else [])])
+def unprepared(request: pytest.FixtureRequest, tmp_path: Path, double_url: str) -> Iterator[VectorIndex]:
+    index = make_index(request.param, tmp_path, double_url)
     yield index
     index.close()
 
