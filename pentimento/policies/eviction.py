@@ -9,13 +9,10 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
+from pentimento.domain.access import AccessRecord, EvictionRule, FifoRule, Rank
 from pentimento.policies.eviction_rules import (
     EVICTION_NAMES,
-    AccessRecord,
-    EvictionRule,
-    FifoRule,
     LcbfuRule,
-    Rank,
     eviction_rule,
 )
 
@@ -105,6 +102,10 @@ class EvictionQueue:
         """Put an item back with the record it had; ticks go on from the last one seen."""
         self._tick = max(self._tick, record.added_tick, record.used_tick)
         self._put(item, record)
+
+    def items(self) -> list[Item]:
+        """Return what is there, in no order."""
+        return list(self._known)
 
     def __len__(self) -> int:
         return len(self._known)

@@ -1,9 +1,4 @@
-"""Which item of a full cache goes first: pure rules over access records, each a number that changes only when the item
-is used.
-
-An item is one latent at one K, or an image. A rule gives its record a rank, and the lowest rank goes first. Since no
-rank moves by itself, a heap or an index of a database keeps the order at O(log n) an access, and the records are all
-that has to be kept to know it again.
+"""Which item of a full cache goes first: pure rules over access records (`domain.access`).
 
 FIFO is MoDM's sliding window (5.4). LCBFU is NIRVANA's (5.4): f * K, f the number of uses and K the steps that one
 saves. The paper leaves open the first f, ties and whose f rises when a hole lets another K serve. Here f starts at
@@ -18,66 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import exp, log
 from types import MappingProxyType
-from typing import Protocol
 
-Rank = tuple[float, int]
-"""A score and, for equal scores, a tick; the lowest goes first."""
+from pentimento.domain.access import AccessRecord, CountingRule, EvictionRule, FifoRule, Rank
 
 
-@dataclass(frozen=True, slots=True)
-class AccessRecord:
-    """What is kept of an item's accesses: enough to know when it goes.
-
-    Ticks count additions and uses of the whole cache, so they order accesses and need no clock. `saved_steps` is K, the
-    steps that a use saves, above 0. `used_tick` is `added_tick` before the first use. `faded_uses` is the sum of the
-    addition and the uses, each faded up to `used_tick`; a rule under which uses do not fade leaves it as it is.
-    """
-
-    saved_steps: float
-    size_bytes: int
-    added_tick: int
-    used_tick: int
-    use_count: int = 0
-    faded_uses: float = 1.0
-
-
-class EvictionRule(Protocol):
-    """Ranks items by their records. Pure: nothing but the parameters is kept."""
-
-    def rank(self, record: AccessRecord) -> Rank:
-        """Return the item's place: the lowest goes first."""
-        ...
-
-    def used(self, record: AccessRecord, tick: int) -> AccessRecord:
-        """Return the record after a use at `tick`."""
-        ...
-
-    def beside(self, record: AccessRecord, tick: int) -> AccessRecord:
-        """Return the record after a use, at `tick`, of another item of the same entry."""
-        ...
-
-
-class _Counting:
-    """Counts uses; what is used beside an item does not concern it."""
-
-    def used(self, record: AccessRecord, tick: int) -> AccessRecord:
-        """Return the record with one use more."""
-        return replace(record, used_tick=tick, use_count=record.use_count + 1)
-
-    def beside(self, record: AccessRecord, tick: int) -> AccessRecord:
-        """Return the record as it is."""
-        return record
-
-
-class FifoRule(_Counting):
-    """First in, first out: the oldest goes first, used or not."""
-
-    def rank(self, record: AccessRecord) -> Rank:
-        """Return the place in the order of additions."""
-        return 0.0, record.added_tick
-
-
-class LruRule(_Counting):
+@dataclass(frozen=True)
+class LruRule(CountingRule):
     """The least recently used goes first; an addition counts as a use."""
 
     def rank(self, record: AccessRecord) -> Rank:
@@ -85,7 +26,8 @@ class LruRule(_Counting):
         return 0.0, record.used_tick
 
 
-class LfuRule(_Counting):
+@dataclass(frozen=True)
+class LfuRule(CountingRule):
     """The least frequently used goes first, of equals the least recently used."""
 
     def rank(self, record: AccessRecord) -> Rank:
@@ -94,7 +36,7 @@ class LfuRule(_Counting):
 
 
 @dataclass(frozen=True)
-class LcbfuRule(_Counting):
+class LcbfuRule(CountingRule):
     """Least computationally beneficial and frequently used (NIRVANA, section 5.4): the lowest f * K goes first, the
     older of equals. `first_frequency` is f before the first use."""
 

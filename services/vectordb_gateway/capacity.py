@@ -1,8 +1,11 @@
 """How much the cache takes: limits, eviction, and read-only when it is full."""
 
 import logging
+from dataclasses import replace
 
-from pentimento.policies.cache_quota import gives_way, has_room
+from pentimento.domain.access import EvictionRule
+from pentimento.policies.cache_quota import CacheLimits, gives_way, has_room
+from pentimento.policies.eviction_rules import eviction_rule
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.objects import ObjectStore
@@ -10,6 +13,11 @@ from services.vectordb_gateway import metrics
 from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice
 
 logger = logging.getLogger(__name__)
+
+# A limit that nobody reaches.
+_NO_LIMIT_BYTES = 2**62
+# Five latents and an image, as the papers capture them.
+_ITEMS_OF_RUN = 6
 
 
 class Capacity:
@@ -34,7 +42,7 @@ class Capacity:
     def read_only_reason(self, totals: CacheTotals) -> str:
         """Why the cache takes nothing new; empty when it does."""
         settings = self._settings
-        if self._shortage or settings.eviction is EvictionChoice.FIFO:
+        if self._shortage or settings.eviction is not EvictionChoice.NONE:
             return self._shortage
         if totals.entry_count >= settings.max_entries:
             return f"read-only: all {settings.max_entries} entries are taken"
@@ -44,15 +52,24 @@ class Capacity:
 
     def enforce(self) -> None:
         """Evict down to the limits, and look how much room the object store has."""
-        if self._settings.eviction is EvictionChoice.FIFO and self._may_be_over():
-            limits = self._settings.limits()
-            evicted = self._ledger.evict(lambda held: gives_way(held, limits), self._settings.object_grace_s).result()
-            metrics.EVICTIONS.inc(evicted)
+        if self._settings.eviction is not EvictionChoice.NONE and self._may_be_over():
+            self._evict(self._settings.limits())
         self._look_for_room()
         totals = self._ledger.totals()
         metrics.ENTRIES.set(totals.entry_count)
         metrics.SIZE_BYTES.set(totals.size_bytes)
         metrics.READ_ONLY.set(bool(self.read_only_reason(totals)))
+
+    def _evict(self, limits: CacheLimits) -> None:
+        """FIFO is of entries. Under the other rules entries go where there are too many of them, and single latents and
+        images where bytes are short."""
+        grace_s, entry_limits = self._settings.object_grace_s, limits
+        if self._settings.eviction is not EvictionChoice.FIFO:
+            entry_limits = replace(limits, max_size_bytes=_NO_LIMIT_BYTES)
+        metrics.EVICTIONS.inc(self._ledger.evict(lambda held: gives_way(held, entry_limits), grace_s).result())
+        if self._settings.eviction is not EvictionChoice.FIFO:
+            items = self._ledger.evict_items(lambda held: gives_way(held, limits), grace_s).result()
+            metrics.ITEM_EVICTIONS.inc(items)
 
     def _may_be_over(self) -> bool:
         """What tenants hold is summed up only where it may matter."""
@@ -63,7 +80,7 @@ class Capacity:
     def _over_quota(self, tenant: str) -> str:
         """What is evicted later makes room for itself; where nothing is, a tenant that holds its share waits."""
         settings = self._settings
-        if settings.eviction is EvictionChoice.FIFO or settings.tenant_share == 1.0:
+        if settings.eviction is not EvictionChoice.NONE or settings.tenant_share == 1.0:
             return ""
         holding = self._ledger.holdings().get(tenant)
         if holding is None or has_room(holding, settings.limits()):
@@ -78,3 +95,14 @@ class Capacity:
         if shortage and not self._shortage:
             logger.warning(shortage)
         self._shortage = shortage
+
+
+def rule_of(settings: CapacitySettings, totals: CacheTotals, hits_add: bool) -> EvictionRule:
+    """The rule that ranks what the cache holds. How many items a full cache has follows from the limit on entries, or
+    from that on bytes and the size of those it has now."""
+    item_count = settings.max_entries * _ITEMS_OF_RUN
+    if totals.size_bytes:
+        item_count = min(item_count, settings.max_size_bytes * totals.object_count // totals.size_bytes)
+    name = "fifo" if settings.eviction is EvictionChoice.NONE else settings.eviction.value
+    # Every start finds another mean size; a memory twice as long changes little, and every change ranks all anew.
+    return eviction_rule(name, 1 << max(item_count, 1).bit_length(), hits_add=hits_add)

@@ -31,6 +31,7 @@ from pentimento.stores.vectors import Space, VectorIndex, VectorQuery
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch
+from services.vectordb_gateway.use_notes import UseNotes
 from services.vectordb_gateway.validation import check_candidates, check_quality, pools_of
 
 logger = logging.getLogger(__name__)
@@ -121,6 +122,7 @@ class Lookup:
         reuse: ReuseRules,
         bounds: LookupBounds,
         watch: MatchWatch,
+        uses: UseNotes | None = None,
     ) -> None:
         self._guard = guard
         self._watch = watch
@@ -129,6 +131,7 @@ class Lookup:
         self._reuse = reuse
         self._bounds = bounds
         self._timeout_s = bounds.timeout_s
+        self._uses = uses
         self._threads = ThreadPoolExecutor(_SEARCH_THREAD_COUNT, "search")
         self._in_outage = False
         self.lookup_count = 0
@@ -144,6 +147,8 @@ class Lookup:
         asked = [self._ask(candidate, embedding, quality) for candidate in candidates]
         answer = await self._answer(asked, embedding, quality)
         self._count(answer)
+        if self._uses is not None:
+            self._uses.note(candidates, answer)
         return answer
 
     def close(self) -> None:

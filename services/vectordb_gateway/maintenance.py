@@ -13,6 +13,7 @@ from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.indexing import Indexing, batches
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.settings import MaintenanceSettings
+from services.vectordb_gateway.use_notes import UseNotes
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class Maintenance:
         capacity: Capacity,
         settings: MaintenanceSettings,
         watch: MatchWatch,
+        uses: UseNotes | None = None,
     ) -> None:
         self._ledger = ledger
         self._objects = objects
@@ -37,6 +39,7 @@ class Maintenance:
         self._capacity = capacity
         self._settings = settings
         self._watch = watch
+        self._uses = uses
         self._reconciled_at: float | None = None
         self._failing: set[str] = set()
 
@@ -51,6 +54,8 @@ class Maintenance:
         self._try("expire_grants", self._expire_grants)
         if self._reconciliation_is_due() and self._try("reconcile", self._reconcile):
             self._reconciled_at = time.monotonic()
+        if self._uses is not None:
+            self._try("write_uses", self._uses.write)
         self._try("enforce_limits", self._capacity.enforce)
         self._try("index_new", self._indexing.index_new)
         self._try("remove_doomed", self._indexing.remove_doomed)

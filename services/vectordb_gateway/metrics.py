@@ -17,6 +17,12 @@ GRANTS = counter("pentimento_gateway_grants_total", "Reservations by outcome.", 
 COMMITS = counter("pentimento_gateway_commits_total", "Entries committed.")
 INDEX_FAILURES = counter("pentimento_gateway_index_failures_total", "Writes to the index put off to a later round.")
 EVICTIONS = counter("pentimento_gateway_evictions_total", "Entries evicted to make room.")
+ITEM_EVICTIONS = counter(
+    "pentimento_gateway_item_evictions_total", "Single latents and images evicted to make room for others."
+)
+USES_LOST = counter(
+    "pentimento_gateway_uses_lost_total", "Uses of cached items that were not noted, the ledger being away too long."
+)
 BAD_OBJECTS = counter("pentimento_gateway_bad_objects_total", "Reports of bad objects by what was found.", ["finding"])
 REPAIRS = counter("pentimento_gateway_repairs_total", "Leftovers put right by the reconciliation.", ["kind"])
 MAINTENANCE_FAILURES = counter(

@@ -17,9 +17,14 @@ _MEBIBYTE = 1024 * 1024
 
 
 class EvictionChoice(Enum):
-    """What happens when the cache is full: the oldest entry goes, or nothing new comes in."""
+    """What happens when the cache is full: the oldest entry goes, what another rule ranks lowest, or nothing new comes
+    in."""
 
     FIFO = "fifo"
+    LRU = "lru"
+    LFU = "lfu"
+    LCBFU = "lcbfu"
+    AGED = "aged"
     NONE = "none"
 
 
@@ -110,7 +115,9 @@ class CapacitySettings:
     )
     eviction: EvictionChoice = setting(
         EvictionChoice.FIFO,
-        help="when full: fifo evicts the oldest entry of the tenant that holds most, none takes nothing new",
+        help="when full, of the tenant that holds most: fifo evicts the oldest entry; lru, lfu, lcbfu (NIRVANA's) and "
+        "aged (uses fade) evict single latents and images by their uses; none takes nothing new. The same for all "
+        "gateways over one ledger",
     )
     object_grace_s: float = setting(
         120.0, help="how long objects of an evicted entry stay for who just looked it up", minimum=0, maximum=86_400

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import add_VectordbGatewayServiceServicer_to_server
 from pentimento.domain.clock import SystemClock
-from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.rpc import RpcServer
@@ -17,7 +17,7 @@ from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.vectors import VectorIndex, open_vectors
-from services.vectordb_gateway.capacity import Capacity
+from services.vectordb_gateway.capacity import Capacity, rule_of
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.gateway import Gateway
 from services.vectordb_gateway.healing import Healing
@@ -27,6 +27,7 @@ from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.servicer import FULL_NAME, GatewayServicer
 from services.vectordb_gateway.settings import GatewaySettings
+from services.vectordb_gateway.use_notes import UseNotes
 from services.vectordb_gateway.writing import EntryWriting
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ class GatewayProcess(ServiceProcess):
     indexing: Indexing
     lookup: Lookup
     maintenance: Maintenance
+    uses: UseNotes
+    settings: GatewaySettings
 
     async def prepare(self) -> None:
         """Open the index and put right what a crash left. Without its index the gateway serves misses meanwhile."""
@@ -67,6 +70,7 @@ class GatewayProcess(ServiceProcess):
         except StoreUnavailable as error:
             logger.warning("lookups will miss until the index is there: %s", error.message)
         self._refuse_profiles()
+        await asyncio.to_thread(self._follow)
         await asyncio.to_thread(self.maintenance.run_round)
         self.run_beside(self.maintenance.run(), "maintenance")
 
@@ -78,9 +82,18 @@ class GatewayProcess(ServiceProcess):
             except FailedPrecondition as error:
                 logger.warning("a selector profile is not used: %s", error.message)
 
+    def _follow(self) -> None:
+        """Have the ledger rank what it holds by the rule of the settings."""
+        ledger, hits_add = self.stores.ledger, self.settings.selection.keep_latents_of_hits
+        ledger.follow(rule_of(self.settings.capacity, ledger.totals(), hits_add)).result()
+
     async def close(self) -> None:
         self.lookup.close()
         await asyncio.to_thread(self.maintenance.keep_predictor)
+        try:
+            await asyncio.to_thread(self.uses.write)
+        except PentimentoError as error:
+            logger.warning("the last uses of cached items are not noted: %s", error.message)
         self.indexing.close()
         self.stores.close()
 
@@ -96,7 +109,8 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     selection = settings.selection
     reuse = selection.reuse()
     bounds = LookupBounds(settings.search_timeout_ms / 1000, selection.max_ancestor_depth, selection.scratch_share)
-    lookup = Lookup(guard, stores.index, stores.ledger, reuse, bounds, watch)
+    uses = UseNotes(stores.ledger)
+    lookup = Lookup(guard, stores.index, stores.ledger, reuse, bounds, watch, uses)
     keys = open_grant_keys(settings.grants.grant_key_file)
     ttl_s = settings.grants.grant_ttl_s
     gateway = Gateway(
@@ -109,7 +123,7 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
         object_backend=stores.objects.backend,
     )
     server.add(add_VectordbGatewayServiceServicer_to_server, GatewayServicer(gateway), FULL_NAME)
-    maintenance = Maintenance(stores.ledger, stores.objects, indexing, capacity, settings.maintenance, watch)
+    maintenance = Maintenance(stores.ledger, stores.objects, indexing, capacity, settings.maintenance, watch, uses)
     return GatewayProcess(
         server=server,
         registration=FleetMember(server, ReplicaKind.VECTORDB_GATEWAY, settings).registration(),
@@ -119,4 +133,6 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
         indexing=indexing,
         lookup=lookup,
         maintenance=maintenance,
+        uses=uses,
+        settings=settings,
     )

@@ -184,6 +184,7 @@ class EntryWriting:
             image_vector=image.values if image is not None else None,
             ancestor_depth=ancestor_depth,
             created_at=self._clock.wall(),
+            step_count=scope.num_inference_steps,
         )
 
 

@@ -11,11 +11,16 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Row, bindparam, delete, func, select, update
 
+from pentimento.domain.access import EvictionRule, FifoRule
 from pentimento.domain.cache import CacheHolding
 from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.generation import ObjectReference
+from pentimento.stores.ledger import cache_access as access
+from pentimento.stores.ledger import cache_evictions as evictions
 from pentimento.stores.ledger import cache_tables as tables
 from pentimento.stores.ledger import cache_writes as writes
+from pentimento.stores.ledger.cache_access import UseBatch
+from pentimento.stores.ledger.cache_evictions import WhoGivesWay
 from pentimento.stores.ledger.cache_records import (
     CachedEntry,
     CacheTotals,
@@ -26,7 +31,6 @@ from pentimento.stores.ledger.cache_records import (
     HeldLatent,
     NumberedVector,
 )
-from pentimento.stores.ledger.cache_writes import WhoGivesWay
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
 from pentimento.stores.ledger.migrations import migrate
 from pentimento.stores.ledger.writer import GroupCommitWriter
@@ -63,7 +67,7 @@ def open_cache_ledger(url: str, clock: Clock | None = None) -> "CacheLedger":
     engine = open_engine(url)
     migrate(engine, "cache", tables.MIGRATIONS)
     with typed_errors(), engine.begin() as connection:
-        first = {"sequence": 0, "entry_count": 0, "object_count": 0, "size_bytes": 0}
+        first = {"sequence": 0, "entry_count": 0, "object_count": 0, "size_bytes": 0, "tick": 0, "eviction_rule": ""}
         insert_unless_present(connection, _state, {"singleton": 1, "cache_id": secrets.token_hex(8), **first})
         cache_id = connection.execute(select(_state.c.cache_id)).scalar_one()
     return CacheLedger(engine, clock or SystemClock(), str(cache_id))
@@ -76,9 +80,21 @@ class CacheLedger:
         self._engine = engine
         self._writer = GroupCommitWriter(engine, "cache-ledger")
         self._clock = clock
+        self._rule: EvictionRule = FifoRule()
         self.cache_id = cache_id
 
     # Changes.
+
+    def follow(self, rule: EvictionRule) -> "Future[int]":
+        """Let `rule` say from now on who goes first, and return how many items it ranks anew: none when it ranked them
+        before. All gateways over one ledger follow the same rule."""
+        self._rule = rule
+        return self._submit(lambda connection: access.rank_anew(connection, rule))
+
+    def note_uses(self, batch: UseBatch) -> "Future[int]":
+        """Count the uses of a batch, once however often it is given, and return how many items they count for."""
+        rule, now = self._rule, self._clock.wall()
+        return self._submit(lambda connection: access.note_uses(connection, rule, batch, now))
 
     def bind_encoder(self, binding: EncoderBinding) -> "Future[EncoderBinding]":
         """Bind the cache to an encoder if it is bound to none, and return the binding in force."""
@@ -94,7 +110,8 @@ class CacheLedger:
         Fails with NotFound when the grant is gone, FailedPrecondition when it is another attempt's or scope's,
         InvalidArgument when it does not cover what was captured.
         """
-        return self._submit(lambda connection: writes.commit(connection, commit))
+        rule = self._rule
+        return self._submit(lambda connection: writes.commit(connection, commit, rule))
 
     def release(self, grant_id: str) -> "Future[bool]":
         """Give an open grant back and doom its keys. False when it is gone or committed."""
@@ -115,9 +132,16 @@ class CacheLedger:
         return self._submit(lambda connection: writes.doom(connection, list(entry_ids), now, now + grace_s))
 
     def evict(self, who: WhoGivesWay, grace_s: float) -> "Future[int]":
-        """Doom the oldest entry of the tenant that `who` names until it names none, and return the number doomed."""
+        """Doom the entry that goes next of the tenant that `who` names until it names none, and return the number
+        doomed."""
         now = self._clock.wall()
-        return self._submit(lambda connection: writes.evict(connection, who, now, now + grace_s))
+        return self._submit(lambda connection: evictions.evict(connection, who, now, now + grace_s))
+
+    def evict_items(self, who: WhoGivesWay, grace_s: float) -> "Future[int]":
+        """Let go of the latent or image that goes next of the tenant that `who` names until it names none, and return
+        their number. An entry without any is doomed."""
+        now = self._clock.wall()
+        return self._submit(lambda connection: evictions.evict_items(connection, who, now, now + grace_s))
 
     def forget_entries(self, entry_ids: Collection[str]) -> "Future[None]":
         """Delete doomed entries that the index no longer holds."""
@@ -214,7 +238,7 @@ class CacheLedger:
     def holdings(self) -> dict[str, CacheHolding]:
         """Return what each tenant holds in live entries."""
         with self._reading() as connection:
-            return writes.holdings(connection)
+            return evictions.holdings(connection)
 
     def check_integrity(self) -> list[str]:
         """Return a sentence for each contradiction between the rows."""

@@ -48,7 +48,7 @@ class GrantRecord:
 @dataclass(frozen=True)
 class EntryCommit:
     """What a commit brings; the rest is known from its grant, which it must match. `compatibility_keys` has that of
-    each captured object by its resume step, None for the final image."""
+    each captured object by its resume step, None for the final image. `step_count` is of the run."""
 
     entry_id: str
     captured: CapturedEntries
@@ -62,6 +62,7 @@ class EntryCommit:
     image_vector: bytes | None = field(repr=False)
     ancestor_depth: int
     created_at: float
+    step_count: int
 
 
 @dataclass(frozen=True)

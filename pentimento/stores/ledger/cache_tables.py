@@ -25,6 +25,10 @@ state = Table(
     Column("entry_count", BigInteger, nullable=False),
     Column("object_count", BigInteger, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
+    # Counts additions and uses of items: the clock of access records.
+    Column("tick", BigInteger, nullable=False),
+    # The rule that made the ranks.
+    Column("eviction_rule", Text, nullable=False),
 )
 
 grants = Table(
@@ -54,6 +58,9 @@ entries = Table(
     Column("image_vector", LargeBinary),
     Column("object_count", BigInteger, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
+    # The highest of what it holds.
+    Column("rank_score", Double, nullable=False),
+    Column("rank_tie", BigInteger, nullable=False),
     # 1 once the index holds it.
     Column("indexed", BigInteger, nullable=False),
     Column("doomed_at", Double),
@@ -74,6 +81,24 @@ objects = Table(
     Column("size_bytes", BigInteger),
     # When it may be deleted from the object store; NULL while it is granted or held.
     Column("delete_after", Double),
+    # The access record, once an entry holds it, and its place in the order of eviction.
+    Column("tenant", Text, nullable=False),
+    Column("saved_steps", Double, nullable=False),
+    Column("added_tick", BigInteger, nullable=False),
+    Column("used_tick", BigInteger, nullable=False),
+    Column("use_count", BigInteger, nullable=False),
+    Column("faded_uses", Double, nullable=False),
+    Column("rank_score", Double, nullable=False),
+    Column("rank_tie", BigInteger, nullable=False),
+)
+
+# The last batch of uses of each gateway: one that is tried again is not counted twice.
+use_batches = Table(
+    "cache_use_batches",
+    _METADATA,
+    Column("source", Text, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("noted_at", Double, nullable=False),
 )
 
 MIGRATIONS = (
@@ -154,6 +179,44 @@ MIGRATIONS = (
             "UPDATE cache_entries SET doomed_at = created_at WHERE doomed_at IS NULL",
             "UPDATE cache_state SET entry_count = 0, object_count = 0, size_bytes = 0",
             "ALTER TABLE cache_entries DROP COLUMN compatibility_key",
+        ),
+    ),
+    Migration(
+        4,
+        (
+            "ALTER TABLE cache_state ADD COLUMN tick BIGINT NOT NULL DEFAULT 0",
+            "ALTER TABLE cache_state ADD COLUMN eviction_rule TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE cache_entries ADD COLUMN rank_score DOUBLE PRECISION NOT NULL DEFAULT 0",
+            "ALTER TABLE cache_entries ADD COLUMN rank_tie BIGINT NOT NULL DEFAULT 0",
+            "ALTER TABLE cache_objects ADD COLUMN tenant TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE cache_objects ADD COLUMN saved_steps DOUBLE PRECISION NOT NULL DEFAULT 1",
+            "ALTER TABLE cache_objects ADD COLUMN added_tick BIGINT NOT NULL DEFAULT 0",
+            "ALTER TABLE cache_objects ADD COLUMN used_tick BIGINT NOT NULL DEFAULT 0",
+            "ALTER TABLE cache_objects ADD COLUMN use_count BIGINT NOT NULL DEFAULT 0",
+            "ALTER TABLE cache_objects ADD COLUMN faded_uses DOUBLE PRECISION NOT NULL DEFAULT 1",
+            "ALTER TABLE cache_objects ADD COLUMN rank_score DOUBLE PRECISION NOT NULL DEFAULT 0",
+            "ALTER TABLE cache_objects ADD COLUMN rank_tie BIGINT NOT NULL DEFAULT 0",
+            # What was there was never used as far as is known, and came in the order of its entries. How many steps the
+            # run of an image took was not noted.
+            "UPDATE cache_state SET tick = sequence",
+            "UPDATE cache_entries SET rank_tie = sequence",
+            """UPDATE cache_objects SET
+                tenant = (SELECT tenant FROM cache_entries WHERE entry_id = cache_objects.entry_id),
+                added_tick = (SELECT sequence FROM cache_entries WHERE entry_id = cache_objects.entry_id),
+                used_tick = (SELECT sequence FROM cache_entries WHERE entry_id = cache_objects.entry_id),
+                rank_tie = (SELECT sequence FROM cache_entries WHERE entry_id = cache_objects.entry_id),
+                saved_steps = COALESCE(resume_step, 1)
+                WHERE entry_id IN (SELECT entry_id FROM cache_entries)""",
+            "DROP INDEX IF EXISTS cache_entries_tenant",
+            """CREATE INDEX cache_entries_rank ON cache_entries (tenant, rank_score, rank_tie, sequence, size_bytes)
+                WHERE doomed_at IS NULL""",
+            """CREATE INDEX cache_objects_rank ON cache_objects (tenant, rank_score, rank_tie, key)
+                WHERE entry_id IS NOT NULL AND delete_after IS NULL""",
+            """CREATE TABLE cache_use_batches (
+                source TEXT PRIMARY KEY,
+                number BIGINT NOT NULL,
+                noted_at DOUBLE PRECISION NOT NULL
+            )""",
         ),
     ),
 )

@@ -1,13 +1,14 @@
 """What changes in the cache's ledger, each as one transaction's work."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
-from pentimento.domain.cache import CacheHolding
+from pentimento.domain.access import EvictionRule, Rank
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.generation import ObjectReference
+from pentimento.stores.ledger import cache_access as access
 from pentimento.stores.ledger import cache_tables as tables
 from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, GrantRecord
 
@@ -17,9 +18,6 @@ _objects = tables.objects
 _state = tables.state
 
 _HOLD = update(_objects).where(_objects.c.key == bindparam("held_key"))
-_EVICTION_BATCH_COUNT = 64
-# By what tenants hold, whose oldest entry goes; None when nobody's does.
-WhoGivesWay = Callable[[Mapping[str, CacheHolding]], str | None]
 
 
 def bind_encoder(connection: Connection, binding: EncoderBinding) -> EncoderBinding:
@@ -42,8 +40,8 @@ def reserve(connection: Connection, grant: GrantRecord) -> None:
         connection.execute(insert(_objects), keys)
 
 
-def commit(connection: Connection, commit: EntryCommit) -> str:
-    """Turn a grant into a live entry, doom the keys not captured, and return the entry's id."""
+def commit(connection: Connection, commit: EntryCommit, rule: EvictionRule) -> str:
+    """Turn a grant into a live entry, doom the keys not captured, and return the entry's id. `rule` ranks its items."""
     grant_id = commit.captured.grant_id
     claim = update(_grants).where(_grants.c.grant_id == grant_id, _grants.c.entry_id.is_(None))
     is_first = connection.execute(claim.values(entry_id=commit.entry_id)).rowcount == 1
@@ -52,7 +50,8 @@ def commit(connection: Connection, commit: EntryCommit) -> str:
         raise NotFound("GRANT_GONE", "the grant has expired, was released, or never was")
     _require_match(grant, commit)
     if is_first:
-        _insert_entry(connection, commit, _hold_objects(connection, commit))
+        held, rank = _hold_objects(connection, commit, rule)
+        _insert_entry(connection, commit, held, rank)
     return str(grant.entry_id)
 
 
@@ -86,45 +85,10 @@ def doom(connection: Connection, entry_ids: Sequence[str], now: float, delete_af
     if rows:
         ids = [row.entry_id for row in rows]
         connection.execute(update(_objects).where(_objects.c.entry_id.in_(ids)).values(delete_after=delete_after))
-        _add_to_totals(
+        add_to_totals(
             connection, -len(rows), -sum(row.object_count for row in rows), -sum(row.size_bytes for row in rows)
         )
     return len(rows)
-
-
-def evict(connection: Connection, who: WhoGivesWay, now: float, delete_after: float) -> int:
-    """Doom the oldest entry of the tenant that `who` names, until it names none; return the number doomed."""
-    held, evicted = holdings(connection), 0
-    while chosen := _chosen(connection, held, who):
-        evicted += doom(connection, chosen, now, delete_after)
-    return evicted
-
-
-def holdings(connection: Connection) -> dict[str, CacheHolding]:
-    """Return what each tenant holds in live entries."""
-    columns = (_entries.c.tenant, func.count().label("entries"), func.sum(_entries.c.size_bytes).label("bytes"))
-    statement = select(*columns).where(_entries.c.doomed_at.is_(None)).group_by(_entries.c.tenant)
-    return {row.tenant: CacheHolding(row.entries, int(row.bytes)) for row in connection.execute(statement)}
-
-
-def _chosen(connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay) -> list[str]:
-    """Choose a batch of entries at most; `held` is what is left without them."""
-    oldest: dict[str, Iterator[Any]] = {}
-    chosen: list[str] = []
-    while len(chosen) < _EVICTION_BATCH_COUNT and (tenant := who(held)) is not None:
-        rows = oldest.setdefault(tenant, iter(_oldest(connection, tenant)))
-        entry = next(rows)
-        chosen.append(entry.entry_id)
-        holding = held[tenant]
-        held[tenant] = CacheHolding(holding.entry_count - 1, holding.size_bytes - entry.size_bytes)
-    return chosen
-
-
-def _oldest(connection: Connection, tenant: str) -> Sequence[Any]:
-    statement = select(_entries.c.entry_id, _entries.c.size_bytes).where(
-        _entries.c.tenant == tenant, _entries.c.doomed_at.is_(None)
-    )
-    return connection.execute(statement.order_by(_entries.c.sequence).limit(_EVICTION_BATCH_COUNT)).all()
 
 
 def _require_match(grant: Row[Any], commit: EntryCommit) -> None:
@@ -133,8 +97,11 @@ def _require_match(grant: Row[Any], commit: EntryCommit) -> None:
             raise FailedPrecondition("GRANT_MISMATCH", f"the grant was made for another {name}")
 
 
-def _hold_objects(connection: Connection, commit: EntryCommit) -> list[ObjectReference]:
-    """Give the captured objects to the entry and doom the rest of the grant's keys. The objects held."""
+def _hold_objects(
+    connection: Connection, commit: EntryCommit, rule: EvictionRule
+) -> tuple[list[ObjectReference], Rank]:
+    """Give the captured objects to the entry and doom the rest of the grant's keys. The objects held, and the highest
+    rank of them."""
     captured = commit.captured
     of_grant = _objects.c.grant_id == captured.grant_id
     wanted: list[tuple[ObjectReference, int | None, float | None]] = [
@@ -149,16 +116,23 @@ def _hold_objects(connection: Connection, commit: EntryCommit) -> list[ObjectRef
     named = [(reference.key, step) for reference, step, _ in wanted]
     if not named or len(set(named)) != len(named) or not set(named) <= granted:
         raise InvalidArgument.of("entries", "must be one or more of the grant's keys, each once and at its own step")
-    connection.execute(_HOLD, [_held(commit, *each) for each in wanted])
+    # An image may save all steps of its run.
+    saved = [(float(step or commit.step_count), reference.size_bytes) for reference, step, _ in wanted]
+    records = access.new_records(connection, saved)
+    ranks = [rule.rank(record) for record in records]
+    kept = [access.columns(record, rank) for record, rank in zip(records, ranks, strict=True)]
+    held = [_held(commit, *each) | columns for each, columns in zip(wanted, kept, strict=True)]
+    connection.execute(_HOLD, held)
     rest = update(_objects).where(of_grant, _objects.c.entry_id.is_(None))
     connection.execute(rest.values(delete_after=commit.created_at))
-    return [reference for reference, _, _ in wanted]
+    return [reference for reference, _, _ in wanted], max(ranks)
 
 
 def _held(commit: EntryCommit, reference: ObjectReference, step: int | None, sigma: float | None) -> dict[str, Any]:
     return {
         "held_key": reference.key,
         "entry_id": commit.entry_id,
+        "tenant": commit.tenant,
         "compatibility_key": commit.compatibility_keys[step],
         "sigma": sigma,
         "digest": reference.digest,
@@ -166,9 +140,9 @@ def _held(commit: EntryCommit, reference: ObjectReference, step: int | None, sig
     }
 
 
-def _insert_entry(connection: Connection, commit: EntryCommit, held: Sequence[ObjectReference]) -> None:
+def _insert_entry(connection: Connection, commit: EntryCommit, held: Sequence[ObjectReference], rank: Rank) -> None:
     size_bytes = sum(reference.size_bytes for reference in held)
-    _add_to_totals(connection, 1, len(held), size_bytes)
+    add_to_totals(connection, 1, len(held), size_bytes)
     sequence = update(_state).values(sequence=_state.c.sequence + 1).returning(_state.c.sequence)
     row = {
         "entry_id": commit.entry_id,
@@ -181,12 +155,15 @@ def _insert_entry(connection: Connection, commit: EntryCommit, held: Sequence[Ob
         "image_vector": commit.image_vector,
         "object_count": len(held),
         "size_bytes": size_bytes,
+        "rank_score": rank[0],
+        "rank_tie": rank[1],
         "indexed": 0,
     }
     connection.execute(insert(_entries), row)
 
 
-def _add_to_totals(connection: Connection, entries: int, objects: int, size_bytes: int) -> None:
+def add_to_totals(connection: Connection, entries: int, objects: int, size_bytes: int) -> None:
+    """Add to the numbers of live entries and of objects held, and to their bytes."""
     connection.execute(
         update(_state).values(
             entry_count=_state.c.entry_count + entries,

@@ -16,6 +16,7 @@ from pentimento.domain.cache import CacheHolding
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError
 from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
 from pentimento.policies.cache_quota import CacheLimits, gives_way
+from pentimento.stores.ledger.cache_evictions import WhoGivesWay
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import (
     CachedEntry,
@@ -27,7 +28,6 @@ from pentimento.stores.ledger.cache_records import (
     GrantRecord,
     HeldLatent,
 )
-from pentimento.stores.ledger.cache_writes import WhoGivesWay
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.objects.store import refer_to
 
@@ -87,6 +87,7 @@ def commit(name: str = "g1", steps: tuple[int, ...] = (5, 10), image: bool = Fal
         image_vector=None,
         ancestor_depth=2,
         created_at=1000.0,
+        step_count=50,
     )
 
 

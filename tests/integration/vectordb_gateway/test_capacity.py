@@ -100,3 +100,36 @@ async def test_open_grants_are_limited(tmp_path: Path) -> None:
         assert grants[0] is not None
         await gateway.client.release(grants[0].grant_id)
         assert await gateway.client.reserve(scope(), attempt()) is not None
+
+
+async def test_latents_that_serve_stay_and_the_others_go_one_by_one(tmp_path: Path) -> None:
+    """Eleven of twenty latents of 100 bytes may stay: the first entry keeps the one that served."""
+    flags = ("--max-size-bytes", "1100", "--eviction", "lru")
+    async with running_gateway(tmp_path, "--max-size-bytes", "100000", "--eviction", "lru") as gateway:
+        for text in FAR_APART:
+            await gateway.store(text)
+        served = (await gateway.lookup(FAR_APART[0])).start
+        assert isinstance(served, FromLatent)
+
+    async with running_gateway(tmp_path, *flags) as gateway:
+        gateway.maintain()
+
+        starts = [(await gateway.lookup(text)).start for text in FAR_APART]
+        assert starts[0] == served
+        assert [isinstance(start, FromLatent) for start in starts] == [True, False, True, True]
+        assert (await gateway.client.statistics()).size_bytes == 1100
+        assert gateway.problems() == []
+
+
+async def test_where_entries_are_too_many_those_go_that_serve_least(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--max-entries", "4", "--eviction", "lcbfu") as gateway:
+        for text in FAR_APART:
+            await gateway.store(text)
+        for text in FAR_APART[:2]:
+            await gateway.lookup(text)
+
+    async with running_gateway(tmp_path, "--max-entries", "2", "--eviction", "lcbfu") as gateway:
+        gateway.maintain()
+
+        found = [isinstance((await gateway.lookup(text)).start, FromLatent) for text in FAR_APART]
+        assert found == [True, True, False, False]

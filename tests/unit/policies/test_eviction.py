@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pentimento.domain.access import AccessRecord, EvictionRule
 from pentimento.policies.eviction import EVICTIONS, EvictionQueue, Fifo, Lcbfu, make_room, open_eviction
-from pentimento.policies.eviction_rules import EVICTION_NAMES, AccessRecord, AgedBenefit, EvictionRule, eviction_rule
+from pentimento.policies.eviction_rules import EVICTION_NAMES, AgedBenefit, eviction_rule
 
 STEPS = (5, 10, 15, 20, 25)
 SIZES = (1, 100, 4096)

@@ -134,6 +134,7 @@ class Gateway:
             **vectors,
             ancestor_depth=3,
             created_at=1,
+            step_count=50,
         )  # type: ignore[arg-type]
         return self.ledger.commit(commit).result()
 

@@ -60,6 +60,7 @@ def commit(ledger: CacheLedger, vector: np.ndarray, pool: str = "tenant") -> "Fu
             image_vector=None,
             ancestor_depth=0,
             created_at=1,
+            step_count=50,
         )
     )
 

@@ -1,0 +1,143 @@
+"""Access records as columns of the cache's rows, and the ranks that a rule makes of them.
+
+Ticks come from one counter of the whole cache. Taking them locks its row until the commit, so gateways over one ledger
+change records one after the other, and no use is lost between a read and its write.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, delete, select, update
+
+from pentimento.domain.access import AccessRecord, EvictionRule, Rank
+from pentimento.stores.ledger import cache_tables as tables
+from pentimento.stores.ledger.database import insert_unless_present
+
+_entries = tables.entries
+_objects = tables.objects
+_state = tables.state
+_batches = tables.use_batches
+
+_RECORD = ("saved_steps", "added_tick", "used_tick", "use_count", "faded_uses", "rank_score", "rank_tie")
+_RANK_OBJECT = (
+    update(_objects)
+    .where(_objects.c.key == bindparam("ranked_key"))
+    .values({name: bindparam(f"new_{name}") for name in _RECORD})
+)
+_RANK_ENTRY = (
+    update(_entries)
+    .where(_entries.c.entry_id == bindparam("ranked_entry"))
+    .values(rank_score=bindparam("new_rank_score"), rank_tie=bindparam("new_rank_tie"))
+)
+IS_HELD = _objects.c.entry_id.is_not(None) & _objects.c.delete_after.is_(None)
+_HELD = select(_objects.c.key, _objects.c.entry_id, _objects.c.size_bytes, *(_objects.c[name] for name in _RECORD))
+# How long the last number of a source is remembered: whoever tries a batch again does so within seconds.
+_SOURCE_MEMORY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class UseBatch:
+    """Keys of objects that served, in order; `number` rises with every batch of a `source`, so that one whose commit
+    was not acknowledged can be given again and counts once."""
+
+    source: str
+    number: int
+    keys: tuple[str, ...]
+
+
+def take_ticks(connection: Connection, count: int) -> int:
+    """Take `count` ticks, and return the first of them."""
+    statement = update(_state).values(tick=_state.c.tick + count).returning(_state.c.tick)
+    return int(connection.execute(statement).scalar_one()) - count + 1
+
+
+def new_records(connection: Connection, items: Sequence[tuple[float, int]]) -> list[AccessRecord]:
+    """Return the records of items that are added now, from the steps that each saves and its bytes."""
+    first = take_ticks(connection, len(items))
+    return [AccessRecord(steps, size, first + at, first + at) for at, (steps, size) in enumerate(items)]
+
+
+def columns(record: AccessRecord, rank: Rank) -> dict[str, Any]:
+    """Return what an object's row keeps of its accesses."""
+    return {
+        "saved_steps": record.saved_steps,
+        "added_tick": record.added_tick,
+        "used_tick": record.used_tick,
+        "use_count": record.use_count,
+        "faded_uses": record.faded_uses,
+        "rank_score": rank[0],
+        "rank_tie": rank[1],
+    }
+
+
+def note_uses(connection: Connection, rule: EvictionRule, batch: UseBatch, now: float) -> int:
+    """Count the uses of a batch, and return how many counted: none when it was noted before, and not those of objects
+    that are gone."""
+    if not _is_new(connection, batch, now):
+        return 0
+    first = take_ticks(connection, len(batch.keys))
+    held = _entries_of(connection, batch.keys)
+    homes = {key: items for items in held.values() for key in items}
+    counted = 0
+    for tick, key in enumerate(batch.keys, first):
+        if key in homes:
+            counted += 1
+            _use(homes[key], key, tick, rule)
+    _write(connection, held, rule)
+    return counted
+
+
+def rank_anew(connection: Connection, rule: EvictionRule) -> int:
+    """Rank all items by the rule, where another ranked them before; return how many were."""
+    name = repr(rule)
+    changed = update(_state).where(_state.c.eviction_rule != name).values(eviction_rule=name)
+    if connection.execute(changed).rowcount == 0:
+        return 0
+    held = _grouped(connection.execute(_HELD.where(IS_HELD)))
+    _write(connection, held, rule)
+    return sum(map(len, held.values()))
+
+
+def _is_new(connection: Connection, batch: UseBatch, now: float) -> bool:
+    connection.execute(delete(_batches).where(_batches.c.noted_at < now - _SOURCE_MEMORY_S))
+    row = {"source": batch.source, "number": batch.number, "noted_at": now}
+    if insert_unless_present(connection, _batches, row):
+        return True
+    later = update(_batches).where(_batches.c.source == batch.source, _batches.c.number < batch.number)
+    return connection.execute(later.values(number=batch.number, noted_at=now)).rowcount == 1
+
+
+def _entries_of(connection: Connection, keys: Sequence[str]) -> dict[str, dict[str, AccessRecord]]:
+    """What the entries of these objects hold, with their records."""
+    homes = select(_objects.c.entry_id).where(_objects.c.key.in_(set(keys)), IS_HELD)
+    return _grouped(connection.execute(_HELD.where(_objects.c.entry_id.in_(homes), IS_HELD).order_by(_objects.c.key)))
+
+
+def _grouped(rows: Iterable[Row[Any]]) -> dict[str, dict[str, AccessRecord]]:
+    held: dict[str, dict[str, AccessRecord]] = {}
+    for row in rows:
+        record = AccessRecord(
+            row.saved_steps, row.size_bytes, row.added_tick, row.used_tick, row.use_count, row.faded_uses
+        )
+        held.setdefault(row.entry_id, {})[row.key] = record
+    return held
+
+
+def _use(items: dict[str, AccessRecord], used: str, tick: int, rule: EvictionRule) -> None:
+    for key, record in items.items():
+        items[key] = rule.used(record, tick) if key == used else rule.beside(record, tick)
+
+
+def _write(connection: Connection, held: Mapping[str, Mapping[str, AccessRecord]], rule: EvictionRule) -> None:
+    objects, entries = [], []
+    for entry_id, items in held.items():
+        ranks = {key: rule.rank(record) for key, record in items.items()}
+        for key, record in items.items():
+            new = {f"new_{name}": value for name, value in columns(record, ranks[key]).items()}
+            objects.append({"ranked_key": key, **new})
+        score, tie = max(ranks.values())
+        entries.append({"ranked_entry": entry_id, "new_rank_score": score, "new_rank_tie": tie})
+    if objects:
+        connection.execute(_RANK_OBJECT, objects)
+        connection.execute(_RANK_ENTRY, entries)

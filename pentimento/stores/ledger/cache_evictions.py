@@ -1,0 +1,118 @@
+"""What leaves a full cache, by the ranks of its rows: whole entries, or single latents and images.
+
+An entry's rank is the highest of what it holds: it goes when all of it would.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, func, select, update
+
+from pentimento.domain.cache import CacheHolding
+from pentimento.stores.ledger import cache_tables as tables
+from pentimento.stores.ledger.cache_access import IS_HELD, take_ticks
+from pentimento.stores.ledger.cache_writes import add_to_totals, doom
+
+_entries = tables.entries
+_objects = tables.objects
+
+_BATCH_COUNT = 64
+_IS_LIVE = _entries.c.doomed_at.is_(None)
+_LESS = (
+    update(_entries)
+    .where(_entries.c.entry_id == bindparam("loser"))
+    .values(
+        object_count=_entries.c.object_count - bindparam("lost_count"),
+        size_bytes=_entries.c.size_bytes - bindparam("lost_bytes"),
+    )
+)
+# By what tenants hold, whose entry or item goes next; None when nobody's does.
+WhoGivesWay = Callable[[Mapping[str, CacheHolding]], str | None]
+
+
+def holdings(connection: Connection) -> dict[str, CacheHolding]:
+    """Return what each tenant holds in live entries."""
+    count, size = func.count().label("entries"), func.sum(_entries.c.size_bytes).label("bytes")
+    statement = select(_entries.c.tenant, count, size).where(_IS_LIVE).group_by(_entries.c.tenant)
+    return {row.tenant: CacheHolding(row.entries, int(row.bytes)) for row in connection.execute(statement)}
+
+
+def evict(connection: Connection, who: WhoGivesWay, now: float, delete_after: float) -> int:
+    """Doom the lowest entry of the tenant that `who` names, until it names none; return the number doomed."""
+    held, evicted = holdings(connection), 0
+    while chosen := _choose_entries(connection, held, who):
+        evicted += doom(connection, chosen, now, delete_after)
+    return evicted
+
+
+def evict_items(connection: Connection, who: WhoGivesWay, now: float, delete_after: float) -> int:
+    """Let go of the lowest item of the tenant that `who` names, until it names none; return the number of items.
+
+    An entry that has none left is doomed.
+    """
+    # Two gateways that chose the same items would count them off twice.
+    take_ticks(connection, 0)
+    held, evicted = holdings(connection), 0
+    while chosen := _choose_items(connection, held, who):
+        _let_go(connection, chosen, now, delete_after)
+        evicted += len(chosen)
+    return evicted
+
+
+def _choose_entries(connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay) -> list[str]:
+    """Choose a batch of entries at most; `held` is what is left without them."""
+    lowest: dict[str, Iterator[Any]] = {}
+    chosen: list[str] = []
+    while len(chosen) < _BATCH_COUNT and (tenant := who(held)) is not None:
+        rows = lowest.setdefault(tenant, iter(_lowest_entries(connection, tenant)))
+        entry = next(rows)
+        chosen.append(entry.entry_id)
+        holding = held[tenant]
+        held[tenant] = CacheHolding(holding.entry_count - 1, holding.size_bytes - entry.size_bytes)
+    return chosen
+
+
+def _lowest_entries(connection: Connection, tenant: str) -> Sequence[Any]:
+    order = (_entries.c.rank_score, _entries.c.rank_tie, _entries.c.sequence)
+    statement = select(_entries.c.entry_id, _entries.c.size_bytes).where(_entries.c.tenant == tenant, _IS_LIVE)
+    return connection.execute(statement.order_by(*order).limit(_BATCH_COUNT)).all()
+
+
+def _choose_items(connection: Connection, held: dict[str, CacheHolding], who: WhoGivesWay) -> list[Any]:
+    """Choose a batch of items at most; `held` is what is left without them."""
+    lowest: dict[str, Iterator[Any]] = {}
+    left: dict[str, int] = {}
+    chosen: list[Any] = []
+    while len(chosen) < _BATCH_COUNT and (tenant := who(held)) is not None:
+        item = next(lowest.setdefault(tenant, iter(_lowest_items(connection, tenant))))
+        chosen.append(item)
+        left[item.entry_id] = left.get(item.entry_id, item.object_count) - 1
+        holding = held[tenant]
+        entry_count = holding.entry_count - (left[item.entry_id] == 0)
+        held[tenant] = CacheHolding(entry_count, holding.size_bytes - item.size_bytes)
+    return chosen
+
+
+def _lowest_items(connection: Connection, tenant: str) -> Sequence[Any]:
+    order = (_objects.c.rank_score, _objects.c.rank_tie, _objects.c.key)
+    items = select(_objects.c.key, _objects.c.entry_id, _objects.c.size_bytes, _entries.c.object_count)
+    of_tenant = items.join(_entries, _entries.c.entry_id == _objects.c.entry_id).where(
+        _objects.c.tenant == tenant, IS_HELD
+    )
+    return connection.execute(of_tenant.order_by(*order).limit(_BATCH_COUNT)).all()
+
+
+def _let_go(connection: Connection, items: Sequence[Any], now: float, delete_after: float) -> None:
+    """Their entries no longer name them, so they are deleted although an entry of theirs may live on."""
+    keys = [item.key for item in items]
+    gone = update(_objects).where(_objects.c.key.in_(keys)).values(entry_id=None, delete_after=delete_after)
+    connection.execute(gone)
+    lost: dict[str, tuple[int, int]] = {}
+    for item in items:
+        count, size = lost.get(item.entry_id, (0, 0))
+        lost[item.entry_id] = (count + 1, size + item.size_bytes)
+    rows = [{"loser": entry, "lost_count": count, "lost_bytes": size} for entry, (count, size) in lost.items()]
+    connection.execute(_LESS, rows)
+    add_to_totals(connection, 0, -len(items), -sum(item.size_bytes for item in items))
+    empty = select(_entries.c.entry_id).where(_entries.c.entry_id.in_(lost), _entries.c.object_count == 0)
+    doom(connection, list(connection.scalars(empty)), now, delete_after)

@@ -1,0 +1,282 @@
+"""Access records and single items' eviction in the cache's ledger, on SQLite and on PostgreSQL."""
+
+import struct
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import pytest
+from sqlalchemy import text
+
+from pentimento.domain.access import EvictionRule
+from pentimento.domain.cache import CacheHolding
+from pentimento.domain.generation import CapturedEntries, CapturedLatent
+from pentimento.policies.cache_quota import CacheLimits, gives_way
+from pentimento.policies.eviction import EvictionQueue
+from pentimento.policies.eviction_rules import EVICTION_NAMES, LcbfuRule, LruRule, eviction_rule
+from pentimento.stores.ledger.cache_access import UseBatch
+from pentimento.stores.ledger.cache_evictions import WhoGivesWay
+from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
+from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord
+from pentimento.stores.ledger.cache_tables import MIGRATIONS
+from pentimento.stores.ledger.database import open_engine
+from pentimento.stores.ledger.migrations import migrate
+from pentimento.stores.objects.store import refer_to
+
+VECTOR = struct.pack("<2f", 1.0, 0.0)
+STEPS = (5, 10, 15)
+SIZE = 10
+
+
+@pytest.fixture
+def ledger(ledger_url: str) -> Iterator[CacheLedger]:
+    ledger = open_cache_ledger(ledger_url)
+    yield ledger
+    assert ledger.check_integrity() == []
+    ledger.close()
+
+
+def add(ledger: CacheLedger, name: str, steps: tuple[int, ...] = STEPS, tenant: str = "t", image: bool = False) -> str:
+    keys = [GrantedKey(f"{name}/{step}", step) for step in steps] + [GrantedKey(f"{name}/image", None)] * image
+    ledger.reserve(GrantRecord(name, tenant, tenant, "scope", "r", 1, 1e12, tuple(keys))).result()
+    latents = tuple(CapturedLatent(step, 0.5, refer_to(f"{name}/{step}", bytes(SIZE)), True) for step in steps)
+    commit = EntryCommit(
+        entry_id=f"{name}-{uuid.uuid4()}",
+        captured=CapturedEntries(name, latents, refer_to(f"{name}/image", bytes(SIZE)) if image else None),
+        tenant=tenant,
+        pool=tenant,
+        scope_digest="scope",
+        compatibility_keys={step: "key" for step in (*steps, None)},
+        request_id="r",
+        fencing_token=1,
+        text_vector=VECTOR,
+        image_vector=None,
+        ancestor_depth=0,
+        created_at=1.0,
+        step_count=50,
+    )
+    return ledger.commit(commit).result()
+
+
+def steps_of(ledger: CacheLedger, entry_id: str) -> list[int]:
+    entry = ledger.live_entry(entry_id)
+    return [] if entry is None else [latent.resume_step for latent in entry.latents]
+
+
+def down_to(item_count: int, max_entry_count: int = 10**6) -> WhoGivesWay:
+    return lambda held: gives_way(held, CacheLimits(max_entry_count, item_count * SIZE))
+
+
+def uses(number: int, *keys: str, source: str = "gateway") -> UseBatch:
+    return UseBatch(source, number, keys)
+
+
+def test_single_latents_go_and_leave_holes(ledger: CacheLedger) -> None:
+    ledger.follow(LcbfuRule()).result()
+    first, second = add(ledger, "a"), add(ledger, "b")
+    ledger.note_uses(uses(1, "a/5", "a/5")).result()
+
+    assert ledger.evict_items(down_to(3), grace_s=0).result() == 3
+
+    # 5 of b, 10 of a and 10 of b: f * K is 5, 10, 10 against 15, 15, 15.
+    assert [steps_of(ledger, entry) for entry in (first, second)] == [[5, 15], [15]]
+    assert ledger.holdings() == {"t": CacheHolding(2, 3 * SIZE)}
+    assert sorted(ledger.deletable_keys(10)) == ["a/10", "b/10", "b/5"]
+
+
+def test_an_entry_goes_with_its_last_item(ledger: CacheLedger) -> None:
+    ledger.follow(LruRule()).result()
+    first, second = add(ledger, "a"), add(ledger, "b")
+
+    ledger.evict_items(down_to(3), grace_s=0).result()
+
+    assert (steps_of(ledger, first), steps_of(ledger, second)) == ([], list(STEPS))
+    assert ledger.doomed_ids(10) == [first]
+    totals = ledger.totals()
+    assert (totals.entry_count, totals.object_count, totals.size_bytes) == (1, 3, 3 * SIZE)
+
+
+def test_whole_entries_go_by_the_item_that_would_go_last(ledger: CacheLedger) -> None:
+    ledger.follow(LruRule()).result()
+    ids = [add(ledger, name) for name in "abc"]
+    ledger.note_uses(uses(1, "a/10")).result()
+
+    assert ledger.evict(lambda held: gives_way(held, CacheLimits(1, 10**9)), grace_s=0).result() == 2
+
+    assert [bool(steps_of(ledger, entry)) for entry in ids] == [True, False, False]
+
+
+def test_an_image_may_save_all_steps_of_its_run(ledger: CacheLedger) -> None:
+    ledger.follow(LcbfuRule()).result()
+    entry_id = add(ledger, "a", image=True)
+
+    ledger.evict_items(down_to(1), grace_s=0).result()
+
+    entry = ledger.live_entry(entry_id)
+    assert entry is not None
+    assert (entry.latents, entry.image is not None) == ((), True)
+
+
+def test_another_tenants_items_stay(ledger: CacheLedger) -> None:
+    ledger.follow(LcbfuRule()).result()
+    quiet = add(ledger, "a", steps=(5,), tenant="quiet")
+    for name in "bcd":
+        add(ledger, name, tenant="loud")
+
+    ledger.evict_items(down_to(4), grace_s=0).result()
+
+    assert steps_of(ledger, quiet) == [5]
+    assert ledger.holdings()["loud"].size_bytes == 3 * SIZE
+
+
+def test_more_than_a_batch_of_items_goes(ledger: CacheLedger) -> None:
+    for number in range(25):
+        add(ledger, f"g{number}")
+
+    assert ledger.evict_items(down_to(2), grace_s=0).result() == 73
+
+
+def test_records_survive_a_restart(ledger_url: str) -> None:
+    before = open_cache_ledger(ledger_url)
+    before.follow(LruRule()).result()
+    first, second = add(before, "a"), add(before, "b")
+    before.note_uses(uses(1, "a/5", "a/10", "a/15")).result()
+    before.close()
+
+    after = open_cache_ledger(ledger_url)
+    assert after.follow(LruRule()).result() == 0
+    after.evict_items(down_to(3), grace_s=0).result()
+
+    assert (steps_of(after, first), steps_of(after, second)) == (list(STEPS), [])
+    after.close()
+
+
+def test_another_rule_ranks_what_is_there_by_its_records(ledger: CacheLedger) -> None:
+    first, second = add(ledger, "a"), add(ledger, "b")
+    ledger.note_uses(uses(1, "a/5", "a/10", "a/15")).result()
+
+    assert ledger.follow(LruRule()).result() == 6
+    assert ledger.follow(LruRule()).result() == 0
+    ledger.evict_items(down_to(3), grace_s=0).result()
+
+    assert (steps_of(ledger, first), steps_of(ledger, second)) == (list(STEPS), [])
+
+
+def test_a_batch_counts_once_however_often_it_is_given(ledger: CacheLedger) -> None:
+    add(ledger, "a")
+
+    counted = [ledger.note_uses(uses(number, "a/5", "a/5", "gone")).result() for number in (1, 1, 2, 1)]
+
+    assert counted == [2, 0, 2, 0]
+    assert use_counts(ledger) == {"a/5": 4, "a/10": 0, "a/15": 0}
+
+
+def use_counts(ledger: CacheLedger) -> dict[str, int]:
+    with ledger._engine.connect() as connection:
+        rows = connection.execute(text("SELECT key, use_count FROM cache_objects WHERE entry_id IS NOT NULL"))
+        return {row.key: row.use_count for row in rows}
+
+
+def test_gateways_over_one_ledger_count_every_use_once(ledger_url: str) -> None:
+    gateways = [open_cache_ledger(ledger_url) for _ in range(3)]
+    for gateway in gateways:
+        gateway.follow(LcbfuRule()).result()
+    add(gateways[0], "a")
+
+    def play(number: int) -> None:
+        for batch in range(1, 9):
+            gateways[number].note_uses(uses(batch, "a/5", "a/10", source=f"gateway-{number}")).result()
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(play, range(3)))
+
+    assert use_counts(gateways[0]) == {"a/5": 24, "a/10": 24, "a/15": 0}
+    for gateway in gateways:
+        gateway.close()
+
+
+def test_gateways_that_evict_at_once_take_off_every_item_once(ledger_url: str) -> None:
+    gateways = [open_cache_ledger(ledger_url) for _ in range(3)]
+    for number in range(16):
+        add(gateways[number % 3], f"g{number}")
+
+    with ThreadPoolExecutor(3) as threads:
+        gone = list(threads.map(lambda gateway: gateway.evict_items(down_to(8), grace_s=0).result(), gateways))
+
+    assert sum(gone) == 40
+    assert gateways[0].totals().object_count == 8
+    assert gateways[0].check_integrity() == []
+    for gateway in gateways:
+        gateway.close()
+
+
+@pytest.mark.parametrize("name", EVICTION_NAMES)
+def test_a_ledger_lets_the_same_items_go_as_the_order_in_memory(ledger: CacheLedger, name: str) -> None:
+    """Additions, uses and evictions at random, under each rule, with sizes that are alike."""
+    rule, random, number = eviction_rule(name, 12, hits_add=name == "aged"), Random(7), 0
+    queue = EvictionQueue(rule)
+    ledger.follow(rule).result()
+    for turn in range(36):
+        if turn % 3 == 0:
+            add(ledger, f"g{turn}")
+            for step in STEPS:
+                queue.add(f"g{turn}/{step}", step, SIZE)
+        elif turn % 3 == 1:
+            number += 1
+            key = random.choice(sorted(held(ledger)))
+            ledger.note_uses(uses(number, key)).result()
+            queue.use(key, [other for other in held(ledger) if other.split("/")[0] == key.split("/")[0]])
+        else:
+            ledger.evict_items(down_to(12), grace_s=0).result()
+            while len(queue) > 12:
+                queue.pop()
+            assert held(ledger) == {str(item) for item in queue.items()}
+
+
+def held(ledger: CacheLedger) -> set[str]:
+    return set(use_counts(ledger))
+
+
+def test_what_an_older_build_left_goes_in_the_order_it_came(ledger_url: str) -> None:
+    engine = open_engine(ledger_url)
+    migrate(engine, "cache", MIGRATIONS[:3])
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO cache_state VALUES (1, 'id', NULL, NULL, 2, 2, 4, 40)"))
+        for number, name in enumerate("ab", 1):
+            entry = {"id": name, "sequence": number, "vector": VECTOR}
+            connection.execute(
+                text(
+                    "INSERT INTO cache_entries (entry_id, pool, created_at, sequence, ancestor_depth, text_vector, "
+                    "object_count, size_bytes, indexed, tenant) "
+                    "VALUES (:id, 't', 1, :sequence, 0, :vector, 2, 20, 1, 't')"
+                ),
+                entry,
+            )
+            for step in (5, None):
+                connection.execute(
+                    text(
+                        "INSERT INTO cache_objects (key, grant_id, resume_step, entry_id, digest, size_bytes, sigma) "
+                        "VALUES (:key, 'g', :step, :id, 'd', 10, 0.5)"
+                    ),
+                    {"key": f"{name}/{step}", "step": step, "id": name},
+                )
+    engine.dispose()
+
+    ledger = open_cache_ledger(ledger_url)
+    ledger.follow(LruRule()).result()
+    ledger.evict_items(down_to(2), grace_s=0).result()
+
+    assert held(ledger) == {"b/5", "b/None"}
+    assert ledger.check_integrity() == []
+    ledger.close()
+
+
+def _rules() -> list[EvictionRule]:
+    return [eviction_rule(name, 100) for name in EVICTION_NAMES]
+
+
+def test_rules_that_differ_have_names_that_differ() -> None:
+    """By which a ledger knows whose ranks it has."""
+    assert len({repr(rule) for rule in [*_rules(), eviction_rule("aged", 101)]}) == len(_rules()) + 1
+    assert not any(" at 0x" in repr(rule) for rule in _rules())

@@ -1,0 +1,107 @@
+"""Uses on their way to the ledger."""
+
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, NoiseForm, ObjectReference, Start
+from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
+from pentimento.policies.eviction_rules import AgedBenefit
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.ledger.cache_access import UseBatch
+from pentimento.stores.ledger.cache_records import CacheTotals
+from services.vectordb_gateway import use_notes
+from services.vectordb_gateway.capacity import rule_of
+from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice
+from services.vectordb_gateway.use_notes import UseNotes
+from tests.gateways import scope
+
+DONOR = Donor("entry", "digest", 0.9, 0)
+
+
+class Ledger:
+    """Keeps the batches it is given; the first `failures` of them are not acknowledged."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.given: list[UseBatch] = []
+
+    def note_uses(self, batch: UseBatch) -> "Future[int]":
+        self.given.append(batch)
+        answer: Future[int] = Future()
+        if len(self.given) <= self.failures:
+            answer.set_exception(StoreUnavailable("ledger", "away"))
+        else:
+            answer.set_result(len(batch.keys))
+        return answer
+
+
+def latent(key: str, step: int) -> FromLatent:
+    return FromLatent(ObjectReference(key, "digest", 1), step, 50, 0.5, DONOR)
+
+
+def note(notes: UseNotes, *starts: tuple[Start, int]) -> None:
+    """A lookup of candidates of so many steps, and what it found for each."""
+    candidates = [LookupCandidate(replace(scope(), num_inference_steps=steps)) for _, steps in starts]
+    notes.note(candidates, LookupAnswer(tuple(CandidateStart(start, "said") for start, _ in starts)))
+
+
+def test_a_batch_that_was_not_acknowledged_keeps_its_number() -> None:
+    ledger = Ledger(failures=1)
+    notes = UseNotes(ledger)  # type: ignore[arg-type]
+    note(notes, (latent("a", 10), 50))
+
+    with pytest.raises(StoreUnavailable):
+        notes.write()
+    note(notes, (latent("b", 10), 50))
+    notes.write()
+
+    assert [(batch.number, batch.keys) for batch in ledger.given] == [(1, ("a",)), (1, ("a",)), (2, ("b",))]
+    assert len({batch.source for batch in ledger.given}) == 1
+
+
+def test_the_start_that_saves_the_largest_share_is_noted() -> None:
+    ledger = Ledger()
+    notes = UseNotes(ledger)  # type: ignore[arg-type]
+    image = FromImage(ObjectReference("image", "digest", 1), 6, NoiseForm.VARIANCE_PRESERVING, DONOR)
+
+    note(notes, (latent("latent", 20), 50), (image, 10), (FromNoise(), 50))
+    note(notes, (FromNoise(), 50))
+    note(notes)
+    notes.write()
+
+    assert [batch.keys for batch in ledger.given] == [("image",)]
+
+
+def test_what_is_too_much_is_lost_and_the_rest_goes_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(use_notes, "_MAX_NOTED_COUNT", 5)
+    monkeypatch.setattr(use_notes, "_BATCH_COUNT", 2)
+    ledger = Ledger()
+    notes = UseNotes(ledger)  # type: ignore[arg-type]
+
+    for number in range(7):
+        note(notes, (latent(str(number), 10), 50))
+    notes.write()
+
+    assert [batch.keys for batch in ledger.given] == [("0", "1"), ("2", "3"), ("4",)]
+
+
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [(CacheTotals(0, 0, 0, 0), 8192), (CacheTotals(2, 10, 1000, 0), 1024), (CacheTotals(2, 10, 10, 0), 8192)],
+)
+def test_the_memory_of_a_rule_follows_the_limit_that_binds(held: CacheTotals, expected: int) -> None:
+    """1,000 entries of six items, or 100,000 bytes of items that have 100 or one each; to the next power of two."""
+    settings = CapacitySettings(max_entries=1000, max_size_bytes=100_000, eviction=EvictionChoice.AGED)
+
+    rule = rule_of(settings, held, hits_add=False)
+
+    assert isinstance(rule, AgedBenefit)
+    assert rule.capacity_count == expected
+
+
+def test_a_cache_that_evicts_nothing_is_ranked_by_age() -> None:
+    settings = CapacitySettings(eviction=EvictionChoice.NONE)
+
+    assert repr(rule_of(settings, CacheTotals(0, 0, 0, 0), hits_add=False)) == "FifoRule()"
