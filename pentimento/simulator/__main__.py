@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
+from pentimento.policies.eviction_rules import EVICTION_NAMES
 from pentimento.policies.serving import SERVING_POLICIES
 from pentimento.reports import Report, Run, as_html, as_json, as_text, make_report, save_png, save_run
 from pentimento.simulator.scenario_file import ScenarioFile, read_scenario
@@ -16,7 +17,7 @@ from pentimento.simulator.simulation import Simulation
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        file = read_scenario(options.scenario, options.policy or (), options.seed)
+        file = read_scenario(options.scenario, options.policy or (), options.seed, options.eviction)
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
         reports = play(file, options.out)
@@ -86,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"in place of those the file names; again for several: {', '.join(SERVING_POLICIES)}",
     )
+    parser.add_argument("--eviction", choices=EVICTION_NAMES, help="the cache's rule in place of the policies' own")
     parser.add_argument("--seed", type=int, help="in place of the file's")
     parser.add_argument("--out", type=Path, metavar="DIR", help="records, report.txt, report.html, report.png go there")
     parser.add_argument("--json", action="store_true", help="print the reports as JSON")

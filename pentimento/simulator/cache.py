@@ -23,7 +23,7 @@ from pentimento.policies.cache_selection import (
     kept_steps,
     select_start,
 )
-from pentimento.policies.eviction import EVICTIONS
+from pentimento.policies.eviction import make_room, open_eviction
 from pentimento.policies.serving import CacheUse
 from pentimento.policies.serving.entry import scaled_start_step
 from pentimento.reports import StartKind
@@ -34,12 +34,16 @@ _BLOCK = 256
 Scope = tuple[str, str, int]
 """Tenant ("" for a shared pool), model ("" for images, which any may reuse), steps of a run."""
 
+CachedItem = tuple[Scope, int, int]
+"""Scope, row of the prompt, and K of a latent or 0 for an image."""
+
 
 @dataclass(frozen=True)
 class CacheSettings:
     """`capacity` counts items: a latent of one K, or an image. `shared`: one pool for all tenants. `warm_count`: that
     many of the workload's first prompts are in the cache before it begins. `retrieval_similarity`: from there on the
-    image is answered as it is, where the policy is retrieval. `max_depth`: ancestors that an entry may have."""
+    image is answered as it is, where the policy is retrieval. `max_depth`: ancestors that an entry may have.
+    `eviction`: the rule of eviction by name, empty for the policy's own."""
 
     capacity: int = 10_000
     rules: SelectionRules = field(default_factory=SelectionRules)
@@ -47,6 +51,7 @@ class CacheSettings:
     warm_count: int = 0
     retrieval_similarity: float = 0.95
     max_depth: int = 1_000_000
+    eviction: str = ""
 
     @property
     def lowest_similarity(self) -> float:
@@ -128,7 +133,8 @@ class SimulatedCache:
         self._use = use
         self._settings = settings
         self._neighbours = Neighbours(embeddings, settings.lowest_similarity)
-        self._eviction = EVICTIONS[eviction]()
+        hits_add = settings.rules.keeps_latents_of_hits
+        self._eviction = open_eviction(settings.eviction or eviction, settings.capacity, hits_add=hits_add)
         self._entries: dict[Scope, dict[int, _CachedPrompt]] = {}
 
     def __len__(self) -> int:
@@ -152,22 +158,36 @@ class SimulatedCache:
         """Changes state: note that a request of that model starts as it was answered."""
         if answer.kind is StartKind.LATENT:
             scope = self._latent_scope(tenant, model, answer.step_count)
-            self._eviction.use((scope, answer.donor, answer.start_step))
+            steps = self._entries.get(scope, {}).get(answer.donor, _CachedPrompt()).steps
+            beside = [(scope, answer.donor, step) for step in steps if step != answer.start_step]
+            self._eviction.use((scope, answer.donor, answer.start_step), beside)
         elif answer.kind is not StartKind.NOISE:
             self._eviction.use((self._image_scope(tenant), answer.donor, 0))
 
     def insert(self, tenant: str, model: str, row: int, step_count: int, start_step: int = 0, depth: int = 0) -> None:
-        """Changes state: what is kept of a committed run from `start_step` on. Full stores let go of what goes next."""
+        """Changes state: what is kept of a committed run from `start_step` on, after as much went of a full store."""
         if row < 0 or depth > self._settings.max_depth:
             return
         rules = self._settings.rules
+        added: list[tuple[Scope, tuple[int, ...]]] = []
         if self._use.latents:
-            scope = self._latent_scope(tenant, model, step_count)
-            self._add(scope, row, kept_steps(step_count, start_step, rules), step_count, depth)
+            latents = kept_steps(step_count, start_step, rules)
+            added.append((self._latent_scope(tenant, model, step_count), latents))
         if self._use is CacheUse.RETRIEVAL or (self._use.images and keeps_image(start_step, rules)):
-            self._add(self._image_scope(tenant), row, (0,), step_count, depth)
+            added.append((self._image_scope(tenant), (0,)))
+        for item in make_room(self._eviction, self._new_count(row, added), self._settings.capacity):
+            self._drop(cast(CachedItem, item))
+        for scope, steps in added:
+            self._add(scope, row, steps, step_count, depth)
         while len(self._eviction) > self._settings.capacity:
-            self._evict()
+            # A cache that is smaller than what one run leaves.
+            self._drop(cast(CachedItem, self._eviction.pop()))
+
+    def _new_count(self, row: int, added: list[tuple[Scope, tuple[int, ...]]]) -> int:
+        """How many of them are not there yet."""
+        nothing = _CachedPrompt()
+        held = [(self._entries.get(scope, {}).get(row, nothing).steps, steps) for scope, steps in added]
+        return sum(step not in there for there, steps in held for step in steps)
 
     def warm(self, tenants: Iterable[str], model: str, step_count: int, rows: Iterable[int]) -> None:
         """Changes state: entries that are there before the workload begins."""
@@ -215,8 +235,8 @@ class SimulatedCache:
             return by_image.answer(StartKind.IMAGE, chosen.start_step, step_count)
         return MISS
 
-    def _evict(self) -> None:
-        scope, row, step = cast(tuple[Scope, int, int], self._eviction.pop())
+    def _drop(self, item: CachedItem) -> None:
+        scope, row, step = item
         entry = self._entries[scope][row]
         entry.steps.discard(step)
         if not entry.steps:

@@ -26,6 +26,7 @@ from pentimento.emulation.costs import costs_of
 from pentimento.emulation.device import DeviceSettings
 from pentimento.files.toml_document import TomlTable, read_toml
 from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds
+from pentimento.policies.eviction_rules import EVICTION_NAMES
 from pentimento.policies.serving import (
     SERVING_POLICIES,
     DeferralCurve,
@@ -53,7 +54,9 @@ class ScenarioFile:
     provenance: dict[str, object]
 
 
-def read_scenario(path: Path, policies: Sequence[str] = (), seed: int | None = None) -> ScenarioFile:
+def read_scenario(
+    path: Path, policies: Sequence[str] = (), seed: int | None = None, eviction: str | None = None
+) -> ScenarioFile:
     """NotFound without the file; InvalidArgument that names file, line, field and limit. `policies` and `seed` replace
     those of the file."""
     table = read_toml(path)
@@ -64,6 +67,8 @@ def read_scenario(path: Path, policies: Sequence[str] = (), seed: int | None = N
     chosen = seed if seed is not None else seed_of_file
     settings = _serving_settings(table, fleet)
     base = _base(table, fleet)
+    if eviction is not None:
+        base = replace(base, cache=replace(base.cache, eviction=eviction))
     of_file = table.texts("policies", ())
     named = tuple(policies) or of_file
     if strangers := [name for name in named if name not in SERVING_POLICIES]:
@@ -242,6 +247,9 @@ def _cache(table: TomlTable | None) -> CacheSettings:
         latents=_thresholds(table.table("latents"), default.rules.latents),
         images=_thresholds(table.table("images"), default.rules.images),
     )
+    eviction = table.text("eviction", default.eviction)
+    if eviction and eviction not in EVICTION_NAMES:
+        raise table.error("eviction", f"must be one of {', '.join(EVICTION_NAMES)}, got {eviction!r}")
     return CacheSettings(
         capacity=table.whole("capacity", default.capacity, minimum=1),
         rules=rules,
@@ -249,6 +257,7 @@ def _cache(table: TomlTable | None) -> CacheSettings:
         warm_count=table.whole("warm_count", default.warm_count),
         retrieval_similarity=table.number("retrieval_similarity", default.retrieval_similarity, maximum=1.0),
         max_depth=table.whole("max_depth", default.max_depth, minimum=1),
+        eviction=eviction,
     )
 
 

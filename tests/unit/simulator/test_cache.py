@@ -158,3 +158,58 @@ def test_the_nearest_entry_is_the_one_that_a_full_search_finds(steps: list[tuple
             best = max(held, key=lambda other: float(vectors[row] @ vectors[other]), default=None)
             near = best is not None and float(vectors[row] @ vectors[best]) >= 0.8
             assert cache.lookup("t", "m", row, 50).donor == (best if near else -1)
+
+
+def test_what_is_new_stays_whole_since_room_is_made_before_it_comes() -> None:
+    """Six latents fit: of the first five, used at 25, the four of the lowest K go."""
+    cache = latents(6)
+    cache.insert("t", "m", 0, 50)
+    cache.use("t", "m", cache.lookup("t", "m", 0, 50))
+    cache.insert("t", "m", 3, 50)
+
+    assert [cache.lookup("t", "m", row, 50).start_step for row in (0, 1, 3)] == [25, 0, 25]
+    assert len(cache) == 6
+
+
+def test_a_prompt_painted_again_takes_no_more_room() -> None:
+    cache = latents(10)
+    for row in (0, 3, 3, 3):
+        cache.insert("t", "m", row, 50)
+
+    assert len(cache) == 10
+    assert cache.lookup("t", "m", 0, 50).start_step == 25
+
+
+def test_a_cache_smaller_than_a_run_keeps_what_it_can() -> None:
+    cache = latents(2)
+    cache.insert("t", "m", 0, 50)
+
+    assert len(cache) == 2
+    assert cache.lookup("t", "m", 0, 50).start_step == 25
+
+
+@pytest.mark.parametrize(("eviction", "kept"), [("", 3), ("lru", 0)])
+def test_settings_may_name_another_rule_than_the_policy(eviction: str, kept: int) -> None:
+    """FIFO lets the older image go although it was used, LRU the newer one."""
+    cache = images(2, eviction=eviction)
+    cache.insert("t", "m", 0, 50)
+    cache.insert("t", "m", 3, 50)
+    cache.use("t", "m", cache.lookup("t", "m", 0, 50))
+    cache.insert("other", "m", 3, 50)
+
+    found = [row for row in (0, 3) if cache.lookup("t", "m", row, 50).kind is StartKind.IMAGE]
+    assert found == [kept]
+
+
+def test_what_serves_keeps_the_rest_of_its_entry_where_hits_add() -> None:
+    """Five of ten go: those of row 3, although they are newer than the entry that served."""
+    rules = replace(SelectionRules(), keeps_latents_of_hits=True)
+    cache = latents(10, rules=rules, eviction="aged")
+    cache.insert("t", "m", 0, 50)
+    cache.insert("t", "m", 3, 50)
+    for _ in range(3):
+        cache.use("t", "m", cache.lookup("t", "m", 0, 50))
+    cache.insert("other", "m", 3, 50)
+
+    assert [cache.lookup("t", "m", row, 50).start_step for row in (0, 3)] == [25, 0]
+    assert cache.lookup("t", "m", 1, 50).start_step == 10

@@ -228,3 +228,17 @@ def test_a_made_up_log_has_something_near_without_its_newest_prompts(
     older = [row[: index - missing] for index, row in enumerate(made_up, start=1_750)]
 
     assert np.mean([(row >= similarity).any() for row in older]) == pytest.approx(share, abs=0.1)
+
+
+def test_the_rule_of_eviction_is_the_file_s_or_the_command_line_s(scenario: Path) -> None:
+    scenario.write_text(SCENARIO + '[cache]\neviction = "lfu"\n')
+
+    assert {one.cache.eviction for one in read_scenario(scenario).scenarios} == {"lfu"}
+    assert {one.cache.eviction for one in read_scenario(scenario, eviction="aged").scenarios} == {"aged"}
+
+
+def test_an_unknown_rule_of_eviction_is_named_with_file_and_line(scenario: Path) -> None:
+    scenario.write_text(SCENARIO + '[cache]\neviction = "random"\n')
+
+    with pytest.raises(InvalidArgument, match=r"cache\.eviction: must be one of fifo, lru, lfu, lcbfu, aged"):
+        read_scenario(scenario)
