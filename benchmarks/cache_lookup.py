@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from benchmarks.filled_cache import ENCODER, LATENT_BYTES, SCOPE, FilledCache, Vectors, clusters_of, fill, vectors
 from benchmarks.report import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
@@ -40,12 +41,14 @@ PAPERS = "NIRVANA about 100 ms, MoDM 50 ms a search"
 
 @dataclass
 class Answers:
-    """Of lookups: how long each took, in ms, how many were given up or found nothing, and how many a second."""
+    """Of lookups: how long each took, in ms, how many were given up or found nothing, how many a second, and the
+    processor time of one where it was read."""
 
     took_ms: list[float] = field(default_factory=list)
     skipped_count: int = 0
     missed_count: int = 0
     per_s: float = 0.0
+    processor_ms: float = 0.0
 
 
 async def look_up(client: GatewayClient, vector: Vectors) -> tuple[bool, bool]:
@@ -143,7 +146,9 @@ async def during_a_build(cache: FilledCache, count: int) -> tuple[Answers, Answe
     flags = ("--index-build-most-count", str(BURST_COUNT), "--index-build-least-count", "1")
     async with gateway(cache, *flags) as client:
         await one_by_one(client, queries, lambda number: number < 200)
+        before_s = processor_s_of_children()
         quiet = await one_by_one(client, queries, lambda number: number < count)
+        quiet.processor_ms = (processor_s_of_children() - before_s) / count * 1000
         many = await at_once(client, queries, 4 * count)
         before = cache.pointer.read_bytes()
         began = time.monotonic()
@@ -164,6 +169,12 @@ async def during_a_build(cache: FilledCache, count: int) -> tuple[Answers, Answe
             with suppress(asyncio.CancelledError):
                 await inserts
     return quiet, many, busy
+
+
+def processor_s_of_children() -> float:
+    """Of the gateway and its index process, so far."""
+    times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
+    return sum(each.user + each.system for each in times)
 
 
 async def with_inserts(cache: FilledCache, count: int) -> Answers:
@@ -199,6 +210,7 @@ def main() -> int:
         figures = [*latency_figures(f"{small:,} entries, inserts and a build", busy, 3.0, 8.0)]
         figures += throughput_figures(f"{small:,} entries", many)
         figures += latency_figures(f"{small:,} entries, quiet", quiet, None, None)
+        figures.append(processor_figure(f"{small:,} entries, quiet", quiet))
         if large:
             figures += large_figures(filled(options, large, Path(folder)), count)
     notes = {"dimensions": len(vectors(1, 1, 0)[0]), "inserts_per_s": INSERTS_PER_S, "papers": PAPERS}
@@ -228,6 +240,12 @@ def throughput_figures(name: str, answers: Answers) -> list[Figure]:
         figure,
         counted(f"given up among them, {name}", answers.skipped_count, len(answers.took_ms), informative(), []),
     ]
+
+
+def processor_figure(name: str, answers: Answers) -> Figure:
+    """What others of the machine do hardly shows in it."""
+    value = answers.processor_ms
+    return Figure(f"processor time of a lookup, gateway and index, {name}", value, informative("ms"), [value], None)
 
 
 def percentile(share: float) -> Callable[[Sequence[float]], float]:

@@ -127,9 +127,9 @@ def build(index_directory: Path, entries_count: int, threads_count: int) -> floa
     return took_s
 
 
-def write_rows(ledger_url: str, first: int, part: Vectors) -> None:
-    """Entries with one latent each, as commits leave them, in one transaction."""
-    entries = [_entry_row(first + at, vector) for at, vector in enumerate(part)]
+def write_rows(ledger_url: str, first: int, part: Vectors, indexed: bool = True) -> None:
+    """Entries with one latent each, as commits leave them or the index took them, in one transaction."""
+    entries = [_entry_row(first + at, vector, indexed) for at, vector in enumerate(part)]
     objects = [_object_row(entry_id(first + at)) for at in range(len(part))]
     counted = {
         "entry_count": tables.state.c.entry_count + len(entries),
@@ -147,7 +147,7 @@ def write_rows(ledger_url: str, first: int, part: Vectors) -> None:
     engine.dispose()
 
 
-def _entry_row(number: int, vector: Vectors) -> dict[str, object]:
+def _entry_row(number: int, vector: Vectors, indexed: bool) -> dict[str, object]:
     return {
         "entry_id": entry_id(number),
         "pool": SCOPE.tenant,
@@ -158,7 +158,7 @@ def _entry_row(number: int, vector: Vectors) -> dict[str, object]:
         "text_vector": vector.tobytes(),
         "object_count": 1,
         "size_bytes": LATENT_BYTES,
-        "indexed": 1,
+        "indexed": int(indexed),
     }
 
 
