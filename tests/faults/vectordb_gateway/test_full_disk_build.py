@@ -1,0 +1,68 @@
+"""A disk that really is full while the index is built anew: the build is lost, the index is not."""
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pentimento.stores.vectors import Space, VectorPoint, VectorQuery
+from pentimento.stores.vectors.edge import EdgeVectorIndex
+from pentimento.stores.vectors.index_building import IndexBuilding
+from pentimento.stores.vectors.shard_process import ShardTiming
+
+pytestmark = pytest.mark.faults
+
+SIZE_BYTES = 512 * 1024 * 1024
+LEFT_BYTES = 1024 * 1024
+TIMEOUT_S = 120.0
+BUILDING = IndexBuilding(least_points_count=500, unindexed_share=0.5, first_retry_s=0.2, max_retry_s=0.2)
+VECTOR = b"\0\0\x80?" + b"\0" * 28
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of half a gibibyte: an empty shard alone takes tens of megabytes for its log of writes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    if libc.mount(b"tmpfs", bytes(mount), b"tmpfs", 0, f"size={SIZE_BYTES}".encode()) != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {os.strerror(ctypes.get_errno())}")
+    yield mount
+    libc.umount(bytes(mount))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)
+
+
+def test_a_build_on_a_full_disk_costs_the_build_alone(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The check of the room beforehand is left out: here the disk fills up in the middle.
+    monkeypatch.setattr("pentimento.stores.vectors.rebuild.needed_room_bytes", lambda points, dimensions: 0)
+    ballast = small_disk / "ballast"
+
+    def fill(phase: str) -> None:
+        if phase == "copy" and not ballast.exists():
+            free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+            with ballast.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, free - LEFT_BYTES)
+
+    index = EdgeVectorIndex(small_disk / "index", ShardTiming(first_restart_s=0.05), BUILDING, fill)
+    index.prepare(8)
+    ids = [f"00000000-0000-4000-8000-{number:012d}" for number in range(600)]
+    index.upsert([VectorPoint(each, "t", ("k",), 1.0, VECTOR) for each in ids])
+    assert index.schedule is not None
+    schedule = index.schedule
+    wait_until(lambda: schedule.failures_count > 0)
+
+    assert schedule.builds_count == 0
+    assert len(index.search(VectorQuery(Space.TEXT, VECTOR, ("t",), ("k",), 5), TIMEOUT_S)) == 5
+    ballast.write_bytes(b"")
+    wait_until(lambda: schedule.builds_count > 0)
+    assert set(index.entry_ids()) == set(ids)
+    index.close()
