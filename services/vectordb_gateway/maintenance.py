@@ -52,8 +52,10 @@ class Maintenance:
     def run_round(self) -> None:
         """One round, blocking. Never raises for a store that is away."""
         self._try("expire_grants", self._expire_grants)
-        if self._reconciliation_is_due() and self._try("reconcile", self._reconcile):
-            self._reconciled_at = time.monotonic()
+        if self._reconciliation_is_due():
+            self._try("sweep_uploads", self._sweep_uploads)
+            if self._try("reconcile", self._reconcile):
+                self._reconciled_at = time.monotonic()
         if self._uses is not None:
             self._try("write_uses", self._uses.write)
         self._try("enforce_limits", self._capacity.enforce)
@@ -92,6 +94,11 @@ class Maintenance:
             for key in orphans:
                 self._objects.delete(key)
             metrics.REPAIRS.labels("orphan_object").inc(len(orphans))
+
+    def _sweep_uploads(self) -> None:
+        """What writers that died left of objects that never came to be."""
+        swept = self._objects.sweep_uploads(self._settings.unfinished_upload_s)
+        metrics.REPAIRS.labels("unfinished_upload").inc(swept)
 
     def _delete_objects(self) -> None:
         while keys := self._ledger.deletable_keys(_BATCH_COUNT):

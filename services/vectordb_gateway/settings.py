@@ -175,6 +175,9 @@ class MaintenanceSettings:
     reconcile_interval_s: float = setting(
         600.0, help="between two comparisons of index, objects and ledger", minimum=0.01, maximum=86_400
     )
+    unfinished_upload_s: float = setting(
+        3600.0, help="age at which an upload to S3 that never ended is deleted", minimum=0, maximum=604_800
+    )
 
 
 @dataclass(frozen=True)

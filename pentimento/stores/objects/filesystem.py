@@ -49,7 +49,7 @@ class FilesystemObjectStore:
         with _typed_errors():
             make_private_directory(self._objects)
             make_private_directory(self._staging)
-        self.sweep_staging()
+        self.sweep_uploads()
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> ObjectReference:
         """Write the object, flush it and return its reference; with `durable` False it may be lost in a power cut."""
@@ -121,8 +121,9 @@ class FilesystemObjectStore:
             problems += [f"abandoned upload {path}" for path in self._staging.iterdir() if _is_abandoned(path)]
         return problems + list(broken_references(self, references))
 
-    def sweep_staging(self) -> int:
-        """Delete the uploads of writers that are gone, and return their number; those under way are locked and stay."""
+    def sweep_uploads(self, unfinished_for_s: float = 0.0) -> int:
+        """Delete the uploads of writers that are gone, and return their number; those under way are locked and stay,
+        however old."""
         with _typed_errors():
             return sum(_is_abandoned(path, remove=True) for path in self._staging.iterdir())
 

@@ -1,11 +1,17 @@
 """Objects in any S3-compatible store, through boto3. A PUT is atomic there: nothing partial is ever readable.
 
+An object larger than a part goes up part by part (multipart upload), so that what fails is sent again a part at a
+time; it is readable once all parts are put together, and not before. Parts of an upload that failed are deleted at
+once, those of a writer that died by `sweep_uploads`: the store keeps them, unseen, until somebody does.
+
 The last corrupt ones are kept under `quarantine/`, for whoever looks into them; no key has such a name.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import boto3
@@ -27,7 +33,11 @@ from pentimento.stores.objects.store import (
 
 _PAGE_COUNT = 1000
 _QUARANTINE = "quarantine/"
-_OPTIONS = frozenset({"endpoint", "region", "create_bucket"})
+_OPTIONS = frozenset({"endpoint", "region", "create_bucket", "part_mib"})
+_MEBIBYTE = 2**20
+# S3 takes no smaller parts, but for the last one, and no larger ones.
+_LEAST_PART_MIB, _MOST_PART_MIB = 5, 5 * 1024
+_DEFAULT_PART_MIB = 16
 _MISSING = frozenset({"NoSuchKey", "404"})
 _FULL = frozenset({"QuotaExceeded", "InsufficientStorage", "EntityTooLarge", "XMinioStorageFull", "507"})
 # Retries cover a hiccup, not an outage: whoever waits for an object can do without it.
@@ -46,9 +56,10 @@ class S3ObjectStore:
 
     backend = "s3"
 
-    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
+    def __init__(self, client: Any, bucket: str, prefix: str, part_bytes: int = _DEFAULT_PART_MIB * _MEBIBYTE) -> None:
         self._client = client
         self._bucket = bucket
+        self._part_bytes = part_bytes
         self._prefix = f"{prefix}/" if prefix else ""
 
     @classmethod
@@ -59,7 +70,7 @@ class S3ObjectStore:
             raise InvalidArgument.of("objects_url", f"s3 urls take {sorted(_OPTIONS)}, got {sorted(unknown)}")
         region = options.get("region", "us-east-1")
         client = boto3.client("s3", endpoint_url=options.get("endpoint"), region_name=region, config=_CONFIG)
-        store = cls(client, bucket, prefix)
+        store = cls(client, bucket, prefix, _part_bytes(options))
         if options.get("create_bucket") == "true":
             store._create_bucket()
         return store
@@ -67,10 +78,9 @@ class S3ObjectStore:
     def put(self, key: str, data: bytes, *, durable: bool = True) -> ObjectReference:
         """Upload the object and return its reference."""
         reference = refer_to(check_key(key), data)
+        put = self._put_parts if len(data) > self._part_bytes else self._put_whole
         with _typed_errors(key):
-            self._client.put_object(
-                Bucket=self._bucket, Key=self._prefix + key, Body=data, Metadata={"digest": reference.digest}
-            )
+            put(reference, data)
         return reference
 
     def get(self, reference: ObjectReference) -> bytes:
@@ -113,13 +123,68 @@ class S3ObjectStore:
                 if not key.startswith(_QUARANTINE):
                     yield key
 
+    def sweep_uploads(self, unfinished_for_s: float) -> int:
+        """Delete the parts of uploads that began so long ago, by the store's own clock, and return their number."""
+        with _typed_errors(""):
+            old = [
+                (name, upload_id) for name, upload_id, age_s in self._unfinished_uploads() if age_s >= unfinished_for_s
+            ]
+            for name, upload_id in old:
+                # Whoever began it may have been first.
+                with suppress(self._client.exceptions.NoSuchUpload):
+                    self._abort(name, upload_id)
+        return len(old)
+
     def free_bytes(self) -> int | None:
         """Return None: a bucket does not say what room it has."""
         return None
 
     def check_integrity(self, references: Iterable[ObjectReference] = ()) -> list[str]:
-        """Return a sentence for each reference that is missing or corrupt."""
-        return list(broken_references(self, references))
+        """Return a sentence for each unfinished upload, and for each reference that is missing or corrupt."""
+        with _typed_errors(""):
+            unfinished = [f"unfinished upload of {name}" for name, _, _ in self._unfinished_uploads()]
+        return unfinished + list(broken_references(self, references))
+
+    def _put_whole(self, reference: ObjectReference, data: bytes) -> None:
+        self._client.put_object(Body=data, Metadata={"digest": reference.digest}, **self._place(reference.key))
+
+    def _put_parts(self, reference: ObjectReference, data: bytes) -> None:
+        place = self._place(reference.key)
+        begun = self._client.create_multipart_upload(Metadata={"digest": reference.digest}, **place)
+        upload_id = begun["UploadId"]
+        try:
+            parts = self._upload_parts(place, upload_id, data)
+            self._client.complete_multipart_upload(UploadId=upload_id, MultipartUpload={"Parts": parts}, **place)
+        except BaseException:
+            # Where the store is away by now, a sweep will do it.
+            with suppress(BotoCoreError, ClientError):
+                self._abort(place["Key"], upload_id)
+            raise
+
+    def _upload_parts(self, place: Mapping[str, str], upload_id: str, data: bytes) -> Sequence[Mapping[str, Any]]:
+        """The store is told each part's tag once more when it puts them together, and so would notice another's."""
+        parts = []
+        for number, start in enumerate(range(0, len(data), self._part_bytes), start=1):
+            body = data[start : start + self._part_bytes]
+            answer = self._client.upload_part(UploadId=upload_id, PartNumber=number, Body=body, **place)
+            parts.append({"ETag": answer["ETag"], "PartNumber": number})
+        return parts
+
+    def _place(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._prefix + key}
+
+    def _abort(self, name: str, upload_id: str) -> None:
+        self._client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload_id)
+
+    def _unfinished_uploads(self) -> Iterator[tuple[str, str, float]]:
+        """Names with the store's own prefix, ids, and ages in seconds by the store's clock."""
+        pages = self._client.get_paginator("list_multipart_uploads")
+        for page in pages.paginate(
+            Bucket=self._bucket, Prefix=self._prefix, PaginationConfig={"PageSize": _PAGE_COUNT}
+        ):
+            now = _time_of(page)
+            for found in page.get("Uploads", ()):
+                yield found["Key"], found["UploadId"], (now - found["Initiated"]).total_seconds()
 
     def _listed(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Names without the store's own prefix, and sizes."""
@@ -139,6 +204,20 @@ class S3ObjectStore:
             pass
         except (BotoCoreError, ClientError) as error:
             raise StoreUnavailable("object store", type(error).__name__) from error
+
+
+def _part_bytes(options: Mapping[str, str]) -> int:
+    found = options.get("part_mib", str(_DEFAULT_PART_MIB))
+    if not found.isdecimal() or not _LEAST_PART_MIB <= int(found) <= _MOST_PART_MIB:
+        limits = f"{_LEAST_PART_MIB} to {_MOST_PART_MIB}"
+        raise InvalidArgument.of("objects_url", f"part_mib must be {limits}, got {found!r}")
+    return int(found) * _MEBIBYTE
+
+
+def _time_of(answer: Mapping[str, Any]) -> datetime:
+    """When the store answered, by its own clock; by ours where it does not tell."""
+    told = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return parsedate_to_datetime(told) if told else datetime.now(UTC)
 
 
 @contextmanager

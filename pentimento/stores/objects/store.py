@@ -48,6 +48,10 @@ class ObjectStore(Protocol):
         """Yield every key that starts with `prefix`, in no order. Objects put or deleted meanwhile may or may not be
         seen."""
 
+    def sweep_uploads(self, unfinished_for_s: float) -> int:
+        """Delete what uploads left behind that never came to their end, and return their number. Where the store cannot
+        tell whether a writer still lives, they go when they are `unfinished_for_s` seconds old."""
+
     def free_bytes(self) -> int | None:
         """Return the room left for objects; None where the backend does not say."""
 

@@ -117,6 +117,13 @@ def test_of_what_is_set_aside_the_newest_stay_within_bounds() -> None:
     assert sorted(beyond_bounds(large)) == sorted(large)[:3]
 
 
+def test_nothing_is_swept_where_every_upload_came_to_its_end(objects: ObjectStore) -> None:
+    reference = objects.put("a", b"bytes")
+
+    assert objects.sweep_uploads(0.0) == 0
+    assert objects.get(reference) == b"bytes"
+
+
 def test_delete_is_repeatable(objects: ObjectStore) -> None:
     reference = objects.put("a", b"bytes")
 

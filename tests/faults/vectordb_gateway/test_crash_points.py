@@ -29,7 +29,7 @@ from tests.gateways import attempt, embedding, scope
 pytestmark = pytest.mark.faults
 
 CHANGES = {
-    "put", "delete", "upsert", "prepare", "bind_encoder", "reserve", "commit", "release",
+    "put", "delete", "sweep_uploads", "upsert", "prepare", "bind_encoder", "reserve", "commit", "release",
     "expire_grants", "mark_indexed", "doom", "evict", "forget_entries", "forget_objects",
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.generation import FromLatent
-from pentimento.stores.objects import s3
+from pentimento.stores.objects import ObjectStore, s3
 from services.vectordb_gateway import maintenance
 from tests.gateways import attempt, embedding, running_gateway, scope
 from tests.s3_server import running_s3_server
@@ -65,3 +65,25 @@ async def test_uploads_of_a_grant_that_ran_out_are_swept_also_those_that_come_af
 
         assert late.latents
         assert list(gateway.process.stores.objects.keys()) == []
+
+
+async def test_what_writers_that_died_had_begun_is_swept(tmp_path: Path, objects_url: str) -> None:
+    flags = ("--objects-url", objects_url, "--unfinished-upload-s", "60")
+    async with running_gateway(tmp_path, *flags) as gateway:
+        await gateway.store(embedding(1))
+        begin_upload(gateway.process.stores.objects, tmp_path)
+        begun = gateway.problems()
+
+        gateway.maintain()
+
+        assert [problem.split()[:2] for problem in begun] in ([["unfinished", "upload"]], [["abandoned", "upload"]])
+        assert gateway.problems() == []
+        assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
+
+
+def begin_upload(objects: ObjectStore, directory: Path) -> None:
+    """Leave what a writer leaves that is killed on its way."""
+    if isinstance(objects, s3.S3ObjectStore):
+        objects._client.create_multipart_upload(**objects._place("cache/large"))
+    else:
+        (directory / "objects" / "staging" / "unfinished").write_bytes(b"half of")
