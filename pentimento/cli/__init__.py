@@ -11,6 +11,7 @@ SUBCOMMANDS = {
     "up": "start the suite as local processes and keep it up",
     "down": "stop the suite that runs here",
     "generate": "paint a picture from a prompt",
+    "replay": "paint a picture again, from the file it was saved in",
     "status": "show the fleet",
     "serve": "run one service in the foreground",
     "token": "make tokens",

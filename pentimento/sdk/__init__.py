@@ -14,13 +14,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest
+    from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ReplayRequest
     from pentimento.sdk.blocking import Client
     from pentimento.sdk.client import AsyncClient
     from pentimento.sdk.picture import Picture
     from pentimento.sdk.retries import RetryPolicy
 
-__all__ = ["AsyncClient", "CacheMode", "Client", "ImageFormat", "ImageRequest", "Picture", "RetryPolicy"]
+__all__ = [
+    "AsyncClient",
+    "CacheMode",
+    "Client",
+    "ImageFormat",
+    "ImageRequest",
+    "Picture",
+    "ReplayRequest",
+    "RetryPolicy",
+]
 
 _HOMES = {
     "AsyncClient": "pentimento.sdk.client",
@@ -29,6 +38,7 @@ _HOMES = {
     "ImageFormat": "pentimento.domain.image_request",
     "ImageRequest": "pentimento.domain.image_request",
     "Picture": "pentimento.sdk.picture",
+    "ReplayRequest": "pentimento.domain.image_request",
     "RetryPolicy": "pentimento.sdk.retries",
 }
 

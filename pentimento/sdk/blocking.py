@@ -2,13 +2,20 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
-from pentimento.domain.image_request import Explanation, GenerateEvent, ImageRequest, ModelInfo, RequestStatus
+from pentimento.domain.image_request import (
+    Explanation,
+    GenerateEvent,
+    ImageRequest,
+    ModelInfo,
+    ReplayRequest,
+    RequestStatus,
+)
 from pentimento.domain.requests import RequestState
 from pentimento.sdk.client import AsyncClient
 from pentimento.sdk.picture import Picture
@@ -58,9 +65,30 @@ class Client:
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> Generator[GenerateEvent, None, None]:
         """Yield accepted, routed, progress, completed. Leaving the loop early cancels the request."""
-        events = self._client.stream(
-            request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps
+        return self._events(
+            self._client.stream(request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps)
         )
+
+    def replay(
+        self,
+        request_id: str,
+        *,
+        inputs: Mapping[str, bytes] | None = None,
+        deadline_ms: int | None = None,
+        idempotency_key: str = "",
+    ) -> Picture:
+        """Return the picture of a completed request, painted again; as `AsyncClient.replay`."""
+        return self._call(
+            self._client.replay(request_id, inputs=inputs, deadline_ms=deadline_ms, idempotency_key=idempotency_key)
+        )
+
+    def replay_stream(
+        self, request: ReplayRequest, *, idempotency_key: str = ""
+    ) -> Generator[GenerateEvent, None, None]:
+        """Yield what `stream` does, of a picture that is painted again."""
+        return self._events(self._client.replay_stream(request, idempotency_key=idempotency_key))
+
+    def _events(self, events: AsyncGenerator[GenerateEvent, None]) -> Generator[GenerateEvent, None, None]:
         try:
             while (event := self._call(next_or_none(events))) is not None:
                 yield event

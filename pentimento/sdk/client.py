@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ from pentimento.domain.image_request import (
     ImageRequest,
     ModelInfo,
     Progress,
+    ReplayRequest,
     RequestStatus,
     Routed,
 )
@@ -63,27 +64,50 @@ class AsyncClient:
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> Picture:
         """Return the finished picture. Cancelling the task cancels the request."""
-        stream = self.stream(request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps)
-        picture: Picture | None = None
-        async with aclosing(stream) as events:
-            # To its end: a call that its client breaks off leaves memory behind in a server (grpc/grpc#43360).
-            async for event in events:
-                if isinstance(event, Completed):
-                    picture = Picture.of(event)
-        if picture is None:
-            raise Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")
-        return picture
+        return await _picture_of(
+            self.stream(request, idempotency_key=idempotency_key, preview_interval_steps=preview_interval_steps)
+        )
 
-    async def stream(
+    def stream(
         self, request: ImageRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yield accepted, routed, progress, completed; a retry goes on in the same stream. Close it (`aclose`) to
         cancel."""
+        return self._retried(
+            lambda key: self._images.generate(request, key, preview_interval_steps), idempotency_key=idempotency_key
+        )
+
+    async def replay(
+        self,
+        request_id: str,
+        *,
+        inputs: Mapping[str, bytes] | None = None,
+        deadline_ms: int | None = None,
+        idempotency_key: str = "",
+    ) -> Picture:
+        """Return the picture of a completed request, painted again. `inputs` are the bytes that it came with, by their
+        place ("init_image.image"). Its provenance says whether the bytes are the first ones (`replay_equal`). NotFound
+        ANCESTOR_GONE where what it started from is not kept any more, UNKNOWN_REQUEST where the request is not."""
+        asked = ReplayRequest(request_id, tuple((inputs or {}).items()), deadline_ms)
+        return await _picture_of(self.replay_stream(asked, idempotency_key=idempotency_key))
+
+    def replay_stream(
+        self, request: ReplayRequest, *, idempotency_key: str = "", preview_interval_steps: int = 0
+    ) -> AsyncGenerator[GenerateEvent, None]:
+        """Yield what `stream` does, of a picture that is painted again."""
+        return self._retried(
+            lambda key: self._images.replay(request, key, preview_interval_steps), idempotency_key=idempotency_key
+        )
+
+    async def _retried(
+        self, call: Callable[[str], AsyncGenerator[GenerateEvent, None]], *, idempotency_key: str
+    ) -> AsyncGenerator[GenerateEvent, None]:
+        """Yield the events of `call`, which is made under a key, and again where the server did not answer."""
         key = idempotency_key or uuid.uuid4().hex
         reported = ReportedEvents()
         for attempt in range(1, self._retries.tries + 1):
             try:
-                async with aclosing(self._images.generate(request, key, preview_interval_steps)) as events:
+                async with aclosing(call(key)) as events:
                     async for event in events:
                         if reported.is_new(event):
                             yield event
@@ -115,6 +139,19 @@ class AsyncClient:
     async def list_models(self) -> tuple[ModelInfo, ...]:
         """Return the models that are served, with their limits."""
         return await self._images.list_models()
+
+
+async def _picture_of(stream: AsyncGenerator[GenerateEvent, None]) -> Picture:
+    """Return the picture that the stream ends with."""
+    picture: Picture | None = None
+    async with aclosing(stream) as events:
+        # To its end: a call that its client breaks off leaves memory behind in a server (grpc/grpc#43360).
+        async for event in events:
+            if isinstance(event, Completed):
+                picture = Picture.of(event)
+    if picture is None:
+        raise Internal("STREAM_ENDED_EARLY", "the stream ended without a picture and without an error")
+    return picture
 
 
 class ReportedEvents:

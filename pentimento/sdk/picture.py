@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PROVENANCE_KEYWORD = "pentimento"
+# Keyword, NUL, not compressed, compression method, empty language tag, empty translated keyword (PNG 1.2, 4.2.3.3).
+_PREFIX = PROVENANCE_KEYWORD.encode() + b"\0\0\0\0\0"
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,35 @@ class Picture:
 def with_provenance(png: bytes, provenance: Provenance) -> bytes:
     """Return the PNG with an iTXt chunk `pentimento` (UTF-8 JSON) after its header."""
     text = json.dumps(provenance_as_json(provenance), ensure_ascii=False).encode()
-    # Keyword, NUL, not compressed, compression method, empty language tag, empty translated keyword (PNG 1.2, 4.2.3.3).
-    chunk = png_chunk(b"iTXt", PROVENANCE_KEYWORD.encode() + b"\0\0\0\0\0" + text)
+    chunk = png_chunk(b"iTXt", _PREFIX + text)
     return png[:HEADER_END] + chunk + png[HEADER_END:]
+
+
+def without_provenance(png: bytes) -> bytes:
+    """Return the PNG as the server sent it. InvalidArgument when the file is no PNG or carries no provenance."""
+    content = _provenance_text(png)
+    chunk = png_chunk(b"iTXt", _PREFIX + content)
+    before, _, after = png.partition(chunk)
+    return before + after
 
 
 def read_provenance(png: bytes) -> dict[str, Any]:
     """Return what `with_provenance` wrote. InvalidArgument when the file is no PNG or carries none."""
+    try:
+        provenance = json.loads(_provenance_text(png))
+    except (ValueError, RecursionError):
+        provenance = None
+    if not isinstance(provenance, dict):
+        raise InvalidArgument.of("png", "must carry a pentimento provenance, it has something else")
+    return provenance
+
+
+def _provenance_text(png: bytes) -> bytes:
     if not png.startswith(SIGNATURE):
         raise InvalidArgument.of("png", "must be a PNG file")
-    prefix = PROVENANCE_KEYWORD.encode() + b"\0\0\0\0\0"
     for kind, content in leading_chunks(png):
-        if kind == b"iTXt" and content.startswith(prefix):
-            return dict(json.loads(content[len(prefix) :]))
+        if kind == b"iTXt" and content.startswith(_PREFIX):
+            return content[len(_PREFIX) :]
     raise InvalidArgument.of("png", "must carry a pentimento provenance, it has none")
 
 

@@ -31,8 +31,8 @@ def attempt(number: int = 1, request_id: str = "request", epoch: int = 1) -> Att
     return Attempt(request_id, number, number, "frontdoor", epoch, "tenant")
 
 
-def route(worker: Served, start: Start | None = None) -> Route:
-    return Route("route", start or FromNoise(), "tiny", worker.held.model_digest)
+def route(worker: Served, start: Start | None = None, replay_of: str = "") -> Route:
+    return Route("route", start or FromNoise(), "tiny", worker.held.model_digest, replay_of=replay_of)
 
 
 def execute(
@@ -41,10 +41,12 @@ def execute(
     start: Start | None = None,
     attempt: Attempt = attempt(),  # noqa: B008 (frozen)
     spec: GenerationSpec = SPEC,
+    replay_of: str = "",
     **options: Any,
 ) -> AsyncIterator[ExecuteEvent]:
     ours = replace(attempt, request_id=worker.prefix + attempt.request_id)
-    return worker.client.execute(ours, spec, route(worker, start), worker.held.worker_generation, **options)
+    painted = route(worker, start, replay_of)
+    return worker.client.execute(ours, spec, painted, worker.held.worker_generation, **options)
 
 
 async def result_of(events: AsyncIterator[ExecuteEvent]) -> AttemptResult:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.errors import DeadlineExceeded, InvalidArgument
+from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from pentimento.domain.execution import Started, StepProgress
 from pentimento.domain.generation import FromImage, InitImage, NoiseForm, ObjectReference, Scheduler
 from tests.integration.unet_worker.conftest import Served, serve
@@ -198,3 +198,42 @@ async def test_a_deadline_stops_the_work(worker: Served) -> None:
     with pytest.raises(DeadlineExceeded):
         await result_of(execute(worker, spec=spec_with(num_inference_steps=900), deadline_remaining_ms=100))
     assert worker.model.engine.waiting_count == 0
+
+
+async def test_a_replay_has_the_bytes_of_the_first_time(worker: Served) -> None:
+    whole = await result_of(execute(worker, cache_grant=GRANT))
+    start = from_latent(whole, 5)
+    first = await result_of(execute(worker, attempt=attempt(2), start=start, spec=spec_with(seed=8)))
+
+    again = await result_of(execute(worker, attempt=attempt(3), start=start, spec=spec_with(seed=8), replay_of="r-1"))
+
+    assert (again.image, again.steps_saved) == (first.image, 5)
+
+
+@pytest.mark.parametrize("harm", ["gone", "corrupt", "no latent"])
+async def test_a_replay_starts_nowhere_else(worker: Served, harm: str) -> None:
+    start = from_latent(await result_of(execute(worker, cache_grant=GRANT)), 5)
+    if harm == "gone":
+        worker.objects.delete(start.latent.key)
+    elif harm == "corrupt":
+        for path in worker.objects_directory.rglob("*k5*"):
+            path.write_bytes(path.read_bytes()[:-1] + b"x")
+    else:
+        start = replace(start, latent=worker.objects.put("latents/other", b"not safetensors"))
+
+    with pytest.raises(NotFound) as refused:
+        await result_of(execute(worker, attempt=attempt(2), start=start, replay_of="r-1"))
+
+    assert refused.value.reason == "ANCESTOR_GONE"
+    assert "the latent that r-1 started from" in refused.value.message
+
+
+async def test_a_replay_whose_store_is_away_may_be_asked_for_again(checkpoint: Path, directory: Path) -> None:
+    start = FromImage(ObjectReference("images/one", "sha256:" + "0" * 64, 10), 5, NoiseForm.VARIANCE_PRESERVING, DONOR)
+    async with serve(checkpoint, directory) as worker:
+        shutil.rmtree(worker.objects_directory)
+
+        with pytest.raises(Unavailable) as refused:
+            await result_of(execute(worker, start=start, replay_of="r-1"))
+
+    assert refused.value.reason == "INPUT_UNAVAILABLE" and refused.value.retry_after_ms

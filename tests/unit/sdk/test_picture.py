@@ -23,7 +23,8 @@ from pentimento.domain.generation import (
     Start,
 )
 from pentimento.domain.image_request import ImageFormat
-from pentimento.sdk.picture import Picture, provenance_as_json, read_provenance, with_provenance
+from pentimento.pictures.png_chunks import HEADER_END, png_chunk
+from pentimento.sdk.picture import Picture, provenance_as_json, read_provenance, with_provenance, without_provenance
 
 
 def png() -> bytes:
@@ -52,6 +53,18 @@ def test_pixels_are_untouched_and_the_chunk_is_read_by_others() -> None:
         image.load()
         assert image.tobytes() == original.tobytes()
         assert json.loads(image.text["pentimento"])["spec"]["prompt"] == "ein roter Kreis · 赤い円"
+
+
+def test_what_is_left_without_the_provenance_are_the_bytes_of_the_server() -> None:
+    assert without_provenance(with_provenance(png(), provenance("ein roter Kreis · 赤い円"))) == png()
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"1", b"\xff", b"[" * 100_000])
+def test_a_provenance_that_is_none_is_refused(text: bytes) -> None:
+    forged = png_chunk(b"iTXt", b"pentimento\0\0\0\0\0" + text)
+
+    with pytest.raises(InvalidArgument):
+        read_provenance(png()[:HEADER_END] + forged + png()[HEADER_END:])
 
 
 def test_start_says_which_kind_it_is() -> None:

@@ -11,6 +11,7 @@ def test_public_names() -> None:
         "ImageFormat",
         "ImageRequest",
         "Picture",
+        "ReplayRequest",
         "RetryPolicy",
     ]
 

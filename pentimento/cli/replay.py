@@ -1,0 +1,83 @@
+"""`pentimento replay PICTURE.png`."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pentimento.cli.connection import connection_options, frontdoor_address, read_token
+from pentimento.cli.generate import deadline_ms, summary, watch
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.image_request import ReplayRequest
+from pentimento.sdk.blocking import Client
+from pentimento.sdk.picture import Picture, provenance_as_json, read_provenance, without_provenance
+
+# Of pictures and of what they came with; servers send and take less.
+MAX_FILE_BYTES = 256 << 20
+INIT_IMAGE = "init_image.image"
+
+
+@click.command()
+@click.argument("picture", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="PNG to write [PICTURE-replay.png]"
+)
+@click.option(
+    "--init-image",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="the picture that the request came with, where it came with one",
+)
+@click.option("--deadline", type=float, metavar="SECONDS", help="give up after that long")
+@click.option("--json", "as_json", is_flag=True, help="print the provenance as JSON instead of a summary")
+@connection_options
+def replay(picture: Path, output: Path | None, as_json: bool, **options: Any) -> int:
+    """Paints PICTURE again, a PNG of `pentimento generate`: from the same start, on the same weights, alone.
+
+    The exit code is 0 for the same bytes, and 3 for others.
+    """
+    png = read_file(picture)
+    request = request_of(png, options)
+    address = frontdoor_address(options["address"], options["state_dir"])
+    token = read_token(options["token"])
+    client = Client(address, token=token, tls_ca_file=options["tls_ca_file"])
+    with client, closing(client.replay_stream(request)) as events:
+        painted = watch(events, picture, quiet=as_json)
+    saved = painted.save(output or picture.with_name(f"{picture.stem}-replay.png"))
+    equal = painted.data == without_provenance(png)
+    if as_json:
+        told = {"file": str(saved), "same_bytes": equal, **provenance_as_json(painted.provenance)}
+        click.echo(json.dumps(told, ensure_ascii=False))
+    else:
+        click.echo(f"{summary(saved, painted)}\n{verdict(picture, painted, equal=equal)}")
+    return 0 if equal else 3
+
+
+def read_file(path: Path) -> bytes:
+    """Return the file's bytes. InvalidArgument for one that is no picture's size."""
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidArgument.of(str(path), f"must have at most {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def request_of(png: bytes, options: dict[str, Any]) -> ReplayRequest:
+    """Return what is asked of the server: the request that the file names. Of how it came to be, the server has its own
+    record."""
+    request_id = read_provenance(png).get("request_id")
+    if not isinstance(request_id, str) or not request_id.isascii():
+        raise InvalidArgument.of("png", "must name the request that it was painted for")
+    init = options["init_image"]
+    inputs = ((INIT_IMAGE, read_file(init)),) if init else ()
+    return ReplayRequest(request_id, inputs, deadline_ms(options["deadline"]))
+
+
+def verdict(picture: Path, painted: Picture, *, equal: bool) -> str:
+    """Say in one line whether the picture came out the same."""
+    if equal:
+        return f"the same bytes as {picture}"
+    if painted.provenance.replay_equal:
+        return f"the same bytes as the first time, but not those of {picture}: the file was changed"
+    return f"other bytes than {picture}: it was painted among others, on another device or by another build"

@@ -1,0 +1,130 @@
+"""The same picture again, bit by bit: a real frontdoor, a real worker with a tiny model's weights, a real gateway. Only
+the embedder is chosen: every prompt is alike to it, so that whatever may be reused is."""
+
+import asyncio
+import itertools
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
+from pentimento.domain.errors import NotFound
+from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
+from pentimento.domain.image_request import Completed, ImageRequest, ReplayRequest
+from pentimento.domain.replay import ancestor_of
+from pentimento.stores.objects import open_objects
+from pentimento.supervisor.models import find_model
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
+from tests.gateways import RunningGateway, running_gateway
+from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
+from tests.integration.unet_worker.conftest import serve
+
+FIRST = ImageRequest("a red circle", num_inference_steps=10, seed=1)
+SECOND = ImageRequest("a red circle at the top", num_inference_steps=10, seed=2)
+# Unguided, a picture differs in its last bits by who shares its forward passes.
+PLAIN = replace(FIRST, guidance_scale=1.0)
+LATENTS = ("--max-entries", "1")
+IMAGES = ("--max-entries", "1", "--unprofiled-reuse", "no", "--image-thresholds", "0.3:0.4")
+# Generous on a busy machine; what is tested is what is painted, not how soon.
+WAITS = {"embed_timeout_ms": 20_000, "lookup_timeout_ms": 20_000, "reserve_timeout_ms": 20_000}
+
+
+class OneVector(ChosenEmbedder):
+    """Pictures and prompts are all the same to it."""
+
+    async def EmbedImage(self, request: embedder_pb.EmbedImageRequest, context: Any) -> embedder_pb.EmbedImageResponse:
+        values = struct.pack("<2f", 1.0, 0.0)
+        vectors = [embedder_pb.Embedding(values=values, dimension_count=2) for _ in request.images]
+        return embedder_pb.EmbedImageResponse(embeddings=vectors, encoder_digest="sha256:encoder")
+
+
+@asynccontextmanager
+async def real_suite(folder: Path, *flags: str) -> AsyncIterator[tuple[FrontdoorSuite, RunningGateway]]:
+    objects, address = f"file://{folder / 'objects'}", f"unix:{folder / 'c'}"
+    embedder = await serve_cache(OneVector(), ChosenGateway(), address)
+    async with (
+        serve(find_model("tiny-light").path, folder),
+        running_gateway(folder / "g", "--objects-url", objects, *flags) as gateway,
+        running_suite(
+            folder,
+            worker_addresses=(f"unix:{folder / 'w'}",),
+            embedder_address=address,
+            gateway_address=gateway.process.server.bound_addresses[0],
+            **WAITS,
+        ) as suite,
+    ):
+        yield suite, gateway
+    await embedder.stop()
+
+
+async def replay(suite: FrontdoorSuite, request_id: str, **options: Any) -> Completed:
+    *_, last = [event async for event in suite.client.replay(ReplayRequest(request_id, **options))]
+    assert isinstance(last, Completed)
+    return last
+
+
+async def hit(suite: FrontdoorSuite, gateway: RunningGateway) -> Completed:
+    """Paint once, and another request from what the cache has of it."""
+    await suite.paint(FIRST)
+    while isinstance((await suite.client.explain(SECOND)).route.start, FromNoise):
+        await asyncio.to_thread(gateway.process.indexing.index_new)
+    return await suite.paint(SECOND)
+
+
+async def evict(suite: FrontdoorSuite, gateway: RunningGateway, key: str) -> None:
+    """Paint what nothing is reused for, until the only place in the cache is another's and the sweep has passed."""
+    negative_prompts = (f"number {number}" for number in itertools.count())
+    while key in kept(suite.folder):
+        await suite.paint(replace(FIRST, width_px=32, height_px=32, negative_prompt=next(negative_prompts)))
+        await suite.frontdoor.parts.jobs.finish_tasks()
+        await asyncio.to_thread(gateway.maintain)
+
+
+def kept(folder: Path) -> set[str]:
+    """Keys of what the cache has in the store."""
+    store = open_objects(f"file://{folder / 'objects'}")
+    return set(store.keys("cache/"))
+
+
+async def test_from_noise_among_others(folder: Path) -> None:
+    async with real_suite(folder) as (suite, _):
+        first = await suite.paint(PLAIN)
+        others = [asyncio.ensure_future(suite.paint(replace(PLAIN, seed=seed))) for seed in range(2, 6)]
+
+        again = await replay(suite, first.request_id)
+
+        await asyncio.gather(*others)
+    assert again.image == first.image and again.provenance.replay_equal
+    assert again.provenance.model_digest == first.provenance.model_digest
+
+
+@pytest.mark.parametrize(("flags", "kind"), [(LATENTS, FromLatent), (IMAGES, FromImage)])
+async def test_from_the_cache_until_its_object_is_gone(folder: Path, flags: tuple[str, ...], kind: type[Start]) -> None:
+    async with real_suite(folder, *flags) as (suite, gateway):
+        first = await hit(suite, gateway)
+        ancestor = ancestor_of(first.provenance.route.start)
+        assert isinstance(first.provenance.route.start, kind) and first.provenance.steps_saved and ancestor
+        await suite.frontdoor.parts.jobs.finish_tasks()
+        before = kept(folder)
+        assert ancestor.key in before
+
+        again = await replay(suite, first.request_id)
+        await suite.frontdoor.parts.jobs.finish_tasks()
+
+        assert again.image == first.image and again.provenance.replay_equal
+        assert again.provenance.route.start == first.provenance.route.start
+        assert again.provenance.steps_saved == first.provenance.steps_saved
+        assert kept(folder) == before
+        with pytest.raises(NotFound) as refused:
+            [event async for event in suite.frontdoor.api.replay("other", ReplayRequest(first.request_id))]
+        assert refused.value.reason == "UNKNOWN_REQUEST"
+
+        await evict(suite, gateway, ancestor.key)
+        with pytest.raises(NotFound) as gone:
+            await replay(suite, first.request_id)
+    assert gone.value.reason == "ANCESTOR_GONE" and first.request_id in gone.value.message

@@ -1,0 +1,55 @@
+"""What a file asks for: a request's number, and nothing else of it."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from pentimento.cli import cli
+from pentimento.cli.replay import request_of
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.image_request import ReplayRequest
+from pentimento.pictures.png_chunks import HEADER_END, png_chunk
+
+OPTIONS: dict[str, Any] = {"init_image": None, "deadline": None}
+
+
+def picture(provenance: object) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "PNG")
+    png = buffer.getvalue()
+    text = json.dumps(provenance).encode()
+    return png[:HEADER_END] + png_chunk(b"iTXt", b"pentimento\0\0\0\0\0" + text) + png[HEADER_END:]
+
+
+def test_a_forged_start_goes_nowhere() -> None:
+    latent = {"kind": "FromLatent", "latent": {"key": "latents/of-another-tenant", "digest": "sha256:1"}}
+    forged = picture({"request_id": "r-1", "route": {"start": latent}})
+
+    assert request_of(forged, OPTIONS) == ReplayRequest("r-1")
+
+
+def test_the_picture_that_the_request_came_with_goes_along(tmp_path: Path) -> None:
+    (tmp_path / "init.png").write_bytes(b"a picture")
+
+    request = request_of(picture({"request_id": "r-1"}), {"init_image": tmp_path / "init.png", "deadline": 1.5})
+
+    assert request == ReplayRequest("r-1", (("init_image.image", b"a picture"),), 1500)
+
+
+@pytest.mark.parametrize("provenance", [{}, {"request_id": 1}, {"request_id": None}, {"request_id": "\ud800"}, []])
+def test_a_file_that_names_no_request_is_refused(provenance: object) -> None:
+    with pytest.raises(InvalidArgument):
+        request_of(picture(provenance), OPTIONS)
+
+
+def test_without_a_suite_replay_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(picture({"request_id": "r-1"}))
+
+    done = CliRunner().invoke(cli, ["replay", str(tmp_path / "picture.png"), "--state-dir", str(tmp_path / "none")])
+
+    assert done.exit_code == 1 and "no suite serves from" in str(done.exception)
