@@ -21,6 +21,7 @@ MEBIBYTE = 1 << 20
 # Nearly the largest message that the process takes.
 LARGE_BYTES = 15 * MEBIBYTE
 BOMB = gzip_bomb(LARGE_BYTES)
+HALF = message_prefix(LARGE_BYTES) + bytes(LARGE_BYTES - 1)
 PEAK_MIB, AFTER_MIB = 256, 16
 CONNECTIONS, STREAMS = 2, 24
 TIMEOUT_S = 0.05
@@ -62,16 +63,15 @@ async def send_bombs(peer: RawConnection, token: str | None) -> None:
 
 
 async def send_halves(peer: RawConnection, token: str | None) -> None:
-    """Messages without their last byte, as much of them as the server lets through."""
-    left = {
-        await peer.headers(EXECUTE, token): message_prefix(LARGE_BYTES) + bytes(LARGE_BYTES - 1) for _ in range(STREAMS)
-    }
-    while left:
-        for stream in list(left):
-            sent = await peer.data(stream, left[stream][:MEBIBYTE], limit_s=TIMEOUT_S)
-            left[stream] = left[stream][sent:]
-            if not sent:
-                del left[stream]
+    """Messages without their last byte, as much of them as the server lets through: until it takes no more of any."""
+    sent = {await peer.headers(EXECUTE, token): 0 for _ in range(STREAMS)}
+    taken = -1
+    while sum(sent.values()) > taken:
+        taken = sum(sent.values())
+        for number, (stream, at) in enumerate(sent.items()):
+            # What the server says to any stream is heard while the first waits.
+            limit_s = 0.0 if number else TIMEOUT_S
+            sent[stream] += await peer.data(stream, HALF[at : at + MEBIBYTE], limit_s=limit_s)
 
 
 async def attack(address: str, token: str | None, send: Callable[[RawConnection, str | None], Awaitable[None]]) -> None:

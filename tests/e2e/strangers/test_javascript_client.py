@@ -19,7 +19,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("javascript")
     for name in ("generate.mjs", "package.json", "package-lock.json"):
         shutil.copyfile(EXAMPLE / name, folder / name)
-    run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier"], folder)
+    run(
+        ["npm", "ci", "--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund", "--no-update-notifier"], folder
+    )
     return folder
 
 
