@@ -18,6 +18,8 @@ SLOWEST_FIRST = (ONE_SUITE, *(f"tests/{tier}" for tier in ("faults", "integratio
 # Set before torch is imported, here and in the processes that tests start: two test processes share the cores, and on
 # some processors the last bits of a picture depend on the number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Threads of a test that has several would spin until the others are done, on a core that another process needs.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A file system in memory, where there is one: stores under test ask for every commit to be on disk, thousands of times.
 MEMORY = Path("/dev/shm")
