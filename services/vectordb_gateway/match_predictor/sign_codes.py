@@ -31,7 +31,7 @@ class SignCoder:
         self._size = 2**exponent
         self._left, self._right = _hadamard(2 ** (exponent // 2)), _hadamard(2 ** (exponent - exponent // 2))
         generator = np.random.default_rng(seed)
-        self._signs = generator.choice(np.array([-1, 1], np.float32), (_ROUNDS, self._size))
+        self._signs = generator.choice(np.array([-1, 1], np.int8), (_ROUNDS, self._size))
 
     @property
     def size_bytes(self) -> int:
@@ -60,8 +60,8 @@ class SignCoder:
 class CodeSet:
     """The codes of entries, each with the entry's number, searched for the nearest by scanning all of them.
 
-    Kept by the word, so that a scan reads memory in order. Grows by a sixteenth. One thread at a time may add; searches
-    may go on meanwhile.
+    Kept by the word, so that a scan reads memory in order. Grows by a thirty-second. One thread at a time may add;
+    searches may go on meanwhile.
     """
 
     def __init__(self, codes: Codes, numbers: Sequences) -> None:
@@ -96,7 +96,7 @@ class CodeSet:
         """Add codes (rows, WORD_COUNT) of entries with these numbers."""
         count = self._count + len(codes)
         if count > self._words.shape[1]:
-            self._grow(count + count // 16)
+            self._grow(count + count // 32)
         self._words[:, self._count : count] = codes.T
         self._numbers[self._count : count] = numbers
         self._count = count  # last: a search that runs now sees whole codes alone
@@ -139,8 +139,8 @@ def similarities(distances: npt.NDArray[np.uint16]) -> Rows:
 _COSINES = np.cos(np.pi * np.arange(SIGN_COUNT + 1, dtype=np.float32) / SIGN_COUNT)
 
 
-def _hadamard(size: int) -> Rows:
-    matrix = np.ones((1, 1), np.float32)
+def _hadamard(size: int) -> npt.NDArray[np.int8]:
+    matrix = np.ones((1, 1), np.int8)
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     return matrix
