@@ -130,6 +130,17 @@ def test_another_tenants_items_stay(ledger: CacheLedger) -> None:
     assert ledger.holdings()["loud"].size_bytes == 3 * SIZE
 
 
+def test_who_gives_way_is_asked_without_the_entries_that_have_none_left(ledger: CacheLedger) -> None:
+    """One entry is one too many: letting go of both its items is enough."""
+    ledger.follow(LruRule()).result()
+    add(ledger, "a", steps=(5, 10))
+    second = add(ledger, "b", steps=(5, 10))
+
+    assert ledger.evict_items(lambda held: gives_way(held, CacheLimits(1, 10**9)), grace_s=0).result() == 2
+
+    assert steps_of(ledger, second) == [5, 10]
+
+
 def test_more_than_a_batch_of_items_goes(ledger: CacheLedger) -> None:
     for number in range(25):
         add(ledger, f"g{number}")

@@ -16,12 +16,13 @@ STEPS = (5, 10, 15, 20, 25)
 SIZES = (1, 100, 4096)
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["add", "use", "use", "remove", "pop", "restart"]),
+        st.sampled_from(["add", "add", "use", "use", "use", "remove", "pop", "restart"]),
         st.integers(0, 12),
         st.sampled_from(STEPS),
         st.sampled_from(SIZES),
     ),
-    max_size=200,
+    min_size=60,
+    max_size=150,
 )
 CAPACITY = 6
 AGED = AgedBenefit(CAPACITY, memory_share=1.5, density_weight=0.75, use_weight=0.5, beside_share=0.25)
@@ -74,7 +75,7 @@ def test_every_rule_agrees_with_a_search_through_all_items(
             queue.add(item, steps, size)
             known[item] = History(steps, size, tick, counted=[(tick, 1.0)])
         elif operation == "use":
-            queue.use(item, beside(item))
+            queue.use(item, [item, *beside(item)])
             if item in known:
                 tick += 1
                 known[item].uses.append(tick)
@@ -92,6 +93,7 @@ def test_every_rule_agrees_with_a_search_through_all_items(
             assert queue.pop() == lowest
             del known[lowest]
         assert len(queue) == len(known)
+    assert drained(queue) == sorted(known, key=lambda each: SCORES[name](known[each]))
 
 
 def restarted(queue: EvictionQueue, rule: EvictionRule, items: list[int]) -> EvictionQueue:
@@ -186,6 +188,29 @@ def test_uses_of_a_moment_ago_count_where_they_fade() -> None:
     queue.add("newest", 25)
 
     assert drained(queue) == ["new", "newest", "used"]
+
+
+def test_early_uses_count_less_than_late_ones_even_where_both_were_used_last() -> None:
+    queue = open_eviction("aged", 10)
+    for item in ("early", "late"):
+        queue.add(item, 25)
+    for _ in range(8):
+        queue.use("early")
+    for item in range(150):
+        queue.add(item, 25)
+    for item in ("late", "late", "late", "early"):
+        queue.use(item)
+
+    assert drained(queue)[-2:] == ["early", "late"]
+
+
+@pytest.mark.parametrize(("hits_add", "first"), [(False, "shallow"), (True, "deep")])
+def test_deep_latents_are_kept_where_misses_alone_add(hits_add: bool, first: str) -> None:
+    queue = open_eviction("aged", 10, hits_add=hits_add)
+    queue.add("deep", 25)
+    queue.add("shallow", 5)
+
+    assert queue.pop() == first
 
 
 def test_aged_benefit_lets_the_larger_of_two_alike_go() -> None:

@@ -161,13 +161,12 @@ def test_the_nearest_entry_is_the_one_that_a_full_search_finds(steps: list[tuple
 
 
 def test_what_is_new_stays_whole_since_room_is_made_before_it_comes() -> None:
-    """Six latents fit: of the first five, used at 25, the four of the lowest K go."""
+    """Row 1 may begin at ten of what row 0 or row 2 leaves: of what came last the lower steps are there too."""
     cache = latents(6)
-    cache.insert("t", "m", 0, 50)
-    cache.use("t", "m", cache.lookup("t", "m", 0, 50))
     cache.insert("t", "m", 3, 50)
+    cache.insert("t", "m", 0, 50)
 
-    assert [cache.lookup("t", "m", row, 50).start_step for row in (0, 1, 3)] == [25, 0, 25]
+    assert [cache.lookup("t", "m", row, 50).start_step for row in (3, 0, 1)] == [25, 25, 10]
     assert len(cache) == 6
 
 
