@@ -16,7 +16,7 @@ from pentimento.wire.journal import resolved_from_bytes, unreadable
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.requests.jobs import ClientRequest, Job, Jobs, RoutedStage
-from services.frontdoor.routing.routes import work_left
+from services.frontdoor.routing.starts import work_left
 
 logger = logging.getLogger(__name__)
 

@@ -36,8 +36,9 @@ from services.frontdoor.requests.jobs import ClientRequest, Job
 from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.replays import recorded_picture, resolve_replay
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
-from services.frontdoor.routing.routes import Asker, decide_route, embed
+from services.frontdoor.routing.routes import embed
 from services.frontdoor.routing.stages import as_painted_by, choose_stages, fits
+from services.frontdoor.routing.start_choice import Asker, decide_route
 
 _SEED_BITS = 32
 _MAX_ID_LENGTH = 64

@@ -10,7 +10,8 @@ from pentimento.domain.generation import CacheGrant, FromImage, FromLatent, Rout
 from pentimento.domain.image_request import CacheMode
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job, PendingEntries
-from services.frontdoor.routing.routes import ancestor_depth, bounded, scope_of, steps_saved
+from services.frontdoor.routing.bounded_calls import bounded
+from services.frontdoor.routing.starts import ancestor_depth, scope_of, steps_saved
 
 # Committing is off the critical path; this only bounds how long a drain may wait for it.
 COMMIT_TIMEOUT_S = 5.0

@@ -1,0 +1,125 @@
+"""Which of the models that may paint a request does, and from which start: one lookup for all of them."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pentimento.domain.cache import CacheScope
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.fleet import HeldModel, PoolPlan
+from pentimento.domain.generation import FromNoise, PlanVersion, Route
+from pentimento.domain.image_request import ResolvedRequest
+from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
+from pentimento.policies.serving.entry import (
+    FoundStart,
+    Stage,
+    StartCandidate,
+    choose_start,
+    start_candidates,
+    start_lanes,
+)
+from services.frontdoor.parts import FrontdoorParts
+from services.frontdoor.routing.bounded_calls import Note, bounded
+from services.frontdoor.routing.stages import PoolOption, as_painted_by, as_started_by, fits
+from services.frontdoor.routing.starts import kind_of, scope_of, steps_saved, work_left
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks where to start: a tenant's request at one of its stages. `draw` is the request's own, for the shares of
+    plans."""
+
+    tenant: str
+    resolved: ResolvedRequest
+    stage: Stage
+    draw: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A candidate of a lookup, and the request as its model would paint it."""
+
+    candidate: StartCandidate
+    held: HeldModel
+    resolved: ResolvedRequest
+    scope: CacheScope
+
+
+async def decide_route(
+    parts: FrontdoorParts, asker: Asker, held: HeldModel, embedding: Embedding | None, note: Note
+) -> tuple[PoolOption, ...]:
+    """Where a request may be painted on its way through `asker.stage`, whose model is `held`, under the plan of now:
+    the pool that it waits in first, then those that take it while they are idle. Raises nothing."""
+    plan = parts.dataplane.state.plan
+    pools = tuple(pool for pool in (plan.pools if plan is not None else ()) if _can_paint(parts, asker, pool))
+    candidates = start_candidates(pools, asker.stage, asker.draw)
+    asked = tuple(_ask(parts, asker, candidate, held) for candidate in candidates)
+    answer = await _look_up(parts, asker, asked, embedding, note)
+    number = choose_start([_found(parts, one, found) for one, found in zip(asked, answer.starts, strict=True)])
+    found, chosen = answer.starts[number], asked[number]
+    route = Route(
+        route_id=new_route_id(),
+        start=found.start,
+        model=chosen.held.model,
+        model_digest=chosen.held.model_digest,
+        plan_version=plan.version if plan is not None else PlanVersion(),
+        reason=found.reason,
+    )
+    entered = PoolOption(chosen.candidate.pool, chosen.held, chosen.resolved, route)
+    lanes = start_lanes(pools, kind_of(found.start), chosen.candidate)
+    others = (_lane(parts, asker, entered, pool, held) for pool in lanes)
+    return (entered, *(option for option in others if option is not None))
+
+
+def new_route_id() -> str:
+    """Return an id that no route had before."""
+    return secrets.token_hex(8)
+
+
+async def _look_up(
+    parts: FrontdoorParts, asker: Asker, asked: Sequence[Asked], embedding: Embedding | None, note: Note
+) -> LookupAnswer:
+    if not asker.resolved.cacheable:
+        return _not_asked(asked, "the cache was not asked")
+    if parts.gateway is None or embedding is None:
+        return _not_asked(asked, "the cache could not be asked")
+    timeout_s = parts.timeouts.lookup_s
+    candidates = [LookupCandidate(one.scope, one.candidate.latents, one.candidate.images) for one in asked]
+    lookup = parts.gateway.lookup(candidates, embedding, asker.resolved.quality, timeout_s)
+    answer = await bounded("gateway", timeout_s, lookup, note)
+    if answer is None or len(answer.starts) != len(asked):
+        return _not_asked(asked, "the cache did not answer")
+    return answer
+
+
+def _not_asked(asked: Sequence[Asked], why: str) -> LookupAnswer:
+    return LookupAnswer(tuple(CandidateStart(FromNoise(), why) for _ in asked), search_skipped=True)
+
+
+def _can_paint(parts: FrontdoorParts, asker: Asker, pool: PoolPlan) -> bool:
+    """Whether the pool's model was ever held, and can paint the size; the request's own stage can."""
+    held = parts.catalogue.known(pool.model)
+    return pool.pool == asker.stage.pool or (held is not None and fits(asker.resolved, held))
+
+
+def _ask(parts: FrontdoorParts, asker: Asker, candidate: StartCandidate, own: HeldModel) -> Asked:
+    held = _held(parts, candidate.model, own)
+    resolved = as_painted_by(asker.resolved, held)
+    return Asked(candidate, held, resolved, scope_of(asker.tenant, resolved, held))
+
+
+def _held(parts: FrontdoorParts, model: str, own: HeldModel) -> HeldModel:
+    return own if model == own.model else parts.catalogue.known(model) or own
+
+
+def _found(parts: FrontdoorParts, asked: Asked, found: CandidateStart) -> FoundStart:
+    share = steps_saved(found.start) / asked.resolved.spec.num_inference_steps
+    seconds = parts.dataplane.service_s(asked.candidate.pool, work_left(asked.resolved, found.start))
+    return FoundStart(kind_of(found.start), share, seconds, asked.candidate.stands_in)
+
+
+def _lane(
+    parts: FrontdoorParts, asker: Asker, entered: PoolOption, pool: PoolPlan, own: HeldModel
+) -> PoolOption | None:
+    held = _held(parts, pool.model, own)
+    return as_started_by(entered, pool.pool, as_painted_by(asker.resolved, held), held)
