@@ -1,5 +1,6 @@
 """Pictures through the real service: from noise, from the cache, from an image; and when the cache lets it down."""
 
+import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,21 @@ async def test_a_store_that_went_away_costs_the_cache_and_not_the_picture(checkp
     assert result.captured.latents == ()
     assert result.captured.image is None
     assert [note.partition(":")[0] for note in result.notes] == ["cache skipped", "cache"]
+
+
+async def test_a_full_store_costs_the_cache_and_not_the_picture(worker: Served) -> None:
+    plain = await result_of(execute(worker))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writing past it fails as on a full disk
+    try:
+        result = await result_of(execute(worker, attempt=attempt(2), cache_grant=GRANT))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert result.image == plain.image
+    assert (result.captured.latents, result.captured.image) == ((), None)
+    assert result.notes == ("cache: 3 of 3 objects could not be stored",)
+    assert list((worker.objects_directory / "staging").iterdir()) == []
 
 
 async def test_previews_show_the_picture_on_its_way(worker: Served) -> None:

@@ -1,0 +1,77 @@
+"""Every way an object can be spoiled, on files and on S3: it is a miss from then on, wrong bytes are never read, and
+nothing dangles afterwards."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.generation import FromNoise, ObjectReference
+from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
+from pentimento.stores.objects import ObjectStore
+from tests.gateways import RunningGateway, embedding, running_gateway
+from tests.s3_server import running_s3_server
+
+SPOILT: dict[str, Callable[[bytes], bytes | None]] = {
+    "gone": lambda sound: None,
+    "empty": lambda sound: b"",
+    "torn": lambda sound: sound[:-1],
+    "grown": lambda sound: sound + b"x",
+    "one bit": lambda sound: bytes([sound[0] ^ 1]) + sound[1:],
+}
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch, running_s3_server() as endpoint:
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        yield endpoint
+
+
+@pytest.fixture(params=["filesystem", "s3"])
+def objects_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "filesystem":
+        return f"file://{tmp_path}/objects"
+    endpoint = request.getfixturevalue("s3_endpoint")
+    return f"s3://spoilt/objects?endpoint={endpoint}&create_bucket=true"
+
+
+@pytest.mark.parametrize("kind", ["latent", "image"])
+async def test_a_spoilt_object_is_found_out_and_its_entry_healed_away(
+    tmp_path: Path, objects_url: str, kind: str
+) -> None:
+    async with running_gateway(tmp_path, "--objects-url", objects_url, "--image-thresholds", "0.9:0.1") as gateway:
+        objects = gateway.process.stores.objects
+        texts = [embedding(*([0] * number), 1) for number in range(len(SPOILT) + 1)]
+        ids = [await gateway.store(text, image=text) for text in texts]
+        for entry_id, spoil in zip(ids[1:], SPOILT.values(), strict=True):
+            reference = object_of(gateway, entry_id, kind)
+            spoil_object(objects, reference, spoil)
+            with pytest.raises((ObjectMissing, ObjectCorrupt)):
+                objects.get(reference)
+
+            await gateway.client.report_bad_object(entry_id, reference.key, "as a worker found it")
+
+        gateway.maintain()
+
+        found = [(await gateway.lookup(text)).start for text in texts]
+        assert found[0] != FromNoise()
+        assert found[1:] == [FromNoise()] * len(SPOILT)
+        assert gateway.problems() == []
+        assert (await gateway.client.statistics()).entry_count == 1
+
+
+def object_of(gateway: RunningGateway, entry_id: str, kind: str) -> ObjectReference:
+    entry = gateway.process.stores.ledger.live_entry(entry_id)
+    assert entry is not None
+    assert entry.image is not None
+    return entry.image if kind == "image" else entry.latents[0].object
+
+
+def spoil_object(objects: ObjectStore, reference: ObjectReference, spoil: Callable[[bytes], bytes | None]) -> None:
+    data = spoil(objects.get(reference))
+    if data is None:
+        objects.delete(reference.key)
+    else:
+        objects.put(reference.key, data)
