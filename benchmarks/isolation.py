@@ -49,7 +49,9 @@ from pentimento.settings import load_settings
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CachedEntry
 from pentimento.stores.vectors import VectorIndex, VectorMatch, VectorQuery
-from services.vectordb_gateway.lookup import Lookup, LookupBounds
+from services.vectordb_gateway.lookup import Lookup
+from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
+from services.vectordb_gateway.searches import LookupBounds
 from services.vectordb_gateway.settings import GatewaySettings
 from services.vectordb_gateway.validation import SHARED_POOL
 from services.vectordb_gateway.wiring import GatewayProcess, wire
@@ -277,6 +279,8 @@ def settings(directory: Path) -> GatewaySettings:
         "--maintenance-interval-s": "3600",
         "--search-timeout-ms": "10000",
         "--min-free-bytes": "0",
+        # A skipped search could only hide a foreign start.
+        "--match-predictor": "off",
         "--log-level": "warning",
     }
     words = ["--unprofiled-reuse", *(word for pair in flags.items() for word in pair)]
@@ -300,11 +304,12 @@ async def running(directory: Path) -> AsyncIterator[GatewayProcess]:
 
 def altered(process: GatewayProcess, *, index: bool, ledger: bool) -> Lookup:
     """A lookup without the index's filter, or without the ledger's check, or without both."""
-    stores, selection = process.stores, settings(Path()).selection
+    stores, told = process.stores, settings(Path())
     searched: Any = WithoutFilter(stores.index) if index else stores.index
     checked: Any = WithoutCheck(stores.ledger) if ledger else stores.ledger
-    bounds = LookupBounds(10.0, selection.max_ancestor_depth)
-    return Lookup(process.guard, searched, checked, selection.reuse(), bounds)
+    bounds = LookupBounds(10.0, told.selection.max_ancestor_depth)
+    watch = MatchWatch(stores.ledger, told.predictor)
+    return Lookup(process.guard, searched, checked, told.selection.reuse(), bounds, watch)
 
 
 async def run(number: int, timed: int) -> tuple[list[Figure], dict[str, Any]]:

@@ -4,91 +4,30 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pentimento.domain.cache import CacheScope, image_key, latent_key, latent_keys
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError
-from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, Start, noise_form_of
+from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
-from pentimento.policies.cache_selection import (
-    NearestEntry,
-    Selection,
-    SelectionContext,
-    SelectionRules,
-    UseImage,
-    UseLatent,
-    select_start,
-)
 from pentimento.policies.match_prediction import Ruling
-from pentimento.policies.reuse_rules import UNPROFILED, ModelReuse, ReuseRules, ReuseTable
+from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.ledger.cache_records import CachedEntry, HeldLatent
-from pentimento.stores.vectors import Space, VectorIndex, VectorQuery
+from pentimento.stores.vectors import VectorIndex
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch
+from services.vectordb_gateway.searches import LookupBounds, Matches, SharedSearches
+from services.vectordb_gateway.selection import RuledCandidate, decide
 from services.vectordb_gateway.use_notes import UseNotes
 from services.vectordb_gateway.validation import check_candidates, check_quality, pools_of
 
 logger = logging.getLogger(__name__)
 
-# The nearest may have been evicted a moment ago.
-_NEAREST_COUNT = 4
 _SEARCH_THREAD_COUNT = 8
-
-
-@dataclass(frozen=True)
-class Match:
-    """A live entry and its cosine similarity to the query."""
-
-    entry: CachedEntry
-    similarity: float
-
-
-@dataclass(frozen=True)
-class RuledCandidate:
-    """A candidate, what its model may reuse, and the rules of that for this request."""
-
-    candidate: LookupCandidate
-    reuse: ModelReuse
-    rules: SelectionRules
-
-    @property
-    def wants_latent(self) -> bool:
-        """Whether a latent is worth searching for."""
-        return self.candidate.latents and bool(self.rules.latents)
-
-    @property
-    def wants_image(self) -> bool:
-        """Whether an image is."""
-        return self.candidate.images and bool(self.rules.images)
-
-    def reason(self, selection: Selection) -> str:
-        """Return why, and by which profile: provenance tells it."""
-        match selection:
-            case UseLatent():
-                return _told_by(selection.reason, self.reuse.latents)
-            case UseImage():
-                return _told_by(selection.reason, self.reuse.images)
-        if self.rules.latents or self.rules.images:
-            return selection.reason
-        return f"miss: {self.reuse.latents.source}"
-
-
-def _told_by(reason: str, table: ReuseTable) -> str:
-    return reason if table.source == UNPROFILED else f"{reason} ({table.source})"
-
-
-@dataclass(frozen=True)
-class Matches:
-    """The nearest live entries that a candidate may start from: one with a latent for it, one with an image."""
-
-    by_text: Match | None
-    by_image: Match | None
 
 
 @dataclass(frozen=True)
@@ -99,16 +38,6 @@ class Searched:
     forecast: Forecast | None
     matches: list[Matches] | None
     search_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class LookupBounds:
-    """What bounds a lookup: seconds; ancestors in a row, of which the last is nobody's donor; and the share (0..1) of
-    lookups that are misses whatever there is, so that pictures stay diverse (NIRVANA, appendix C)."""
-
-    timeout_s: float
-    max_ancestor_depth: int
-    scratch_share: float = 0.0
 
 
 class Lookup:
@@ -173,7 +102,7 @@ class Lookup:
         if searched.matches is None:
             return _skipped(asked, "no near entry is likely")
         found = zip(asked, searched.matches, strict=True)
-        answer = LookupAnswer(tuple(_decide(one, match, quality) for one, match in found))
+        answer = LookupAnswer(tuple(decide(one, match, quality) for one, match in found))
         if searched.forecast is not None:
             self._learn(searched.forecast, searched.search_s, _saved_share(asked, answer))
         return answer
@@ -222,7 +151,7 @@ class Lookup:
         if forecast is not None and forecast.ruling is Ruling.SKIP:
             return Searched(forecast, None)
         began_s = time.perf_counter()
-        search = _SharedSearches(self._index, self._ledger, vector, pools, self._bounds)
+        search = SharedSearches(self._index, self._ledger, vector, pools, self._bounds)
         matches = [
             Matches(
                 search.latent(one.candidate.scope) if one.wants_latent else None,
@@ -239,49 +168,6 @@ class Lookup:
         self.hit_count += bool(kinds)
         outcome = "skipped" if answer.search_skipped else "miss"
         metrics.LOOKUPS.labels(kinds[0].__name__.removeprefix("From").lower() if kinds else outcome).inc()
-
-
-class _SharedSearches:
-    """The searches of one lookup; each distinct one is made once."""
-
-    def __init__(
-        self, index: VectorIndex, ledger: CacheLedger, vector: bytes, pools: tuple[str, ...], bounds: LookupBounds
-    ) -> None:
-        self._index = index
-        self._ledger = ledger
-        self._vector = vector
-        self._pools = pools
-        self._bounds = bounds
-        self._found: dict[tuple[VectorQuery, int], Match | None] = {}
-
-    def latent(self, scope: CacheScope) -> Match | None:
-        """The nearest entry by its prompt that holds a latent for the scope."""
-        query = VectorQuery(Space.TEXT, self._vector, self._pools, latent_keys(scope), _NEAREST_COUNT)
-        return self._nearest(query, scope.adapters_from_step, lambda entry: bool(_latents_for(scope, entry)))
-
-    def image(self, scope: CacheScope) -> Match | None:
-        """The nearest entry by its picture whose image the scope may start from."""
-        key = image_key(scope)
-        query = VectorQuery(Space.IMAGE, self._vector, self._pools, (key,), _NEAREST_COUNT)
-        return self._nearest(query, 0, lambda entry: entry.image is not None and entry.image_key == key)
-
-    def _nearest(self, query: VectorQuery, part: int, serves: Callable[[CachedEntry], bool]) -> Match | None:
-        """`part` tells apart the searches whose query is the same and whose `serves` is not."""
-        if (query, part) not in self._found:
-            self._found[query, part] = self._search(query, serves)
-        return self._found[query, part]
-
-    def _search(self, query: VectorQuery, serves: Callable[[CachedEntry], bool]) -> Match | None:
-        for match in self._index.search(query, self._bounds.timeout_s):
-            entry = self._ledger.live_entry(match.entry_id)
-            # The ledger is the truth: whatever the index says, nobody gets another pool's entry, or an unfit object.
-            if entry is not None and entry.pool in self._pools and self._is_young(entry) and serves(entry):
-                return Match(entry, match.similarity)
-        return None
-
-    def _is_young(self, entry: CachedEntry) -> bool:
-        """Whether one more picture may descend from it: quality drifts from each to the next (MoDM, A.6)."""
-        return entry.ancestor_depth < self._bounds.max_ancestor_depth
 
 
 def _skipped(asked: Sequence[RuledCandidate], why: str) -> LookupAnswer:
@@ -301,54 +187,3 @@ def _steps_saved(start: Start) -> int:
         case FromImage():
             return start.start_step
     return 0
-
-
-def _latents_for(scope: CacheScope, entry: CachedEntry) -> tuple[HeldLatent, ...]:
-    """The entry's latents that the scope may resume; of two of one step the first."""
-    return tuple(each for each in entry.latents if each.compatibility_key == latent_key(scope, each.resume_step))
-
-
-def _decide(asked: RuledCandidate, matches: Matches, quality: float | None) -> CandidateStart:
-    scope, by_text, by_image = asked.candidate.scope, matches.by_text, matches.by_image
-    context = SelectionContext(
-        scope.num_inference_steps,
-        _describe(by_text, scope),
-        NearestEntry(by_image.similarity, has_image=True) if by_image else None,
-        quality,
-    )
-    selection = select_start(context, asked.rules)
-    return CandidateStart(
-        _start(scope, matches, selection),
-        asked.reason(selection),
-        by_text.similarity if by_text else None,
-        by_image.similarity if by_image else None,
-    )
-
-
-def _describe(match: Match | None, scope: CacheScope) -> NearestEntry | None:
-    if match is None:
-        return None
-    return NearestEntry(match.similarity, tuple(latent.resume_step for latent in _latents_for(scope, match.entry)))
-
-
-def _start(scope: CacheScope, matches: Matches, selection: Selection) -> Start:
-    match selection:
-        case UseLatent() if matches.by_text is not None:
-            return _from_latent(scope, matches.by_text, selection.resume_step)
-        case UseImage() if matches.by_image is not None:
-            return _from_image(scope, matches.by_image, selection.start_step)
-    return FromNoise()
-
-
-def _from_latent(scope: CacheScope, match: Match, resume_step: int) -> Start:
-    latent = next(each for each in _latents_for(scope, match.entry) if each.resume_step == resume_step)
-    donor = Donor(match.entry.entry_id, latent.object.digest, match.similarity, match.entry.ancestor_depth)
-    return FromLatent(latent.object, resume_step, scope.num_inference_steps, latent.sigma, donor)
-
-
-def _from_image(scope: CacheScope, match: Match, start_step: int) -> Start:
-    image = match.entry.image
-    if image is None:
-        return FromNoise()
-    donor = Donor(match.entry.entry_id, image.digest, match.similarity, match.entry.ancestor_depth)
-    return FromImage(image, start_step, noise_form_of(scope.prediction_type), donor)

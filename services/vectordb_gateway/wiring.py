@@ -22,9 +22,10 @@ from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.gateway import Gateway
 from services.vectordb_gateway.healing import Healing
 from services.vectordb_gateway.indexing import Indexing
-from services.vectordb_gateway.lookup import Lookup, LookupBounds
+from services.vectordb_gateway.lookup import Lookup
 from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
+from services.vectordb_gateway.searches import LookupBounds
 from services.vectordb_gateway.servicer import FULL_NAME, GatewayServicer
 from services.vectordb_gateway.settings import GatewaySettings
 from services.vectordb_gateway.use_notes import UseNotes

@@ -34,8 +34,9 @@ from pentimento.stores.ledger.cache_records import EncoderBinding, EntryCommit, 
 from pentimento.stores.objects.store import refer_to
 from pentimento.stores.vectors.index import Space, VectorMatch, VectorPoint, VectorQuery
 from services.vectordb_gateway.encoder_guard import EncoderGuard
-from services.vectordb_gateway.lookup import Lookup, LookupBounds
+from services.vectordb_gateway.lookup import Lookup
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
+from services.vectordb_gateway.searches import LookupBounds
 from services.vectordb_gateway.settings import MatchPredictorSettings
 from services.vectordb_gateway.validation import SHARED_POOL
 from tests.gateways import scope

@@ -1,0 +1,99 @@
+"""From what was found for a candidate to where it starts, and why."""
+
+from dataclasses import dataclass
+
+from pentimento.domain.cache import CacheScope
+from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, Start, noise_form_of
+from pentimento.domain.retrieval import CandidateStart, LookupCandidate
+from pentimento.policies.cache_selection import (
+    NearestEntry,
+    Selection,
+    SelectionContext,
+    SelectionRules,
+    UseImage,
+    UseLatent,
+    select_start,
+)
+from pentimento.policies.reuse_rules import UNPROFILED, ModelReuse, ReuseTable
+from services.vectordb_gateway.searches import Match, Matches, latents_for
+
+
+@dataclass(frozen=True)
+class RuledCandidate:
+    """A candidate, what its model may reuse, and the rules of that for this request."""
+
+    candidate: LookupCandidate
+    reuse: ModelReuse
+    rules: SelectionRules
+
+    @property
+    def wants_latent(self) -> bool:
+        """Whether a latent is worth searching for."""
+        return self.candidate.latents and bool(self.rules.latents)
+
+    @property
+    def wants_image(self) -> bool:
+        """Whether an image is."""
+        return self.candidate.images and bool(self.rules.images)
+
+    def reason(self, selection: Selection) -> str:
+        """Return why, and by which profile: provenance tells it."""
+        match selection:
+            case UseLatent():
+                return _told_by(selection.reason, self.reuse.latents)
+            case UseImage():
+                return _told_by(selection.reason, self.reuse.images)
+        if self.rules.latents or self.rules.images:
+            return selection.reason
+        return f"miss: {self.reuse.latents.source}"
+
+
+def _told_by(reason: str, table: ReuseTable) -> str:
+    return reason if table.source == UNPROFILED else f"{reason} ({table.source})"
+
+
+def decide(asked: RuledCandidate, matches: Matches, quality: float | None) -> CandidateStart:
+    """Return the start that saves most of what was found."""
+    scope, by_text, by_image = asked.candidate.scope, matches.by_text, matches.by_image
+    context = SelectionContext(
+        scope.num_inference_steps,
+        _describe(by_text, scope),
+        NearestEntry(by_image.similarity, has_image=True) if by_image else None,
+        quality,
+    )
+    selection = select_start(context, asked.rules)
+    return CandidateStart(
+        _start(scope, matches, selection),
+        asked.reason(selection),
+        by_text.similarity if by_text else None,
+        by_image.similarity if by_image else None,
+    )
+
+
+def _describe(match: Match | None, scope: CacheScope) -> NearestEntry | None:
+    if match is None:
+        return None
+    return NearestEntry(match.similarity, tuple(latent.resume_step for latent in latents_for(scope, match.entry)))
+
+
+def _start(scope: CacheScope, matches: Matches, selection: Selection) -> Start:
+    match selection:
+        case UseLatent() if matches.by_text is not None:
+            return _from_latent(scope, matches.by_text, selection.resume_step)
+        case UseImage() if matches.by_image is not None:
+            return _from_image(scope, matches.by_image, selection.start_step)
+    return FromNoise()
+
+
+def _from_latent(scope: CacheScope, match: Match, resume_step: int) -> Start:
+    latent = next(each for each in latents_for(scope, match.entry) if each.resume_step == resume_step)
+    donor = Donor(match.entry.entry_id, latent.object.digest, match.similarity, match.entry.ancestor_depth)
+    return FromLatent(latent.object, resume_step, scope.num_inference_steps, latent.sigma, donor)
+
+
+def _from_image(scope: CacheScope, match: Match, start_step: int) -> Start:
+    image = match.entry.image
+    if image is None:
+        return FromNoise()
+    donor = Donor(match.entry.entry_id, image.digest, match.similarity, match.entry.ancestor_depth)
+    return FromImage(image, start_step, noise_form_of(scope.prediction_type), donor)
