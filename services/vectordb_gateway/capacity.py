@@ -31,6 +31,7 @@ class Capacity:
         self._settings = settings
         self._max_open_grants = max_open_grants
         self._shortage = ""
+        self._store_bytes = 0
 
     def refusal(self, tenant: str) -> str:
         """Why nothing is reserved for the tenant now; empty when it is."""
@@ -87,11 +88,21 @@ class Capacity:
             return ""
         return f"the tenant holds its {settings.tenant_share:.0%} of the cache"
 
+    def measure_store(self) -> None:
+        """Look what this cache has in the object store, whether the ledger counts it as live or not."""
+        used = self._objects.usage(f"cache/{self._ledger.cache_id}/")
+        metrics.STORE_OBJECTS.set(used.object_count)
+        metrics.STORE_SIZE_BYTES.set(used.size_bytes)
+        self._store_bytes = used.size_bytes
+
     def _look_for_room(self) -> None:
         free = self._objects.free_bytes()
-        needed = self._settings.min_free_bytes
-        short = f"read-only: the object store has {free} bytes free, {needed} are kept" if free is not None else ""
-        shortage = short if free is not None and free < needed else ""
+        needed, most = self._settings.min_free_bytes, self._settings.max_store_bytes
+        shortage = ""
+        if free is not None and free < needed:
+            shortage = f"read-only: the object store has {free} bytes free, {needed} are kept"
+        elif most and self._store_bytes > most:
+            shortage = f"read-only: the cache has {self._store_bytes} bytes in the object store, {most} are allowed"
         if shortage and not self._shortage:
             logger.warning(shortage)
         self._shortage = shortage

@@ -54,6 +54,7 @@ class Maintenance:
         self._try("expire_grants", self._expire_grants)
         if self._reconciliation_is_due():
             self._try("sweep_uploads", self._sweep_uploads)
+            self._try("measure_store", self._capacity.measure_store)
             if self._try("reconcile", self._reconcile):
                 self._reconciled_at = time.monotonic()
         if self._uses is not None:

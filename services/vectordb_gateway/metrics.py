@@ -30,4 +30,9 @@ MAINTENANCE_FAILURES = counter(
 )
 ENTRIES = gauge("pentimento_gateway_entries_count", "Live entries.")
 SIZE_BYTES = gauge("pentimento_gateway_size_bytes", "Bytes of the objects of live entries.")
+STORE_OBJECTS = gauge(
+    "pentimento_gateway_store_objects_count",
+    "Objects of this cache in the object store at the last comparison, live or not.",
+)
+STORE_SIZE_BYTES = gauge("pentimento_gateway_store_size_bytes", "Bytes of those objects.")
 READ_ONLY = gauge("pentimento_gateway_read_only_count", "1 while the cache takes nothing new.")

@@ -107,6 +107,12 @@ class CapacitySettings:
 
     max_entries: int = setting(20_000, help="entries held", minimum=1)
     max_size_bytes: int = setting(4096 * _MEBIBYTE, help="bytes of their latents and images", minimum=1)
+    max_store_bytes: int = setting(
+        0,
+        help="bytes of this cache in the object store, evicted and half-written entries too, above which it is "
+        "read-only until the next comparison; at least --max-size-bytes; 0: no limit",
+        minimum=0,
+    )
     min_free_bytes: int = setting(
         256 * _MEBIBYTE, help="free bytes of the object store below which the cache is read-only", minimum=0
     )
@@ -122,6 +128,11 @@ class CapacitySettings:
     object_grace_s: float = setting(
         120.0, help="how long objects of an evicted entry stay for who just looked it up", minimum=0, maximum=86_400
     )
+
+    def __post_init__(self) -> None:
+        if 0 < self.max_store_bytes < self.max_size_bytes:
+            # Nothing would be evicted, and nothing stored, ever again.
+            raise ValueError(f"--max-store-bytes must be 0 or at least --max-size-bytes, {self.max_size_bytes}")
 
     def limits(self) -> CacheLimits:
         """As the policy takes them."""

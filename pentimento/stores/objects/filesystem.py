@@ -25,6 +25,7 @@ from pentimento.domain.generation import ObjectReference
 from pentimento.files.private_files import close_to_others, make_private_directory
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
 from pentimento.stores.objects.store import (
+    StoreUsage,
     aside_name,
     beyond_bounds,
     broken_references,
@@ -120,6 +121,15 @@ class FilesystemObjectStore:
             problems = [f"foreign file {path}" for path in self._objects.glob("*/*") if not self._is_object(path)]
             problems += [f"abandoned upload {path}" for path in self._staging.iterdir() if _is_abandoned(path)]
         return problems + list(broken_references(self, references))
+
+    def usage(self, prefix: str = "") -> StoreUsage:
+        """Return what lies under keys that start with `prefix`; neither staging nor quarantine."""
+        sizes = []
+        for key in self.keys(prefix):
+            # Deleted since it was listed.
+            with _typed_errors(), suppress(FileNotFoundError):
+                sizes.append(self._path(key).stat().st_size)
+        return StoreUsage(len(sizes), sum(sizes))
 
     def sweep_uploads(self, unfinished_for_s: float = 0.0) -> int:
         """Delete the uploads of writers that are gone, and return their number; those under way are locked and stay,

@@ -22,6 +22,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
 from pentimento.stores.objects.store import (
+    StoreUsage,
     aside_name,
     beyond_bounds,
     broken_references,
@@ -122,6 +123,12 @@ class S3ObjectStore:
             for key, _ in self._listed(prefix):
                 if not key.startswith(_QUARANTINE):
                     yield key
+
+    def usage(self, prefix: str = "") -> StoreUsage:
+        """Return what lies under keys that start with `prefix`, as the store lists it; not the quarantine."""
+        with _typed_errors(prefix):
+            sizes = [size for key, size in self._listed(prefix) if not key.startswith(_QUARANTINE)]
+        return StoreUsage(len(sizes), sum(sizes))
 
     def sweep_uploads(self, unfinished_for_s: float) -> int:
         """Delete the parts of uploads that began so long ago, by the store's own clock, and return their number."""

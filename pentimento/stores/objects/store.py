@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from pentimento.domain.errors import InvalidArgument, PentimentoError
@@ -15,6 +16,14 @@ MAX_KEY_LENGTH = 200
 # What is kept of corrupt objects.
 MAX_ASIDE_COUNT = 64
 MAX_ASIDE_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class StoreUsage:
+    """How many objects lie in a store, or in a part of it, and their bytes."""
+
+    object_count: int
+    size_bytes: int
 
 
 class ObjectStore(Protocol):
@@ -47,6 +56,9 @@ class ObjectStore(Protocol):
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Yield every key that starts with `prefix`, in no order. Objects put or deleted meanwhile may or may not be
         seen."""
+
+    def usage(self, prefix: str = "") -> StoreUsage:
+        """Return what lies under keys that start with `prefix`. Goes through all of them."""
 
     def sweep_uploads(self, unfinished_for_s: float) -> int:
         """Delete what uploads left behind that never came to their end, and return their number. Where the store cannot

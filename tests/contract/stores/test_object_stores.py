@@ -11,7 +11,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
-from pentimento.stores.objects.store import aside_name, beyond_bounds
+from pentimento.stores.objects.store import StoreUsage, aside_name, beyond_bounds
 
 BAD_KEYS = [
     "",
@@ -115,6 +115,18 @@ def test_of_what_is_set_aside_the_newest_stay_within_bounds() -> None:
 
     assert sorted(beyond_bounds(many)) == sorted(many)[:6]
     assert sorted(beyond_bounds(large)) == sorted(large)[:3]
+
+
+def test_usage_counts_what_lies_under_a_prefix(objects: ObjectStore) -> None:
+    for key, size in (("cache/x/1", 10), ("cache/x/2", 5), ("cache/y/1", 100)):
+        objects.put(key, bytes(size))
+    aside = objects.put("cache/x/3", b"sound")
+    objects.put("cache/x/3", b"torn!")
+    objects.set_aside(aside)
+
+    assert objects.usage("cache/x/") == StoreUsage(2, 15)
+    assert objects.usage() == StoreUsage(3, 115)
+    assert objects.usage("cache/z/") == StoreUsage(0, 0)
 
 
 def test_nothing_is_swept_where_every_upload_came_to_its_end(objects: ObjectStore) -> None:

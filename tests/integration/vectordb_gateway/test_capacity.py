@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from pentimento.domain.generation import FromLatent, FromNoise
+from services.vectordb_gateway import metrics
+from services.vectordb_gateway.settings import CapacitySettings
 from tests.gateways import attempt, embedding, running_gateway, scope
 
 FAR_APART = [embedding(*([0] * number), 1) for number in range(4)]
@@ -133,3 +137,32 @@ async def test_where_entries_are_too_many_those_go_that_serve_least(tmp_path: Pa
 
         found = [isinstance((await gateway.lookup(text)).start, FromLatent) for text in FAR_APART]
         assert found == [True, True, False, False]
+
+
+async def test_what_was_evicted_counts_until_it_has_left_the_store(tmp_path: Path) -> None:
+    bounds = ("--max-entries", "1", "--max-size-bytes", "600", "--max-store-bytes", "700")
+    async with running_gateway(tmp_path, *bounds, "--object-grace-s", "3600") as gateway:
+        await gateway.store(FAR_APART[0])
+        await gateway.store(FAR_APART[1])
+        gateway.maintain()
+
+        assert metrics.STORE_OBJECTS._value.get() == 10
+        assert metrics.STORE_SIZE_BYTES._value.get() == 1000
+        assert metrics.SIZE_BYTES._value.get() == 500
+        assert await gateway.client.reserve(scope(), attempt()) is None
+        assert (await gateway.client.statistics()).read_only
+        assert isinstance((await gateway.lookup(FAR_APART[1])).start, FromLatent)
+
+    async with running_gateway(tmp_path, *bounds) as gateway:
+        for key in list(gateway.process.stores.objects.keys()):
+            if key not in {held.key for held in gateway.process.stores.ledger.held_references()}:
+                gateway.process.stores.objects.delete(key)
+        gateway.maintain()
+
+        assert metrics.STORE_SIZE_BYTES._value.get() == 500
+        assert await gateway.client.reserve(scope(), attempt()) is not None
+
+
+def test_a_store_smaller_than_what_may_live_in_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="--max-store-bytes"):
+        CapacitySettings(max_size_bytes=600, max_store_bytes=599)
