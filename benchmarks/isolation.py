@@ -255,7 +255,7 @@ async def times(client: GatewayClient, number: int) -> list[tuple[str, float]]:
         began = time.perf_counter()
         await client.lookup([candidate], embedding)
         if warm >= 50:
-            taken.append((kind, time.perf_counter() - began))
+            taken.append((kind, round(time.perf_counter() - began, 6)))
     return taken
 
 
