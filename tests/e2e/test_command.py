@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from pentimento.sdk.picture import read_provenance
+from pentimento.pictures.png_chunks import HEADER_END, png_chunk
+from pentimento.sdk.picture import read_provenance, without_provenance
 from pentimento.supervisor.local import LocalSuite
 from tests.tiny_models import size_px
 
@@ -75,6 +76,34 @@ def test_picture_to_start_from(suite: LocalSuite, tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert read_provenance(second.read_bytes())["steps_run"] == 4
+
+
+def test_a_saved_picture_is_painted_again(suite: LocalSuite, tmp_path: Path) -> None:
+    first, again = tmp_path / "first.png", tmp_path / "first-replay.png"
+    run(suite, "generate", "a yellow star", "--steps", "4", "--seed", "5", "-o", str(first))
+
+    done = run(suite, "replay", str(first))
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == f"the same bytes as {first}"
+    assert without_provenance(again.read_bytes()) == without_provenance(first.read_bytes())
+    asked = read_provenance(first.read_bytes())["request_id"]
+    assert read_provenance(again.read_bytes())["route"]["replay_of"] == asked
+
+
+def test_a_picture_of_an_unknown_request_is_not_painted_again(suite: LocalSuite, tmp_path: Path) -> None:
+    first = tmp_path / "first.png"
+    run(suite, "generate", "a yellow star", "--steps", "4", "-o", str(first))
+    known = read_provenance(first.read_bytes())["request_id"].encode()
+    forged = without_provenance(first.read_bytes())
+    text = json.dumps({"request_id": "r-" + "0" * 32}).encode()
+    first.write_bytes(forged[:HEADER_END] + png_chunk(b"iTXt", b"pentimento" + bytes(5) + text) + forged[HEADER_END:])
+
+    done = run(suite, "replay", str(first))
+
+    assert known not in first.read_bytes()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == ["pentimento: request_id: there is no such request"]
 
 
 def test_wrong_field_is_one_line(suite: LocalSuite, tmp_path: Path) -> None:
