@@ -1,6 +1,7 @@
 """Who may have which picture painted again, and what is asked of the worker then; whether it is the same picture is
 tested with the real worker."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from pentimento.domain.reasons import Reason
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
 from pentimento.testing.held_models import HELD
 from pentimento.testing.paced_worker import PacedWorker
+from pentimento.wire.journal import resolved_from_bytes
 from tests.integration.frontdoor.inputs import png
 
 
@@ -44,6 +46,9 @@ async def test_a_replay_is_asked_for_as_it_was_the_first_time(suite: FrontdoorSu
     assert again.provenance.replay_equal is True and first.provenance.replay_equal is None
     assert again.provenance.route.replay_of == first.request_id
     assert again.provenance.route.start == FromNoise()
+    record = await asyncio.wrap_future(suite.frontdoor.parts.journal.get(again.request_id, "default"))
+    assert record is not None
+    assert resolved_from_bytes(record.request.body, record.request.body_format).cache is CacheMode.OFF
 
 
 async def test_other_bytes_than_the_first_time_are_told(suite: FrontdoorSuite, worker: PacedWorker) -> None:

@@ -71,6 +71,7 @@ async def replay(suite: FrontdoorSuite, request_id: str, **options: Any) -> Comp
 async def hit(suite: FrontdoorSuite, gateway: RunningGateway) -> Completed:
     """Paint once, and another request from what the cache has of it."""
     await suite.paint(FIRST)
+    await suite.frontdoor.parts.jobs.finish_tasks()
     while isinstance((await suite.client.explain(SECOND)).route.start, FromNoise):
         await asyncio.to_thread(gateway.process.indexing.index_new)
     return await suite.paint(SECOND)

@@ -140,3 +140,18 @@ async def test_a_profile_is_written_that_the_reader_takes(checkpoint: Path, tmp_
 async def test_a_size_that_cannot_be_profiled_is_named(checkpoint: Path, tmp_path: Path, size: str) -> None:
     with pytest.raises(InvalidArgument, match="sizes"):
         await profile_main(["--model", str(checkpoint), "--out", str(tmp_path / "profile.json"), "--sizes", size])
+
+
+async def test_a_replay_shares_no_step(worker: Served) -> None:
+    before = steps_by_batch_size()
+    specs = [spec_with(seed=seed, num_inference_steps=20) for seed in range(3)]
+
+    await asyncio.gather(
+        *(
+            result_of(execute(worker, attempt=attempt(request_id=f"r-{spec.seed}"), spec=spec, replay_of="r"))
+            for spec in specs
+        )
+    )
+
+    after = steps_by_batch_size()
+    assert after["+Inf"] - before["+Inf"] == after["1.0"] - before["1.0"] == 3 * 20
