@@ -46,9 +46,19 @@ async def test_a_replay_is_asked_for_as_it_was_the_first_time(suite: FrontdoorSu
     assert again.provenance.replay_equal is True and first.provenance.replay_equal is None
     assert again.provenance.route.replay_of == first.request_id
     assert again.provenance.route.start == FromNoise()
-    record = await asyncio.wrap_future(suite.frontdoor.parts.journal.get(again.request_id, "default"))
-    assert record is not None
+
+
+async def test_a_replay_neither_asks_the_cache_nor_writes_to_it(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    first = await suite.paint(replace(REQUEST, cache=CacheMode.READ_WRITE))
+    worker.hold.clear()
+    stream = suite.client.replay(ReplayRequest(first.request_id))
+    await suite.accepted(stream)
+
+    (record,) = await asyncio.wrap_future(suite.frontdoor.parts.journal.unfinished())
+
     assert resolved_from_bytes(record.request.body, record.request.body_format).cache is CacheMode.OFF
+    worker.hold.set()
+    await last_of(stream)
 
 
 async def test_other_bytes_than_the_first_time_are_told(suite: FrontdoorSuite, worker: PacedWorker) -> None:
