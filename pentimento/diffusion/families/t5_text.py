@@ -5,24 +5,22 @@ from typing import Any
 import torch
 
 from pentimento.diffusion.families.clip_text import EncodedText
+from pentimento.diffusion.families.prompt_tokens import PromptTokenizer
 
 
 class T5Text:
     """A tokenizer with its encoder."""
 
     def __init__(self, tokenizer: Any, encoder: Any, device: torch.device) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer = PromptTokenizer(tokenizer)
         self._encoder = encoder
         self._device = device
 
     def states(self, prompt: str, token_count: int) -> EncodedText:
         """Return the hidden states, (1, token_count, width)."""
-        count = len(self._tokenizer(prompt, verbose=False).input_ids)
-        tokens = self._tokenizer(
-            prompt, padding="max_length", max_length=token_count, truncation=True, return_tensors="pt"
-        )
+        tokens, truncated = self._tokenizer.padded(prompt, token_count)
         states = self._encoder(tokens.input_ids.to(self._device))[0]
-        return EncodedText(states, None, count > token_count)
+        return EncodedText(states, None, truncated)
 
 
 def absent_t5(token_count: int, width: int) -> EncodedText:
