@@ -1,5 +1,6 @@
 """What a suite left behind is found; what it still needs is not taken for it."""
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,7 +22,10 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateDire
     open_journal(f"sqlite:///{tmp_path}/frontdoor.sqlite").close()
     open_cache_ledger(f"sqlite:///{tmp_path}/gateway.sqlite").close()
     FilesystemObjectStore(tmp_path / "objects")
-    return StateDirectory(tmp_path)
+    made = StateDirectory(tmp_path)
+    yield made
+    # It lies outside of the state directory, under a name that a later run's directory may give it again.
+    shutil.rmtree(made.sockets, ignore_errors=True)
 
 
 def execute(file: Path, statement: str) -> None:
