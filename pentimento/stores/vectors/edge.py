@@ -9,6 +9,7 @@ process beside the one that serves, which catches up with what was written meanw
 import logging
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,7 +18,7 @@ from pentimento.stores.errors import SchemaMismatch
 from pentimento.stores.vectors.generations import Generations
 from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, check_vector
 from pentimento.stores.vectors.index_building import IndexBuilding, IndexCounts
-from pentimento.stores.vectors.rebuild import OnPhase
+from pentimento.stores.vectors.rebuild import OnPhase, Rebuild
 from pentimento.stores.vectors.rebuild_schedule import RebuildSchedule
 from pentimento.stores.vectors.serving_shard import ServingShard, batches
 from pentimento.stores.vectors.shard_process import DEFAULT_TIMING, ShardProcess, ShardTiming
@@ -160,9 +161,10 @@ class EdgeVectorIndex:
         return ServingShard(process, current)
 
     def _scheduled(self, serving: ServingShard, generations: Generations) -> RebuildSchedule:
-        schedule = RebuildSchedule(
-            serving, generations, self._dimension_count, self._building, self._timing, self._on_phase
+        new_rebuild = partial(
+            Rebuild, serving, generations, self._dimension_count, self._building, self._timing, self._on_phase
         )
+        schedule = RebuildSchedule(serving, self._building, new_rebuild)
         schedule.start()
         return schedule
 

@@ -2,13 +2,12 @@
 
 import logging
 import threading
+from collections.abc import Callable
 
 from pentimento.domain.errors import PentimentoError
-from pentimento.stores.vectors.generations import Generations
 from pentimento.stores.vectors.index_building import IndexBuilding, build_is_due, retry_delay_s
-from pentimento.stores.vectors.rebuild import OnPhase, Rebuild
+from pentimento.stores.vectors.rebuild import Rebuild
 from pentimento.stores.vectors.serving_shard import ServingShard
-from pentimento.stores.vectors.shard_process import ShardTiming
 
 logger = logging.getLogger(__name__)
 
@@ -19,18 +18,12 @@ class RebuildSchedule:
     def __init__(
         self,
         serving: ServingShard,
-        generations: Generations,
-        dimension_count: int,
         building: IndexBuilding,
-        timing: ShardTiming,
-        on_phase: OnPhase,
+        new_rebuild: Callable[[], Rebuild],
     ) -> None:
         self._serving = serving
-        self._generations = generations
-        self._dimension_count = dimension_count
         self._building = building
-        self._timing = timing
-        self._on_phase = on_phase
+        self._new_rebuild = new_rebuild
         self._due = threading.Event()
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -71,9 +64,7 @@ class RebuildSchedule:
                 self.look()
 
     def _build(self) -> None:
-        rebuild = Rebuild(
-            self._serving, self._generations, self._dimension_count, self._building, self._timing, self._on_phase
-        )
+        rebuild = self._new_rebuild()
         with self._lock:
             self._running = rebuild
         try:
