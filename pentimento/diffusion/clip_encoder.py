@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 # Checkpoints from before 2023 say 2 whatever their tokenizer says; the end token is the highest id there.
-_LEGACY_END_TOKEN = 2
+LEGACY_END_TOKEN = 2
 
 
 def _quick_gelu(hidden: Tensor) -> Tensor:
@@ -21,6 +21,11 @@ def _quick_gelu(hidden: Tensor) -> Tensor:
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {"quick_gelu": _quick_gelu, "gelu": functional.gelu}
 )
+
+
+def text_ends(ids: Tensor, end_token: int) -> Tensor:
+    """Return where the first end token of each row of token ids (rows, tokens) is: (rows,)."""
+    return (ids if end_token == LEGACY_END_TOKEN else (ids == end_token)).int().argmax(-1)
 
 
 @dataclass(frozen=True)
@@ -85,13 +90,8 @@ class ClipTextEncoder(nn.Module):
         last: Tensor = self.final_layer_norm(states[-1])
         if self.text_projection is None:
             return ClipOutput(last, tuple(states))
-        ends = last[torch.arange(len(last), device=last.device), self._ends(input_ids)]
+        ends = last[torch.arange(len(last), device=last.device), text_ends(input_ids, self.config.eos_token_id)]
         return ClipOutput(self.text_projection(ends), tuple(states))
-
-    def _ends(self, ids: Tensor) -> Tensor:
-        """Return where each row's first end token is (rows,)."""
-        legacy = self.config.eos_token_id == _LEGACY_END_TOKEN
-        return (ids if legacy else (ids == self.config.eos_token_id)).int().argmax(-1)
 
 
 def _attention_mask(given: Tensor | None) -> Tensor | None:

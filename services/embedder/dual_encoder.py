@@ -13,17 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.clip_encoder import ACTIVATIONS, text_ends
 from services.embedder.checkpoint import EncoderCheckpoint, TowerConfig
-
-# Checkpoints from before 2023 say 2 whatever their tokenizer says; the end token is the highest id there.
-LEGACY_END_TOKEN = 2
-
-
-def quick_gelu(hidden: Tensor) -> Tensor:
-    return hidden * torch.sigmoid(1.702 * hidden)
-
-
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"quick_gelu": quick_gelu, "gelu": functional.gelu}
 
 
 @dataclass(frozen=True)
@@ -95,8 +86,7 @@ class DualEncoder:
         tokens = functional.embedding(ids, self._tensors["text_model.embeddings.token_embedding.weight"])
         positions = self._tensors["text_model.embeddings.position_embedding.weight"][: ids.shape[1]]
         hidden = self._text.run(tokens + positions)
-        ends = ids.argmax(-1) if self._end_token == LEGACY_END_TOKEN else (ids == self._end_token).int().argmax(-1)
-        pooled = hidden[torch.arange(len(hidden)), ends]
+        pooled = hidden[torch.arange(len(hidden)), text_ends(ids, self._end_token)]
         pooled = self._text.norm(pooled, affine_of(self._tensors, "text_model.final_layer_norm"))
         return functional.normalize(functional.linear(pooled, self._tensors["text_projection.weight"]), dim=-1)
 
