@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zoo.drawing.captions import natural_caption
+from zoo.drawing.captions import Caption, labels, natural_caption
 from zoo.drawing.scenes import (
     BACKGROUNDS,
     COLOURS,
@@ -35,8 +35,17 @@ class Utterance:
     keep: float
 
     @property
+    def caption(self) -> Caption:
+        return natural_caption(self.scene, np.random.default_rng(self.wording), self.keep)
+
+    @property
     def text(self) -> str:
-        return natural_caption(self.scene, np.random.default_rng(self.wording), self.keep).text
+        return self.caption.text
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """What the text asks for: a class index for each of ATTRIBUTES, UNSAID where it says nothing of it."""
+        return tuple(labels(self.scene, self.caption.said))
 
 
 def fresh(rng: np.random.Generator) -> Utterance:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +89,25 @@ BANDS = (
 )  # fmt: skip
 
 
+def denser_bands(share: float, above: float) -> tuple[Band, ...]:
+    """Return the bands with `share` (0..1) of all prompts in those from the similarity `above` on, and the rest in the
+    others; among themselves, each side keeps DiffusionDB's proportions, and every band its ages."""
+    near = sum(band.share for band in BANDS if band.low >= above)
+    far = sum(band.share for band in BANDS) - near
+    if not (0 <= share <= 1 and near and far):
+        raise InvalidArgument.of("share", f"must be between 0 and 1 and divide the bands, got {share} above {above}")
+    return tuple(
+        replace(band, share=band.share * (share / near if band.low >= above else (1 - share) / far)) for band in BANDS
+    )
+
+
 @dataclass(frozen=True)
 class SceneLog:
-    """Prompts in order with their unit embeddings (n, d)."""
+    """Prompts in order with their unit embeddings (n, d), and what each asks for (`Utterance.asked`)."""
 
     prompts: tuple[str, ...]
     embeddings: Vectors
+    asked: tuple[tuple[int, ...], ...] = ()
 
     def content(self, **fields: Any) -> Content:
         """To be asked for at any times (`pentimento.workloads`)."""
@@ -104,14 +117,16 @@ class SceneLog:
 SOURCES = ("scenes of the zoo", "similarities and reuse ages of DiffusionDB (CC0)")
 
 
-def write_scene_log(count: int, embed: Embed, rng: np.random.Generator) -> SceneLog:
-    """`count` prompts; `embed` gives unit vectors (texts, d). The same generator state gives the same log."""
+def write_scene_log(count: int, embed: Embed, rng: np.random.Generator, bands: tuple[Band, ...] = BANDS) -> SceneLog:
+    """`count` prompts; `embed` gives unit vectors (texts, d). The same generator state gives the same log. `bands` are
+    BANDS, or those with other shares."""
     if count < 1:
         raise InvalidArgument.of("count", f"must be at least 1, got {count}")
-    writer = _Writer(embed, rng)
+    writer = _Writer(embed, rng, bands)
     for _ in range(count):
         writer.add()
-    return SceneLog(tuple(writer.texts), writer.vectors[:count].copy())
+    asked = tuple(said.asked for said in writer.said)
+    return SceneLog(tuple(writer.texts), writer.vectors[:count].copy(), asked)
 
 
 @dataclass(frozen=True)
@@ -129,6 +144,7 @@ class _Tried:
 class _Writer:
     embed: Embed
     rng: np.random.Generator
+    bands: tuple[Band, ...] = BANDS
     said: list[Utterance] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     vectors: Vectors = field(default_factory=lambda: np.zeros((0, 0), np.float32))
@@ -141,8 +157,8 @@ class _Writer:
             first = fresh(self.rng)
             self._append(first, self.embed([first.text])[0], -1.0)
             return
-        band = BANDS[self._next_band()]
-        if band is REPEATS:
+        band = self.bands[self._next_band()]
+        if band.low >= SAME:
             row = self._row_to_repeat()
             self._append(self.said[row], self.vectors[row], 1.0)
         else:
@@ -150,8 +166,8 @@ class _Writer:
 
     def _next_band(self) -> int:
         total = len(self.said) + 1
-        lacking = [max(0.02, band.share * total - count) for band, count in zip(BANDS, self.counts, strict=True)]
-        return int(self.rng.choice(len(BANDS), p=np.asarray(lacking) / sum(lacking)))
+        lacking = [max(0.02, band.share * total - count) for band, count in zip(self.bands, self.counts, strict=True)]
+        return int(self.rng.choice(len(self.bands), p=np.asarray(lacking) / sum(lacking)))
 
     def _row_to_repeat(self) -> int:
         """A row of the age drawn which nothing has repeated since, or the newest of those that were tried."""
@@ -190,7 +206,7 @@ class _Writer:
             grown[:row] = self.vectors[:row] if row else 0.0
             self.vectors = grown
         self.vectors[row] = vector
-        self.counts[next(index for index, band in enumerate(BANDS) if band.holds(max(similarity, -0.999)))] += 1
+        self.counts[next(index for index, band in enumerate(self.bands) if band.holds(max(similarity, -0.999)))] += 1
         self.said.append(utterance)
         self.texts.append(utterance.text)
         self.newest[utterance.text] = row

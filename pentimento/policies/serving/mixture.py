@@ -5,11 +5,11 @@ Misses need the large model; hits are refined by a small one, and by large devic
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from pentimento.domain.fleet import PoolPlan, RouteShare
-from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, hold_resident
 from pentimento.policies.serving.costs import batch_costs
 from pentimento.policies.serving.demand import averaged_demand, demand_of
 from pentimento.policies.serving.entry import EVERY_START, IMAGE, LATENT, NOISE, SPARE
@@ -20,6 +20,9 @@ from pentimento.policies.serving.settings import ServingSettings
 # Misses go to the large model, hits to the small one; large workers without misses take hits.
 SPARING = (RouteShare(NOISE, 1.0), RouteShare(SPARE, 1.0))
 HITS = (RouteShare(LATENT, 1.0), RouteShare(IMAGE, 1.0))
+# Of models that share a device. Nothing is spared: a hit that the large model takes would take its time from the small.
+OWN_STARTS = (RouteShare(NOISE, 1.0), RouteShare(LATENT, 1.0))
+IMAGES_ALONE = (RouteShare(IMAGE, 1.0),)
 
 
 class MixtureMode(Enum):
@@ -179,3 +182,19 @@ class MixtureAllocator:
             if model != small and workers[model]:
                 pools.append(PoolPlan(model, model, workers[model]))
         return AllocationDecision(assignments, tuple(pools), memory=memory)
+
+
+@dataclass(frozen=True)
+class ResidentMixture:
+    """An allocator that moves nothing: every worker keeps the model that it holds. Misses and hits of latents go to the
+    heavy model, hits of images to the first of the small ones that any worker holds, else to the heavy model too. For
+    devices that hold both models at once."""
+
+    settings: ServingSettings
+
+    def __call__(self, context: AllocationContext) -> AllocationDecision:
+        held = hold_resident(context)
+        models = {pool.model for pool in held.pools}
+        small = next((model for model in self.settings.small_models if model in models), "")
+        routes = {small: IMAGES_ALONE, self.settings.heavy: OWN_STARTS if small else EVERY_START}
+        return replace(held, pools=tuple(replace(pool, routes=routes.get(pool.model, ())) for pool in held.pools))

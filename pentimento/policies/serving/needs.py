@@ -23,6 +23,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "retrieval-only": ("heavy",),
     "modm": ("heavy", "small_models"),
     "modm-only": ("heavy", "small_models"),
+    "resident-mixture": ("heavy", "small_models"),
 }
 
 

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 from pentimento.policies.allocation import Allocator, hold_resident
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
-from pentimento.policies.serving.mixture import MixtureAllocator
+from pentimento.policies.serving.mixture import MixtureAllocator, ResidentMixture
 from pentimento.policies.serving.proteus import Proteus
 from pentimento.policies.serving.settings import ServingSettings
 from pentimento.policies.serving.uniform import OneModel
@@ -116,6 +116,14 @@ def modm(settings: ServingSettings) -> ServingPolicy:
     return ServingPolicy("modm", MixtureAllocator(settings), CacheUse.IMAGES, "fifo", drops_late=False)
 
 
+def resident_mixture(settings: ServingSettings) -> ServingPolicy:
+    """Build MoDM's routes without its monitor, for devices that hold both models: latents and images are reused, and
+    nothing is ever loaded."""
+    return ServingPolicy(
+        "resident-mixture", ResidentMixture(settings), CacheUse.BOTH, drops_late=False, plans_batches=False
+    )
+
+
 def modm_only(settings: ServingSettings) -> ServingPolicy:
     """Build MoDM under the name of a baseline."""
     return ServingPolicy("modm-only", MixtureAllocator(settings), CacheUse.IMAGES, "fifo", drops_late=False)
@@ -146,4 +154,5 @@ SERVING_POLICIES: Mapping[str, Callable[[ServingSettings], ServingPolicy]] = {
     "modm-only": modm_only,
     "retrieval-only": retrieval_only,
     "modm": modm,
+    "resident-mixture": resident_mixture,
 }

@@ -7,6 +7,7 @@ import pytest
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.workloads import load_workload
+from zoo.drawing.captions import ATTRIBUTES, UNSAID
 from zoo.drawing.scenes import PLACES, SIZES, UNREADABLE, Scene, draw
 from zoo.registry import WEIGHTS
 from zoo.scene_edits import CHANGES, changed, fresh, reworded
@@ -19,6 +20,7 @@ from zoo.scene_log import (
     Embed,
     SceneLog,
     clip_embedder,
+    denser_bands,
     nearest,
     reuse,
     scene_workload,
@@ -57,6 +59,33 @@ def test_prompts_that_come_back_are_mostly_young(log: SceneLog) -> None:
 def test_the_embeddings_are_those_of_the_prompts(log: SceneLog, embed: Embed) -> None:
     np.testing.assert_allclose(log.embeddings[:40], embed(log.prompts[:40]), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(log.embeddings, axis=1), 1.0, atol=1e-5)
+
+
+def test_what_a_prompt_asks_for_is_what_it_says(log: SceneLog) -> None:
+    backgrounds = ATTRIBUTES["background"]
+    column = list(ATTRIBUTES).index("background")
+    told = [(text, asked[column]) for text, asked in zip(log.prompts, log.asked, strict=True)]
+
+    meadows = {"meadow" in text or "green grass" in text for text, said in told if said == backgrounds.index("meadow")}
+    silent = [text for text, said in told if said == UNSAID]
+
+    assert meadows == {True}
+    assert silent and not any("meadow" in text or "brick" in text for text in silent)
+
+
+def test_a_denser_log_has_the_share_of_near_prompts_that_it_is_asked_for(embed: Embed) -> None:
+    dense = write_scene_log(COUNT, embed, np.random.default_rng(5), denser_bands(0.8, 0.9))
+
+    similarity, _ = reuse(dense.embeddings)
+
+    assert float((similarity > 0.9).mean()) == pytest.approx(0.8, abs=0.05)
+    assert sum(band.share for band in denser_bands(0.8, 0.9)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("share", "above"), [(-0.1, 0.9), (1.1, 0.9), (0.5, 2.0), (0.5, -1.0)])
+def test_shares_that_divide_nothing_are_refused(share: float, above: float) -> None:
+    with pytest.raises(InvalidArgument, match="share"):
+        denser_bands(share, above)
 
 
 def test_the_same_seed_writes_the_same_log_and_another_another(embed: Embed) -> None:

@@ -29,7 +29,15 @@ from pentimento.policies.serving.entry import (
     request_stages,
     scaled_start_step,
 )
-from pentimento.policies.serving.mixture import HITS, SPARING, MixtureAllocator, MixtureLoad, MixtureMode, large_count
+from pentimento.policies.serving.mixture import (
+    HITS,
+    SPARING,
+    MixtureAllocator,
+    MixtureLoad,
+    MixtureMode,
+    ResidentMixture,
+    large_count,
+)
 from pentimento.policies.serving.needs import check_needs
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.proteus import Proteus
@@ -104,6 +112,29 @@ def test_a_small_model_on_its_way_out_serves_what_waits_for_it() -> None:
     )
 
     assert decision.pools[2] == PoolPlan("sana", "sana", ("w015",))
+
+
+def routes_of(decision: AllocationDecision) -> dict[str, set[str]]:
+    return {pool.model: {route.route for route in pool.routes} for pool in decision.pools}
+
+
+def test_devices_that_hold_both_models_keep_them_and_images_go_to_the_small_one() -> None:
+    allocator = ResidentMixture(ServingSettings(heavy="sd35", small=("absent", "sana")))
+    models = ("sd35", "sana", "sd35", "other")
+    fleet = tuple(worker(number, model, models) for number, model in enumerate(models))
+
+    decision = decide(allocator, replace(asked(18), replicas=fleet))
+
+    assert [assignment.model for assignment in decision.assignments] == list(models)
+    assert routes_of(decision) == {"sd35": {"noise", "latent"}, "sana": {"image"}, "other": set()}
+
+
+def test_where_no_worker_holds_the_small_model_the_heavy_one_takes_images_too() -> None:
+    allocator = ResidentMixture(ServingSettings(heavy="sd35", small=("sana",)))
+
+    decision = decide(allocator, replace(asked(18), replicas=(worker(0, "sd35", ("sd35", "sana")),)))
+
+    assert routes_of(decision) == {"sd35": {"noise", "latent", "image"}}
 
 
 def test_the_load_of_a_mixture_is_in_full_runs() -> None:

@@ -13,7 +13,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.policies.allocation import Allocator, hold_resident
 from pentimento.policies.serving import SERVING_POLICIES, ServingSettings
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
-from pentimento.policies.serving.mixture import MixtureAllocator, MixtureMode
+from pentimento.policies.serving.mixture import MixtureAllocator, MixtureMode, ResidentMixture
 from pentimento.policies.serving.needs import NEEDS, check_needs, fleet_settings
 from pentimento.policies.serving.pid import PidGains
 from pentimento.policies.serving.policy import CacheUse
@@ -51,6 +51,7 @@ WHAT_THEY_NEED = {
     "retrieval-only": {"heavy"},
     "modm": {"heavy", "small_models"},
     "modm-only": {"heavy", "small_models"},
+    "resident-mixture": {"heavy", "small_models"},
 }
 # Cache, its rule, whether hits are cached, late ones dropped, batches planned.
 WHAT_THEY_ARE = {
@@ -73,6 +74,7 @@ WHAT_THEY_ARE = {
     "modm": (CacheUse.IMAGES, "fifo", True, False, True),
     "modm-only": (CacheUse.IMAGES, "fifo", True, False, True),
     "retrieval-only": (CacheUse.RETRIEVAL, "fifo", False, False, True),
+    "resident-mixture": (CacheUse.BOTH, "fifo", True, False, False),
 }
 
 
@@ -166,8 +168,9 @@ def test_a_policy_that_lacks_a_field_says_which(name: str) -> None:
     named = set()
     for field in ("heavy", "light", "slo_s", "peak_per_s", "small_models"):
         absent = math.inf if field == "slo_s" else 0.0 if field == "peak_per_s" else ""
-        changes = {"small": (), "light": ""} if field == "small_models" and "modm" in name else {field: absent}
-        if field != "small_models" or "modm" in name:
+        needs_small = "small_models" in WHAT_THEY_NEED[name]
+        changes = {"small": (), "light": ""} if field == "small_models" and needs_small else {field: absent}
+        if field != "small_models" or needs_small:
             try:
                 check_needs(name, replace(full, **changes))  # type: ignore[arg-type]
             except InvalidArgument as error:
@@ -220,6 +223,7 @@ def test_a_fleet_s_file_tells_models_steps_and_deferral(tmp_path: Path) -> None:
         ("retrieval-only", OneModel("sd15", 5.0, SIZES)),
         ("modm", MixtureAllocator(FULL, MixtureMode.QUALITY, PidGains(0.6, 0.05, 0.05, 60.0), 0.9, 60.0)),
         ("modm-only", MixtureAllocator(FULL)),
+        ("resident-mixture", ResidentMixture(FULL)),
     ],
 )
 def test_every_policy_decides_by_the_allocator_of_its_system(name: str, allocator: Allocator) -> None:
