@@ -134,8 +134,24 @@ def _mean_keeps(seen: _SeenSamples) -> bool:
     if seen.count < _FEWEST_FOR_MEAN:
         return False
     mean = seen.total / seen.count
-    variance = max(seen.squares / seen.count - mean * mean, 0.0) * seen.count / (seen.count - 1)
-    return mean >= _Z * math.sqrt(variance / seen.count)
+    return mean >= _mean_error(mean, seen.squares, seen.count)
+
+
+def mean_is_surely(margins: Sequence[float], *, strictly: bool = False) -> bool:
+    """Return whether the lower bound, at CONFIDENCE, of the mean of `margins` is at least 0, or, `strictly`, above it;
+    of fewer than 30 nothing is sure."""
+    count = len(margins)
+    if count < _FEWEST_FOR_MEAN:
+        return False
+    mean = math.fsum(margins) / count
+    error = _mean_error(mean, math.fsum(margin * margin for margin in margins), count)
+    return mean > error if strictly else mean >= error
+
+
+def _mean_error(mean: float, squares: float, count: int) -> float:
+    """Return how far the lower bound of a mean is below it."""
+    variance = max(squares / count - mean * mean, 0.0) * count / (count - 1)
+    return _Z * math.sqrt(variance / count)
 
 
 _HOLDS: Mapping[ThresholdRule, Callable[[_SeenSamples], bool]] = {

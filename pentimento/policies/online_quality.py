@@ -1,0 +1,164 @@
+"""Thresholds that follow what reuse was seen to do: what hits kept of the quality from scratch, with its interval.
+
+A profile was measured once, on some prompts. While the suite serves, some hits are painted again from noise, and what
+that says of a threshold is judged by the profile's own question (`selector_profiling`): by the share of hits that keep
+alpha, which is to be 0.95, or by the mean, where the table is read by the rule MEAN. A threshold moves with
+hysteresis:
+
+- up, where the promise is surely broken: the upper bound of the share is below 0.95. It goes to the lowest similarity
+  from which on the samples do not say so, or to HIGHEST where they all do.
+- down again, by half of its way back, where the promise is surely kept: the lower bound of the share, among samples
+  since the last move, is at least 0.95. So no sample carries two moves down, and it takes 59 of them at the least.
+- not at all in between, never below the profile's own similarity, and never down to where old samples still say that
+  the promise is broken.
+
+Bounds are Clopper and Pearson's (1934), one-sided at CONFIDENCE each.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pentimento.domain.online_quality import QualitySample, ThresholdPosition
+from pentimento.policies.selector_profiling import (
+    CONFIDENCE,
+    REQUIRED_SHARE,
+    ReuseSample,
+    ThresholdRule,
+    mean_is_surely,
+    share_is_surely,
+)
+
+# The cosine of a prompt with itself is 1 but for rounding: what is word for word the same is found from here on.
+HIGHEST = 0.9999
+# One failure alone would "surely" break a share of 0.95.
+FEWEST_TO_RAISE = 20
+# Nearer to the profile's own similarity than this, a threshold that comes down is back.
+_NEAR = 0.005
+_BISECTIONS = 40
+
+
+@dataclass(frozen=True)
+class AchievedQuality:
+    """What hits kept. `kept_share` is the share of them that kept the alpha asked for; `alpha` is what 95 % of them
+    kept at least. Lower and upper bounds are one-sided, at 95 % each; without samples they say nothing."""
+
+    sample_count: int = 0
+    kept_share: float = 0.0
+    kept_share_low: float = 0.0
+    kept_share_high: float = 1.0
+    alpha: float = 0.0
+    alpha_low: float = 0.0
+    alpha_high: float = math.inf
+
+
+def achieved_quality(samples: Sequence[QualitySample], in_force: float, alpha: float) -> AchievedQuality:
+    """Return what the hits kept whose similarity is at least `in_force`; alpha 0..1 is what was promised."""
+    served = _served(samples, in_force)
+    if not served:
+        return AchievedQuality()
+    kept = sum(sample.keeps(alpha) for sample in served)
+    low, high = share_bounds(kept, len(served))
+    ratios = sorted(_ratio(sample) for sample in served)
+    # As many may fall short as the required share leaves.
+    least = ratios[int(len(ratios) * (1.0 - REQUIRED_SHARE) + 1e-9)]
+    return AchievedQuality(len(served), kept / len(served), low, high, least, *_alpha_bounds(ratios))
+
+
+def share_bounds(kept: int, count: int) -> tuple[float, float]:
+    """Return the lower and the upper bound of a share after `kept` of `count` > 0, each at CONFIDENCE."""
+    return _lower_bound(kept, count), 1.0 - _lower_bound(count - kept, count)
+
+
+def followed(
+    samples: Sequence[QualitySample],
+    position: ThresholdPosition,
+    profiled: float,
+    alpha: float,
+    rule: ThresholdRule = ThresholdRule.LOWER_BOUND,
+) -> ThresholdPosition:
+    """Return where a threshold stands after these samples of its hits. `profiled` is the profile's own similarity,
+    below which it never goes."""
+    position = ThresholdPosition(max(position.similarity, profiled), position.moved_at_number)
+    newest = max((sample.number for sample in samples), default=0)
+    served = _served(samples, position.similarity)
+    if len(served) >= FEWEST_TO_RAISE and _surely_broken(served, alpha, rule):
+        raised = max(_raised(samples, position.similarity, alpha, rule), position.similarity)
+        return position if raised == position.similarity else ThresholdPosition(raised, newest)
+    fresh = [sample for sample in samples if sample.number > position.moved_at_number]
+    if position.similarity > profiled and _surely_kept(_served(fresh, position.similarity), alpha, rule):
+        lowered = _halfway(position.similarity, profiled)
+        if not _surely_broken(_served(samples, lowered), alpha, rule):
+            return ThresholdPosition(lowered, newest)
+    return position
+
+
+def _served(samples: Sequence[QualitySample], in_force: float) -> list[ReuseSample]:
+    return [
+        ReuseSample(sample.similarity, sample.quality, sample.scratch_quality)
+        for sample in samples
+        if sample.similarity >= in_force
+    ]
+
+
+def _raised(samples: Sequence[QualitySample], in_force: float, alpha: float, rule: ThresholdRule) -> float:
+    """Return the lowest similarity above `in_force` from which on the samples do not say that the promise is broken."""
+    above = sorted({sample.similarity for sample in samples if in_force < sample.similarity < HIGHEST})
+    good = (similarity for similarity in above if not _surely_broken(_served(samples, similarity), alpha, rule))
+    return next(good, HIGHEST)
+
+
+def _halfway(similarity: float, profiled: float) -> float:
+    halfway = (similarity + profiled) / 2
+    return profiled if halfway - profiled < _NEAR else halfway
+
+
+def _surely_kept(served: Sequence[ReuseSample], alpha: float, rule: ThresholdRule) -> bool:
+    if rule is ThresholdRule.MEAN:
+        return mean_is_surely(_margins(served, alpha))
+    return share_is_surely(_kept(served, alpha), len(served), REQUIRED_SHARE)
+
+
+def _surely_broken(served: Sequence[ReuseSample], alpha: float, rule: ThresholdRule) -> bool:
+    if rule is ThresholdRule.MEAN:
+        return mean_is_surely([-margin for margin in _margins(served, alpha)], strictly=True)
+    return share_is_surely(len(served) - _kept(served, alpha), len(served), 1.0 - REQUIRED_SHARE)
+
+
+def _kept(served: Sequence[ReuseSample], alpha: float) -> int:
+    return sum(sample.keeps(alpha) for sample in served)
+
+
+def _margins(served: Sequence[ReuseSample], alpha: float) -> list[float]:
+    return [sample.quality - alpha * sample.scratch_quality for sample in served]
+
+
+def _ratio(sample: ReuseSample) -> float:
+    """Return the share of the quality from scratch; where there was none to keep, 1 or 0."""
+    if sample.scratch_quality > 0:
+        return max(sample.quality / sample.scratch_quality, 0.0)
+    return float(sample.quality >= sample.scratch_quality)
+
+
+def _alpha_bounds(ratios: Sequence[float]) -> tuple[float, float]:
+    """Return the largest share of the quality that 95 % of the hits surely keep (0 where there is none), and the
+    largest that they do not surely fail to; `ratios` are ascending."""
+    count, low, high = len(ratios), 0.0, 0.0
+    for below, ratio in enumerate(ratios):
+        kept = count - below
+        if share_is_surely(kept, count, REQUIRED_SHARE):
+            low = ratio
+        if not share_is_surely(below, count, 1.0 - REQUIRED_SHARE):
+            high = ratio
+    return low, high
+
+
+def _lower_bound(kept: int, count: int) -> float:
+    """Return the largest share that is surely reached."""
+    low, high = 0.0, 1.0
+    if kept == count:
+        return float((1.0 - CONFIDENCE) ** (1.0 / count))
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if share_is_surely(kept, count, middle) else (low, middle)
+    return low

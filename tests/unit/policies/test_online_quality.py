@@ -1,0 +1,194 @@
+"""Thresholds that follow what hits kept: bounds, hysteresis, and what no samples may do."""
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.domain.online_quality import QualitySample, ThresholdPosition
+from pentimento.policies.online_quality import (
+    FEWEST_TO_RAISE,
+    HIGHEST,
+    AchievedQuality,
+    achieved_quality,
+    followed,
+    share_bounds,
+)
+from pentimento.policies.selector_profiling import ThresholdRule
+
+ALPHA = 0.9
+GOOD, BAD = 0.95, 0.5
+PROFILED = 0.8
+
+
+def sample(number: int, quality: float, similarity: float = 0.9) -> QualitySample:
+    return QualitySample(number, similarity, quality, 1.0)
+
+
+def several(count: int, quality: float, similarity: float = 0.9, first: int = 1) -> list[QualitySample]:
+    return [sample(first + each, quality, similarity) for each in range(count)]
+
+
+def moved(samples: Sequence[QualitySample], position: ThresholdPosition, **asked: ThresholdRule) -> ThresholdPosition:
+    return followed(samples, position, PROFILED, ALPHA, **asked)
+
+
+samples_drawn = st.lists(
+    st.tuples(st.floats(-1, 1), st.floats(-0.2, 1.2), st.floats(-0.1, 1)), min_size=1, max_size=90
+).map(lambda drawn: [QualitySample(number, *values) for number, values in enumerate(drawn, 1)])
+positions = st.builds(ThresholdPosition, st.floats(PROFILED, HIGHEST), st.integers(0, 90))
+
+
+def test_a_promise_that_is_surely_broken_raises_the_threshold_to_where_it_is_not() -> None:
+    far, near = several(20, BAD, 0.82), several(40, GOOD, 0.95, first=21)
+
+    found = moved(far + near, ThresholdPosition(PROFILED))
+
+    assert found == ThresholdPosition(0.95, 60)
+
+
+def test_where_every_hit_fell_short_only_repeats_of_a_prompt_are_left() -> None:
+    assert moved(several(30, BAD), ThresholdPosition(PROFILED)) == ThresholdPosition(HIGHEST, 30)
+
+
+def test_a_few_failures_raise_nothing() -> None:
+    start = ThresholdPosition(PROFILED)
+    assert moved(several(FEWEST_TO_RAISE - 1, BAD), start) == start
+    # 17 of 20: the upper bound of the share is 0.958.
+    assert moved(several(17, GOOD) + several(3, BAD, first=18), start) == start
+    # 16 of 20: 0.929.
+    assert moved(several(16, GOOD) + several(4, BAD, first=17), start).similarity > PROFILED
+
+
+def test_a_threshold_comes_down_by_half_of_its_way_once_the_promise_is_surely_kept() -> None:
+    raised = ThresholdPosition(0.9, 0)
+
+    assert moved(several(58, GOOD), raised) == raised
+    assert moved(several(59, GOOD), raised) == ThresholdPosition(pytest.approx(0.85), 59)  # type: ignore[arg-type]
+
+
+def test_a_threshold_that_is_nearly_back_is_back() -> None:
+    assert moved(several(59, GOOD), ThresholdPosition(0.809)) == ThresholdPosition(PROFILED, 59)
+
+
+def test_no_sample_carries_two_moves_down() -> None:
+    samples = several(70, GOOD, 0.95)
+    once = moved(samples, ThresholdPosition(0.94))
+
+    assert once.similarity < 0.94
+    assert moved(samples, once) == once
+    assert moved(samples + several(59, GOOD, 0.95, first=71), once).similarity < once.similarity
+
+
+def test_old_failures_below_hold_a_threshold_up_until_they_are_forgotten() -> None:
+    failures, since = several(30, BAD, 0.86), several(60, GOOD, 0.95, first=31)
+    raised = ThresholdPosition(0.9, 30)
+
+    assert moved(failures + since, raised) == raised
+    assert moved(since, raised).similarity == pytest.approx(0.85)
+
+
+def test_between_the_bounds_nothing_moves() -> None:
+    """95 of 100: neither surely kept nor surely broken, wherever the threshold stands."""
+    samples = several(95, GOOD, 0.95) + several(5, BAD, 0.95, first=96)
+
+    for similarity in (PROFILED, 0.9, 0.95):
+        assert moved(samples, ThresholdPosition(similarity)) == ThresholdPosition(similarity)
+
+
+def test_a_table_of_means_is_judged_by_the_mean() -> None:
+    """A third falls far short, and the mean is above alpha all the same."""
+    samples = several(40, 1.1) + several(20, 0.6, first=41)
+    start = ThresholdPosition(PROFILED)
+
+    assert moved(samples, start, rule=ThresholdRule.MEAN) == start
+    assert moved(samples, start).similarity == HIGHEST
+    assert moved(several(60, 0.85), start, rule=ThresholdRule.MEAN).similarity == HIGHEST
+    assert moved(several(60, 0.95), ThresholdPosition(0.9), rule=ThresholdRule.MEAN).similarity < 0.9
+    # At alpha just so, the mean is neither above nor below.
+    assert moved(several(60, ALPHA), start, rule=ThresholdRule.MEAN) == start
+
+
+@given(samples_drawn, positions, st.sampled_from(ThresholdRule))
+def test_a_threshold_stays_between_the_profiles_own_and_the_highest(
+    samples: list[QualitySample], position: ThresholdPosition, rule: ThresholdRule
+) -> None:
+    found = followed(samples, position, PROFILED, ALPHA, rule)
+
+    assert PROFILED <= found.similarity <= HIGHEST
+    assert (found.similarity == position.similarity) == (found == position)
+
+
+@given(samples_drawn, positions, st.sampled_from(ThresholdRule))
+def test_the_same_samples_move_a_threshold_once(
+    samples: list[QualitySample], position: ThresholdPosition, rule: ThresholdRule
+) -> None:
+    once = followed(samples, position, PROFILED, ALPHA, rule)
+    if once != position:
+        assert followed(samples, once, PROFILED, ALPHA, rule) == once
+
+
+@given(samples_drawn, positions, st.permutations(range(5)))
+def test_the_order_in_which_samples_are_given_changes_nothing(
+    samples: list[QualitySample], position: ThresholdPosition, order: list[int]
+) -> None:
+    shuffled = sorted(samples, key=lambda one: order[one.number % 5])
+    assert moved(shuffled, position) == moved(samples, position)
+
+
+def test_a_kept_promise_is_seldom_taken_for_a_broken_one() -> None:
+    """98 of 100 hits keep alpha; every one of 400 is judged as it comes. The bound is ours, of 200 such histories."""
+    drawn = random.Random(7)
+    raised = 0
+    for _ in range(200):
+        position, seen = ThresholdPosition(PROFILED), list[QualitySample]()
+        for number in range(1, 401):
+            seen.append(sample(number, GOOD if drawn.random() < 0.98 else BAD))
+            if seen[-1].quality == BAD:  # only then can it be raised
+                position = moved(seen, position)
+        raised += position.similarity > PROFILED
+    assert raised <= 10
+
+
+@pytest.mark.parametrize(
+    ("kept", "count", "low", "high"),
+    # Clopper and Pearson's bounds: beta quantiles, by R's binom.test(conf.level = 0.90).
+    [(59, 59, 0.9505, 1.0), (0, 10, 0.0, 0.2589), (8, 10, 0.4931, 0.9632), (95, 100, 0.8977, 0.9801)],
+)
+def test_bounds_of_a_share(kept: int, count: int, low: float, high: float) -> None:
+    assert list(share_bounds(kept, count)) == pytest.approx([low, high], abs=1e-4)
+
+
+def test_achieved_alpha_is_what_95_of_100_hits_kept() -> None:
+    samples = [sample(number, 0.5 + number / 1000) for number in range(1, 101)]
+
+    found = achieved_quality(samples, PROFILED, ALPHA)
+
+    assert found.sample_count == 100
+    assert found.alpha == pytest.approx(0.506)
+    assert found.alpha_low < found.alpha < found.alpha_high
+    assert achieved_quality(samples, PROFILED, found.alpha).kept_share == pytest.approx(0.95)
+
+
+def test_hits_below_the_threshold_in_force_say_nothing_of_it() -> None:
+    samples = several(10, GOOD, 0.95) + several(10, BAD, 0.85, first=11)
+
+    assert achieved_quality(samples, 0.9, ALPHA).kept_share == 1.0
+    assert achieved_quality(samples, 0.99, ALPHA) == AchievedQuality()
+
+
+def test_a_picture_of_no_quality_from_scratch_is_kept_or_not() -> None:
+    kept, lost = QualitySample(1, 0.9, 0.0, -0.1), QualitySample(2, 0.9, -0.2, -0.1)
+    assert achieved_quality([kept], PROFILED, ALPHA).alpha == 1.0
+    assert achieved_quality([lost], PROFILED, ALPHA).alpha == 0.0
+
+
+@given(samples_drawn, st.floats(0.1, 1))
+def test_intervals_hold_what_was_seen(samples: list[QualitySample], alpha: float) -> None:
+    found = achieved_quality(samples, -1.0, alpha)
+
+    assert 0 <= found.kept_share_low <= found.kept_share <= found.kept_share_high <= 1
+    assert 0 <= found.alpha_low <= found.alpha <= found.alpha_high < math.inf
