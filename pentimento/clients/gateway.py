@@ -9,10 +9,10 @@ from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import Vectord
 from pentimento.clients.errors import domain_errors
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries
+from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, ObjectReference
 from pentimento.domain.retrieval import LookupAnswer, LookupCandidate
 from pentimento.wire.cache import answer_from_proto, candidate_to_proto, embedding_to_proto, scope_to_proto
-from pentimento.wire.generation import attempt_to_proto, captured_to_proto, grant_from_proto
+from pentimento.wire.generation import attempt_to_proto, captured_to_proto, grant_from_proto, object_to_proto
 
 
 class GatewayClient:
@@ -85,6 +85,31 @@ class GatewayClient:
         request = pb.ReportBadObjectRequest(entry_id=entry_id, key=key, detail=detail)
         with domain_errors():
             await self._stub.ReportBadObject(request, timeout=timeout_s)
+
+    async def pin_object(
+        self,
+        tenant: str,
+        request_id: str,
+        reference: ObjectReference,
+        duration_s: float,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Keep an object that the request's picture started from for so long. NotFound ANCESTOR_GONE where it is not
+        there any more."""
+        request = pb.PinObjectRequest(
+            tenant=tenant,
+            request_id=request_id,
+            object=object_to_proto(reference),
+            duration_ms=max(round(duration_s * 1000), 1),
+        )
+        with domain_errors():
+            await self._stub.PinObject(request, timeout=timeout_s)
+
+    async def unpin_objects(self, tenant: str, request_id: str, timeout_s: float | None = None) -> None:
+        """End the pins of a request."""
+        request = pb.UnpinObjectsRequest(tenant=tenant, request_id=request_id)
+        with domain_errors():
+            await self._stub.UnpinObjects(request, timeout=timeout_s)
 
     async def statistics(self, timeout_s: float | None = None) -> pb.GetStatisticsResponse:
         """Return the cache's statistics message."""

@@ -89,11 +89,16 @@ class Capacity:
         return f"the tenant holds its {settings.tenant_share:.0%} of the cache"
 
     def measure_store(self) -> None:
-        """Look what this cache has in the object store, whether the ledger counts it as live or not."""
+        """Look what this cache has in the object store, whether the ledger counts it as live or not. What stays for a
+        pin alone is the tenants' quota of pins, and not counted against the cache."""
         used = self._objects.usage(f"cache/{self._ledger.cache_id}/")
         metrics.STORE_OBJECTS.set(used.object_count)
         metrics.STORE_SIZE_BYTES.set(used.size_bytes)
-        self._store_bytes = used.size_bytes
+        pinned = self._ledger.kept_by_pins()
+        pinned_bytes = sum(reference.size_bytes for reference in pinned)
+        metrics.PINNED_OBJECTS.set(len(pinned))
+        metrics.PINNED_BYTES.set(pinned_bytes)
+        self._store_bytes = used.size_bytes - pinned_bytes
 
     def _look_for_room(self) -> None:
         free = self._objects.free_bytes()

@@ -8,6 +8,7 @@ from pentimento.stores.ledger.cache_records import CacheTotals
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.healing import Healing
 from services.vectordb_gateway.lookup import Lookup
+from services.vectordb_gateway.pinning import Pinning
 from services.vectordb_gateway.writing import EntryWriting
 
 
@@ -28,6 +29,7 @@ class Gateway:
     lookup: Lookup
     writing: EntryWriting
     healing: Healing
+    pinning: Pinning
     ledger: CacheLedger
     capacity: Capacity
     index_backend: str

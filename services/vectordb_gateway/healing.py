@@ -31,13 +31,15 @@ class Healing:
 
     def _examine(self, entry_id: str, key: str) -> str:
         entry = self._ledger.live_entry(entry_id)
-        reference = _held(entry, key) if entry else None
+        held = (_held(entry) if entry else []) + self._ledger.kept_by_pins()
+        reference = next((reference for reference in held if reference.key == key), None)
         if reference is None:
             return "unknown"
         finding = self._look_at(reference)
         if finding in ("missing", "corrupt"):
             # No grace: whoever looked it up meanwhile cannot use it either.
             self._ledger.doom([entry_id], grace_s=0).result()
+            self._ledger.drop_pins(key).result()
         return finding
 
     def _look_at(self, reference: ObjectReference) -> str:
@@ -52,6 +54,5 @@ class Healing:
         return "sound"
 
 
-def _held(entry: CachedEntry, key: str) -> ObjectReference | None:
-    held = [latent.object for latent in entry.latents] + ([entry.image] if entry.image else [])
-    return next((reference for reference in held if reference.key == key), None)
+def _held(entry: CachedEntry) -> list[ObjectReference]:
+    return [latent.object for latent in entry.latents] + ([entry.image] if entry.image else [])

@@ -10,7 +10,7 @@ def check_integrity(ledger: CacheLedger, index: VectorIndex, objects: ObjectStor
     """Everything that is wrong, in words. Meaningful when no write is under way; reads every object."""
     return [
         *ledger.check_integrity(),
-        *objects.check_integrity(ledger.held_references()),
+        *objects.check_integrity([*ledger.held_references(), *ledger.kept_by_pins()]),
         *_unknown_objects(ledger, objects),
         *_index_differences(ledger, index),
     ]

@@ -103,9 +103,11 @@ class Maintenance:
 
     def _delete_objects(self) -> None:
         while keys := self._ledger.deletable_keys(_BATCH_COUNT):
-            for key in keys:
+            # Whoever pinned one of them meanwhile keeps it.
+            claimed = self._ledger.claim_deletion(keys).result()
+            for key in claimed:
                 self._objects.delete(key)
-            self._ledger.forget_objects(keys).result()
+            self._ledger.forget_objects(claimed).result()
 
     def _try(self, name: str, task: Callable[[], None]) -> bool:
         """Whether the task went through; an outage is logged once, and counted every time."""

@@ -35,4 +35,8 @@ STORE_OBJECTS = gauge(
     "Objects of this cache in the object store at the last comparison, live or not.",
 )
 STORE_SIZE_BYTES = gauge("pentimento_gateway_store_size_bytes", "Bytes of those objects.")
+PINNED_OBJECTS = gauge(
+    "pentimento_gateway_pinned_objects_count", "Evicted objects that stay for a pin alone, at the last comparison."
+)
+PINNED_BYTES = gauge("pentimento_gateway_pinned_bytes", "Bytes of those pinned objects.")
 READ_ONLY = gauge("pentimento_gateway_read_only_count", "1 while the cache takes nothing new.")

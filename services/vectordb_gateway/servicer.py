@@ -7,7 +7,7 @@ from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import Vectord
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import CapturedEntries
 from pentimento.wire.cache import answer_to_proto, candidate_from_proto, embedding_from_proto, scope_from_proto
-from pentimento.wire.generation import attempt_from_proto, captured_from_proto, grant_to_proto
+from pentimento.wire.generation import attempt_from_proto, captured_from_proto, grant_to_proto, object_from_proto
 from services.vectordb_gateway.gateway import Gateway
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["VectordbGatewayService"].full_name
@@ -60,6 +60,23 @@ class GatewayServicer(VectordbGatewayServiceServicer):
     ) -> pb.ReportBadObjectResponse:
         await self._gateway.healing.report(request.entry_id, request.key, request.detail)
         return pb.ReportBadObjectResponse()
+
+    async def PinObject(
+        self,
+        request: pb.PinObjectRequest,
+        context: grpc.aio.ServicerContext[pb.PinObjectRequest, pb.PinObjectResponse],
+    ) -> pb.PinObjectResponse:
+        duration_s, reference = request.duration_ms / 1000, object_from_proto(request.object)
+        expires_at = await self._gateway.pinning.pin(request.tenant, request.request_id, reference, duration_s)
+        return pb.PinObjectResponse(expires_at_ms=round(expires_at * 1000))
+
+    async def UnpinObjects(
+        self,
+        request: pb.UnpinObjectsRequest,
+        context: grpc.aio.ServicerContext[pb.UnpinObjectsRequest, pb.UnpinObjectsResponse],
+    ) -> pb.UnpinObjectsResponse:
+        await self._gateway.pinning.unpin(request.tenant, request.request_id)
+        return pb.UnpinObjectsResponse()
 
     async def GetStatistics(
         self,

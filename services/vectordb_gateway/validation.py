@@ -79,9 +79,9 @@ def check_captured(captured: CapturedEntries, step_count: int) -> None:
             raise InvalidArgument.of("entries.latents.resume_step", f"must be {steps}, got {latent.resume_step}")
         if not (math.isfinite(latent.sigma) and latent.sigma >= 0):
             raise InvalidArgument.of("entries.latents.sigma", f"must be finite and not negative, got {latent.sigma}")
-        _check_object("entries.latents.object", latent.object)
+        check_object("entries.latents.object", latent.object)
     if captured.image is not None:
-        _check_object("entries.image", captured.image)
+        check_object("entries.image", captured.image)
 
 
 def check_name(field: str, value: str) -> None:
@@ -91,7 +91,8 @@ def check_name(field: str, value: str) -> None:
         raise InvalidArgument.of(field, f"must be 1 to {_MAX_NAME_LENGTH} characters without NUL, got {found}")
 
 
-def _check_object(field: str, reference: ObjectReference) -> None:
+def check_object(field: str, reference: ObjectReference) -> None:
+    """Raises InvalidArgument unless digest and size could be an object's."""
     if not _DIGEST.fullmatch(reference.digest):
         raise InvalidArgument.of(f"{field}.digest", "must be sha256: and 64 hexadecimal digits")
     if not 0 < reference.size_bytes <= _MAX_TOKEN:

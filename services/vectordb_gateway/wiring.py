@@ -25,6 +25,7 @@ from services.vectordb_gateway.indexing import Indexing
 from services.vectordb_gateway.lookup import Lookup
 from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
+from services.vectordb_gateway.pinning import Pinning
 from services.vectordb_gateway.searches import LookupBounds
 from services.vectordb_gateway.servicer import FULL_NAME, GatewayServicer
 from services.vectordb_gateway.settings import GatewaySettings
@@ -118,6 +119,7 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
         lookup=lookup,
         writing=EntryWriting(stores.ledger, guard, indexing, capacity, reuse, ttl_s, SystemClock(), keys),
         healing=Healing(stores.ledger, stores.objects),
+        pinning=Pinning(stores.ledger, SystemClock()),
         ledger=stores.ledger,
         capacity=capacity,
         index_backend=stores.index.backend,

@@ -17,6 +17,7 @@ from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger import cache_access as access
 from pentimento.stores.ledger import cache_evictions as evictions
+from pentimento.stores.ledger import cache_pins as pins
 from pentimento.stores.ledger import cache_tables as tables
 from pentimento.stores.ledger import cache_writes as writes
 from pentimento.stores.ledger.cache_access import UseBatch
@@ -30,6 +31,7 @@ from pentimento.stores.ledger.cache_records import (
     GrantRecord,
     HeldLatent,
     NumberedVector,
+    ObjectPin,
 )
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
 from pentimento.stores.ledger.migrations import migrate
@@ -143,6 +145,25 @@ class CacheLedger:
         now = self._clock.wall()
         return self._submit(lambda connection: evictions.evict_items(connection, who, now, now + grace_s))
 
+    def pin(self, wanted: ObjectPin, shared_pool: str) -> "Future[None]":
+        """Keep an object for a picture that started from it, whatever becomes of its entry. `shared_pool` names the
+        pool whose objects everybody may pin. Fails with NotFound ANCESTOR_GONE."""
+        now = self._clock.wall()
+        return self._submit(lambda connection: pins.pin(connection, wanted, now, shared_pool))
+
+    def unpin(self, tenant: str, request_id: str) -> "Future[int]":
+        """End the pins of a request, and return their number."""
+        return self._submit(lambda connection: pins.unpin(connection, tenant, request_id))
+
+    def drop_pins(self, key: str) -> "Future[int]":
+        """End the pins of an object whose bytes are gone, and return their number."""
+        return self._submit(lambda connection: pins.drop_pins(connection, key))
+
+    def claim_deletion(self, keys: Collection[str]) -> "Future[list[str]]":
+        """Return those of the deletable keys that nobody can pin from now on: their objects are to be deleted."""
+        now = self._clock.wall()
+        return self._submit(lambda connection: pins.claim_deletion(connection, keys, now))
+
     def forget_entries(self, entry_ids: Collection[str]) -> "Future[None]":
         """Delete doomed entries that the index no longer holds."""
         statement = delete(_entries).where(_entries.c.entry_id.in_(entry_ids), _entries.c.doomed_at.is_not(None))
@@ -206,10 +227,11 @@ class CacheLedger:
             return list(connection.scalars(statement))
 
     def deletable_keys(self, limit_count: int) -> list[str]:
-        """Return keys of doomed objects whose grace is over and whose entry is out of the index."""
-        still_indexed = select(_entries.c.entry_id)
+        """Return keys of doomed objects whose grace is over, whose entry is out of the index and that no pin holds."""
+        still_indexed, now = select(_entries.c.entry_id), self._clock.wall()
         statement = select(_objects.c.key).where(
-            _objects.c.delete_after <= self._clock.wall(),
+            _objects.c.delete_after <= now,
+            pins.is_free(now),
             _objects.c.entry_id.is_(None) | _objects.c.entry_id.not_in(still_indexed),
         )
         with self._reading() as connection:
@@ -225,6 +247,11 @@ class CacheLedger:
         statement = select(_objects).join(_entries, _entries.c.entry_id == _objects.c.entry_id).where(_IS_LIVE)
         with self._reading() as connection:
             return [_reference(row) for row in connection.execute(statement)]
+
+    def kept_by_pins(self) -> list[ObjectReference]:
+        """Return the objects that stay for a pin alone: without it they would be deleted."""
+        with self._reading() as connection:
+            return [_reference(row) for row in connection.execute(pins.kept_by_pins(self._clock.wall()))]
 
     def totals(self) -> CacheTotals:
         """Return the totals, which are kept up to date with every change."""
@@ -243,7 +270,7 @@ class CacheLedger:
     def check_integrity(self) -> list[str]:
         """Return a sentence for each contradiction between the rows."""
         with self._reading() as connection:
-            return list(_contradictions(connection))
+            return [*_contradictions(connection), *pins.contradictions(connection, self._clock.wall())]
 
     def close(self) -> None:
         """Commit what is queued and let go of the database."""

@@ -66,6 +66,16 @@ class EntryCommit:
 
 
 @dataclass(frozen=True)
+class ObjectPin:
+    """An object that a picture of the tenant's started from, and until when it is kept for that."""
+
+    tenant: str
+    request_id: str
+    object: ObjectReference
+    expires_at: float
+
+
+@dataclass(frozen=True)
 class HeldLatent:
     """A latent that a live entry holds, after so many steps."""
 

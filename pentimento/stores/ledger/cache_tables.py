@@ -3,6 +3,7 @@
 grant    open (entry_id NULL) -> committed; expired ones and released ones are deleted
 object   granted -> held by an entry -> doomed -> gone; a row outlives its object, never the other way round
 entry    live (in the index or not yet) -> doomed -> gone from the index, then from here
+pin      holds a doomed object back until it expires
 """
 
 from sqlalchemy import BigInteger, Column, Double, LargeBinary, MetaData, Table, Text
@@ -79,7 +80,7 @@ objects = Table(
     Column("sigma", Double),
     Column("digest", Text),
     Column("size_bytes", BigInteger),
-    # When it may be deleted from the object store; NULL while it is granted or held.
+    # When it may be deleted from the object store; NULL while it is granted or held, 0 once it is being deleted.
     Column("delete_after", Double),
     # The access record, once an entry holds it, and its place in the order of eviction.
     Column("tenant", Text, nullable=False),
@@ -99,6 +100,16 @@ use_batches = Table(
     Column("source", Text, primary_key=True),
     Column("number", BigInteger, nullable=False),
     Column("noted_at", Double, nullable=False),
+)
+
+# Until when an object is kept for a request's picture, which started from it.
+pins = Table(
+    "cache_pins",
+    _METADATA,
+    Column("tenant", Text, primary_key=True),
+    Column("request_id", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("expires_at", Double, nullable=False),
 )
 
 MIGRATIONS = (
@@ -217,6 +228,20 @@ MIGRATIONS = (
                 number BIGINT NOT NULL,
                 noted_at DOUBLE PRECISION NOT NULL
             )""",
+        ),
+    ),
+    Migration(
+        5,
+        (
+            """CREATE TABLE cache_pins (
+                tenant TEXT NOT NULL,
+                request_id TEXT NOT NULL,
+                key TEXT NOT NULL,
+                expires_at DOUBLE PRECISION NOT NULL,
+                PRIMARY KEY (tenant, request_id, key)
+            )""",
+            "CREATE INDEX cache_pins_key ON cache_pins (key, expires_at)",
+            "CREATE INDEX cache_pins_expiry ON cache_pins (expires_at)",
         ),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pentimento.domain.clock import SystemClock
-from pentimento.domain.generation import CapturedEntries, CapturedLatent
+from pentimento.domain.generation import CapturedEntries, CapturedLatent, ObjectReference
 from pentimento.policies.cache_selection import SelectionRules
 from pentimento.policies.reuse_rules import ReuseRules
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
@@ -22,6 +22,7 @@ from services.vectordb_gateway.indexing import Indexing
 from services.vectordb_gateway.integrity import check_integrity
 from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
+from services.vectordb_gateway.pinning import Pinning
 from services.vectordb_gateway.settings import CapacitySettings, MaintenanceSettings, MatchPredictorSettings
 from services.vectordb_gateway.writing import EntryWriting
 from tests.gateways import attempt, embedding, scope
@@ -30,7 +31,8 @@ pytestmark = pytest.mark.faults
 
 CHANGES = {
     "put", "delete", "sweep_uploads", "upsert", "prepare", "bind_encoder", "reserve", "commit", "release",
-    "expire_grants", "mark_indexed", "doom", "evict", "forget_entries", "forget_objects",
+    "expire_grants", "mark_indexed", "doom", "evict", "forget_entries", "forget_objects", "pin", "unpin",
+    "claim_deletion",
 }  # fmt: skip
 
 
@@ -82,7 +84,10 @@ class Cache:
     """The gateway's working parts over given stores, without its threads and sockets."""
 
     def __init__(self, ledger: CacheLedger, index: VectorIndex, objects: ObjectStore) -> None:
+        # What a caller was told is kept, by its request.
+        self.pinned: dict[str, ObjectReference] = {}
         self.objects = objects
+        self.pinning = Pinning(ledger, SystemClock())
         guard = EncoderGuard(ledger, index)
         guard.open()
         self.indexing = Indexing(ledger, index, guard)
@@ -99,12 +104,19 @@ class Cache:
         )
 
     async def live(self) -> None:
-        """Two entries in, which is one too many; a grant given back; a round of maintenance."""
+        """Two entries in, which is one too many, of the first two latents pinned; a grant given back; a round of
+        maintenance; one pin ended, and another round."""
         for number in range(2):
             by = attempt()
             captured = await self.upload(by)
             await self.writing.commit(scope(), by, captured, embedding(*([0] * number), 1), None, 0)
+            for step, latent in enumerate(captured.latents[: 2 * (1 - number)]):
+                await self.pinning.pin("tenant", f"r{step}", latent.object, 3600.0)
+                self.pinned[f"r{step}"] = latent.object
         await self.writing.release((await self.upload(attempt())).grant_id)
+        self.maintenance.run_round()
+        del self.pinned["r0"]
+        await self.pinning.unpin("tenant", "r0")
         self.maintenance.run_round()
 
     async def upload(self, by: Any) -> CapturedEntries:
@@ -147,24 +159,29 @@ def test_every_crash_point_is_recovered_from(
         stores = open_stores(number)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            crashed = not live_until_crash(point, stores)
+            crashed, promised = live_until_crash(point, stores)
             problems, entry_count = recover(open_stores(number))
 
         assert problems == [], f"crash at change {number}"
+        for reference in promised:
+            assert stores[2].get(reference) == b"latent", f"crash at change {number}"
         assert entry_count <= 1
         if not crashed:
             assert number > 30, "the life of an entry has more changes than that"
             return
 
 
-def live_until_crash(point: CrashPoint, stores: tuple[CacheLedger, VectorIndex, ObjectStore]) -> bool:
-    """Whether it lived to the end."""
+def live_until_crash(
+    point: CrashPoint, stores: tuple[CacheLedger, VectorIndex, ObjectStore]
+) -> tuple[bool, list[ObjectReference]]:
+    """Whether it crashed, and what was promised to be kept by then."""
+    cache: Cache | None = None
     try:
         cache = Cache(*(point.around(store) for store in stores))
         asyncio.run(cache.live())
     except Crash:
-        return False
-    return True
+        return True, list(cache.pinned.values()) if cache is not None else []
+    return False, list(cache.pinned.values())
 
 
 def recover(stores: tuple[CacheLedger, VectorIndex, ObjectStore]) -> tuple[list[str], int]:

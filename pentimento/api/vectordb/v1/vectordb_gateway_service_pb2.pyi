@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from pentimento.api.embedder.v1 import embedder_service_pb2 as _embedder_service_pb2
 from pentimento.api.generation.v1 import generation_pb2 as _generation_pb2
+from pentimento.api.tensor.v1 import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -407,6 +408,93 @@ class ReportBadObjectResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportBadObjectResponse: _TypeAlias = ReportBadObjectResponse  # noqa: Y015
+
+@_typing.final
+class PinObjectRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    OBJECT_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    request_id: _builtins.str
+    """The request whose picture started from it."""
+    duration_ms: _builtins.int
+    """From now, by the gateway's clock."""
+    @_builtins.property
+    def object(self) -> _tensor_pb2.ObjectReference: ...
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        object: _tensor_pb2.ObjectReference | None = ...,
+        duration_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["object", b"object"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "object", b"object", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinObjectRequest: _TypeAlias = PinObjectRequest  # noqa: Y015
+
+@_typing.final
+class PinObjectResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPIRES_AT_MS_FIELD_NUMBER: _builtins.int
+    expires_at_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        expires_at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_at_ms", b"expires_at_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinObjectResponse: _TypeAlias = PinObjectResponse  # noqa: Y015
+
+@_typing.final
+class UnpinObjectsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnpinObjectsRequest: _TypeAlias = UnpinObjectsRequest  # noqa: Y015
+
+@_typing.final
+class UnpinObjectsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnpinObjectsResponse: _TypeAlias = UnpinObjectsResponse  # noqa: Y015
 
 @_typing.final
 class GetStatisticsRequest(_message.Message):

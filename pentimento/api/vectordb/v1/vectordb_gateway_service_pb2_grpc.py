@@ -60,6 +60,16 @@ class VectordbGatewayServiceStub:
                 request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportBadObjectRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportBadObjectResponse.FromString,
                 _registered_method=True)
+        self.PinObject = channel.unary_unary(
+                '/pentimento.api.vectordb.v1.VectordbGatewayService/PinObject',
+                request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.PinObjectRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.PinObjectResponse.FromString,
+                _registered_method=True)
+        self.UnpinObjects = channel.unary_unary(
+                '/pentimento.api.vectordb.v1.VectordbGatewayService/UnpinObjects',
+                request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsResponse.FromString,
+                _registered_method=True)
         self.GetStatistics = channel.unary_unary(
                 '/pentimento.api.vectordb.v1.VectordbGatewayService/GetStatistics',
                 request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.GetStatisticsRequest.SerializeToString,
@@ -106,6 +116,21 @@ class VectordbGatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PinObject(self, request, context):
+        """Keeps an object of the cache that a picture of the tenant's started from, until the pin ends, whatever is evicted. Called again
+        it ends at the new time. NOT_FOUND `ANCESTOR_GONE` for what is not there (any more), or is another tenant's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnpinObjects(self, request, context):
+        """Ends the pins of a request; those that ended already are no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatistics(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -139,6 +164,16 @@ def add_VectordbGatewayServiceServicer_to_server(servicer, server):
                     servicer.ReportBadObject,
                     request_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportBadObjectRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportBadObjectResponse.SerializeToString,
+            ),
+            'PinObject': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinObject,
+                    request_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.PinObjectRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.PinObjectResponse.SerializeToString,
+            ),
+            'UnpinObjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnpinObjects,
+                    request_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsResponse.SerializeToString,
             ),
             'GetStatistics': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatistics,
@@ -282,6 +317,60 @@ class VectordbGatewayService:
             '/pentimento.api.vectordb.v1.VectordbGatewayService/ReportBadObject',
             pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportBadObjectRequest.SerializeToString,
             pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportBadObjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinObject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.vectordb.v1.VectordbGatewayService/PinObject',
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.PinObjectRequest.SerializeToString,
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.PinObjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnpinObjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.vectordb.v1.VectordbGatewayService/UnpinObjects',
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsRequest.SerializeToString,
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsResponse.FromString,
             options,
             channel_credentials,
             insecure,

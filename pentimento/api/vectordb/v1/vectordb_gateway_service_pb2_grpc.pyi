@@ -43,6 +43,12 @@ class VectordbGatewayServiceStub:
     """Gives a grant back: the attempt failed, was fenced off or was rejected."""
     ReportBadObject: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportBadObjectRequest, _vectordb_gateway_service_pb2.ReportBadObjectResponse]
     """A reader found an object missing or corrupt: the entry is healed away."""
+    PinObject: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.PinObjectRequest, _vectordb_gateway_service_pb2.PinObjectResponse]
+    """Keeps an object of the cache that a picture of the tenant's started from, until the pin ends, whatever is evicted. Called again
+    it ends at the new time. NOT_FOUND `ANCESTOR_GONE` for what is not there (any more), or is another tenant's.
+    """
+    UnpinObjects: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.UnpinObjectsRequest, _vectordb_gateway_service_pb2.UnpinObjectsResponse]
+    """Ends the pins of a request; those that ended already are no error."""
     GetStatistics: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetStatisticsRequest, _vectordb_gateway_service_pb2.GetStatisticsResponse]
 
 @_typing.type_check_only
@@ -60,6 +66,12 @@ class VectordbGatewayServiceAsyncStub(VectordbGatewayServiceStub):
     """Gives a grant back: the attempt failed, was fenced off or was rejected."""
     ReportBadObject: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportBadObjectRequest, _vectordb_gateway_service_pb2.ReportBadObjectResponse]  # type: ignore[assignment]
     """A reader found an object missing or corrupt: the entry is healed away."""
+    PinObject: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.PinObjectRequest, _vectordb_gateway_service_pb2.PinObjectResponse]  # type: ignore[assignment]
+    """Keeps an object of the cache that a picture of the tenant's started from, until the pin ends, whatever is evicted. Called again
+    it ends at the new time. NOT_FOUND `ANCESTOR_GONE` for what is not there (any more), or is another tenant's.
+    """
+    UnpinObjects: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.UnpinObjectsRequest, _vectordb_gateway_service_pb2.UnpinObjectsResponse]  # type: ignore[assignment]
+    """Ends the pins of a request; those that ended already are no error."""
     GetStatistics: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetStatisticsRequest, _vectordb_gateway_service_pb2.GetStatisticsResponse]  # type: ignore[assignment]
 
 class VectordbGatewayServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -104,6 +116,24 @@ class VectordbGatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_vectordb_gateway_service_pb2.ReportBadObjectResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.ReportBadObjectResponse]]:
         """A reader found an object missing or corrupt: the entry is healed away."""
+
+    @_abc_1.abstractmethod
+    def PinObject(
+        self,
+        request: _vectordb_gateway_service_pb2.PinObjectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_vectordb_gateway_service_pb2.PinObjectResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.PinObjectResponse]]:
+        """Keeps an object of the cache that a picture of the tenant's started from, until the pin ends, whatever is evicted. Called again
+        it ends at the new time. NOT_FOUND `ANCESTOR_GONE` for what is not there (any more), or is another tenant's.
+        """
+
+    @_abc_1.abstractmethod
+    def UnpinObjects(
+        self,
+        request: _vectordb_gateway_service_pb2.UnpinObjectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_vectordb_gateway_service_pb2.UnpinObjectsResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.UnpinObjectsResponse]]:
+        """Ends the pins of a request; those that ended already are no error."""
 
     @_abc_1.abstractmethod
     def GetStatistics(

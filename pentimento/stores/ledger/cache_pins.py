@@ -1,0 +1,96 @@
+"""Objects that are kept until a time, for pictures that started from them, whatever becomes of their entries.
+
+A pin changes nothing about what the cache takes, finds or evicts. It holds back the deletion alone. Pins and deletions
+take the lock of the cache's one row first, so that no object is pinned while it is being deleted.
+"""
+
+from collections.abc import Collection, Iterator
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, insert, or_, select, update
+
+from pentimento.domain.errors import NotFound
+from pentimento.domain.reasons import Reason
+from pentimento.stores.ledger import cache_tables as tables
+from pentimento.stores.ledger.cache_access import take_ticks
+from pentimento.stores.ledger.cache_records import ObjectPin
+
+_entries = tables.entries
+_objects = tables.objects
+_pins = tables.pins
+# What nobody may pin any more: its bytes may be gone by now.
+_BEING_DELETED = 0.0
+
+
+def pin(connection: Connection, wanted: ObjectPin, now: float, shared_pool: str) -> None:
+    """Keep an object for a request's picture until `wanted.expires_at`, also where it was kept until another time.
+
+    The tenant must have made the object, or find it in the shared pool. Raises NotFound ANCESTOR_GONE for what is not
+    there, is being deleted, or is another tenant's: nobody learns which.
+    """
+    take_ticks(connection, 0)
+    reference = wanted.object
+    is_there = and_(
+        _objects.c.key == reference.key,
+        _objects.c.digest == reference.digest,
+        or_(_objects.c.delete_after.is_(None), _objects.c.delete_after != _BEING_DELETED),
+    )
+    in_shared_pool = exists().where(_entries.c.entry_id == _objects.c.entry_id, _entries.c.pool == shared_pool)
+    is_theirs = or_(_objects.c.tenant == wanted.tenant, in_shared_pool, _of(wanted.tenant, reference.key))
+    if connection.execute(select(_objects.c.key).where(is_there, is_theirs)).first() is None:
+        raise NotFound(Reason.ANCESTOR_GONE, "object: what the picture started from is not kept any more")
+    _let_go_of_old(connection, now)
+    row = {"tenant": wanted.tenant, "request_id": wanted.request_id, "key": reference.key}
+    changed = update(_pins).where(*(_pins.c[name] == value for name, value in row.items()))
+    if connection.execute(changed.values(expires_at=wanted.expires_at)).rowcount == 0:
+        connection.execute(insert(_pins), {**row, "expires_at": wanted.expires_at})
+
+
+def unpin(connection: Connection, tenant: str, request_id: str) -> int:
+    """End the pins of a request, and return their number."""
+    mine = and_(_pins.c.tenant == tenant, _pins.c.request_id == request_id)
+    return connection.execute(delete(_pins).where(mine)).rowcount
+
+
+def drop_pins(connection: Connection, key: str) -> int:
+    """End all pins of an object that is missing or corrupt, and return their number."""
+    return connection.execute(delete(_pins).where(_pins.c.key == key)).rowcount
+
+
+def is_free(now: float) -> ColumnElement[bool]:
+    """Return the condition on an object that no pin holds it now."""
+    return _objects.c.key.not_in(select(_pins.c.key).where(_pins.c.expires_at > now))
+
+
+def claim_deletion(connection: Connection, keys: Collection[str], now: float) -> list[str]:
+    """Mark those of the keys that may be deleted now as being deleted, and return them."""
+    take_ticks(connection, 0)
+    _let_go_of_old(connection, now)
+    due = and_(_objects.c.key.in_(keys), _objects.c.delete_after <= now, is_free(now))
+    return list(
+        connection.scalars(update(_objects).where(due).values(delete_after=_BEING_DELETED).returning(_objects.c.key))
+    )
+
+
+def kept_by_pins(now: float) -> Select[tuple[str, str, int]]:
+    """Select the objects that are doomed and stay for a pin alone."""
+    columns = (_objects.c.key, _objects.c.digest, _objects.c.size_bytes)
+    return select(*columns).where(_objects.c.delete_after.is_not(None), ~is_free(now))
+
+
+def contradictions(connection: Connection, now: float) -> Iterator[str]:
+    """Return a sentence for each pin of something that is not there, or is being deleted."""
+    there = select(_objects.c.key).where(
+        or_(_objects.c.delete_after.is_(None), _objects.c.delete_after != _BEING_DELETED)
+    )
+    lost = select(_pins.c.request_id, _pins.c.key).where(_pins.c.expires_at > now, _pins.c.key.not_in(there))
+    for request_id, key in connection.execute(lost):
+        yield f"the pin of request {request_id} is on object {key}, which is not kept"
+
+
+def _of(tenant: str, key: str) -> ColumnElement[bool]:
+    """Whether the tenant has pinned it already: an entry of the shared pool may have left meanwhile."""
+    return exists().where(_pins.c.tenant == tenant, _pins.c.key == key)
+
+
+def _let_go_of_old(connection: Connection, now: float) -> None:
+    connection.execute(delete(_pins).where(_pins.c.expires_at <= now))

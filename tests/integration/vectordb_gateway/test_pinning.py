@@ -1,0 +1,99 @@
+"""What a picture started from is kept for as long as it is pinned, through eviction, sweeps and limits of the store."""
+
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.domain.generation import FromLatent, ObjectReference
+from services.vectordb_gateway import metrics
+from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
+
+FAR_APART = [embedding(*([0] * number), 1) for number in range(4)]
+DAY_S = 86_400.0
+
+
+async def ancestor(gateway: RunningGateway, number: int = 0) -> ObjectReference:
+    """Store an entry, and return the object that a lookup would start from."""
+    await gateway.store(FAR_APART[number])
+    start = (await gateway.lookup(FAR_APART[number])).start
+    assert isinstance(start, FromLatent)
+    return start.latent
+
+
+async def test_a_pinned_latent_outlives_its_eviction_and_goes_when_it_is_unpinned(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--max-entries", "1") as gateway:
+        reference = await ancestor(gateway)
+        await gateway.client.pin_object("tenant", "r1", reference, DAY_S)
+        for text in FAR_APART[1:]:
+            await gateway.store(text)
+            gateway.maintain()
+
+        objects = gateway.process.stores.objects
+        assert not isinstance((await gateway.lookup(FAR_APART[0])).start, FromLatent)
+        assert objects.get(reference)
+        assert len(list(objects.keys())) == 6
+        assert metrics.PINNED_OBJECTS._value.get() == 1 and metrics.PINNED_BYTES._value.get() == 100
+        assert gateway.problems() == []
+
+    # Another start finds the pin as it was.
+    async with running_gateway(tmp_path, "--max-entries", "1") as gateway:
+        gateway.maintain()
+        objects = gateway.process.stores.objects
+        assert objects.get(reference)
+
+        await gateway.client.unpin_objects("tenant", "r1")
+        await gateway.client.unpin_objects("tenant", "r1")
+        gateway.maintain()
+
+        assert reference.key not in set(objects.keys())
+        assert gateway.problems() == []
+        with pytest.raises(NotFound) as gone:
+            await gateway.client.pin_object("tenant", "r1", reference, DAY_S)
+        assert gone.value.reason == "ANCESTOR_GONE"
+
+
+async def test_what_stays_for_a_pin_alone_does_not_fill_the_cache(tmp_path: Path) -> None:
+    bounds = ("--max-entries", "1", "--max-size-bytes", "600", "--max-store-bytes", "650")
+    async with running_gateway(tmp_path, *bounds) as gateway:
+        references = [await ancestor(gateway)]
+        for number in range(1, 4):
+            await gateway.client.pin_object("tenant", f"r{number}", references[-1], DAY_S)
+            references.append(await ancestor(gateway, number))
+            # What a round deletes, the next one finds gone.
+            gateway.maintain()
+            gateway.maintain()
+
+        assert metrics.STORE_SIZE_BYTES._value.get() == 800
+        assert not (await gateway.client.statistics()).read_only
+        assert await gateway.client.reserve(scope(), attempt()) is not None
+
+
+async def test_a_pinned_object_that_is_found_missing_is_pinned_no_more(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--max-entries", "1") as gateway:
+        reference = await ancestor(gateway)
+        await gateway.client.pin_object("tenant", "r1", reference, DAY_S)
+        await gateway.store(FAR_APART[1])
+        gateway.maintain()
+        gateway.process.stores.objects.delete(reference.key)
+        assert gateway.problems() != []
+
+        await gateway.client.report_bad_object("gone", reference.key, "missing")
+        gateway.maintain()
+
+        assert gateway.problems() == []
+
+
+async def test_wrong_pins_are_refused_by_name(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        reference = await ancestor(gateway)
+        for tenant, request_id, wanted, duration_s, field in (
+            ("", "r1", reference, 1.0, "tenant"),
+            ("tenant", "", reference, 1.0, "request_id"),
+            ("tenant", "r1", ObjectReference("", reference.digest, 100), 1.0, "object.key"),
+            ("tenant", "r1", ObjectReference(reference.key, "sha256:no", 100), 1.0, "object.digest"),
+            ("tenant", "r1", reference, 1e12, "duration_ms"),
+        ):
+            with pytest.raises(InvalidArgument) as refused:
+                await gateway.client.pin_object(tenant, request_id, wanted, duration_s)
+            assert refused.value.violations[0].field == field
