@@ -27,14 +27,14 @@ class PaintedAgain:
 
 @dataclass(frozen=True)
 class WatchedThreshold:
-    """A row of a table of reuse, by what does not change when its similarity does. `saved_share` (0..1) of the steps
-    is skipped; an empty `reference_model_digest` stands for the model itself."""
+    """A row of a table of reuse, by what does not change when its similarity does: `saved_ppm` millionths of the steps
+    are skipped."""
 
     encoder_digest: str
     model_digest: str
     reference_model_digest: str
     from_image: bool
-    saved_share: float
+    saved_ppm: int
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,11 @@ from pentimento.domain.access import EvictionRule, FifoRule
 from pentimento.domain.cache import CacheHolding
 from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.generation import ObjectReference
+from pentimento.domain.online_quality import PaintedAgain, QualitySample, ThresholdPosition, WatchedThreshold
 from pentimento.stores.ledger import cache_access as access
 from pentimento.stores.ledger import cache_evictions as evictions
 from pentimento.stores.ledger import cache_pins as pins
+from pentimento.stores.ledger import cache_quality as quality
 from pentimento.stores.ledger import cache_tables as tables
 from pentimento.stores.ledger import cache_writes as writes
 from pentimento.stores.ledger.cache_access import UseBatch
@@ -97,6 +99,15 @@ class CacheLedger:
         """Count the uses of a batch, once however often it is given, and return how many items they count for."""
         rule, now = self._rule, self._clock.wall()
         return self._submit(lambda connection: access.note_uses(connection, rule, batch, now))
+
+    def note_quality(
+        self, watched: WatchedThreshold, seen: PaintedAgain, judge: quality.Judge, kept_count: int, start: float
+    ) -> "Future[ThresholdPosition | None]":
+        """Keep what a hit was seen to keep, once however often it is given, and return where its threshold stands by
+        `judge`, which is given the newest `kept_count` samples; None where the hit was counted before."""
+        return self._submit(
+            lambda connection: quality.note_quality(connection, watched, seen, judge, kept_count, start)
+        )
 
     def bind_encoder(self, binding: EncoderBinding) -> "Future[EncoderBinding]":
         """Bind the cache to an encoder if it is bound to none, and return the binding in force."""
@@ -181,6 +192,16 @@ class CacheLedger:
         with self._reading() as connection:
             row = connection.execute(select(_state.c.encoder_digest, _state.c.dimension_count)).one()
         return EncoderBinding(row.encoder_digest, row.dimension_count) if row.encoder_digest else None
+
+    def quality_positions(self) -> dict[WatchedThreshold, ThresholdPosition]:
+        """Return where the thresholds stand of which hits were painted again."""
+        with self._reading() as connection:
+            return quality.positions(connection)
+
+    def quality_samples(self, watched: WatchedThreshold) -> list[QualitySample]:
+        """Return the samples of a threshold, oldest first."""
+        with self._reading() as connection:
+            return quality.samples_of(connection, watched)
 
     def live_entry(self, entry_id: str) -> CachedEntry | None:
         """Return the entry with the objects it holds, or None where it is not live."""

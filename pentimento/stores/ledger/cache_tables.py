@@ -112,6 +112,36 @@ pins = Table(
     Column("expires_at", Double, nullable=False),
 )
 
+# Thresholds that follow what hits were seen to keep. `sample_count` numbers the samples, also those forgotten.
+quality_thresholds = Table(
+    "cache_quality_thresholds",
+    _METADATA,
+    Column("encoder_digest", Text, primary_key=True),
+    Column("model_digest", Text, primary_key=True),
+    Column("reference_model_digest", Text, primary_key=True),
+    Column("from_image", BigInteger, primary_key=True),
+    Column("saved_ppm", BigInteger, primary_key=True),
+    Column("similarity", Double, nullable=False),
+    Column("moved_at_number", BigInteger, nullable=False),
+    Column("sample_count", BigInteger, nullable=False),
+)
+
+# The newest hits of each threshold that were painted again, each once.
+quality_samples = Table(
+    "cache_quality_samples",
+    _METADATA,
+    Column("request_id", Text, primary_key=True),
+    Column("encoder_digest", Text, nullable=False),
+    Column("model_digest", Text, nullable=False),
+    Column("reference_model_digest", Text, nullable=False),
+    Column("from_image", BigInteger, nullable=False),
+    Column("saved_ppm", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("similarity", Double, nullable=False),
+    Column("quality", Double, nullable=False),
+    Column("scratch_quality", Double, nullable=False),
+)
+
 MIGRATIONS = (
     Migration(
         1,
@@ -242,6 +272,36 @@ MIGRATIONS = (
             )""",
             "CREATE INDEX cache_pins_key ON cache_pins (key, expires_at)",
             "CREATE INDEX cache_pins_expiry ON cache_pins (expires_at)",
+        ),
+    ),
+    Migration(
+        6,
+        (
+            """CREATE TABLE cache_quality_thresholds (
+                encoder_digest TEXT NOT NULL,
+                model_digest TEXT NOT NULL,
+                reference_model_digest TEXT NOT NULL,
+                from_image BIGINT NOT NULL,
+                saved_ppm BIGINT NOT NULL,
+                similarity DOUBLE PRECISION NOT NULL,
+                moved_at_number BIGINT NOT NULL,
+                sample_count BIGINT NOT NULL,
+                PRIMARY KEY (encoder_digest, model_digest, reference_model_digest, from_image, saved_ppm)
+            )""",
+            """CREATE TABLE cache_quality_samples (
+                request_id TEXT PRIMARY KEY,
+                encoder_digest TEXT NOT NULL,
+                model_digest TEXT NOT NULL,
+                reference_model_digest TEXT NOT NULL,
+                from_image BIGINT NOT NULL,
+                saved_ppm BIGINT NOT NULL,
+                number BIGINT NOT NULL,
+                similarity DOUBLE PRECISION NOT NULL,
+                quality DOUBLE PRECISION NOT NULL,
+                scratch_quality DOUBLE PRECISION NOT NULL
+            )""",
+            """CREATE UNIQUE INDEX cache_quality_samples_number ON cache_quality_samples
+                (encoder_digest, model_digest, reference_model_digest, from_image, saved_ppm, number)""",
         ),
     ),
 )
