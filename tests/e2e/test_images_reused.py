@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,24 @@ image_thresholds = ["-1:0.4"]
 def suite_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSuite]:
     config = tmp_path_factory.mktemp("suite") / "settings.toml"
     config.write_text(SETTINGS)
-    with local_suite(["--model", "tiny-heavy", "--model", "tiny-light", "--config", str(config)]) as running:
+    with local_suite([*MODELS, "--config", str(config)]) as running:
+        yield running
+
+
+MODELS = ["--model", "tiny-heavy", "--model", "tiny-light"]
+MIXTURE = """
+[controller]
+heavy = "tiny-heavy"
+small = ["tiny-light"]
+"""
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> Iterator[LocalSuite]:
+    """Both models by the profiles that the zoo ships, hits of images to the light one."""
+    config = tmp_path / "settings.toml"
+    config.write_text(MIXTURE)
+    with local_suite([*MODELS, "--policy", "resident-mixture", "--config", str(config)]) as running:
         yield running
 
 
@@ -52,3 +70,19 @@ async def test_the_light_model_refines_what_the_heavy_one_painted(suite_of_two: 
     assert (hit.provenance.spec.model, start.start_step, hit.provenance.steps_run) == ("tiny-light", 4, 6)
     assert start.donor.ancestor_depth == 0
     assert hit.data != miss.data
+
+
+async def test_by_the_shipped_profiles_a_hit_of_whoever_names_no_model_is_refined_by_the_light_one(
+    mixture: LocalSuite,
+) -> None:
+    prompt = "a small blue star on black"
+    async with AsyncClient(mixture.endpoint.public) as client:
+        miss = await client.generate(ImageRequest(prompt, seed=1, cache=CacheMode.READ_WRITE))
+        hit = await generate_until_refined(client, ImageRequest(prompt, seed=2, cache=CacheMode.READ))
+
+    assert (miss.provenance.route.model, miss.provenance.route.start) == ("tiny-heavy", FromNoise())
+    made, start = hit.provenance, hit.provenance.route.start
+    assert isinstance(start, FromImage)
+    # 30 of 50, of the light model's own 12 steps.
+    assert (made.route.model, start.start_step, made.spec.num_inference_steps) == ("tiny-light", 7, 12)
+    assert "images of tiny-light for tiny-heavy, alpha 0.95 by mean" in made.route.reason
