@@ -60,7 +60,10 @@ _LOUD_SIGMA = 100.0
 
 
 class ControlSource(Protocol):
-    """Where the ControlNet residuals of one picture come from (Katz). Called on the engine's thread; must not block."""
+    """Where the ControlNet residuals of one picture come from (Katz). Called on the engine's thread; must not block.
+
+    At each step the engine asks and takes; where nothing is there yet it runs the network's first half and takes again.
+    A picture whose residuals are late then sits out ticks until they are there."""
 
     def ask(self, step_index: int, inputs: DenoiserInput) -> None:
         """Ask for the residuals of a step: what the network will see, this picture's rows alone. Called once before
@@ -68,8 +71,9 @@ class ControlSource(Protocol):
         ...
 
     def take(self, step_index: int) -> ControlResiduals | None:
-        """Return the residuals for what was asked, by rows; None while they are under way. What it raises ends the
-        picture. Whoever completes them wakes the engine."""
+        """Return the residuals for what was asked, by rows, of all ControlNets together; NO_CONTROL for a step outside
+        their share of the schedule; None while they are under way. What it raises ends the picture. Whoever completes
+        them wakes the engine. Called again and again until it returns something."""
         ...
 
 

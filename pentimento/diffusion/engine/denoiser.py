@@ -1,6 +1,7 @@
 """The forward pass that the engine takes: the model's own, or compiled for the batch sizes that were warmed."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Protocol
 
@@ -9,7 +10,14 @@ from torch import Tensor
 
 from pentimento.diffusion.engine.limits import rows_of
 from pentimento.diffusion.engine.probe import example_input
-from pentimento.diffusion.families.model import BatchKey, Conditioning, DenoiserInput, DiffusionModel
+from pentimento.diffusion.families.model import (
+    BatchKey,
+    Conditioning,
+    ControlResiduals,
+    DenoiserEncoding,
+    DenoiserInput,
+    DiffusionModel,
+)
 
 # Shapes that one process may compile; torch's own limit of 8 is soon reached with several sizes and regimes.
 MAX_GRAPHS = 64
@@ -24,6 +32,14 @@ class Denoiser(Protocol):
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Return the prediction, shaped as the latents; the caller may keep it."""
+        ...
+
+    def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
+        """Return the pass's first half; the caller may keep it."""
+        ...
+
+    def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
+        """Return the prediction from an encoding of the same rows and their residuals; the caller may keep it."""
         ...
 
 
@@ -41,6 +57,14 @@ class EagerDenoiser:
         """Return the prediction, shaped as the latents."""
         return self._model.predict(inputs)
 
+    def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
+        """Return the pass's first half."""
+        return self._model.encode(inputs)
+
+    def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
+        """Return the prediction from an encoding of the same rows."""
+        return self._model.decode(inputs, encoding)
+
 
 class CompileMode(Enum):
     """How the forward pass is compiled. `graphs` replays CUDA graphs besides: no launches to wait for, memory kept for
@@ -57,15 +81,30 @@ _TORCH_MODES = {CompileMode.COMPILE: "default", CompileMode.GRAPHS: "reduce-over
 class CompiledDenoiser:
     """torch.compile around the family's forward pass. Only shapes that `warm` went through run compiled, padded to the
     next warm batch size; any other runs eagerly, so that no request ever waits for a compiler. Weights stay inputs of
-    the graphs (nothing is frozen or prepacked): a patched weight is seen. Residuals and adapters run eagerly."""
+    the graphs (nothing is frozen or prepacked): a patched weight is seen. Adapters run eagerly.
 
-    def __init__(self, model: DiffusionModel, mode: CompileMode, compiler: Callable[..., Any] = torch.compile) -> None:
+    With `halves` the two sides of the ControlNets' seam are compiled too, each by itself, for passes that wait for
+    residuals in between, or have them (Katz, section 8); without, and where the number of residuals is a ControlNet's
+    own, such passes run eagerly."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        mode: CompileMode,
+        compiler: Callable[..., Any] = torch.compile,
+        *,
+        halves: bool = False,
+    ) -> None:
         torch._dynamo.config.recompile_limit = MAX_GRAPHS
         self._model = model
         self._keeps_output = mode is CompileMode.GRAPHS
-        self._forward = compiler(_forward_of(model), dynamic=False, mode=_TORCH_MODES[mode])
+        options = {"dynamic": False, "mode": _TORCH_MODES[mode]}
+        self._forward = compiler(_forward_of(model), **options)
+        self._encoder = compiler(_encoder_of(model), **options) if halves else None
+        self._decoder = compiler(_decoder_of(model), **options) if halves else None
         self._sizes: dict[BatchKey, tuple[int, ...]] = {}
         self._shapes: set[torch.Size] = set()
+        self._half_shapes: set[torch.Size] = set()
 
     def warm(self, key: BatchKey, batch_sizes: Sequence[int]) -> None:
         """Compile for these numbers of requests; seconds to minutes each. Runs on the engine's thread, which CUDA
@@ -74,6 +113,7 @@ class CompiledDenoiser:
             inputs = example_input(self._model, key, size * rows_of(key))
             for _ in range(3):  # CUDA graphs: a warm-up, the recording, a replay
                 self._run(inputs)
+                self._warm_halves(inputs)
             self._shapes.add(inputs.latents.shape)
             self._sizes[key] = (*self.sizes(key), size)
 
@@ -87,25 +127,88 @@ class CompiledDenoiser:
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Return the prediction, compiled where its shape is warm, else eager."""
+        if inputs.residuals is not None and self._has_halves(inputs):
+            return self.decode(inputs, self.encode(inputs))
         if inputs.residuals is not None or inputs.adapters is not None or inputs.latents.shape not in self._shapes:
             return self._model.predict(inputs)
         return self._run(inputs)
 
+    def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
+        """Return the pass's first half, compiled where its shape is warm, else eager."""
+        return self._run_encoder(inputs) if self._has_halves(inputs) else self._model.encode(inputs)
+
+    def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
+        """Return the prediction from an encoding, compiled where its shape is warm and there are residuals, else
+        eager."""
+        if inputs.residuals is None or not encoding.tensors or not self._has_halves(inputs):
+            return self._model.decode(inputs, encoding)
+        return self._run_decoder(inputs, encoding, inputs.residuals)
+
+    def _has_halves(self, inputs: DenoiserInput) -> bool:
+        return inputs.adapters is None and inputs.latents.shape in self._half_shapes
+
+    def _warm_halves(self, inputs: DenoiserInput) -> None:
+        if self._encoder is None:
+            return
+        encoding = self._run_encoder(inputs)
+        if (residuals := self._model.example_residuals(encoding)) is not None:
+            self._run_decoder(inputs, encoding, residuals)
+            self._half_shapes.add(inputs.latents.shape)
+
     def _run(self, inputs: DenoiserInput) -> Tensor:
         texts = inputs.conditioning
-        if self._keeps_output:
-            torch.compiler.cudagraph_mark_step_begin()
+        self._begin_run()
         prediction: Tensor = self._forward(inputs.latents, inputs.timesteps, inputs.time_terms, *texts.parts)
         return prediction.clone() if self._keeps_output else prediction
 
+    def _run_encoder(self, inputs: DenoiserInput) -> DenoiserEncoding:
+        assert self._encoder is not None
+        self._begin_run()
+        texts = inputs.conditioning.parts
+        tensors: tuple[Tensor, ...] = self._encoder(inputs.latents, inputs.timesteps, inputs.time_terms, *texts)
+        return DenoiserEncoding(tuple(tensor.clone() if self._keeps_output else tensor for tensor in tensors))
+
+    def _run_decoder(self, inputs: DenoiserInput, encoding: DenoiserEncoding, residuals: ControlResiduals) -> Tensor:
+        assert self._decoder is not None
+        self._begin_run()
+        texts = inputs.conditioning.parts
+        before = (inputs.latents, inputs.timesteps, inputs.time_terms)
+        prediction: Tensor = self._decoder(encoding.tensors, residuals.tensors, *before, *texts)
+        return prediction.clone() if self._keeps_output else prediction
+
+    def _begin_run(self) -> None:
+        """What the graphs returned last may be written over from here on."""
+        if self._keeps_output:
+            torch.compiler.cudagraph_mark_step_begin()
+
 
 def _forward_of(model: DiffusionModel) -> Callable[..., Tensor]:
-    def forward(
-        latents: Tensor, timesteps: Tensor, time_terms: Tensor | None, states: Tensor, *texts: Tensor | None
-    ) -> Tensor:
-        return model.predict(DenoiserInput(latents, timesteps, Conditioning(states, *texts), time_terms=time_terms))
+    def forward(*parts: Tensor | None) -> Tensor:
+        return model.predict(_input_of(*parts))
 
     return forward
+
+
+def _encoder_of(model: DiffusionModel) -> Callable[..., tuple[Tensor, ...]]:
+    def encode(*parts: Tensor | None) -> tuple[Tensor, ...]:
+        return model.encode(_input_of(*parts)).tensors
+
+    return encode
+
+
+def _decoder_of(model: DiffusionModel) -> Callable[..., Tensor]:
+    """With a UNet's residuals: those of the mid block are the last."""
+
+    def decode(encoded: tuple[Tensor, ...], residuals: tuple[Tensor, ...], *parts: Tensor | None) -> Tensor:
+        inputs = replace(_input_of(*parts), residuals=ControlResiduals(residuals[:-1], residuals[-1]))
+        return model.decode(inputs, DenoiserEncoding(encoded))
+
+    return decode
+
+
+def _input_of(*parts: Any) -> DenoiserInput:
+    latents, timesteps, terms, states, *texts = parts
+    return DenoiserInput(latents, timesteps, Conditioning(states, *texts), time_terms=terms)
 
 
 def batch_sizes_up_to(most: int) -> tuple[int, ...]:

@@ -3,7 +3,13 @@
 from dataclasses import replace
 
 from pentimento.diffusion.engine.listening import FinishedPainting, PaintingTicket
-from pentimento.diffusion.families.model import BatchKey, ControlResiduals, DiffusionModel, batch_key
+from pentimento.diffusion.families.model import (
+    BatchKey,
+    ControlResiduals,
+    DenoiserEncoding,
+    DiffusionModel,
+    batch_key,
+)
 from pentimento.diffusion.painting import Painting, model_input
 from pentimento.domain.errors import DeadlineExceeded, PentimentoError
 from pentimento.policies.step_batching import Urgency
@@ -24,6 +30,8 @@ class EngineJob:
         self.prepared_at = 0.0
         self.device_s = 0.0
         self.residuals: ControlResiduals | None = None
+        # Of the next step, while its residuals are awaited.
+        self.encoding: DenoiserEncoding | None = None
         self._asked_step: int | None = None
 
     @property
@@ -44,6 +52,11 @@ class EngineJob:
             return DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done")
         return self.ticket.stop_error
 
+    @property
+    def awaits_residuals(self) -> bool:
+        """Whether it has a ControlNet, and not yet what that adds in the next step."""
+        return self.ticket.request.control is not None and self.residuals is None
+
     def has_residuals(self, model: DiffusionModel) -> bool:
         """Ask for the next step's residuals, and return whether nothing is missing. Without a ControlNet nothing ever
         is."""
@@ -52,11 +65,15 @@ class EngineJob:
             return True
         step = self.painting.state.step_index
         if self._asked_step != step:
-            self._asked_step, self.residuals = step, None
+            self._asked_step = step
             source.ask(step, model_input(model, self.painting))
         if self.residuals is None:
             self.residuals = source.take(step)
         return self.residuals is not None
+
+    def forget_step(self) -> None:
+        """Drop what belonged to the step just taken."""
+        self.residuals = self.encoding = None
 
     def tell_step(self) -> None:
         """Report the step just taken to the listener; what the listener raises is its own."""

@@ -27,7 +27,7 @@ from pentimento.diffusion.engine.limits import BatchLimits
 from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, PaintingTicket
 from pentimento.diffusion.engine.rows import RowBuffers
 from pentimento.diffusion.engine.settings import EngineSettings
-from pentimento.diffusion.families.model import BatchKey, DiffusionModel
+from pentimento.diffusion.families.model import BatchKey, DenoiserEncoding, DiffusionModel
 from pentimento.diffusion.painting import prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import PentimentoError
@@ -43,8 +43,10 @@ KEPT_GROUPS = 16
 
 @dataclass(frozen=True)
 class _Forward:
-    """A batch in the order of its rows, what the network predicts for them, and for each whether that is finite."""
+    """A batch in the order of its rows, what the network predicts for them, and for each whether that is finite.
+    `present` are also those whose residuals are late: there may be nobody else."""
 
+    present: list[EngineJob]
     jobs: list[EngineJob]
     prediction: Tensor
     finite: list[bool]
@@ -84,7 +86,7 @@ class StepLoop:
     def tick(self) -> bool:
         """Take one denoising step of the batch whose turn it is; False when there was none to take."""
         self._drop_stopped()
-        ready = [job for job in self._jobs.values() if self._guard(job, self._has_residuals)]
+        ready = [job for job in self._jobs.values() if self._guard(job, self._can_go_on)]
         chosen = self._turns.choose(ready, self._limits.limit, preempt=self._settings.preempt)
         self._count_preempted(ready, chosen)
         seconds = sum(self._take_steps(forward) for forward in self._forwards(self._begun(chosen)))
@@ -134,6 +136,14 @@ class StepLoop:
     def _has_residuals(self, job: EngineJob) -> bool:
         return job.has_residuals(self._model)
 
+    def _can_go_on(self, job: EngineJob) -> bool:
+        """Whether it can take its next step, or that step's first half. Of those that wait behind the first half there
+        is at most a batch: each keeps what the half made."""
+        if job.has_residuals(self._model):
+            return True
+        waiting = sum(other.encoding is not None for other in self._jobs.values())
+        return job.encoding is None and waiting < self._settings.max_batch
+
     def _count_preempted(self, ready: Sequence[EngineJob], chosen: Sequence[EngineJob]) -> None:
         batch = frozenset(job.number for job in chosen)
         given_way = sum(job.number in self._last_batch and job.number not in batch for job in ready)
@@ -146,7 +156,7 @@ class StepLoop:
         for job in chosen:
             if not job.running:
                 self._guard(job, self._begin)
-        return [job for job in chosen if job.running and self._guard(job, self._has_residuals)]
+        return [job for job in chosen if job.running and self._guard(job, self._can_go_on)]
 
     def _begin(self, job: EngineJob) -> None:
         job.started_at = self._monotonic()
@@ -178,11 +188,35 @@ class StepLoop:
     def _forward(self, jobs: list[EngineJob]) -> _Forward:
         began_at = self._monotonic()
         rows = self._rows_for(jobs[0])
-        seated = rows.seat(jobs)
-        prediction = self._denoiser.predict(rows.input(seated))
+        if not any(job.awaits_residuals or job.encoding is not None for job in jobs):
+            seated = rows.seat(jobs)
+            prediction = self._denoiser.predict(rows.input(seated))
+        else:
+            seated, prediction = self._forward_by_halves(rows, jobs)
         # Asking waits for a device that works asynchronously: its errors come here, and the seconds are all its own.
-        finite = torch.isfinite(prediction[: len(seated) * rows.rows_each].reshape(len(seated), -1)).all(dim=1)
-        return _Forward(seated, prediction, finite.tolist(), began_at)
+        finite = torch.isfinite(prediction[: len(seated) * rows.rows_each]).flatten(1).all(dim=1)
+        finite = finite.reshape(len(seated), rows.rows_each).all(dim=1)
+        return _Forward(jobs, seated, prediction, finite.tolist(), began_at)
+
+    def _forward_by_halves(self, rows: RowBuffers, jobs: list[EngineJob]) -> tuple[list[EngineJob], Tensor]:
+        """Run the first half for those who are at its beginning, while residuals are on their way, then the second for
+        those whose residuals are there. The others keep what the first half made."""
+        encoded = rows.seat([job for job in jobs if job.encoding is None])
+        encoding = self._encode(rows, encoded) if encoded else DenoiserEncoding()
+        decoded = rows.seat([job for job in jobs if self._guard(job, self._has_residuals)])
+        if not decoded:
+            return [], torch.empty(0, 1)
+        inputs = rows.input(decoded)
+        if decoded != encoded:
+            encodings = [job.encoding for job in decoded if job.encoding is not None]
+            encoding = DenoiserEncoding.concatenate(encodings, inputs.latents.shape[0])
+        return decoded, self._denoiser.decode(inputs, encoding)
+
+    def _encode(self, rows: RowBuffers, seated: list[EngineJob]) -> DenoiserEncoding:
+        encoding = self._denoiser.encode(rows.input(seated, controlled=False))
+        for place, job in enumerate(seated):
+            job.encoding = encoding.rows(place * rows.rows_each, (place + 1) * rows.rows_each)
+        return encoding
 
     def _rows_for(self, job: EngineJob) -> RowBuffers:
         rows = self._groups.pop(job.shape, None)
@@ -209,22 +243,25 @@ class StepLoop:
     def _take_steps(self, forward: _Forward) -> float:
         """Take the requests a step further and return the seconds since the forward pass began."""
         jobs, prediction = forward.jobs, forward.prediction
-        parts = prediction.split(jobs[0].begun.row_count)
+        parts = prediction.split(jobs[0].begun.row_count) if jobs else ()
         for job, rows, finite in zip(jobs, parts, forward.finite, strict=False):  # padding comes last
             if finite:
                 self._guard(job, partial(self._take_step, rows))
             else:
                 self._fail(job.number, not_finite())
         seconds = self._monotonic() - forward.began_at
-        self._observer.ran(BatchReport(len(jobs), prediction.shape[0], seconds))
+        if jobs:
+            self._observer.ran(BatchReport(len(jobs), prediction.shape[0], seconds))
+        for job in forward.present:
+            job.device_s += seconds / len(forward.present)
         for job in jobs:
-            job.device_s += seconds / len(jobs)
             if job.running:
                 self._guard(job, self._tell)
         return seconds
 
     def _take_step(self, rows: Tensor, job: EngineJob) -> None:
         take_step(self._model, job.begun, rows)
+        job.forget_step()
 
     def _tell(self, job: EngineJob) -> None:
         job.tell_step()
@@ -260,6 +297,7 @@ class StepLoop:
     def _retire(self, job: EngineJob) -> None:
         """Nothing of it stays: what it held on the device is free from here on."""
         del self._jobs[job.number]
-        job.painting, job.residuals = None, None
+        job.painting = None
+        job.forget_step()
         if (rows := self._groups.get(job.shape)) is not None:
             rows.leave(job)

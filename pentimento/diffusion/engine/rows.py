@@ -58,8 +58,9 @@ class RowBuffers:
         """Forget a request that is over."""
         self._seats = [None if seated is job else seated for seated in self._seats]
 
-    def input(self, jobs: Sequence[EngineJob]) -> DenoiserInput:
-        """Return the input of the next step of all `jobs`, which sit in this order."""
+    def input(self, jobs: Sequence[EngineJob], *, controlled: bool = True) -> DenoiserInput:
+        """Return the input of the next step of all `jobs`, which sit in this order; without their residuals where it
+        is not `controlled`."""
         for job, latents, timesteps in zip(jobs, self._latent_slots, self._timestep_slots, strict=False):
             fill_model_input(job.begun, latents, timesteps)
         for job, slot in zip(jobs, self._term_slots, strict=False):
@@ -67,7 +68,8 @@ class RowBuffers:
                 slot.copy_(terms)
         rows = self._padded(len(jobs)) * self.rows_each
         plain = self._inputs.get(rows) or self._view(rows)
-        residuals = stack_residuals([job.residuals for job in jobs], self.rows_each, rows)
+        parts = [job.residuals if controlled else None for job in jobs]
+        residuals = stack_residuals(parts, self.rows_each, rows)
         adapters = stack_adapters([job.ticket.request.adapters for job in jobs], self.rows_each, rows)
         as_alone = self._as_alone(jobs)
         return replace(plain, residuals=residuals, adapters=adapters, as_alone=as_alone)

@@ -23,10 +23,10 @@ def stack_residuals(
     for part in present:
         if part is not None and _blocks(part) != _blocks(example):
             raise ValueError(f"residuals for {_blocks(part)} (down, mid, other) blocks, wanted {_blocks(example)}")
-    flat = [(None,) * sum(_blocks(example)) if part is None else _tensors(part) for part in present]
+    flat = [(None,) * len(example.tensors) if part is None else part.tensors for part in present]
     stacked = [
         _stack(column, first, rows_each, row_count)
-        for column, first in zip(zip(*flat, strict=True), _tensors(example), strict=True)
+        for column, first in zip(zip(*flat, strict=True), example.tensors, strict=True)
     ]
     down, mid, _ = _blocks(example)
     return ControlResiduals(tuple(stacked[:down]), stacked[down] if mid else None, tuple(stacked[down + mid :]))
@@ -38,12 +38,6 @@ _NO_BLOCKS = (0, 0, 0)
 def _blocks(part: ControlResiduals) -> tuple[int, int, int]:
     """How many down, mid and other blocks a part has residuals for. One that has none controls nothing at its step."""
     return len(part.down_block_residuals), int(part.mid_block_residual is not None), len(part.block_residuals)
-
-
-def _tensors(part: ControlResiduals) -> tuple[Tensor, ...]:
-    """In the order of `_blocks`."""
-    mid = () if part.mid_block_residual is None else (part.mid_block_residual,)
-    return (*part.down_block_residuals, *mid, *part.block_residuals)
 
 
 def _stack(parts: Iterable[Tensor | None], example: Tensor, rows_each: int, row_count: int) -> Tensor:

@@ -1,10 +1,12 @@
 """Model families, one adapter module each; `load_model` finds the one that serves a checkpoint directory."""
 
 from pentimento.diffusion.families.model import (
+    NO_CONTROL,
     AsAlone,
     BatchKey,
     Conditioning,
     ControlResiduals,
+    DenoiserEncoding,
     DenoiserInput,
     DiffusionModel,
     LoadedModelInfo,
@@ -17,10 +19,12 @@ from pentimento.diffusion.families.model import (
 from pentimento.diffusion.families.registry import load_model
 
 __all__ = [
+    "NO_CONTROL",
     "AsAlone",
     "BatchKey",
     "Conditioning",
     "ControlResiduals",
+    "DenoiserEncoding",
     "DenoiserInput",
     "DiffusionModel",
     "LoadedModelInfo",

@@ -74,11 +74,50 @@ class PromptStates:
 @dataclass(frozen=True)
 class ControlResiduals:
     """What ControlNets add, rows as in the latents: to a UNet's skip connections, shallow to deep, and to its mid
-    block; to a transformer's blocks, first to last. Without any of them nothing is controlled at this step."""
+    block; to a transformer's blocks, first to last. `NO_CONTROL` is the one without any."""
 
     down_block_residuals: tuple[Tensor, ...] = ()
     mid_block_residual: Tensor | None = None
     block_residuals: tuple[Tensor, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its tensors: of the down blocks, of the mid block, of a transformer's blocks."""
+        mid = () if self.mid_block_residual is None else (self.mid_block_residual,)
+        return (*self.down_block_residuals, *mid, *self.block_residuals)
+
+
+# Nothing is controlled at this step: it lies outside the share of the schedule in which the ControlNets act.
+NO_CONTROL = ControlResiduals()
+
+
+@dataclass(frozen=True)
+class DenoiserEncoding:
+    """What the first half of a forward pass hands to the second: tensors by rows, as in the latents, so that rows of
+    several first halves may share a second one. Without tensors the network has no halves, and the second one is the
+    whole pass."""
+
+    tensors: tuple[Tensor, ...] = ()
+
+    def rows(self, start: int, stop: int) -> "DenoiserEncoding":
+        """Return some of its rows, as views."""
+        return DenoiserEncoding(tuple(tensor[start:stop] for tensor in self.tensors))
+
+    @staticmethod
+    def concatenate(parts: "Sequence[DenoiserEncoding]", row_count: int) -> "DenoiserEncoding":
+        """Return the rows of parts of one model, one after the other, and zeros up to `row_count`. Where one part has
+        no tensors the result has none."""
+        if not all(part.tensors for part in parts):
+            return DenoiserEncoding()
+        if len(parts) == 1 and parts[0].tensors[0].shape[0] == row_count:
+            return parts[0]
+        columns = zip(*(part.tensors for part in parts), strict=True)
+        return DenoiserEncoding(tuple(_filled_up(torch.cat(column), row_count) for column in columns))
+
+
+def _filled_up(rows: Tensor, row_count: int) -> Tensor:
+    missing = row_count - rows.shape[0]
+    return torch.cat([rows, rows.new_zeros((missing, *rows.shape[1:]))]) if missing else rows
 
 
 @dataclass(frozen=True)
@@ -196,6 +235,21 @@ class DiffusionModel(Protocol):
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Return the network's prediction, shaped as the latents. `as_alone` is kept where that is possible:
         `row_kernels`."""
+        ...
+
+    def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
+        """Return what is computed before any residual is needed: of a UNet the encoder and the mid block, of a
+        transformer the first block (Katz, section 5). Nothing where the network has no halves."""
+        ...
+
+    def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
+        """Return the prediction from an encoding of the same rows and `inputs.residuals`, with the bits of
+        `predict`."""
+        ...
+
+    def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
+        """Return zeros shaped as every ControlNet's residuals for rows of this encoding; None where that differs from
+        one ControlNet to the next."""
         ...
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:

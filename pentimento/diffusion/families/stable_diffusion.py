@@ -7,7 +7,13 @@ from pentimento.diffusion.checkpoint import Checkpoint
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
 from pentimento.diffusion.families.clip_text import ClipText
 from pentimento.diffusion.families.loading import DigestsLater, load_schedulers, refuse_keys
-from pentimento.diffusion.families.model import Conditioning, DenoiserInput, PromptStates
+from pentimento.diffusion.families.model import (
+    Conditioning,
+    ControlResiduals,
+    DenoiserEncoding,
+    DenoiserInput,
+    PromptStates,
+)
 from pentimento.diffusion.families.unet import FOREIGN_KEYS, UNetDenoiser, describe_unet_model
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, SchedulerConfig
 from pentimento.diffusion.weights import load_components
@@ -68,6 +74,18 @@ class StableDiffusion:
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Return the network's prediction, shaped as the latents."""
         return self._unet.predict(inputs)
+
+    def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
+        """Return what is computed before any residual is needed."""
+        return self._unet.encode(inputs)
+
+    def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
+        """Return the prediction from an encoding of the same rows."""
+        return self._unet.decode(inputs, encoding)
+
+    def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
+        """Return zeros shaped as ControlNets' residuals."""
+        return self._unet.example_residuals(encoding)
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """Return the clean latent of pixels (1, 3, height, width) in -1..1."""

@@ -13,9 +13,17 @@ from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale
 from pentimento.diffusion.families.clip_text import ClipText
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.loading import DigestsLater, default_size_px, load_schedulers
-from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo, PromptStates
+from pentimento.diffusion.families.model import (
+    Conditioning,
+    ControlResiduals,
+    DenoiserEncoding,
+    DenoiserInput,
+    LoadedModelInfo,
+    PromptStates,
+)
 from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.t5_text import T5Text, absent_t5
+from pentimento.diffusion.families.transformer_passes import TransformerPasses, covers_transformer
 from pentimento.diffusion.schedulers import FLOW_SCHEDULERS, FlowConfig, SchedulerConfig
 from pentimento.diffusion.weights import load_components
 from pentimento.domain.generation import NoiseForm, Scheduler
@@ -50,6 +58,7 @@ class StableDiffusion3:
         self.denoiser = parts["transformer"]
         skip_signature_checks(self.denoiser)
         self._kernels = RowKernels(self.denoiser)
+        self._passes = TransformerPasses(self.denoiser) if covers_transformer(self.denoiser) else None
         self._autoencoder = _autoencoder(parts["vae"], device, dtype)
         self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)
         self.info = self._describe(digests)
@@ -121,6 +130,24 @@ class StableDiffusion3:
                 return_dict=False,
             )[0]
         return prediction
+
+    def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
+        """Return what is computed before any residual is needed: up to the first block."""
+        if self._passes is None:
+            return DenoiserEncoding()
+        with self._kernels.held(inputs, "encoder"), adapted(self.denoiser, inputs.adapters):
+            return self._passes.encode(inputs)
+
+    def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
+        """Return the prediction from an encoding of the same rows."""
+        if self._passes is None or not encoding.tensors:
+            return self.predict(inputs)
+        with self._kernels.held(inputs, "decoder"), adapted(self.denoiser, inputs.adapters):
+            return self._passes.decode(inputs, encoding)
+
+    def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
+        """Return None: a ControlNet has a residual for each of its own blocks, as many as it likes."""
+        return None
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """Return the clean latent of pixels (1, 3, height, width) in -1..1."""

@@ -11,7 +11,13 @@ from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint
 from pentimento.diffusion.families.autoencoder import Autoencoder, LatentScale, channel_statistics
 from pentimento.diffusion.families.clip_text import ClipText
 from pentimento.diffusion.families.loading import DigestsLater, load_schedulers, refuse_keys
-from pentimento.diffusion.families.model import Conditioning, DenoiserInput, PromptStates
+from pentimento.diffusion.families.model import (
+    Conditioning,
+    ControlResiduals,
+    DenoiserEncoding,
+    DenoiserInput,
+    PromptStates,
+)
 from pentimento.diffusion.families.unet import FOREIGN_KEYS, UNetDenoiser, describe_unet_model
 from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, SchedulerConfig
 from pentimento.diffusion.weights import load_components
@@ -93,9 +99,19 @@ class StableDiffusionXl:
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Return the network's prediction, shaped as the latents."""
-        texts = inputs.conditioning
-        assert texts.pooled is not None and texts.sizes is not None
-        return self._unet.predict(inputs, {"text_embeds": texts.pooled, "time_ids": texts.sizes})
+        return self._unet.predict(inputs, _added(inputs))
+
+    def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
+        """Return what is computed before any residual is needed."""
+        return self._unet.encode(inputs, _added(inputs))
+
+    def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
+        """Return the prediction from an encoding of the same rows."""
+        return self._unet.decode(inputs, encoding, _added(inputs))
+
+    def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
+        """Return zeros shaped as ControlNets' residuals."""
+        return self._unet.example_residuals(encoding)
 
     def encode_image(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """Return the clean latent of pixels (1, 3, height, width) in -1..1."""
@@ -104,6 +120,12 @@ class StableDiffusionXl:
     def decode_latent(self, latent: Tensor) -> Tensor:
         """Return the pixels of a clean latent."""
         return self._autoencoder.decode(latent)
+
+
+def _added(inputs: DenoiserInput) -> dict[str, Tensor]:
+    texts = inputs.conditioning
+    assert texts.pooled is not None and texts.sizes is not None
+    return {"text_embeds": texts.pooled, "time_ids": texts.sizes}
 
 
 def _autoencoder(vae: Any, device: torch.device, dtype: torch.dtype) -> Autoencoder:

@@ -12,9 +12,15 @@ from pentimento.diffusion.families.adapters import adapted
 from pentimento.diffusion.families.autoencoder import Autoencoder
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
 from pentimento.diffusion.families.loading import DigestsLater, default_size_px
-from pentimento.diffusion.families.model import Conditioning, DenoiserInput, LoadedModelInfo
+from pentimento.diffusion.families.model import (
+    Conditioning,
+    ControlResiduals,
+    DenoiserEncoding,
+    DenoiserInput,
+    LoadedModelInfo,
+)
 from pentimento.diffusion.families.row_kernels import RowKernels
-from pentimento.diffusion.families.unet_passes import UNetPasses, covers
+from pentimento.diffusion.families.unet_passes import UNetEncoding, UNetPasses, covers
 from pentimento.diffusion.schedulers import DiffusionConfig, SchedulerConfig
 from pentimento.domain.generation import NoiseForm, Scheduler
 
@@ -68,14 +74,49 @@ class UNetDenoiser:
         with self._kernels.held(inputs):
             if self._passes is None or inputs.adapters is not None:
                 return predict_with_unet(self._unet, inputs, added)
-            texts, terms = inputs.conditioning.projected, inputs.time_terms
-            if texts is None:
-                texts = self._passes.project_text(inputs.conditioning.states)
-            if terms is None:
-                timesteps = inputs.timesteps.expand(inputs.latents.shape[0])
-                terms = self._passes.time_terms(timesteps, self._dtype, added)
+            texts, terms = self._texts(self._passes, inputs), self._terms_of(self._passes, inputs, added)
             encoded = self._passes.encode(inputs.latents, texts, terms)
             return self._passes.decode(encoded, texts, terms, inputs.residuals)
+
+    def encode(self, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> DenoiserEncoding:
+        """Return the mid block's output, the skip connections, and the terms of the timesteps where they had to be
+        computed. Nothing where diffusers' own forward runs."""
+        if self._passes is None or inputs.adapters is not None:
+            return DenoiserEncoding()
+        with self._kernels.held(inputs, "encoder"):
+            terms = self._terms_of(self._passes, inputs, added)
+            encoded = self._passes.encode(inputs.latents, self._texts(self._passes, inputs), terms)
+        computed = () if inputs.time_terms is not None else (terms,)
+        return DenoiserEncoding((encoded.hidden, *encoded.skips, *computed))
+
+    def decode(
+        self, inputs: DenoiserInput, encoding: DenoiserEncoding, added: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """Return the prediction from an encoding of the same rows."""
+        if self._passes is None or inputs.adapters is not None or not encoding.tensors:
+            return self.predict(inputs, added)
+        hidden, *rest = encoding.tensors
+        skips, computed = tuple(rest[: self._passes.skip_count]), rest[self._passes.skip_count :]
+        with self._kernels.held(inputs, "decoder"):
+            terms = computed[0] if computed else self._terms_of(self._passes, inputs, added)
+            texts = self._texts(self._passes, inputs)
+            return self._passes.decode(UNetEncoding(hidden, skips), texts, terms, inputs.residuals)
+
+    def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
+        """Return zeros shaped as the skip connections and the mid block's output of an encoding."""
+        if self._passes is None or not encoding.tensors:
+            return None
+        hidden, *skips = encoding.tensors[: 1 + self._passes.skip_count]
+        return ControlResiduals(tuple(torch.zeros_like(skip) for skip in skips), torch.zeros_like(hidden))
+
+    def _texts(self, passes: UNetPasses, inputs: DenoiserInput) -> Tensor:
+        texts = inputs.conditioning.projected
+        return passes.project_text(inputs.conditioning.states) if texts is None else texts
+
+    def _terms_of(self, passes: UNetPasses, inputs: DenoiserInput, added: dict[str, Tensor] | None) -> Tensor:
+        if inputs.time_terms is not None:
+            return inputs.time_terms
+        return passes.time_terms(inputs.timesteps.expand(inputs.latents.shape[0]), self._dtype, added)
 
 
 def predict_with_unet(unet: Any, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> Tensor:

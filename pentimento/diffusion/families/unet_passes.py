@@ -40,6 +40,7 @@ class UNetPasses:
         encoder, decoder = [*unet.down_blocks, unet.mid_block], list(unet.up_blocks)
         self._residual_blocks = [resnet for block in (*encoder, *decoder) for resnet in block.resnets]
         self._text_layers = [layer.attn2 for block in (*encoder, *decoder) for layer in _transformer_layers(block)]
+        self.skip_count = 1 + sum(len(block.resnets) + len(block.downsamplers or ()) for block in unet.down_blocks)
         self._encoder_residual_count = sum(len(block.resnets) for block in encoder)
         self._encoder_text_count = sum(len(_transformer_layers(block)) for block in encoder)
         self._text_widths = [layer.to_k.out_features for layer in self._text_layers for _ in range(2)]

@@ -61,3 +61,9 @@ class Scripted:
     def predict(self, inputs: Any) -> torch.Tensor:
         number, self.calls = self.calls, self.calls + 1
         return self._change(number, inputs, self._model.predict(inputs))
+
+    def encode(self, inputs: Any) -> Any:
+        return self._model.encode(inputs)
+
+    def decode(self, inputs: Any, encoding: Any) -> torch.Tensor:
+        return self._model.decode(inputs, encoding)

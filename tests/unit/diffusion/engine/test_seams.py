@@ -36,19 +36,16 @@ def residuals(seed: int, rows: int = 2, value: float | None = None) -> ControlRe
 
 @dataclass
 class Source:
-    """Random residuals for each step, `late_ticks` ticks late at the steps named."""
+    """Random residuals for each step; those of the steps in `held` are under way until they are taken out of it."""
 
-    late_ticks: dict[int, int] = field(default_factory=dict)
+    held: set[int] = field(default_factory=set)
     asked: list[tuple[int, DenoiserInput]] = field(default_factory=list)
 
     def ask(self, step_index: int, inputs: DenoiserInput) -> None:
         self.asked.append((step_index, inputs))
 
     def take(self, step_index: int) -> ControlResiduals | None:
-        if self.late_ticks.get(step_index, 0):
-            self.late_ticks[step_index] -= 1
-            return None
-        return residuals(step_index)
+        return None if step_index in self.held else residuals(step_index)
 
 
 @torch.inference_mode()
@@ -76,11 +73,13 @@ def test_residuals_reach_their_own_request_and_no_other(model: DiffusionModel) -
 
 def test_a_request_whose_residuals_are_late_skips_the_tick_and_loses_nothing(model: DiffusionModel) -> None:
     loop = Loop(model)
-    controlled = loop.add(replace(request(1), control=Source(late_ticks={0: 2, 3: 1})))
+    source = Source(held={0, 3})
+    controlled = loop.add(replace(request(1), control=source))
     plain = loop.add(request(2))
 
     loop.tick(2)
     assert (controlled.heard.steps, plain.heard.steps) == ([], [1, 2])
+    source.held.clear()
     loop.run()
 
     assert loop.observer.preemptions == []
@@ -90,9 +89,9 @@ def test_a_request_whose_residuals_are_late_skips_the_tick_and_loses_nothing(mod
 
 def test_nobody_on_time_makes_no_step(model: DiffusionModel) -> None:
     loop = Loop(model)
-    loop.add(replace(request(1), control=Source(late_ticks={0: 3})))
+    loop.add(replace(request(1), control=Source(held={0})))
 
-    assert loop.tick()  # prepared
+    assert loop.tick()  # prepared, and the first half run
     assert not loop.tick()
     assert loop.observer.sizes == []
 

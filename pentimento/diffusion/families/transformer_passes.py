@@ -1,0 +1,66 @@
+"""An SD3Transformer2DModel's forward pass in two halves, over diffusers' own blocks in their order.
+
+A ControlNet's residuals are added behind the blocks (Katz, section 9.7), the first behind the first one: `encode` runs
+as far as that, `decode` the rest. The results are the same bits as diffusers' own pass.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.families.model import DenoiserEncoding, DenoiserInput
+
+
+class TransformerPasses:
+    """The halves of one network's pass. Its blocks stay diffusers' modules: a patched weight, or a hook, is seen."""
+
+    def __init__(self, transformer: Any) -> None:
+        """`transformer` must be one that `covers_transformer` accepts."""
+        self._transformer = transformer
+
+    def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
+        """Return what the first block makes of pictures and texts, and the embedding of timesteps and pooled texts."""
+        network, texts = self._transformer, inputs.conditioning
+        hidden = network.pos_embed(inputs.latents).contiguous()
+        embedding = network.time_text_embed(inputs.timesteps.expand(inputs.latents.shape[0]), texts.pooled)
+        states = network.context_embedder(texts.states)
+        states, hidden = _block(network.transformer_blocks[0], hidden, states, embedding)
+        return DenoiserEncoding((hidden, states, embedding))
+
+    def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
+        """Return the prediction, shaped as the latents."""
+        network = self._transformer
+        hidden, states, embedding = encoding.tensors
+        added = inputs.residuals.block_residuals if inputs.residuals is not None else ()
+        blocks = network.transformer_blocks
+        for index, block in enumerate(blocks):
+            if index > 0:
+                states, hidden = _block(block, hidden, states, embedding)
+            if added and not block.context_pre_only:
+                hidden = hidden + added[int(index / (len(blocks) / len(added)))]
+        hidden = network.proj_out(network.norm_out(hidden, embedding))
+        return self._unpatched(hidden, inputs.latents.shape)
+
+    def _unpatched(self, hidden: Tensor, shape: torch.Size) -> Tensor:
+        """From (rows, patches, values of a patch) to (rows, channels, height, width)."""
+        side, channels = self._transformer.config.patch_size, self._transformer.out_channels
+        rows, height, width = shape[0], shape[-2] // side, shape[-1] // side
+        patches = hidden.reshape(rows, height, width, side, side, channels)
+        return torch.einsum("nhwpqc->nchpwq", patches).reshape(rows, channels, height * side, width * side)
+
+
+def covers_transformer(transformer: Any) -> bool:
+    """Return whether the network is one that the passes know, with a block behind the first."""
+    blocks = transformer.transformer_blocks
+    return (
+        type(transformer).__name__ == "SD3Transformer2DModel"
+        and len(blocks) > 1
+        and all(type(block).__name__ == "JointTransformerBlock" for block in blocks)
+        and [block.context_pre_only for block in blocks] == [False] * (len(blocks) - 1) + [True]
+    )
+
+
+def _block(block: Any, hidden: Tensor, states: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
+    outputs = block(hidden_states=hidden, encoder_hidden_states=states, temb=embedding, joint_attention_kwargs=None)
+    return cast("tuple[Tensor, Tensor]", outputs)

@@ -1,0 +1,321 @@
+"""The two halves of a step: the first runs while residuals are on their way, and the picture has the bits it has when
+they are there at once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pentimento.diffusion.engine import CompiledDenoiser, CompileMode
+from pentimento.diffusion.engine.probe import example_input
+from pentimento.diffusion.families import (
+    NO_CONTROL,
+    BatchKey,
+    ControlResiduals,
+    DenoiserEncoding,
+    DenoiserInput,
+    DiffusionModel,
+)
+from pentimento.diffusion.painting import PaintingRequest, prepare, take_step
+from pentimento.diffusion.painting import model_input as input_alone
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.domain.errors import Unavailable
+from pentimento.domain.generation import Scheduler
+from tests.unit.diffusion.engine.loops import Loop
+from tests.unit.diffusion.engine.test_batches import request
+from tests.unit.diffusion.engine.test_seams import Source, residuals
+from tests.unit.diffusion.specs import paint
+
+
+@dataclass
+class Halves:
+    """The model's own halves, and what ran in which order: the half and its rows."""
+
+    model: DiffusionModel
+    calls: list[tuple[str, int]] = field(default_factory=list)
+    after_encode: Callable[[], None] = lambda: None
+
+    def padded(self, key: object, request_count: int) -> int:
+        return request_count
+
+    def predict(self, inputs: DenoiserInput) -> Tensor:
+        self.calls.append(("whole", len(inputs.latents)))
+        return self.model.predict(inputs)
+
+    def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
+        assert inputs.residuals is None
+        self.calls.append(("encode", len(inputs.latents)))
+        encoding = self.model.encode(inputs)
+        self.after_encode()
+        return encoding
+
+    def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
+        self.calls.append(("decode", len(inputs.latents)))
+        return self.model.decode(inputs, encoding)
+
+
+def residuals_for(model: DiffusionModel, inputs: DenoiserInput, seed: int) -> ControlResiduals:
+    """Random ones, as every ControlNet of the family has them; a transformer's of one block."""
+    encoding = model.encode(inputs)
+    generator = torch.Generator().manual_seed(seed)
+    zeros = model.example_residuals(encoding)
+    if zeros is None:
+        return ControlResiduals(block_residuals=(torch.randn(encoding.tensors[0].shape, generator=generator),))
+    down = tuple(torch.randn(part.shape, generator=generator) for part in zeros.down_block_residuals)
+    assert zeros.mid_block_residual is not None
+    return ControlResiduals(down, torch.randn(zeros.mid_block_residual.shape, generator=generator))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("controlled", [False, True])
+def test_the_halves_give_the_bits_of_the_whole_pass(any_model: DiffusionModel, controlled: bool) -> None:
+    inputs = example_input(any_model, BatchKey(32, 32, guided=True), 2)
+    if controlled:
+        inputs = replace(inputs, residuals=residuals_for(any_model, inputs, seed=1))
+
+    encoding = any_model.encode(replace(inputs, residuals=None))
+
+    assert encoding.tensors
+    assert torch.equal(any_model.decode(inputs, encoding), any_model.predict(inputs))
+
+
+@torch.inference_mode()
+def test_rows_encoded_apart_are_decoded_together(any_model: DiffusionModel) -> None:
+    inputs = example_input(any_model, BatchKey(32, 32, guided=True), 4)
+    encoding = any_model.encode(inputs)
+
+    apart = [encoding.rows(0, 2), encoding.rows(2, 4)]
+    together = DenoiserEncoding.concatenate(apart, row_count=4)
+    padded = DenoiserEncoding.concatenate(apart[:1], row_count=4)
+
+    assert torch.equal(any_model.decode(inputs, together), any_model.decode(inputs, encoding))
+    assert all(len(tensor) == 4 and not tensor[2:].any() for tensor in padded.tensors)
+
+
+@torch.inference_mode()
+def test_a_network_that_the_passes_do_not_know_runs_whole(model: DiffusionModel) -> None:
+    inputs = example_input(model, BatchKey(32, 32, guided=True), 2)
+    inputs = replace(inputs, residuals=residuals_for(model, inputs, seed=1))
+    by_halves = model.predict(inputs)
+    unet = model._unet  # type: ignore[attr-defined]
+    passes, unet._passes = unet._passes, None
+    try:
+        encoding = model.encode(inputs)
+        whole = model.decode(inputs, encoding)
+    finally:
+        unet._passes = passes
+
+    assert encoding == DenoiserEncoding()
+    assert torch.equal(whole, by_halves)
+
+
+def controlled_request(source: Source, seed: int = 1, **changes: object) -> PaintingRequest:
+    return replace(request(seed, **changes), control=source)
+
+
+@torch.inference_mode()
+def alone(model: DiffusionModel, asked: PaintingRequest) -> Tensor:
+    """With the residuals of `Source`, by the whole pass."""
+    painting = prepare(model, PromptMemo(model, 8), asked)
+    while not painting.done:
+        there = residuals(painting.state.step_index)
+        take_step(model, painting, model.predict(replace(input_alone(model, painting), residuals=there)))
+    return painting.state.latent
+
+
+def test_the_first_half_runs_before_residuals_are_there_and_the_second_after(model: DiffusionModel) -> None:
+    source = Source(held=set(range(6)))
+    denoiser = Halves(model, after_encode=source.held.clear)
+    loop = Loop(model, denoiser=denoiser)
+    controlled = loop.add(controlled_request(source))
+
+    loop.tick()
+
+    assert denoiser.calls == [("encode", 2), ("decode", 2)]
+    assert controlled.heard.steps == [1]
+    loop.run()
+    assert torch.equal(controlled.heard.latent, alone(model, controlled.ticket.request))
+
+
+def test_residuals_that_are_there_at_once_take_one_whole_pass(model: DiffusionModel) -> None:
+    denoiser = Halves(model)
+    loop = Loop(model, denoiser=denoiser)
+    controlled = loop.add(controlled_request(Source()))
+
+    loop.run()
+
+    assert denoiser.calls == [("whole", 2)] * 6
+    assert torch.equal(controlled.heard.latent, alone(model, controlled.ticket.request))
+
+
+def test_the_first_half_of_a_late_request_is_not_run_again(model: DiffusionModel) -> None:
+    source = Source(held={0})
+    denoiser = Halves(model)
+    loop = Loop(model, denoiser=denoiser)
+    controlled = loop.add(controlled_request(source))
+    plain = loop.add(request(2))
+
+    loop.tick(2)
+    source.held.clear()
+    loop.tick()
+
+    assert denoiser.calls == [("encode", 4), ("decode", 2), ("whole", 2), ("encode", 2), ("decode", 4)]
+    loop.run()
+    assert torch.equal(controlled.heard.latent, alone(model, controlled.ticket.request))
+    assert torch.equal(plain.heard.latent, paint(model, plain.ticket.request))
+
+
+def test_of_those_that_wait_behind_the_first_half_there_is_at_most_a_batch(model: DiffusionModel) -> None:
+    source = Source(held={0})
+    denoiser = Halves(model)
+    loop = Loop(model, denoiser=denoiser, max_batch=2)
+    for seed in range(3):
+        loop.add(controlled_request(source, seed))
+
+    loop.tick(4)
+
+    assert denoiser.calls == [("encode", 4)]
+
+
+def test_a_step_without_control_is_taken_at_once(model: DiffusionModel) -> None:
+    class Outside(Source):
+        def take(self, step_index: int) -> ControlResiduals | None:
+            return NO_CONTROL
+
+    denoiser = Halves(model)
+    loop = Loop(model, denoiser=denoiser)
+    free = loop.add(controlled_request(Outside()))
+
+    loop.run()
+
+    assert denoiser.calls == [("whole", 2)] * 6
+    assert torch.equal(free.heard.latent, paint(model, free.ticket.request))
+
+
+def test_a_source_that_breaks_between_the_halves_ends_its_own_request(model: DiffusionModel) -> None:
+    class Breaks(Source):
+        def take(self, step_index: int) -> ControlResiduals | None:
+            if denoiser.calls:
+                raise Unavailable("CONTROLNET_LOST", "no replica answers")
+            return None
+
+    denoiser = Halves(model)
+    loop = Loop(model, denoiser=denoiser)
+    broken, plain = loop.add(controlled_request(Breaks())), loop.add(request(2))
+
+    loop.run()
+
+    assert isinstance(broken.heard.end, Unavailable)
+    assert torch.equal(plain.heard.latent, paint(model, plain.ticket.request))
+
+
+def test_device_seconds_are_shared_by_those_that_wait_behind_the_first_half(model: DiffusionModel) -> None:
+    source = Source(held={0})
+    loop = Loop(model)
+
+    def a_second_later() -> None:
+        loop.now += 1.0
+
+    loop.steps._denoiser = Halves(model, after_encode=a_second_later)  # type: ignore[assignment]
+    controlled, plain = loop.add(controlled_request(source)), loop.add(request(2))
+    loop.tick()
+    source.held.clear()
+    loop.run()
+
+    # Two ticks with a first half in them, each shared by both.
+    assert [one.heard.end.device_s for one in (controlled, plain)] == [1.0, 1.0]  # type: ignore[union-attr]
+
+
+@st.composite
+def lateness(draw: st.DrawFn) -> list[tuple[PaintingRequest, dict[int, int]]]:
+    """Requests, guided, some controlled: of these how many ticks late each step's residuals are."""
+    ticks = st.dictionaries(st.integers(0, 5), st.integers(1, 3), max_size=4)
+    return [
+        (
+            request(
+                seed,
+                first_step=draw(st.sampled_from([0, 0, 2])),
+                scheduler=draw(st.sampled_from([Scheduler.DDIM, Scheduler.EULER])),
+            ),
+            draw(ticks) if draw(st.booleans()) else {},
+        )
+        for seed in range(draw(st.integers(1, 4)))
+    ]
+
+
+@dataclass
+class Slow(Source):
+    """Late by ticks of the loop."""
+
+    ticks_late: dict[int, int] = field(default_factory=dict)
+    clock: Callable[[], float] = lambda: 0.0
+    asked_at: dict[int, float] = field(default_factory=dict)
+
+    def ask(self, step_index: int, inputs: DenoiserInput) -> None:
+        self.asked_at[step_index] = self.clock()
+
+    def take(self, step_index: int) -> ControlResiduals | None:
+        late = self.clock() < self.asked_at[step_index] + self.ticks_late.get(step_index, 0)
+        return None if late else residuals(step_index)
+
+
+@given(asked=lateness())
+@settings(max_examples=15, deadline=None)
+def test_however_late_residuals_are_a_guided_picture_has_the_bits_that_it_has_alone(
+    model: DiffusionModel, asked: list[tuple[PaintingRequest, dict[int, int]]]
+) -> None:
+    loop = Loop(model, max_batch=3)
+    added = []
+    for one, late in asked:
+        source = Slow(ticks_late=late, clock=loop.clock) if late else None
+        added.append(loop.add(replace(one, control=source)))
+    for _ in range(80):
+        loop.tick()
+        loop.now += 1.0
+
+    for one in added:
+        wanted = alone if one.ticket.request.control is not None else paint
+        assert torch.equal(one.heard.latent, wanted(model, one.ticket.request))
+
+
+@torch.inference_mode()
+def test_compiled_halves_are_used_where_they_are_warm(model: DiffusionModel) -> None:
+    compiled: list[str] = []
+
+    def compiler(forward: Callable[..., object], **options: object) -> Callable[..., object]:
+        return lambda *parts: (compiled.append(forward.__name__), forward(*parts))[1]
+
+    denoiser = CompiledDenoiser(model, CompileMode.COMPILE, compiler=compiler, halves=True)
+    key = BatchKey(32, 32, guided=True)
+    denoiser.warm(key, (1,))
+    inputs = example_input(model, key, 2)
+    controlled = replace(inputs, residuals=residuals_for(model, inputs, seed=1))
+    cold = example_input(model, key, 4)
+    compiled.clear()
+
+    late = denoiser.decode(controlled, denoiser.encode(inputs))
+    at_once = denoiser.predict(controlled)
+    denoiser.decode(cold, denoiser.encode(cold))
+
+    assert compiled == ["encode", "decode"] * 2
+    assert torch.equal(late, model.predict(controlled))
+    assert torch.equal(at_once, late)
+
+
+@torch.inference_mode()
+def test_the_halves_can_be_traced_as_one_graph_each(model: DiffusionModel) -> None:
+    def trace(forward: Callable[..., object], **options: object) -> object:
+        return torch.compile(forward, dynamic=False, backend="eager", fullgraph=True)
+
+    denoiser = CompiledDenoiser(model, CompileMode.COMPILE, compiler=trace, halves=True)
+    denoiser.warm(BatchKey(32, 32, guided=True), (1,))
+    inputs = example_input(model, BatchKey(32, 32, guided=True), 2)
+    controlled = replace(inputs, residuals=residuals_for(model, inputs, seed=1))
+
+    prediction = denoiser.decode(controlled, denoiser.encode(inputs))
+
+    torch.testing.assert_close(prediction, model.predict(controlled), rtol=0, atol=1e-5)
