@@ -53,6 +53,7 @@ SETTINGS = (
 )
 METRICS = (
     "pentimento.rpc.meter",
+    "pentimento.tensors.metrics",
     "services.frontdoor.metrics",
     "services.embedder.metrics",
     "services.vectordb_gateway.metrics",

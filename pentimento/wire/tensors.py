@@ -51,6 +51,7 @@ class Binding:
     step_index: int = 0
     layer: str = ""
     model_digest: str = ""
+    stream_epoch: int = 0
 
 
 UNBOUND = Binding()
@@ -58,40 +59,51 @@ UNBOUND = Binding()
 
 @dataclass(frozen=True)
 class WireTensor:
-    """A tensor as it travels: row-major elements. Raises InvalidArgument when bytes and dims disagree: a value of it is
-    always sound."""
+    """A tensor as it travels: row-major elements, perhaps in memory shared with its sender. Raises InvalidArgument when
+    bytes and dims disagree: a value of it is always sound."""
 
     dtype: Dtype
     dims: tuple[int, ...]
-    data: bytes = field(repr=False)
+    data: bytes | memoryview = field(repr=False)
     binding: Binding = UNBOUND
 
     def __post_init__(self) -> None:
-        if len(self.dims) > MAX_RANK:
-            raise InvalidArgument.of("tensor.dims", f"must be at most {MAX_RANK}, got {len(self.dims)}")
-        if any(dim < 0 for dim in self.dims):
-            raise InvalidArgument.of("tensor.dims", f"must not be negative, got {list(self.dims)}")
-        expected = math.prod(self.dims) * self.dtype.item_size
+        expected = size_of(self.dtype, self.dims)
         if len(self.data) != expected:
             wanted = f"{expected} bytes for {self.dtype.name.lower()} {list(self.dims)}"
             raise InvalidArgument.of("tensor.inline", f"must be {wanted}, got {len(self.data)}")
+
+
+def size_of(dtype: Dtype, dims: Sequence[int]) -> int:
+    """Return the bytes of a tensor. Raises InvalidArgument for dims that no tensor has."""
+    if len(dims) > MAX_RANK:
+        raise InvalidArgument.of("tensor.dims", f"must be at most {MAX_RANK}, got {len(dims)}")
+    if any(dim < 0 for dim in dims):
+        raise InvalidArgument.of("tensor.dims", f"must not be negative, got {list(dims)}")
+    return math.prod(dims) * dtype.item_size
 
 
 def tensor_to_proto(tensor: WireTensor) -> pb.Tensor:
     """Return the tensor as an inline message. Raises InvalidArgument for more than MAX_INLINE_BYTES."""
     if len(tensor.data) > MAX_INLINE_BYTES:
         raise InvalidArgument.of("tensor.inline", f"must be at most {MAX_INLINE_BYTES} bytes, got {len(tensor.data)}")
-    binding = tensor.binding
+    message = described(tensor.dtype, tensor.dims, tensor.binding)
+    message.inline = bytes(tensor.data)
+    return message
+
+
+def described(dtype: Dtype, dims: Sequence[int], binding: Binding) -> pb.Tensor:
+    """Return a message that says everything of a tensor but where its bytes are."""
     return pb.Tensor(
-        dtype=pb.Dtype.ValueType(tensor.dtype.value),
-        dims=tensor.dims,
-        inline=tensor.data,
+        dtype=pb.Dtype.ValueType(dtype.value),
+        dims=dims,
         binding=pb.TensorBinding(
             request_id=binding.request_id,
             fencing_token=binding.fencing_token,
             step_index=binding.step_index,
             layer=binding.layer,
             model_digest=binding.model_digest,
+            stream_epoch=binding.stream_epoch,
         ),
     )
 
@@ -107,19 +119,28 @@ def tensor_from_proto(
 
     Raises InvalidArgument naming the field; nothing is allocated for a tensor that is refused.
     """
-    dtype = _dtype(message.dtype, dtypes)
+    dtype, found = checked_description(message, dtypes, dims, binding)
     if message.WhichOneof("payload") != "inline":
         raise InvalidArgument.of("tensor.payload", f"must be inline, got {message.WhichOneof('payload') or 'nothing'}")
     if len(message.inline) > MAX_INLINE_BYTES:
         raise InvalidArgument.of(
             "tensor.inline", f"must be at most {MAX_INLINE_BYTES} bytes, got {len(message.inline)}"
         )
+    return WireTensor(dtype, tuple(message.dims), message.inline, found)
+
+
+def checked_description(
+    message: pb.Tensor, dtypes: Sequence[Dtype], dims: Sequence[int] | None, binding: Binding | None
+) -> tuple[Dtype, Binding]:
+    """Return element type and binding of a message, whose bytes may be anywhere. Raises InvalidArgument where it is not
+    of `dtypes`, `dims` and `binding`."""
+    dtype = _dtype(message.dtype, dtypes)
     if dims is not None and tuple(message.dims) != tuple(dims):
         raise InvalidArgument.of("tensor.dims", f"must be {list(dims)}, got {list(message.dims)[:MAX_RANK]}")
     found = _binding(message.binding)
     if binding is not None and found != binding:
         raise InvalidArgument.of("tensor.binding", "must be that of the tensor asked for")
-    return WireTensor(dtype, tuple(message.dims), message.inline, found)
+    return dtype, found
 
 
 def _dtype(number: int, allowed: Sequence[Dtype]) -> Dtype:
@@ -131,4 +152,11 @@ def _dtype(number: int, allowed: Sequence[Dtype]) -> Dtype:
 
 
 def _binding(message: pb.TensorBinding) -> Binding:
-    return Binding(message.request_id, message.fencing_token, message.step_index, message.layer, message.model_digest)
+    return Binding(
+        message.request_id,
+        message.fencing_token,
+        message.step_index,
+        message.layer,
+        message.model_digest,
+        message.stream_epoch,
+    )

@@ -6,7 +6,7 @@ from torch import Tensor
 from pentimento.domain.errors import InvalidArgument
 from pentimento.wire.tensors import UNBOUND, Binding, Dtype, WireTensor
 
-_TORCH_DTYPES = {
+TORCH_DTYPES = {
     Dtype.FLOAT32: torch.float32,
     Dtype.FLOAT16: torch.float16,
     Dtype.BFLOAT16: torch.bfloat16,
@@ -15,21 +15,19 @@ _TORCH_DTYPES = {
     Dtype.UINT8: torch.uint8,
     Dtype.BOOL: torch.bool,
 }
-_WIRE_DTYPES = {value: key for key, value in _TORCH_DTYPES.items()}
+WIRE_DTYPES = {value: key for key, value in TORCH_DTYPES.items()}
 
 
 def tensor_to_wire(tensor: Tensor, binding: Binding = UNBOUND) -> WireTensor:
     """Copy a tensor to the host, to travel. Raises KeyError for an element type that does not travel."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return WireTensor(
-        _WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes(), binding
-    )
+    return WireTensor(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes(), binding)
 
 
 def tensor_from_wire(wire: WireTensor) -> Tensor:
     """Return a tensor of its own memory on the host. Raises InvalidArgument for floating-point values that are not
     finite."""
-    dtype = _TORCH_DTYPES[wire.dtype]
+    dtype = TORCH_DTYPES[wire.dtype]
     tensor = torch.frombuffer(bytearray(wire.data), dtype=dtype) if wire.data else torch.empty(0, dtype=dtype)
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise InvalidArgument.of("tensor.inline", "must hold finite values, got NaN or an infinity")

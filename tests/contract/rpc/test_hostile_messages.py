@@ -127,7 +127,7 @@ LARGER_REQUESTS_MIB = {
     "image.v1.ImageService.Replay": 16,
     "worker.v1.UnetWorkerService.Execute": 16,
     "worker.v1.UnetWorkerService.PredictHalf": 8,
-    "controlnet.v1.ControlNetService.StreamResiduals": 8,
+    "controlnet.v1.ControlNetService.StreamResiduals": 20,
     "embedder.v1.EmbedderService.EmbedText": 2,
     "embedder.v1.EmbedderService.EmbedImage": 32,
     "discriminator.v1.DiscriminatorService.Score": 32,

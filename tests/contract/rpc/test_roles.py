@@ -33,6 +33,7 @@ MAY_CALL = {
     "controller.v1.ControllerService.Deregister": SUITE,
     "controller.v1.ControllerService.WatchPlan": SUITE_AND_OPERATORS,
     "controller.v1.ControllerService.GetFleet": SUITE_AND_OPERATORS,
+    "controlnet.v1.ControlNetService.WatchCredits": SUITE,
     "controlnet.v1.ControlNetService.StreamResiduals": SUITE,
     "controlnet.v1.ControlNetService.Prefetch": SUITE_AND_OPERATORS,
     "controlnet.v1.ControlNetService.GetStatus": SUITE_AND_OPERATORS,

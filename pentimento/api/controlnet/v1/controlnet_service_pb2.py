@@ -27,43 +27,53 @@ from pentimento.api.generation.v1 import generation_pb2 as pentimento_dot_api_do
 from pentimento.api.tensor.v1 import tensor_pb2 as pentimento_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n5pentimento/api/controlnet/v1/controlnet_service.proto\x12\x1cpentimento.api.controlnet.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a-pentimento/api/generation/v1/generation.proto\x1a%pentimento/api/tensor/v1/tensor.proto\"\x8b\x02\n\x16StreamResidualsRequest\x12\x38\n\x04open\x18\x01 \x01(\x0b\x32(.pentimento.api.controlnet.v1.OpenStreamH\x00\x12:\n\x04step\x18\x02 \x01(\x0b\x32*.pentimento.api.controlnet.v1.ResidualStepH\x00\x12\x36\n\x05\x63hunk\x18\x03 \x01(\x0b\x32%.pentimento.api.tensor.v1.TensorChunkH\x00\x12\x38\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32).pentimento.api.tensor.v1.SharedMemoryAckH\x00\x42\t\n\x07message\"\xf9\x02\n\nOpenStream\x12\x36\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x45\n\ncontrolnet\x18\x02 \x01(\x0b\x32\x31.pentimento.api.generation.v1.ControlNetSelection\x12\x19\n\x11\x62\x61se_model_digest\x18\x03 \x01(\t\x12\x35\n\x0btext_states\x18\x04 \x01(\x0b\x32 .pentimento.api.tensor.v1.Tensor\x12\x41\n\rguidance_mode\x18\x05 \x01(\x0e\x32*.pentimento.api.controlnet.v1.GuidanceMode\x12\x41\n\ttransport\x18\x06 \x01(\x0b\x32..pentimento.api.tensor.v1.TensorTransportOffer\x12\x14\n\x0cstream_epoch\x18\x07 \x01(\x04\"f\n\x0cResidualStep\x12\x12\n\nstep_index\x18\x01 \x01(\r\x12\x10\n\x08timestep\x18\x02 \x01(\x01\x12\x30\n\x06latent\x18\x03 \x01(\x0b\x32 .pentimento.api.tensor.v1.Tensor\"\x92\x02\n\x17StreamResidualsResponse\x12<\n\x06opened\x18\x01 \x01(\x0b\x32*.pentimento.api.controlnet.v1.StreamOpenedH\x00\x12<\n\tresiduals\x18\x02 \x01(\x0b\x32\'.pentimento.api.controlnet.v1.ResidualsH\x00\x12\x36\n\x05\x63hunk\x18\x03 \x01(\x0b\x32%.pentimento.api.tensor.v1.TensorChunkH\x00\x12\x38\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32).pentimento.api.tensor.v1.SharedMemoryAckH\x00\x42\t\n\x07message\"}\n\x0cStreamOpened\x12\x19\n\x11\x63ontrolnet_digest\x18\x01 \x01(\t\x12<\n\ttransport\x18\x02 \x01(\x0e\x32).pentimento.api.tensor.v1.TensorTransport\x12\x14\n\x0cstream_epoch\x18\x03 \x01(\x04\"\x95\x02\n\tResiduals\x12\x12\n\nstep_index\x18\x01 \x01(\r\x12\x14\n\x0cstream_epoch\x18\x02 \x01(\x04\x12>\n\x14\x64own_block_residuals\x18\x03 \x03(\x0b\x32 .pentimento.api.tensor.v1.Tensor\x12\x41\n\x12mid_block_residual\x18\x04 \x01(\x0b\x32 .pentimento.api.tensor.v1.TensorH\x00\x88\x01\x01\x12\x44\n\x0f\x62lock_residuals\x18\x05 \x03(\x0b\x32+.pentimento.api.controlnet.v1.BlockResidualB\x15\n\x13_mid_block_residual\"X\n\rBlockResidual\x12\x13\n\x0b\x62lock_index\x18\x01 \x01(\r\x12\x32\n\x08residual\x18\x02 \x01(\x0b\x32 .pentimento.api.tensor.v1.Tensor\"&\n\x0fPrefetchRequest\x12\x13\n\x0b\x63ontrolnets\x18\x01 \x03(\t\"0\n\x10PrefetchResponse\x12\x1c\n\x14resident_controlnets\x18\x01 \x03(\t\"\x12\n\x10GetStatusRequest\"\x87\x01\n\x11GetStatusResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x1c\n\x14resident_controlnets\x18\x02 \x03(\t\x12\x19\n\x11open_stream_count\x18\x03 \x01(\r\x12\x12\n\nstep_count\x18\x04 \x01(\x04\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08*p\n\x0cGuidanceMode\x12\x1d\n\x19GUIDANCE_MODE_UNSPECIFIED\x10\x00\x12\x1d\n\x19GUIDANCE_MODE_BOTH_HALVES\x10\x01\x12\"\n\x1eGUIDANCE_MODE_CONDITIONAL_ONLY\x10\x02\x32\x8f\x03\n\x11\x43ontrolNetService\x12\x90\x01\n\x0fStreamResiduals\x12\x34.pentimento.api.controlnet.v1.StreamResidualsRequest\x1a\x35.pentimento.api.controlnet.v1.StreamResidualsResponse\"\x0c\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80\x80\x04(\x01\x30\x01\x12q\n\x08Prefetch\x12-.pentimento.api.controlnet.v1.PrefetchRequest\x1a..pentimento.api.controlnet.v1.PrefetchResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x12t\n\tGetStatus\x12..pentimento.api.controlnet.v1.GetStatusRequest\x1a/.pentimento.api.controlnet.v1.GetStatusResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n5pentimento/api/controlnet/v1/controlnet_service.proto\x12\x1cpentimento.api.controlnet.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a-pentimento/api/generation/v1/generation.proto\x1a%pentimento/api/tensor/v1/tensor.proto\"\x15\n\x13WatchCreditsRequest\"\xb1\x01\n\x14WatchCreditsResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x14\n\x0c\x63redit_count\x18\x02 \x01(\r\x12\x19\n\x11open_stream_count\x18\x03 \x01(\r\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x41\n\x0b\x63ontrolnets\x18\x05 \x03(\x0b\x32,.pentimento.api.controlnet.v1.ControlNetInfo\"f\n\x0e\x43ontrolNetInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x03 \x01(\t\x12\x10\n\x08resident\x18\x04 \x01(\x08\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x03\"\xd2\x02\n\x16StreamResidualsRequest\x12\x38\n\x04open\x18\x01 \x01(\x0b\x32(.pentimento.api.controlnet.v1.OpenStreamH\x00\x12:\n\x04step\x18\x02 \x01(\x0b\x32*.pentimento.api.controlnet.v1.ResidualStepH\x00\x12\x36\n\x05\x63hunk\x18\x03 \x01(\x0b\x32%.pentimento.api.tensor.v1.TensorChunkH\x00\x12\x38\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32).pentimento.api.tensor.v1.SharedMemoryAckH\x00\x12\x45\n\rregion_opened\x18\x05 \x01(\x0b\x32,.pentimento.api.tensor.v1.SharedMemoryOpenedH\x00\x42\t\n\x07message\"\xd6\x05\n\nOpenStream\x12\x36\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x45\n\ncontrolnet\x18\x02 \x01(\x0b\x32\x31.pentimento.api.generation.v1.ControlNetSelection\x12\x19\n\x11\x62\x61se_model_digest\x18\x03 \x01(\t\x12\x35\n\x0btext_states\x18\x04 \x01(\x0b\x32 .pentimento.api.tensor.v1.Tensor\x12\x41\n\rguidance_mode\x18\x05 \x01(\x0e\x32*.pentimento.api.controlnet.v1.GuidanceMode\x12\x41\n\ttransport\x18\x06 \x01(\x0b\x32..pentimento.api.tensor.v1.TensorTransportOffer\x12\x14\n\x0cstream_epoch\x18\x07 \x01(\x04\x12<\n\rpooled_states\x18\x08 \x01(\x0b\x32 .pentimento.api.tensor.v1.TensorH\x00\x88\x01\x01\x12\x37\n\x08time_ids\x18\t \x01(\x0b\x32 .pentimento.api.tensor.v1.TensorH\x01\x88\x01\x01\x12\x10\n\x08width_px\x18\n \x01(\r\x12\x11\n\theight_px\x18\x0b \x01(\r\x12\x12\n\nstep_count\x18\x0c \x01(\r\x12\x43\n\x14\x65ncoded_conditioning\x18\r \x01(\x0b\x32 .pentimento.api.tensor.v1.TensorH\x02\x88\x01\x01\x12\x19\n\x11\x63ontrolnet_digest\x18\x0e \x01(\t\x12\x13\n\x0blatent_dims\x18\x0f \x03(\rB\x10\n\x0e_pooled_statesB\x0b\n\t_time_idsB\x17\n\x15_encoded_conditioning\"f\n\x0cResidualStep\x12\x12\n\nstep_index\x18\x01 \x01(\r\x12\x10\n\x08timestep\x18\x02 \x01(\x01\x12\x30\n\x06latent\x18\x03 \x01(\x0b\x32 .pentimento.api.tensor.v1.Tensor\"\x92\x02\n\x17StreamResidualsResponse\x12<\n\x06opened\x18\x01 \x01(\x0b\x32*.pentimento.api.controlnet.v1.StreamOpenedH\x00\x12<\n\tresiduals\x18\x02 \x01(\x0b\x32\'.pentimento.api.controlnet.v1.ResidualsH\x00\x12\x36\n\x05\x63hunk\x18\x03 \x01(\x0b\x32%.pentimento.api.tensor.v1.TensorChunkH\x00\x12\x38\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32).pentimento.api.tensor.v1.SharedMemoryAckH\x00\x42\t\n\x07message\"\x88\x02\n\x0cStreamOpened\x12\x19\n\x11\x63ontrolnet_digest\x18\x01 \x01(\t\x12<\n\ttransport\x18\x02 \x01(\x0e\x32).pentimento.api.tensor.v1.TensorTransport\x12\x14\n\x0cstream_epoch\x18\x03 \x01(\x04\x12;\n\x06shapes\x18\x04 \x03(\x0b\x32+.pentimento.api.controlnet.v1.ResidualShape\x12\x41\n\x06region\x18\x05 \x01(\x0b\x32,.pentimento.api.tensor.v1.SharedMemoryRegionH\x00\x88\x01\x01\x42\t\n\x07_region\"\\\n\rResidualShape\x12\r\n\x05layer\x18\x01 \x01(\t\x12.\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1f.pentimento.api.tensor.v1.Dtype\x12\x0c\n\x04\x64ims\x18\x03 \x03(\x03\"\xa8\x02\n\tResiduals\x12\x12\n\nstep_index\x18\x01 \x01(\r\x12\x14\n\x0cstream_epoch\x18\x02 \x01(\x04\x12>\n\x14\x64own_block_residuals\x18\x03 \x03(\x0b\x32 .pentimento.api.tensor.v1.Tensor\x12\x41\n\x12mid_block_residual\x18\x04 \x01(\x0b\x32 .pentimento.api.tensor.v1.TensorH\x00\x88\x01\x01\x12\x44\n\x0f\x62lock_residuals\x18\x05 \x03(\x0b\x32+.pentimento.api.controlnet.v1.BlockResidual\x12\x11\n\tlast_part\x18\x06 \x01(\x08\x42\x15\n\x13_mid_block_residual\"X\n\rBlockResidual\x12\x13\n\x0b\x62lock_index\x18\x01 \x01(\r\x12\x32\n\x08residual\x18\x02 \x01(\x0b\x32 .pentimento.api.tensor.v1.Tensor\"&\n\x0fPrefetchRequest\x12\x13\n\x0b\x63ontrolnets\x18\x01 \x03(\t\"0\n\x10PrefetchResponse\x12\x1c\n\x14resident_controlnets\x18\x01 \x03(\t\"\x12\n\x10GetStatusRequest\"\xee\x01\n\x11GetStatusResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x41\n\x0b\x63ontrolnets\x18\x02 \x03(\x0b\x32,.pentimento.api.controlnet.v1.ControlNetInfo\x12\x19\n\x11open_stream_count\x18\x03 \x01(\r\x12\x12\n\nstep_count\x18\x04 \x01(\x04\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x14\n\x0c\x63redit_count\x18\x06 \x01(\r\x12\x12\n\nload_count\x18\x07 \x01(\x04\x12\x16\n\x0e\x65viction_count\x18\x08 \x01(\x04*\x96\x01\n\x0cGuidanceMode\x12\x1d\n\x19GUIDANCE_MODE_UNSPECIFIED\x10\x00\x12\x1d\n\x19GUIDANCE_MODE_BOTH_HALVES\x10\x01\x12\"\n\x1eGUIDANCE_MODE_CONDITIONAL_ONLY\x10\x02\x12$\n GUIDANCE_MODE_UNCONDITIONAL_ONLY\x10\x03\x32\x8f\x04\n\x11\x43ontrolNetService\x12~\n\x0cWatchCredits\x12\x31.pentimento.api.controlnet.v1.WatchCreditsRequest\x1a\x32.pentimento.api.controlnet.v1.WatchCreditsResponse\"\x05\xaa\xd4\x18\x01\x03\x30\x01\x12\x90\x01\n\x0fStreamResiduals\x12\x34.pentimento.api.controlnet.v1.StreamResidualsRequest\x1a\x35.pentimento.api.controlnet.v1.StreamResidualsResponse\"\x0c\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80\x80\n(\x01\x30\x01\x12q\n\x08Prefetch\x12-.pentimento.api.controlnet.v1.PrefetchRequest\x1a..pentimento.api.controlnet.v1.PrefetchResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x12t\n\tGetStatus\x12..pentimento.api.controlnet.v1.GetStatusRequest\x1a/.pentimento.api.controlnet.v1.GetStatusResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pentimento.api.controlnet.v1.controlnet_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CONTROLNETSERVICE'].methods_by_name['WatchCredits']._loaded_options = None
+  _globals['_CONTROLNETSERVICE'].methods_by_name['WatchCredits']._serialized_options = b'\252\324\030\001\003'
   _globals['_CONTROLNETSERVICE'].methods_by_name['StreamResiduals']._loaded_options = None
-  _globals['_CONTROLNETSERVICE'].methods_by_name['StreamResiduals']._serialized_options = b'\252\324\030\001\003\260\324\030\200\200\200\004'
+  _globals['_CONTROLNETSERVICE'].methods_by_name['StreamResiduals']._serialized_options = b'\252\324\030\001\003\260\324\030\200\200\200\n'
   _globals['_CONTROLNETSERVICE'].methods_by_name['Prefetch']._loaded_options = None
   _globals['_CONTROLNETSERVICE'].methods_by_name['Prefetch']._serialized_options = b'\252\324\030\002\003\004'
   _globals['_CONTROLNETSERVICE'].methods_by_name['GetStatus']._loaded_options = None
   _globals['_CONTROLNETSERVICE'].methods_by_name['GetStatus']._serialized_options = b'\252\324\030\002\003\004'
-  _globals['_GUIDANCEMODE']._serialized_start=1984
-  _globals['_GUIDANCEMODE']._serialized_end=2096
-  _globals['_STREAMRESIDUALSREQUEST']._serialized_start=209
-  _globals['_STREAMRESIDUALSREQUEST']._serialized_end=476
-  _globals['_OPENSTREAM']._serialized_start=479
-  _globals['_OPENSTREAM']._serialized_end=856
-  _globals['_RESIDUALSTEP']._serialized_start=858
-  _globals['_RESIDUALSTEP']._serialized_end=960
-  _globals['_STREAMRESIDUALSRESPONSE']._serialized_start=963
-  _globals['_STREAMRESIDUALSRESPONSE']._serialized_end=1237
-  _globals['_STREAMOPENED']._serialized_start=1239
-  _globals['_STREAMOPENED']._serialized_end=1364
-  _globals['_RESIDUALS']._serialized_start=1367
-  _globals['_RESIDUALS']._serialized_end=1644
-  _globals['_BLOCKRESIDUAL']._serialized_start=1646
-  _globals['_BLOCKRESIDUAL']._serialized_end=1734
-  _globals['_PREFETCHREQUEST']._serialized_start=1736
-  _globals['_PREFETCHREQUEST']._serialized_end=1774
-  _globals['_PREFETCHRESPONSE']._serialized_start=1776
-  _globals['_PREFETCHRESPONSE']._serialized_end=1824
-  _globals['_GETSTATUSREQUEST']._serialized_start=1826
-  _globals['_GETSTATUSREQUEST']._serialized_end=1844
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1847
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1982
-  _globals['_CONTROLNETSERVICE']._serialized_start=2099
-  _globals['_CONTROLNETSERVICE']._serialized_end=2498
+  _globals['_GUIDANCEMODE']._serialized_start=3068
+  _globals['_GUIDANCEMODE']._serialized_end=3218
+  _globals['_WATCHCREDITSREQUEST']._serialized_start=208
+  _globals['_WATCHCREDITSREQUEST']._serialized_end=229
+  _globals['_WATCHCREDITSRESPONSE']._serialized_start=232
+  _globals['_WATCHCREDITSRESPONSE']._serialized_end=409
+  _globals['_CONTROLNETINFO']._serialized_start=411
+  _globals['_CONTROLNETINFO']._serialized_end=513
+  _globals['_STREAMRESIDUALSREQUEST']._serialized_start=516
+  _globals['_STREAMRESIDUALSREQUEST']._serialized_end=854
+  _globals['_OPENSTREAM']._serialized_start=857
+  _globals['_OPENSTREAM']._serialized_end=1583
+  _globals['_RESIDUALSTEP']._serialized_start=1585
+  _globals['_RESIDUALSTEP']._serialized_end=1687
+  _globals['_STREAMRESIDUALSRESPONSE']._serialized_start=1690
+  _globals['_STREAMRESIDUALSRESPONSE']._serialized_end=1964
+  _globals['_STREAMOPENED']._serialized_start=1967
+  _globals['_STREAMOPENED']._serialized_end=2231
+  _globals['_RESIDUALSHAPE']._serialized_start=2233
+  _globals['_RESIDUALSHAPE']._serialized_end=2325
+  _globals['_RESIDUALS']._serialized_start=2328
+  _globals['_RESIDUALS']._serialized_end=2624
+  _globals['_BLOCKRESIDUAL']._serialized_start=2626
+  _globals['_BLOCKRESIDUAL']._serialized_end=2714
+  _globals['_PREFETCHREQUEST']._serialized_start=2716
+  _globals['_PREFETCHREQUEST']._serialized_end=2754
+  _globals['_PREFETCHRESPONSE']._serialized_start=2756
+  _globals['_PREFETCHRESPONSE']._serialized_end=2804
+  _globals['_GETSTATUSREQUEST']._serialized_start=2806
+  _globals['_GETSTATUSREQUEST']._serialized_end=2824
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2827
+  _globals['_GETSTATUSRESPONSE']._serialized_end=3065
+  _globals['_CONTROLNETSERVICE']._serialized_start=3221
+  _globals['_CONTROLNETSERVICE']._serialized_end=3748
 # @@protoc_insertion_point(module_scope)

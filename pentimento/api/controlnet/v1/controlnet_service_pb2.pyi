@@ -29,16 +29,100 @@ class _GuidanceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Guidance
     DESCRIPTOR: _descriptor.EnumDescriptor
     GUIDANCE_MODE_UNSPECIFIED: _GuidanceMode.ValueType  # 0
     GUIDANCE_MODE_BOTH_HALVES: _GuidanceMode.ValueType  # 1
-    """The latent carries both halves of classifier-free guidance."""
+    """Latents and conditioning carry both halves of classifier-free guidance, the unconditional one first."""
     GUIDANCE_MODE_CONDITIONAL_ONLY: _GuidanceMode.ValueType  # 2
+    GUIDANCE_MODE_UNCONDITIONAL_ONLY: _GuidanceMode.ValueType  # 3
 
 class GuidanceMode(_GuidanceMode, metaclass=_GuidanceModeEnumTypeWrapper): ...
 
 GUIDANCE_MODE_UNSPECIFIED: GuidanceMode.ValueType  # 0
 GUIDANCE_MODE_BOTH_HALVES: GuidanceMode.ValueType  # 1
-"""The latent carries both halves of classifier-free guidance."""
+"""Latents and conditioning carry both halves of classifier-free guidance, the unconditional one first."""
 GUIDANCE_MODE_CONDITIONAL_ONLY: GuidanceMode.ValueType  # 2
+GUIDANCE_MODE_UNCONDITIONAL_ONLY: GuidanceMode.ValueType  # 3
 Global___GuidanceMode: _TypeAlias = GuidanceMode  # noqa: Y015
+
+@_typing.final
+class WatchCreditsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchCreditsRequest: _TypeAlias = WatchCreditsRequest  # noqa: Y015
+
+@_typing.final
+class WatchCreditsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    CREDIT_COUNT_FIELD_NUMBER: _builtins.int
+    OPEN_STREAM_COUNT_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    CONTROLNETS_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    credit_count: _builtins.int
+    """Streams that it is ready to hold at once, open ones included."""
+    open_stream_count: _builtins.int
+    draining: _builtins.bool
+    @_builtins.property
+    def controlnets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ControlNetInfo]: ...
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        credit_count: _builtins.int = ...,
+        open_stream_count: _builtins.int = ...,
+        draining: _builtins.bool = ...,
+        controlnets: _abc.Iterable[Global___ControlNetInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controlnets", b"controlnets", "credit_count", b"credit_count", "draining", b"draining", "instance_id", b"instance_id", "open_stream_count", b"open_stream_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchCreditsResponse: _TypeAlias = WatchCreditsResponse  # noqa: Y015
+
+@_typing.final
+class ControlNetInfo(_message.Message):
+    """A ControlNet that a replica can serve."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    FAMILY_FIELD_NUMBER: _builtins.int
+    RESIDENT_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    digest: _builtins.str
+    family: _builtins.str
+    """Of the network that its residuals fit: stable_diffusion, stable_diffusion_xl, stable_diffusion_3."""
+    resident: _builtins.bool
+    memory_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        family: _builtins.str = ...,
+        resident: _builtins.bool = ...,
+        memory_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "family", b"family", "memory_bytes", b"memory_bytes", "name", b"name", "resident", b"resident"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ControlNetInfo: _TypeAlias = ControlNetInfo  # noqa: Y015
 
 @_typing.final
 class StreamResidualsRequest(_message.Message):
@@ -48,6 +132,7 @@ class StreamResidualsRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     ACK_FIELD_NUMBER: _builtins.int
+    REGION_OPENED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenStream: ...
     @_builtins.property
@@ -56,6 +141,8 @@ class StreamResidualsRequest(_message.Message):
     def chunk(self) -> _tensor_pb2.TensorChunk: ...
     @_builtins.property
     def ack(self) -> _tensor_pb2.SharedMemoryAck: ...
+    @_builtins.property
+    def region_opened(self) -> _tensor_pb2.SharedMemoryOpened: ...
     def __init__(
         self,
         *,
@@ -63,12 +150,13 @@ class StreamResidualsRequest(_message.Message):
         step: Global___ResidualStep | None = ...,
         chunk: _tensor_pb2.TensorChunk | None = ...,
         ack: _tensor_pb2.SharedMemoryAck | None = ...,
+        region_opened: _tensor_pb2.SharedMemoryOpened | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "chunk", b"chunk", "message", b"message", "open", b"open", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "chunk", b"chunk", "message", b"message", "open", b"open", "region_opened", b"region_opened", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "chunk", b"chunk", "message", b"message", "open", b"open", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "chunk", b"chunk", "message", b"message", "open", b"open", "region_opened", b"region_opened", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "step", "chunk", "ack"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "step", "chunk", "ack", "region_opened"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -76,6 +164,8 @@ Global___StreamResidualsRequest: _TypeAlias = StreamResidualsRequest  # noqa: Y0
 
 @_typing.final
 class OpenStream(_message.Message):
+    """The first message of a stream. Its tensors are float32, float16 or bfloat16 and bound to step 0, by their fields' names."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
@@ -85,17 +175,52 @@ class OpenStream(_message.Message):
     GUIDANCE_MODE_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
     STREAM_EPOCH_FIELD_NUMBER: _builtins.int
+    POOLED_STATES_FIELD_NUMBER: _builtins.int
+    TIME_IDS_FIELD_NUMBER: _builtins.int
+    WIDTH_PX_FIELD_NUMBER: _builtins.int
+    HEIGHT_PX_FIELD_NUMBER: _builtins.int
+    STEP_COUNT_FIELD_NUMBER: _builtins.int
+    ENCODED_CONDITIONING_FIELD_NUMBER: _builtins.int
+    CONTROLNET_DIGEST_FIELD_NUMBER: _builtins.int
+    LATENT_DIMS_FIELD_NUMBER: _builtins.int
     base_model_digest: _builtins.str
     guidance_mode: Global___GuidanceMode.ValueType
     stream_epoch: _builtins.int
+    width_px: _builtins.int
+    height_px: _builtins.int
+    step_count: _builtins.int
+    controlnet_digest: _builtins.str
+    """"sha256:<hex>" that the ControlNet must have; empty for any of that name."""
     @_builtins.property
     def attempt(self) -> _generation_pb2.Attempt: ...
     @_builtins.property
-    def controlnet(self) -> _generation_pb2.ControlNetSelection: ...
+    def controlnet(self) -> _generation_pb2.ControlNetSelection:
+        """With its conditioning image, judged and decoded by the reader of every picture; its scale is applied here, once."""
+
     @_builtins.property
-    def text_states(self) -> _tensor_pb2.Tensor: ...
+    def text_states(self) -> _tensor_pb2.Tensor:
+        """(rows, tokens, width)"""
+
     @_builtins.property
     def transport(self) -> _tensor_pb2.TensorTransportOffer: ...
+    @_builtins.property
+    def pooled_states(self) -> _tensor_pb2.Tensor:
+        """(rows, width), of families that take it: SDXL, SD3."""
+
+    @_builtins.property
+    def time_ids(self) -> _tensor_pb2.Tensor:
+        """(rows, 6), SDXL's micro-conditioning."""
+
+    @_builtins.property
+    def encoded_conditioning(self) -> _tensor_pb2.Tensor:
+        """(1, channels, height, width): the conditioning image as the base model's VAE encodes it, of families whose ControlNets see
+        latents (SD3). The image itself is not needed then.
+        """
+
+    @_builtins.property
+    def latent_dims(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """(channels, height, width) of the latents of each step."""
+
     def __init__(
         self,
         *,
@@ -106,12 +231,31 @@ class OpenStream(_message.Message):
         guidance_mode: Global___GuidanceMode.ValueType = ...,
         transport: _tensor_pb2.TensorTransportOffer | None = ...,
         stream_epoch: _builtins.int = ...,
+        pooled_states: _tensor_pb2.Tensor | None = ...,
+        time_ids: _tensor_pb2.Tensor | None = ...,
+        width_px: _builtins.int = ...,
+        height_px: _builtins.int = ...,
+        step_count: _builtins.int = ...,
+        encoded_conditioning: _tensor_pb2.Tensor | None = ...,
+        controlnet_digest: _builtins.str = ...,
+        latent_dims: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "controlnet", b"controlnet", "text_states", b"text_states", "transport", b"transport"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_encoded_conditioning", b"_encoded_conditioning", "_pooled_states", b"_pooled_states", "_time_ids", b"_time_ids", "attempt", b"attempt", "controlnet", b"controlnet", "encoded_conditioning", b"encoded_conditioning", "pooled_states", b"pooled_states", "text_states", b"text_states", "time_ids", b"time_ids", "transport", b"transport"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "base_model_digest", b"base_model_digest", "controlnet", b"controlnet", "guidance_mode", b"guidance_mode", "stream_epoch", b"stream_epoch", "text_states", b"text_states", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_encoded_conditioning", b"_encoded_conditioning", "_pooled_states", b"_pooled_states", "_time_ids", b"_time_ids", "attempt", b"attempt", "base_model_digest", b"base_model_digest", "controlnet", b"controlnet", "controlnet_digest", b"controlnet_digest", "encoded_conditioning", b"encoded_conditioning", "guidance_mode", b"guidance_mode", "height_px", b"height_px", "latent_dims", b"latent_dims", "pooled_states", b"pooled_states", "step_count", b"step_count", "stream_epoch", b"stream_epoch", "text_states", b"text_states", "time_ids", b"time_ids", "transport", b"transport", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__encoded_conditioning: _TypeAlias = _typing.Literal["encoded_conditioning"]  # noqa: Y015
+    _WhichOneofArgType__encoded_conditioning: _TypeAlias = _typing.Literal["_encoded_conditioning", b"_encoded_conditioning"]  # noqa: Y015
+    _WhichOneofReturnType__pooled_states: _TypeAlias = _typing.Literal["pooled_states"]  # noqa: Y015
+    _WhichOneofArgType__pooled_states: _TypeAlias = _typing.Literal["_pooled_states", b"_pooled_states"]  # noqa: Y015
+    _WhichOneofReturnType__time_ids: _TypeAlias = _typing.Literal["time_ids"]  # noqa: Y015
+    _WhichOneofArgType__time_ids: _TypeAlias = _typing.Literal["_time_ids", b"_time_ids"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__encoded_conditioning) -> _WhichOneofReturnType__encoded_conditioning | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pooled_states) -> _WhichOneofReturnType__pooled_states | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_ids) -> _WhichOneofReturnType__time_ids | None: ...
 
 Global___OpenStream: _TypeAlias = OpenStream  # noqa: Y015
 
@@ -125,7 +269,9 @@ class ResidualStep(_message.Message):
     step_index: _builtins.int
     timestep: _builtins.float
     @_builtins.property
-    def latent(self) -> _tensor_pb2.Tensor: ...
+    def latent(self) -> _tensor_pb2.Tensor:
+        """(rows, channels, height, width), scaled as the network sees it."""
+
     def __init__(
         self,
         *,
@@ -182,23 +328,65 @@ class StreamOpened(_message.Message):
     CONTROLNET_DIGEST_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
     STREAM_EPOCH_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     controlnet_digest: _builtins.str
     transport: _tensor_pb2.TensorTransport.ValueType
     stream_epoch: _builtins.int
+    @_builtins.property
+    def shapes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResidualShape]:
+        """What every answer's tensors will be, in order."""
+
+    @_builtins.property
+    def region(self) -> _tensor_pb2.SharedMemoryRegion:
+        """Set for TENSOR_TRANSPORT_SHARED_MEMORY."""
+
     def __init__(
         self,
         *,
         controlnet_digest: _builtins.str = ...,
         transport: _tensor_pb2.TensorTransport.ValueType = ...,
         stream_epoch: _builtins.int = ...,
+        shapes: _abc.Iterable[Global___ResidualShape] | None = ...,
+        region: _tensor_pb2.SharedMemoryRegion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_region", b"_region", "region", b"region"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_region", b"_region", "controlnet_digest", b"controlnet_digest", "region", b"region", "shapes", b"shapes", "stream_epoch", b"stream_epoch", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__region: _TypeAlias = _typing.Literal["region"]  # noqa: Y015
+    _WhichOneofArgType__region: _TypeAlias = _typing.Literal["_region", b"_region"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__region) -> _WhichOneofReturnType__region | None: ...
+
+Global___StreamOpened: _TypeAlias = StreamOpened  # noqa: Y015
+
+@_typing.final
+class ResidualShape(_message.Message):
+    """`layer` is the binding's: down_block_0 …, mid_block, block_0 …."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    DIMS_FIELD_NUMBER: _builtins.int
+    layer: _builtins.str
+    dtype: _tensor_pb2.Dtype.ValueType
+    @_builtins.property
+    def dims(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        layer: _builtins.str = ...,
+        dtype: _tensor_pb2.Dtype.ValueType = ...,
+        dims: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["controlnet_digest", b"controlnet_digest", "stream_epoch", b"stream_epoch", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dims", b"dims", "dtype", b"dtype", "layer", b"layer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StreamOpened: _TypeAlias = StreamOpened  # noqa: Y015
+Global___ResidualShape: _TypeAlias = ResidualShape  # noqa: Y015
 
 @_typing.final
 class Residuals(_message.Message):
@@ -209,8 +397,11 @@ class Residuals(_message.Message):
     DOWN_BLOCK_RESIDUALS_FIELD_NUMBER: _builtins.int
     MID_BLOCK_RESIDUAL_FIELD_NUMBER: _builtins.int
     BLOCK_RESIDUALS_FIELD_NUMBER: _builtins.int
+    LAST_PART_FIELD_NUMBER: _builtins.int
     step_index: _builtins.int
     stream_epoch: _builtins.int
+    last_part: _builtins.bool
+    """The step's residuals are complete with this message."""
     @_builtins.property
     def down_block_residuals(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]: ...
     @_builtins.property
@@ -227,10 +418,11 @@ class Residuals(_message.Message):
         down_block_residuals: _abc.Iterable[_tensor_pb2.Tensor] | None = ...,
         mid_block_residual: _tensor_pb2.Tensor | None = ...,
         block_residuals: _abc.Iterable[Global___BlockResidual] | None = ...,
+        last_part: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_mid_block_residual", b"_mid_block_residual", "mid_block_residual", b"mid_block_residual"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mid_block_residual", b"_mid_block_residual", "block_residuals", b"block_residuals", "down_block_residuals", b"down_block_residuals", "mid_block_residual", b"mid_block_residual", "step_index", b"step_index", "stream_epoch", b"stream_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_mid_block_residual", b"_mid_block_residual", "block_residuals", b"block_residuals", "down_block_residuals", b"down_block_residuals", "last_part", b"last_part", "mid_block_residual", b"mid_block_residual", "step_index", b"step_index", "stream_epoch", b"stream_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__mid_block_residual: _TypeAlias = _typing.Literal["mid_block_residual"]  # noqa: Y015
     _WhichOneofArgType__mid_block_residual: _TypeAlias = _typing.Literal["_mid_block_residual", b"_mid_block_residual"]  # noqa: Y015
@@ -321,28 +513,37 @@ class GetStatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
-    RESIDENT_CONTROLNETS_FIELD_NUMBER: _builtins.int
+    CONTROLNETS_FIELD_NUMBER: _builtins.int
     OPEN_STREAM_COUNT_FIELD_NUMBER: _builtins.int
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    CREDIT_COUNT_FIELD_NUMBER: _builtins.int
+    LOAD_COUNT_FIELD_NUMBER: _builtins.int
+    EVICTION_COUNT_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     open_stream_count: _builtins.int
     step_count: _builtins.int
     draining: _builtins.bool
+    credit_count: _builtins.int
+    load_count: _builtins.int
+    eviction_count: _builtins.int
     @_builtins.property
-    def resident_controlnets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def controlnets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ControlNetInfo]: ...
     def __init__(
         self,
         *,
         instance_id: _builtins.str = ...,
-        resident_controlnets: _abc.Iterable[_builtins.str] | None = ...,
+        controlnets: _abc.Iterable[Global___ControlNetInfo] | None = ...,
         open_stream_count: _builtins.int = ...,
         step_count: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        credit_count: _builtins.int = ...,
+        load_count: _builtins.int = ...,
+        eviction_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "instance_id", b"instance_id", "open_stream_count", b"open_stream_count", "resident_controlnets", b"resident_controlnets", "step_count", b"step_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controlnets", b"controlnets", "credit_count", b"credit_count", "draining", b"draining", "eviction_count", b"eviction_count", "instance_id", b"instance_id", "load_count", b"load_count", "open_stream_count", b"open_stream_count", "step_count", b"step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

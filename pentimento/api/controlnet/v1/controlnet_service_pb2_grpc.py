@@ -35,6 +35,11 @@ class ControlNetServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.WatchCredits = channel.unary_stream(
+                '/pentimento.api.controlnet.v1.ControlNetService/WatchCredits',
+                request_serializer=pentimento_dot_api_dot_controlnet_dot_v1_dot_controlnet__service__pb2.WatchCreditsRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_controlnet_dot_v1_dot_controlnet__service__pb2.WatchCreditsResponse.FromString,
+                _registered_method=True)
         self.StreamResiduals = channel.stream_stream(
                 '/pentimento.api.controlnet.v1.ControlNetService/StreamResiduals',
                 request_serializer=pentimento_dot_api_dot_controlnet_dot_v1_dot_controlnet__service__pb2.StreamResidualsRequest.SerializeToString,
@@ -56,15 +61,25 @@ class ControlNetServiceServicer:
     """ControlNets as a service (Katz): latents in, residuals out, once per denoising step.
     """
 
+    def WatchCredits(self, request, context):
+        """Capacity, as an open stream: the first message answers at once, then one on every change and at least one a second.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StreamResiduals(self, request_iterator, context):
         """One stream per request and ControlNet: open, then a step message per denoising step, answered by its residuals.
+        RESOURCE_EXHAUSTED beyond the credits; FAILED_PRECONDITION when the ControlNet is not for that base model, or not the one
+        that was asked for; ABORTED for a frame of another stream, epoch or step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Prefetch(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Loads ControlNets ahead of need, as far as memory allows without taking away what streams use.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -78,6 +93,11 @@ class ControlNetServiceServicer:
 
 def add_ControlNetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'WatchCredits': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchCredits,
+                    request_deserializer=pentimento_dot_api_dot_controlnet_dot_v1_dot_controlnet__service__pb2.WatchCreditsRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_controlnet_dot_v1_dot_controlnet__service__pb2.WatchCreditsResponse.SerializeToString,
+            ),
             'StreamResiduals': grpc.stream_stream_rpc_method_handler(
                     servicer.StreamResiduals,
                     request_deserializer=pentimento_dot_api_dot_controlnet_dot_v1_dot_controlnet__service__pb2.StreamResidualsRequest.FromString,
@@ -104,6 +124,33 @@ def add_ControlNetServiceServicer_to_server(servicer, server):
 class ControlNetService:
     """ControlNets as a service (Katz): latents in, residuals out, once per denoising step.
     """
+
+    @staticmethod
+    def WatchCredits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pentimento.api.controlnet.v1.ControlNetService/WatchCredits',
+            pentimento_dot_api_dot_controlnet_dot_v1_dot_controlnet__service__pb2.WatchCreditsRequest.SerializeToString,
+            pentimento_dot_api_dot_controlnet_dot_v1_dot_controlnet__service__pb2.WatchCreditsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def StreamResiduals(request_iterator,

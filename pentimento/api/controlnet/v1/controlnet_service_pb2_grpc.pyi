@@ -33,9 +33,15 @@ class ControlNetServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ControlNetServiceAsyncStub: ...
+    WatchCredits: _grpc.UnaryStreamMultiCallable[_controlnet_service_pb2.WatchCreditsRequest, _controlnet_service_pb2.WatchCreditsResponse]
+    """Capacity, as an open stream: the first message answers at once, then one on every change and at least one a second."""
     StreamResiduals: _grpc.StreamStreamMultiCallable[_controlnet_service_pb2.StreamResidualsRequest, _controlnet_service_pb2.StreamResidualsResponse]
-    """One stream per request and ControlNet: open, then a step message per denoising step, answered by its residuals."""
+    """One stream per request and ControlNet: open, then a step message per denoising step, answered by its residuals.
+    RESOURCE_EXHAUSTED beyond the credits; FAILED_PRECONDITION when the ControlNet is not for that base model, or not the one
+    that was asked for; ABORTED for a frame of another stream, epoch or step.
+    """
     Prefetch: _grpc.UnaryUnaryMultiCallable[_controlnet_service_pb2.PrefetchRequest, _controlnet_service_pb2.PrefetchResponse]
+    """Loads ControlNets ahead of need, as far as memory allows without taking away what streams use."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_controlnet_service_pb2.GetStatusRequest, _controlnet_service_pb2.GetStatusResponse]
 
 @_typing.type_check_only
@@ -43,13 +49,27 @@ class ControlNetServiceAsyncStub(ControlNetServiceStub):
     """ControlNets as a service (Katz): latents in, residuals out, once per denoising step."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    WatchCredits: _aio.UnaryStreamMultiCallable[_controlnet_service_pb2.WatchCreditsRequest, _controlnet_service_pb2.WatchCreditsResponse]  # type: ignore[assignment]
+    """Capacity, as an open stream: the first message answers at once, then one on every change and at least one a second."""
     StreamResiduals: _aio.StreamStreamMultiCallable[_controlnet_service_pb2.StreamResidualsRequest, _controlnet_service_pb2.StreamResidualsResponse]  # type: ignore[assignment]
-    """One stream per request and ControlNet: open, then a step message per denoising step, answered by its residuals."""
+    """One stream per request and ControlNet: open, then a step message per denoising step, answered by its residuals.
+    RESOURCE_EXHAUSTED beyond the credits; FAILED_PRECONDITION when the ControlNet is not for that base model, or not the one
+    that was asked for; ABORTED for a frame of another stream, epoch or step.
+    """
     Prefetch: _aio.UnaryUnaryMultiCallable[_controlnet_service_pb2.PrefetchRequest, _controlnet_service_pb2.PrefetchResponse]  # type: ignore[assignment]
+    """Loads ControlNets ahead of need, as far as memory allows without taking away what streams use."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_controlnet_service_pb2.GetStatusRequest, _controlnet_service_pb2.GetStatusResponse]  # type: ignore[assignment]
 
 class ControlNetServiceServicer(metaclass=_abc_1.ABCMeta):
     """ControlNets as a service (Katz): latents in, residuals out, once per denoising step."""
+
+    @_abc_1.abstractmethod
+    def WatchCredits(
+        self,
+        request: _controlnet_service_pb2.WatchCreditsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_controlnet_service_pb2.WatchCreditsResponse], _abc.AsyncIterator[_controlnet_service_pb2.WatchCreditsResponse]]:
+        """Capacity, as an open stream: the first message answers at once, then one on every change and at least one a second."""
 
     @_abc_1.abstractmethod
     def StreamResiduals(
@@ -57,14 +77,18 @@ class ControlNetServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_controlnet_service_pb2.StreamResidualsRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_controlnet_service_pb2.StreamResidualsResponse], _abc.AsyncIterator[_controlnet_service_pb2.StreamResidualsResponse]]:
-        """One stream per request and ControlNet: open, then a step message per denoising step, answered by its residuals."""
+        """One stream per request and ControlNet: open, then a step message per denoising step, answered by its residuals.
+        RESOURCE_EXHAUSTED beyond the credits; FAILED_PRECONDITION when the ControlNet is not for that base model, or not the one
+        that was asked for; ABORTED for a frame of another stream, epoch or step.
+        """
 
     @_abc_1.abstractmethod
     def Prefetch(
         self,
         request: _controlnet_service_pb2.PrefetchRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_controlnet_service_pb2.PrefetchResponse, _abc.Awaitable[_controlnet_service_pb2.PrefetchResponse]]: ...
+    ) -> _typing.Union[_controlnet_service_pb2.PrefetchResponse, _abc.Awaitable[_controlnet_service_pb2.PrefetchResponse]]:
+        """Loads ControlNets ahead of need, as far as memory allows without taking away what streams use."""
 
     @_abc_1.abstractmethod
     def GetStatus(

@@ -124,23 +124,27 @@ Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
 class ChunkStream(_message.Message):
-    """The bytes follow as TensorChunk messages of about 1 MiB on the same stream."""
+    """The bytes follow as TensorChunk messages of about 1 MiB on the same stream. The tensors of one message share one bundle."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TENSOR_ID_FIELD_NUMBER: _builtins.int
+    BUNDLE_ID_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
-    tensor_id: _builtins.int
+    OFFSET_BYTES_FIELD_NUMBER: _builtins.int
+    bundle_id: _builtins.int
     size_bytes: _builtins.int
+    offset_bytes: _builtins.int
+    """Where the tensor begins in the bundle."""
     def __init__(
         self,
         *,
-        tensor_id: _builtins.int = ...,
+        bundle_id: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
+        offset_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes", "tensor_id", b"tensor_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_id", b"bundle_id", "offset_bytes", b"offset_bytes", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -148,32 +152,93 @@ Global___ChunkStream: _TypeAlias = ChunkStream  # noqa: Y015
 
 @_typing.final
 class TensorChunk(_message.Message):
+    """A part of a bundle, each beginning where the one before it ended."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    TENSOR_ID_FIELD_NUMBER: _builtins.int
+    BUNDLE_ID_FIELD_NUMBER: _builtins.int
     OFFSET_BYTES_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
-    tensor_id: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    bundle_id: _builtins.int
     offset_bytes: _builtins.int
     data: _builtins.bytes
+    last: _builtins.bool
     def __init__(
         self,
         *,
-        tensor_id: _builtins.int = ...,
+        bundle_id: _builtins.int = ...,
         offset_bytes: _builtins.int = ...,
         data: _builtins.bytes = ...,
+        last: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offset_bytes", b"offset_bytes", "tensor_id", b"tensor_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_id", b"bundle_id", "data", b"data", "last", b"last", "offset_bytes", b"offset_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TensorChunk: _TypeAlias = TensorChunk  # noqa: Y015
 
 @_typing.final
+class SharedMemoryRegion(_message.Message):
+    """Memory that the answering end of a stream made for it. The other end maps it and takes its name away; it is gone with the last
+    of the two.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_ID_FIELD_NUMBER: _builtins.int
+    SLOT_SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SLOT_COUNT_FIELD_NUMBER: _builtins.int
+    region_id: _builtins.str
+    """32 hexadecimal digits, drawn at random; never a path."""
+    slot_size_bytes: _builtins.int
+    slot_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        region_id: _builtins.str = ...,
+        slot_size_bytes: _builtins.int = ...,
+        slot_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["region_id", b"region_id", "slot_count", b"slot_count", "slot_size_bytes", b"slot_size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedMemoryRegion: _TypeAlias = SharedMemoryRegion  # noqa: Y015
+
+@_typing.final
+class SharedMemoryOpened(_message.Message):
+    """Whether the asking end has mapped the region. False: all that follows comes in chunks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_ID_FIELD_NUMBER: _builtins.int
+    OPENED_FIELD_NUMBER: _builtins.int
+    region_id: _builtins.str
+    opened: _builtins.bool
+    def __init__(
+        self,
+        *,
+        region_id: _builtins.str = ...,
+        opened: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["opened", b"opened", "region_id", b"region_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedMemoryOpened: _TypeAlias = SharedMemoryOpened  # noqa: Y015
+
+@_typing.final
 class SharedMemorySlot(_message.Message):
-    """A slot of a region that the two ends negotiated; a slot is valid for one generation only, until it is acknowledged."""
+    """A place in a slot of a region that the two ends negotiated. The tensors of one message share a slot; it is valid for one
+    generation only, until it is acknowledged.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -181,10 +246,13 @@ class SharedMemorySlot(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    OFFSET_BYTES_FIELD_NUMBER: _builtins.int
     region_id: _builtins.str
     slot: _builtins.int
     generation: _builtins.int
     size_bytes: _builtins.int
+    offset_bytes: _builtins.int
+    """Where the tensor begins in the slot."""
     def __init__(
         self,
         *,
@@ -192,10 +260,11 @@ class SharedMemorySlot(_message.Message):
         slot: _builtins.int = ...,
         generation: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
+        offset_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "region_id", b"region_id", "size_bytes", b"size_bytes", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "offset_bytes", b"offset_bytes", "region_id", b"region_id", "size_bytes", b"size_bytes", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -290,11 +359,14 @@ class TensorBinding(_message.Message):
     STEP_INDEX_FIELD_NUMBER: _builtins.int
     LAYER_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    STREAM_EPOCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     fencing_token: _builtins.int
     step_index: _builtins.int
     layer: _builtins.str
     model_digest: _builtins.str
+    stream_epoch: _builtins.int
+    """Of the stream that it travels on; a stream opened anew has a newer one."""
     def __init__(
         self,
         *,
@@ -303,10 +375,11 @@ class TensorBinding(_message.Message):
         step_index: _builtins.int = ...,
         layer: _builtins.str = ...,
         model_digest: _builtins.str = ...,
+        stream_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "layer", b"layer", "model_digest", b"model_digest", "request_id", b"request_id", "step_index", b"step_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "layer", b"layer", "model_digest", b"model_digest", "request_id", b"request_id", "step_index", b"step_index", "stream_epoch", b"stream_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -322,7 +395,7 @@ class TensorTransportOffer(_message.Message):
     SHARED_MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
     shared_memory_domain: _builtins.str
-    """Ends with equal ids share /dev/shm and may exchange slots."""
+    """Ends with equal ids see one directory of shared memory and may exchange slots; empty: this end has none."""
     host_id: _builtins.str
     @_builtins.property
     def transports(self) -> _containers.RepeatedScalarFieldContainer[Global___TensorTransport.ValueType]: ...

@@ -50,6 +50,23 @@ CAPABILITY_PREVIEW: Capability.ValueType  # 7
 CAPABILITY_EMULATED: Capability.ValueType  # 8
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
+class _GuidanceHalf:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GuidanceHalfEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GuidanceHalf.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GUIDANCE_HALF_UNSPECIFIED: _GuidanceHalf.ValueType  # 0
+    GUIDANCE_HALF_UNCONDITIONAL: _GuidanceHalf.ValueType  # 1
+    GUIDANCE_HALF_CONDITIONAL: _GuidanceHalf.ValueType  # 2
+
+class GuidanceHalf(_GuidanceHalf, metaclass=_GuidanceHalfEnumTypeWrapper): ...
+
+GUIDANCE_HALF_UNSPECIFIED: GuidanceHalf.ValueType  # 0
+GUIDANCE_HALF_UNCONDITIONAL: GuidanceHalf.ValueType  # 1
+GUIDANCE_HALF_CONDITIONAL: GuidanceHalf.ValueType  # 2
+Global___GuidanceHalf: _TypeAlias = GuidanceHalf  # noqa: Y015
+
 @_typing.final
 class HeldModel(_message.Message):
     """What a worker really holds; the dataplane dispatches to this, whatever the plan says."""
@@ -684,6 +701,7 @@ class PredictHalfRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     ACK_FIELD_NUMBER: _builtins.int
+    REGION_OPENED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenHalf: ...
     @_builtins.property
@@ -692,6 +710,8 @@ class PredictHalfRequest(_message.Message):
     def chunk(self) -> _tensor_pb2.TensorChunk: ...
     @_builtins.property
     def ack(self) -> _tensor_pb2.SharedMemoryAck: ...
+    @_builtins.property
+    def region_opened(self) -> _tensor_pb2.SharedMemoryOpened: ...
     def __init__(
         self,
         *,
@@ -699,12 +719,13 @@ class PredictHalfRequest(_message.Message):
         step: Global___HalfStep | None = ...,
         chunk: _tensor_pb2.TensorChunk | None = ...,
         ack: _tensor_pb2.SharedMemoryAck | None = ...,
+        region_opened: _tensor_pb2.SharedMemoryOpened | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "chunk", b"chunk", "message", b"message", "open", b"open", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "chunk", b"chunk", "message", b"message", "open", b"open", "region_opened", b"region_opened", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "chunk", b"chunk", "message", b"message", "open", b"open", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "chunk", b"chunk", "message", b"message", "open", b"open", "region_opened", b"region_opened", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "step", "chunk", "ack"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "step", "chunk", "ack", "region_opened"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -719,14 +740,41 @@ class OpenHalf(_message.Message):
     WORKER_GENERATION_FIELD_NUMBER: _builtins.int
     TEXT_STATES_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
+    HALF_FIELD_NUMBER: _builtins.int
+    POOLED_STATES_FIELD_NUMBER: _builtins.int
+    TIME_IDS_FIELD_NUMBER: _builtins.int
+    WIDTH_PX_FIELD_NUMBER: _builtins.int
+    HEIGHT_PX_FIELD_NUMBER: _builtins.int
+    STEP_COUNT_FIELD_NUMBER: _builtins.int
+    LORAS_FIELD_NUMBER: _builtins.int
+    STREAM_EPOCH_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
     worker_generation: _builtins.int
+    half: Global___GuidanceHalf.ValueType
+    width_px: _builtins.int
+    height_px: _builtins.int
+    step_count: _builtins.int
+    stream_epoch: _builtins.int
     @_builtins.property
     def attempt(self) -> _generation_pb2.Attempt: ...
     @_builtins.property
-    def text_states(self) -> _tensor_pb2.Tensor: ...
+    def text_states(self) -> _tensor_pb2.Tensor:
+        """(1, tokens, width), of the half that is asked for."""
+
     @_builtins.property
     def transport(self) -> _tensor_pb2.TensorTransportOffer: ...
+    @_builtins.property
+    def pooled_states(self) -> _tensor_pb2.Tensor:
+        """(1, width), of families that take it: SDXL, SD3."""
+
+    @_builtins.property
+    def time_ids(self) -> _tensor_pb2.Tensor:
+        """(1, 6), SDXL's micro-conditioning."""
+
+    @_builtins.property
+    def loras(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.LoraSelection]:
+        """What the peer must have applied to its weights."""
+
     def __init__(
         self,
         *,
@@ -735,12 +783,27 @@ class OpenHalf(_message.Message):
         worker_generation: _builtins.int = ...,
         text_states: _tensor_pb2.Tensor | None = ...,
         transport: _tensor_pb2.TensorTransportOffer | None = ...,
+        half: Global___GuidanceHalf.ValueType = ...,
+        pooled_states: _tensor_pb2.Tensor | None = ...,
+        time_ids: _tensor_pb2.Tensor | None = ...,
+        width_px: _builtins.int = ...,
+        height_px: _builtins.int = ...,
+        step_count: _builtins.int = ...,
+        loras: _abc.Iterable[_generation_pb2.LoraSelection] | None = ...,
+        stream_epoch: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "text_states", b"text_states", "transport", b"transport"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pooled_states", b"_pooled_states", "_time_ids", b"_time_ids", "attempt", b"attempt", "pooled_states", b"pooled_states", "text_states", b"text_states", "time_ids", b"time_ids", "transport", b"transport"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "model_digest", b"model_digest", "text_states", b"text_states", "transport", b"transport", "worker_generation", b"worker_generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pooled_states", b"_pooled_states", "_time_ids", b"_time_ids", "attempt", b"attempt", "half", b"half", "height_px", b"height_px", "loras", b"loras", "model_digest", b"model_digest", "pooled_states", b"pooled_states", "step_count", b"step_count", "stream_epoch", b"stream_epoch", "text_states", b"text_states", "time_ids", b"time_ids", "transport", b"transport", "width_px", b"width_px", "worker_generation", b"worker_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__pooled_states: _TypeAlias = _typing.Literal["pooled_states"]  # noqa: Y015
+    _WhichOneofArgType__pooled_states: _TypeAlias = _typing.Literal["_pooled_states", b"_pooled_states"]  # noqa: Y015
+    _WhichOneofReturnType__time_ids: _TypeAlias = _typing.Literal["time_ids"]  # noqa: Y015
+    _WhichOneofArgType__time_ids: _TypeAlias = _typing.Literal["_time_ids", b"_time_ids"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pooled_states) -> _WhichOneofReturnType__pooled_states | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_ids) -> _WhichOneofReturnType__time_ids | None: ...
 
 Global___OpenHalf: _TypeAlias = OpenHalf  # noqa: Y015
 
@@ -809,17 +872,26 @@ class HalfOpened(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TRANSPORT_FIELD_NUMBER: _builtins.int
+    STREAM_EPOCH_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     transport: _tensor_pb2.TensorTransport.ValueType
+    stream_epoch: _builtins.int
+    @_builtins.property
+    def region(self) -> _tensor_pb2.SharedMemoryRegion: ...
     def __init__(
         self,
         *,
         transport: _tensor_pb2.TensorTransport.ValueType = ...,
+        stream_epoch: _builtins.int = ...,
+        region: _tensor_pb2.SharedMemoryRegion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_region", b"_region", "region", b"region"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_region", b"_region", "region", b"region", "stream_epoch", b"stream_epoch", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__region: _TypeAlias = _typing.Literal["region"]  # noqa: Y015
+    _WhichOneofArgType__region: _TypeAlias = _typing.Literal["_region", b"_region"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__region) -> _WhichOneofReturnType__region | None: ...
 
 Global___HalfOpened: _TypeAlias = HalfOpened  # noqa: Y015
 
@@ -829,7 +901,9 @@ class HalfPrediction(_message.Message):
 
     STEP_INDEX_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    STREAM_EPOCH_FIELD_NUMBER: _builtins.int
     step_index: _builtins.int
+    stream_epoch: _builtins.int
     @_builtins.property
     def prediction(self) -> _tensor_pb2.Tensor: ...
     def __init__(
@@ -837,10 +911,11 @@ class HalfPrediction(_message.Message):
         *,
         step_index: _builtins.int = ...,
         prediction: _tensor_pb2.Tensor | None = ...,
+        stream_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction", "step_index", b"step_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prediction", b"prediction", "step_index", b"step_index", "stream_epoch", b"stream_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,163 @@
+"""The receiving end of a stream's tensors. Nothing is believed of them that was not asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pentimento.api.tensor.v1 import tensor_pb2 as pb
+from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
+from pentimento.tensors.chunks import ChunkAssembly
+from pentimento.tensors.outgoing import Layout, layout_of
+from pentimento.tensors.regions import RegionDirectory, RegionSize
+from pentimento.tensors.slots import SlotReader, SlotUse
+from pentimento.wire.tensors import Binding, Dtype, WireTensor, checked_description, size_of, tensor_from_proto
+
+
+@dataclass(frozen=True)
+class ExpectedTensor:
+    """What a tensor has to be: request, attempt, step, layer, digest and epoch are in its binding."""
+
+    dtype: Dtype
+    dims: tuple[int, ...]
+    binding: Binding
+
+
+@dataclass(frozen=True)
+class ReceivedTensors:
+    """The tensors of one message. Those in shared memory are valid until `ack`, if there is one, has been sent."""
+
+    tensors: tuple[WireTensor, ...]
+    ack: pb.SharedMemoryAck | None = None
+
+
+class TensorReceiver:
+    """Receives bundles one after the other. On one thread at a time."""
+
+    def __init__(self, reader: SlotReader | None = None) -> None:
+        self._reader = reader
+        self._assembly: ChunkAssembly | None = None
+        self._awaited: Sequence[ExpectedTensor] = ()
+
+    def begin(self, messages: Sequence[pb.Tensor], expected: Sequence[ExpectedTensor]) -> ReceivedTensors | None:
+        """Return a message's tensors; None where their chunks are still to come, for `add`.
+
+        Raises InvalidArgument where they are not exactly those expected, and Aborted (STALE_FRAME) where they are of
+        another request, attempt, step, layer, model or epoch, or their slot was written over. Nothing is allocated for
+        what is refused.
+        """
+        if self._assembly is not None:
+            raise InvalidArgument.of("tensor", "must wait for the chunks of the tensors before it")
+        _check(messages, expected)
+        kinds = {message.WhichOneof("payload") for message in messages} or {"inline"}
+        if len(kinds) != 1:
+            raise InvalidArgument.of("tensor.payload", "must be of one kind in a message")
+        match kinds.pop():
+            case "inline":
+                return ReceivedTensors(tuple(tensor_from_proto(message) for message in messages))
+            case "shared_memory":
+                return self._from_slot(messages, expected)
+            case "chunks":
+                self._await_chunks(messages, expected)
+                return None
+            case other:
+                raise InvalidArgument.of("tensor.payload", f"must be inline, chunks or a slot, got {other or 'none'}")
+
+    def add(self, chunk: pb.TensorChunk) -> ReceivedTensors | None:
+        """Return the tensors that `begin` left to come with their last chunk, None before. Raises InvalidArgument for a
+        chunk that nobody waits for."""
+        if self._assembly is None:
+            raise InvalidArgument.of("chunk", "must follow the message with its tensors")
+        memory = self._assembly.add(chunk)
+        if memory is None:
+            return None
+        self._assembly = None
+        return ReceivedTensors(_cut(memory, self._awaited))
+
+    def close(self) -> None:
+        """Let go of the region."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.region.close()
+
+    def _from_slot(self, messages: Sequence[pb.Tensor], expected: Sequence[ExpectedTensor]) -> ReceivedTensors:
+        if self._reader is None:
+            raise InvalidArgument.of("tensor.shared_memory", "must not be used: this stream has no region")
+        layout = _layout(expected)
+        first = messages[0].shared_memory
+        for message, offset in zip(messages, layout.offsets, strict=True):
+            slot = message.shared_memory
+            one = (slot.region_id, slot.slot, slot.generation) == (first.region_id, first.slot, first.generation)
+            if not one or slot.offset_bytes != offset:
+                raise InvalidArgument.of("tensor.shared_memory", "must lie in one slot, in order")
+        use = self._reader.read(first.region_id, first.slot, first.generation)
+        if layout.size_bytes > len(use.memory):
+            raise InvalidArgument.of("tensor.shared_memory", "must lie within its slot")
+        return ReceivedTensors(_cut(use.memory, expected), _ack(first.region_id, use))
+
+    def _await_chunks(self, messages: Sequence[pb.Tensor], expected: Sequence[ExpectedTensor]) -> None:
+        layout, bundle_id = _layout(expected), messages[0].chunks.bundle_id
+        for message, offset in zip(messages, layout.offsets, strict=True):
+            if message.chunks.bundle_id != bundle_id or message.chunks.offset_bytes != offset:
+                raise InvalidArgument.of("tensor.chunks", "must lie in one bundle, in order")
+        self._assembly, self._awaited = ChunkAssembly(bundle_id, layout.size_bytes), expected
+
+
+def open_receiver(
+    region: pb.SharedMemoryRegion | None, directory: RegionDirectory | None
+) -> tuple[TensorReceiver, pb.SharedMemoryOpened | None]:
+    """Return the receiver of a stream whose other end made `region`, and what is to be told of it; None without one."""
+    if region is None:
+        return TensorReceiver(), None
+    told = pb.SharedMemoryOpened(region_id=region.region_id)
+    try:
+        if directory is None:
+            return TensorReceiver(), told
+        mapped = directory.open(region.region_id, RegionSize(region.slot_size_bytes, region.slot_count))
+    except PentimentoError:
+        return TensorReceiver(), told
+    told.opened = True
+    return TensorReceiver(SlotReader(mapped)), told
+
+
+def _check(messages: Sequence[pb.Tensor], expected: Sequence[ExpectedTensor]) -> None:
+    if len(messages) != len(expected):
+        raise InvalidArgument.of("tensors", f"must be {len(expected)}, got {len(messages)}")
+    for message, wanted in zip(messages, expected, strict=True):
+        _, binding = checked_description(message, (wanted.dtype,), wanted.dims, None)
+        if binding != wanted.binding:
+            raise Aborted("STALE_FRAME", f"a tensor came that is not {wanted.binding.layer} of this stream's step")
+        size = _payload_bytes(message)
+        if size != size_of(wanted.dtype, wanted.dims):
+            limit = f"must be {size_of(wanted.dtype, wanted.dims)} for its dims"
+            raise InvalidArgument.of("tensor.size_bytes", f"{limit}, got {size}")
+
+
+def _payload_bytes(message: pb.Tensor) -> int:
+    match message.WhichOneof("payload"):
+        case "shared_memory":
+            return message.shared_memory.size_bytes
+        case "chunks":
+            return message.chunks.size_bytes
+        case _:
+            return len(message.inline)
+
+
+def _layout(expected: Sequence[ExpectedTensor]) -> Layout:
+    return layout_of([size_of(wanted.dtype, wanted.dims) for wanted in expected])
+
+
+def _cut(memory: memoryview, expected: Sequence[ExpectedTensor]) -> tuple[WireTensor, ...]:
+    """Each tensor over its part of the memory: nothing is copied."""
+    layout = _layout(expected)
+    return tuple(
+        WireTensor(
+            wanted.dtype,
+            wanted.dims,
+            memory[offset : offset + size_of(wanted.dtype, wanted.dims)],
+            wanted.binding,
+        )
+        for wanted, offset in zip(expected, layout.offsets, strict=True)
+    )
+
+
+def _ack(region_id: str, use: SlotUse) -> pb.SharedMemoryAck:
+    return pb.SharedMemoryAck(region_id=region_id, slot=use.slot, generation=use.generation)

@@ -1,0 +1,189 @@
+"""Memory that two processes share: a file of a tmpfs directory, mapped by both.
+
+The answering end of a stream makes it under a random name, with all its space allocated and its lock held before
+anybody can see the name; the asking end opens it and takes the name away at once. From then on the kernel frees the
+memory with the last of the two, however they end. What a maker leaves that is killed between the two moments holds no
+lock: whoever makes a region next in that directory removes it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+
+DEFAULT_DIRECTORY = Path("/dev/shm/pentimento")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_REGION_ID = re.compile(r"[0-9a-f]{32}")
+# A mapping is by pages: a slot never shares one with another.
+PAGE_BYTES = mmap.PAGESIZE
+MAX_REGION_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class RegionSize:
+    """`slot_count` slots of `slot_size_bytes`, each on pages of its own."""
+
+    slot_size_bytes: int
+    slot_count: int
+
+    def __post_init__(self) -> None:
+        if self.slot_size_bytes < 1 or self.slot_count < 1 or self.total_bytes > MAX_REGION_BYTES:
+            limit = f"must be 1 slot or more of 1 byte or more, {MAX_REGION_BYTES} bytes at most"
+            raise InvalidArgument.of("region", f"{limit}, got {self.slot_count} of {self.slot_size_bytes}")
+
+    @property
+    def stride_bytes(self) -> int:
+        """From the beginning of a slot to that of the next one."""
+        return -(-self.slot_size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the file."""
+        return self.stride_bytes * self.slot_count
+
+
+@dataclass
+class SharedRegion:
+    """A mapped region. Tensors over its slots keep the mapping alive; `close` gives up the name, the lock and, where no
+    such tensor is left, the mapping."""
+
+    region_id: str
+    size: RegionSize
+    memory: mmap.mmap = field(repr=False)
+    _path: Path = field(repr=False)
+    # The maker's descriptor, which holds the lock; -1 at the other end.
+    _descriptor: int = field(default=-1, repr=False)
+
+    def slot(self, index: int) -> memoryview:
+        """Return the memory of a slot, writable."""
+        begin = index * self.size.stride_bytes
+        return memoryview(self.memory)[begin : begin + self.size.slot_size_bytes]
+
+    def close(self) -> None:
+        """Let go of it; twice does no harm."""
+        if self._descriptor >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
+        # Somebody still looks at a slot: the mapping goes with the last who does.
+        with contextlib.suppress(BufferError):
+            self.memory.close()
+
+
+class RegionDirectory:
+    """Where regions are made and found. Its own processes alone may enter it."""
+
+    def __init__(self, path: Path = DEFAULT_DIRECTORY) -> None:
+        self._path = path
+
+    def domain(self) -> str:
+        """Return what tells this directory from every other one, on any host; "" where it cannot be used."""
+        try:
+            self._path.mkdir(mode=0o700, exist_ok=True)
+            found = self._path.lstat()
+            boot = BOOT_ID.read_text().strip()
+        except OSError:
+            return ""
+        private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+        if not private or found.st_uid != os.geteuid() or not os.access(self._path, os.W_OK | os.X_OK):
+            return ""
+        return f"{boot}:{found.st_dev}:{found.st_ino}"
+
+    def create(self, size: RegionSize) -> SharedRegion:
+        """Make a region, its space allocated. Raises ResourceExhausted (NO_SHARED_MEMORY) where there is none left, or
+        the directory takes no file."""
+        self.sweep()
+        region_id = secrets.token_hex(16)
+        descriptor = -1
+        try:
+            descriptor = os.open(self._path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            # Writing past what a tmpfs has is a SIGBUS: what is not there is found out here.
+            os.posix_fallocate(descriptor, 0, size.total_bytes)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            memory = _map(descriptor, size)
+            self._name(descriptor, region_id)
+        except OSError as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            code = errno.errorcode.get(error.errno or 0, "unknown")
+            raise ResourceExhausted("NO_SHARED_MEMORY", f"no region of {size.total_bytes} bytes: {code}") from None
+        return SharedRegion(region_id, size, memory, self._path / region_id, descriptor)
+
+    def _name(self, descriptor: int, region_id: str) -> None:
+        folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Without a directory's descriptor Python would link the link and not the file.
+            os.link(f"/proc/self/fd/{descriptor}", region_id, dst_dir_fd=folder, follow_symlinks=True)
+        finally:
+            os.close(folder)
+
+    def open(self, region_id: str, size: RegionSize) -> SharedRegion:
+        """Map a region that another process made, and take its name away. Raises FailedPrecondition (NO_SUCH_REGION)
+        where none of that name and size is there."""
+        if not _REGION_ID.fullmatch(region_id):
+            raise InvalidArgument.of("region.region_id", "must be 32 hexadecimal digits")
+        path = self._path / region_id
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            raise _missing() from None
+        try:
+            found = os.fstat(descriptor)
+            if found.st_size != size.total_bytes or found.st_uid != os.geteuid():
+                raise _missing()
+            memory = _map(descriptor, size)
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+        return SharedRegion(region_id, size, memory, path)
+
+    def sweep(self) -> int:
+        """Remove the regions whose makers are gone; return how many."""
+        return sum(map(_remove_if_left, self._regions()))
+
+    def region_count(self) -> int:
+        """Return how many regions have a name now."""
+        return len(list(self._regions()))
+
+    def _regions(self) -> Iterator[Path]:
+        try:
+            paths = list(self._path.iterdir())
+        except OSError:
+            return
+        yield from (path for path in paths if _REGION_ID.fullmatch(path.name))
+
+
+def _map(descriptor: int, size: RegionSize) -> mmap.mmap:
+    """All its pages present at once: no page fault in a step."""
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+    return mmap.mmap(descriptor, size.total_bytes, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def _remove_if_left(path: Path) -> bool:
+    """True where its maker's lock is gone: a region has its lock before it has its name."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _missing() -> FailedPrecondition:
+    return FailedPrecondition("NO_SUCH_REGION", "no region of that name and size is shared with this process")

@@ -1,0 +1,134 @@
+"""The sending end of a stream's tensors."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pentimento.api.tensor.v1 import tensor_pb2 as pb
+from pentimento.domain.errors import InvalidArgument, ResourceExhausted
+from pentimento.tensors.chunks import chunks_of
+from pentimento.tensors.metrics import FALLBACKS, SENT_BYTES
+from pentimento.tensors.negotiation import best_transport, transport_offer
+from pentimento.tensors.outgoing import Layout, OutgoingTensor, fill_all, layout_of
+from pentimento.tensors.regions import RegionDirectory, RegionSize
+from pentimento.tensors.slots import HEADER_BYTES, SlotWriter
+from pentimento.wire.tensors import described
+
+# Up to here bytes inside the message cost less than a slot and its acknowledgement.
+INLINE_BYTES = 16 * 1024
+# One is written while the other is read.
+SLOT_COUNT = 2
+
+
+@dataclass(frozen=True)
+class PackedTensors:
+    """`tensors` go into the message, `chunks` after it on the same stream. `chunks` is to be read once."""
+
+    tensors: tuple[pb.Tensor, ...]
+    chunks: Iterator[pb.TensorChunk]
+
+
+class TensorSender:
+    """Sends bundles of tensors: in a slot where one is free and large enough, else inside the message or in chunks. On
+    one thread at a time."""
+
+    def __init__(self, writer: SlotWriter | None = None) -> None:
+        self._writer = writer
+        self._bundle_id = 0
+
+    def pack(self, tensors: Sequence[OutgoingTensor]) -> PackedTensors:
+        """Return the messages for a bundle. The tensors' bytes are copied now, once; they may change afterwards."""
+        layout = layout_of([tensor.size_bytes for tensor in tensors])
+        if layout.size_bytes <= INLINE_BYTES:
+            return self._inline(tensors, layout)
+        return self._in_slot(tensors, layout) or self._in_chunks(tensors, layout)
+
+    def acknowledged(self, ack: pb.SharedMemoryAck) -> None:
+        """Take a slot back. Raises InvalidArgument for one that is not out."""
+        if self._writer is None:
+            raise InvalidArgument.of("ack", "must name a slot in use: this stream has no region")
+        self._writer.acknowledged(ack.region_id, ack.slot, ack.generation)
+
+    def region_opened(self, opened: pb.SharedMemoryOpened) -> None:
+        """Give the region up where the other end could not map it. Raises InvalidArgument for a foreign region."""
+        if self._writer is None or opened.region_id != self._writer.region.region_id:
+            raise InvalidArgument.of("region_opened.region_id", "must be that of this stream's region")
+        if not opened.opened:
+            FALLBACKS.labels("not_opened").inc()
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the region; what is sent from now on goes in chunks."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.region.close()
+
+    def _inline(self, tensors: Sequence[OutgoingTensor], layout: Layout) -> PackedTensors:
+        messages = []
+        for tensor in tensors:
+            message = described(tensor.dtype, tensor.dims, tensor.binding)
+            data = bytearray(tensor.size_bytes)
+            tensor.fill(memoryview(data))
+            message.inline = bytes(data)
+            messages.append(message)
+        SENT_BYTES.labels("inline").inc(layout.size_bytes)
+        return PackedTensors(tuple(messages), iter(()))
+
+    def _in_slot(self, tensors: Sequence[OutgoingTensor], layout: Layout) -> PackedTensors | None:
+        writer = self._writer
+        if writer is None:
+            return None
+        use = writer.begin() if layout.size_bytes <= writer.capacity_bytes else None
+        if use is None:
+            FALLBACKS.labels("no_free_slot").inc()
+            return None
+        fill_all(tensors, layout, use.memory)
+        writer.publish(use)
+        messages = []
+        for tensor, offset in zip(tensors, layout.offsets, strict=True):
+            message = described(tensor.dtype, tensor.dims, tensor.binding)
+            message.shared_memory.region_id = writer.region.region_id
+            message.shared_memory.slot, message.shared_memory.generation = use.slot, use.generation
+            message.shared_memory.offset_bytes = offset
+            message.shared_memory.size_bytes = tensor.size_bytes
+            messages.append(message)
+        SENT_BYTES.labels("shared_memory").inc(layout.size_bytes)
+        return PackedTensors(tuple(messages), iter(()))
+
+    def _in_chunks(self, tensors: Sequence[OutgoingTensor], layout: Layout) -> PackedTensors:
+        self._bundle_id += 1
+        memory = memoryview(bytearray(layout.size_bytes))
+        fill_all(tensors, layout, memory)
+        messages = []
+        for tensor, offset in zip(tensors, layout.offsets, strict=True):
+            message = described(tensor.dtype, tensor.dims, tensor.binding)
+            message.chunks.bundle_id, message.chunks.offset_bytes = self._bundle_id, offset
+            message.chunks.size_bytes = tensor.size_bytes
+            messages.append(message)
+        SENT_BYTES.labels("chunks").inc(layout.size_bytes)
+        return PackedTensors(tuple(messages), chunks_of(self._bundle_id, memory.toreadonly()))
+
+
+def open_sender(
+    offer: pb.TensorTransportOffer, directory: RegionDirectory | None, sizes_bytes: Sequence[int]
+) -> tuple[TensorSender, pb.SharedMemoryRegion | None]:
+    """Return the sender of a stream whose messages carry tensors of `sizes_bytes`, and the region that the other end is
+    to map; None where chunks are what both have, or no shared memory is left."""
+    if best_transport(offer, transport_offer(directory)) != pb.TENSOR_TRANSPORT_SHARED_MEMORY:
+        if pb.TENSOR_TRANSPORT_SHARED_MEMORY in offer.transports:
+            FALLBACKS.labels("not_shared").inc()
+        return TensorSender(), None
+    assert directory is not None
+    bundle_bytes = layout_of(sizes_bytes).size_bytes
+    if bundle_bytes <= INLINE_BYTES:
+        return TensorSender(), None
+    try:
+        region = directory.create(RegionSize(HEADER_BYTES + bundle_bytes, SLOT_COUNT))
+    except ResourceExhausted:
+        FALLBACKS.labels("no_space").inc()
+        return TensorSender(), None
+    message = pb.SharedMemoryRegion(
+        region_id=region.region_id,
+        slot_size_bytes=region.size.slot_size_bytes,
+        slot_count=region.size.slot_count,
+    )
+    return TensorSender(SlotWriter(region)), message

@@ -1,0 +1,79 @@
+"""Places in a shared region. Each holds the tensors of one message for one generation: written once, read,
+acknowledged, written again."""
+
+import struct
+from dataclasses import dataclass, field
+
+from pentimento.domain.errors import Aborted, InvalidArgument
+from pentimento.tensors.outgoing import ALIGNMENT_BYTES
+from pentimento.tensors.regions import SharedRegion
+
+# Before its tensors a slot holds its generation: what was written over is told from what was meant.
+HEADER_BYTES = ALIGNMENT_BYTES
+_GENERATION = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class SlotUse:
+    """One use of a slot; `memory` is what its tensors lie in, without the header."""
+
+    slot: int
+    generation: int
+    memory: memoryview = field(repr=False, compare=False)
+
+
+class SlotWriter:
+    """The sending end of a region."""
+
+    def __init__(self, region: SharedRegion) -> None:
+        self.region = region
+        self._free = list(range(region.size.slot_count))
+        self._in_use: dict[int, int] = {}
+        self._generation = 0
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What one message's tensors may take."""
+        return self.region.size.slot_size_bytes - HEADER_BYTES
+
+    def begin(self) -> SlotUse | None:
+        """Take a free slot to write to; None while all wait to be acknowledged."""
+        if not self._free:
+            return None
+        self._generation += 1
+        slot = self._free.pop(0)
+        self._in_use[slot] = self._generation
+        memory = self.region.slot(slot)
+        # No reader may take what is half written for the generation before it.
+        _GENERATION.pack_into(memory, 0, 0)
+        return SlotUse(slot, self._generation, memory[HEADER_BYTES:])
+
+    def publish(self, use: SlotUse) -> None:
+        """Say in the slot itself that it is written."""
+        _GENERATION.pack_into(self.region.slot(use.slot), 0, use.generation)
+
+    def acknowledged(self, region_id: str, slot: int, generation: int) -> None:
+        """Take a slot back. Raises InvalidArgument for one that is not out under that generation."""
+        if region_id != self.region.region_id or self._in_use.get(slot) != generation:
+            raise InvalidArgument.of("ack", f"must name a slot in use, got slot {slot} generation {generation}")
+        del self._in_use[slot]
+        self._free.append(slot)
+
+
+class SlotReader:
+    """The receiving end of a region."""
+
+    def __init__(self, region: SharedRegion) -> None:
+        self.region = region
+        self._newest: dict[int, int] = {}
+
+    def read(self, region_id: str, slot: int, generation: int) -> SlotUse:
+        """Return what was written to a slot. Raises InvalidArgument for another region or no slot of it, and Aborted
+        (STALE_FRAME) for a generation that was read already or is not the one in the slot."""
+        if region_id != self.region.region_id or slot >= self.region.size.slot_count:
+            raise InvalidArgument.of("shared_memory", f"must name a slot of this stream's region, got slot {slot}")
+        memory = self.region.slot(slot)
+        if generation <= self._newest.get(slot, 0) or _GENERATION.unpack_from(memory)[0] != generation:
+            raise Aborted("STALE_FRAME", f"slot {slot} does not hold generation {generation} (any more)")
+        self._newest[slot] = generation
+        return SlotUse(slot, generation, memory[HEADER_BYTES:])

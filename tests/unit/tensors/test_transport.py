@@ -1,0 +1,347 @@
+"""Tensors from one end of a stream to the other, by every transport; what was not asked for is refused by name."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.api.tensor.v1 import tensor_pb2 as pb
+from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
+from pentimento.tensors.chunks import CHUNK_BYTES, ChunkAssembly, chunks_of
+from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.negotiation import best_transport, transport_offer
+from pentimento.tensors.outgoing import ALIGNMENT_BYTES, layout_of, outgoing
+from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
+from pentimento.tensors.regions import RegionDirectory
+from pentimento.tensors.sending import INLINE_BYTES, TensorSender, open_sender
+from pentimento.wire.tensors import Binding, Dtype, WireTensor, size_of
+
+BINDING = Binding("request", 7, 3, "down_block_0", "sha256:model", 2)
+SHAPES = ((2, 3, 64, 64), (1, 7), (2, 300, 30))
+
+
+def bindings() -> list[Binding]:
+    return [replace(BINDING, layer=f"down_block_{index}") for index in range(len(SHAPES))]
+
+
+def tensors() -> list[torch.Tensor]:
+    return [torch.randn(shape) for shape in SHAPES]
+
+
+def expected() -> list[ExpectedTensor]:
+    pairs = zip(SHAPES, bindings(), strict=True)
+    return [ExpectedTensor(Dtype.FLOAT32, shape, binding) for shape, binding in pairs]
+
+
+def send(sender: TensorSender, sent: Sequence[torch.Tensor]) -> tuple[list[pb.Tensor], list[pb.TensorChunk]]:
+    packed = sender.pack([outgoing_tensor(one, binding) for one, binding in zip(sent, bindings(), strict=True)])
+    return list(packed.tensors), list(packed.chunks)
+
+
+def take(receiver: TensorReceiver, messages: Sequence[pb.Tensor], chunks: Sequence[pb.TensorChunk]) -> ReceivedTensors:
+    found = receiver.begin(messages, expected())
+    for chunk in chunks:
+        assert found is None
+        found = receiver.add(chunk)
+    assert found is not None
+    return found
+
+
+class Ends:
+    """Both ends of a stream over one directory."""
+
+    def __init__(self, directory: RegionDirectory) -> None:
+        sizes = [size_of(Dtype.FLOAT32, shape) for shape in SHAPES]
+        self.sender, region = open_sender(transport_offer(directory), directory, sizes)
+        self.receiver, told = open_receiver(region, directory)
+        assert told is not None and told.opened
+        self.sender.region_opened(told)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RegionDirectory:
+    (tmp_path / "shared").mkdir(mode=0o700)
+    return RegionDirectory(tmp_path / "shared")
+
+
+@pytest.fixture
+def ends(directory: RegionDirectory) -> Ends:
+    return Ends(directory)
+
+
+def test_a_slot_carries_a_bundle_and_nothing_is_copied_out_of_it(ends: Ends) -> None:
+    sent = tensors()
+
+    messages, chunks = send(ends.sender, sent)
+    found = take(ends.receiver, messages, chunks)
+
+    views = [tensor_over(one) for one in found.tensors]
+    assert all(torch.equal(view, one) for view, one in zip(views, sent, strict=True))
+    assert (chunks, messages[0].WhichOneof("payload")) == ([], "shared_memory")
+    assert found.ack is not None
+    ends.sender.acknowledged(found.ack)
+    # The views are the slot itself: the slot's next but one bundle is seen through them.
+    send(ends.sender, [one + 1 for one in sent])
+    send(ends.sender, [one + 2 for one in sent])
+    assert torch.equal(views[0], sent[0] + 2)
+
+
+def test_chunks_carry_the_same_bytes(ends: Ends) -> None:
+    sent = tensors()
+
+    messages, chunks = send(TensorSender(), sent)
+    found = take(TensorReceiver(), messages, chunks)
+
+    assert messages[0].WhichOneof("payload") == "chunks"
+    assert found.ack is None
+    assert all(torch.equal(tensor_over(one), was) for one, was in zip(found.tensors, sent, strict=True))
+
+
+def test_little_tensors_go_inside_the_message(ends: Ends) -> None:
+    wire = WireTensor(Dtype.UINT8, (INLINE_BYTES,), bytes(range(256)) * (INLINE_BYTES // 256), BINDING)
+
+    packed = ends.sender.pack([outgoing(wire)])
+    found = ends.receiver.begin(packed.tensors, [ExpectedTensor(wire.dtype, wire.dims, BINDING)])
+
+    assert found == ReceivedTensors((wire,))
+
+
+def test_a_half_precision_tensor_of_strides_keeps_its_values() -> None:
+    tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).T
+
+    packed = TensorSender().pack([outgoing_tensor(tensor, BINDING)])
+    found = TensorReceiver().begin(packed.tensors, [ExpectedTensor(Dtype.BFLOAT16, (3, 2), BINDING)])
+
+    assert found is not None
+    assert torch.equal(tensor_over(found.tensors[0]), tensor)
+
+
+def test_without_a_free_slot_a_bundle_goes_in_chunks_and_with_one_again_in_it(ends: Ends) -> None:
+    first, _ = send(ends.sender, tensors())
+    send(ends.sender, tensors())
+
+    third, chunks = send(ends.sender, tensors())
+    assert third[0].WhichOneof("payload") == "chunks"
+    assert chunks[-1].last
+    found = take(ends.receiver, first, [])
+    assert found.ack is not None
+    ends.sender.acknowledged(found.ack)
+
+    assert send(ends.sender, tensors())[0][0].WhichOneof("payload") == "shared_memory"
+
+
+def test_a_slot_is_acknowledged_once_and_by_its_generation(ends: Ends) -> None:
+    messages, _ = send(ends.sender, tensors())
+    ack = take(ends.receiver, messages, []).ack
+    assert ack is not None
+    wrong = pb.SharedMemoryAck(region_id=ack.region_id, slot=ack.slot, generation=ack.generation + 1)
+
+    with pytest.raises(InvalidArgument):
+        ends.sender.acknowledged(wrong)
+    ends.sender.acknowledged(ack)
+    with pytest.raises(InvalidArgument):
+        ends.sender.acknowledged(ack)
+
+
+def test_a_replayed_slot_is_refused(ends: Ends) -> None:
+    messages, _ = send(ends.sender, tensors())
+    take(ends.receiver, messages, [])
+
+    with pytest.raises(Aborted) as caught:
+        take(ends.receiver, messages, [])
+    assert caught.value.reason == "STALE_FRAME"
+
+
+def test_a_slot_written_over_is_refused(ends: Ends) -> None:
+    old, _ = send(ends.sender, tensors())
+    slot = old[0].shared_memory
+    ends.sender.acknowledged(pb.SharedMemoryAck(region_id=slot.region_id, slot=slot.slot, generation=slot.generation))
+    send(ends.sender, tensors())
+    send(ends.sender, tensors())
+
+    with pytest.raises(Aborted):
+        take(ends.receiver, old, [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request_id": "another"},
+        {"fencing_token": 8},
+        {"step_index": 2},
+        {"layer": "mid_block"},
+        {"model_digest": "sha256:other"},
+        {"stream_epoch": 1},
+    ],
+)
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_frame_of_anything_else_is_refused(ends: Ends, shared: bool, change: dict[str, object]) -> None:
+    messages, _ = send(ends.sender if shared else TensorSender(), tensors())
+    for name, value in change.items():
+        setattr(messages[1].binding, name, value)
+
+    with pytest.raises(Aborted) as caught:
+        ends.receiver.begin(messages, expected())
+    assert caught.value.reason == "STALE_FRAME"
+
+
+def dims(message: pb.Tensor) -> None:
+    message.dims[0] += 1
+
+
+def dtype(message: pb.Tensor) -> None:
+    message.dtype = pb.DTYPE_INT32
+
+
+def slot_size(message: pb.Tensor) -> None:
+    message.shared_memory.size_bytes -= 4
+
+
+def slot_offset(message: pb.Tensor) -> None:
+    message.shared_memory.offset_bytes += 1 << 40
+
+
+def slot_number(message: pb.Tensor) -> None:
+    message.shared_memory.slot = 9
+
+
+def region(message: pb.Tensor) -> None:
+    message.shared_memory.region_id = "0" * 32
+
+
+def nothing(message: pb.Tensor) -> None:
+    message.ClearField("shared_memory")
+
+
+def object_key(message: pb.Tensor) -> None:
+    message.object.key = "../../secret"
+
+
+@pytest.mark.parametrize("lie", [dims, dtype, slot_size, slot_offset, slot_number, region, nothing, object_key])
+def test_a_lie_about_a_slot_is_refused_before_it_is_read(ends: Ends, lie: object) -> None:
+    messages, _ = send(ends.sender, tensors())
+    assert callable(lie)
+    for message in messages:
+        lie(message)
+
+    with pytest.raises(InvalidArgument):
+        ends.receiver.begin(messages, expected())
+
+
+def test_one_tensor_too_few_is_refused(ends: Ends) -> None:
+    messages, _ = send(ends.sender, tensors())
+
+    with pytest.raises(InvalidArgument):
+        ends.receiver.begin(messages[:-1], expected())
+
+
+def test_values_that_are_not_finite_are_refused(ends: Ends) -> None:
+    sent = tensors()
+    sent[1][0, 3] = torch.nan
+    found = take(ends.receiver, *send(ends.sender, sent))
+
+    with pytest.raises(InvalidArgument):
+        tensor_over(found.tensors[1])
+
+
+def test_ends_without_a_common_directory_fall_back_to_chunks(tmp_path: Path, directory: RegionDirectory) -> None:
+    (tmp_path / "other").mkdir(mode=0o700)
+    elsewhere = transport_offer(RegionDirectory(tmp_path / "other"))
+
+    sender, made = open_sender(elsewhere, directory, [1 << 20])
+
+    assert made is None
+    assert best_transport(elsewhere, transport_offer(directory)) == pb.TENSOR_TRANSPORT_CHUNKS
+    assert best_transport(pb.TensorTransportOffer(), transport_offer(directory)) == pb.TENSOR_TRANSPORT_CHUNKS
+    assert best_transport(transport_offer(None), transport_offer(None)) == pb.TENSOR_TRANSPORT_CHUNKS
+    assert send(sender, tensors())[0][0].WhichOneof("payload") == "chunks"
+
+
+def test_an_end_that_cannot_map_the_region_gets_chunks(tmp_path: Path, directory: RegionDirectory) -> None:
+    (tmp_path / "other").mkdir(mode=0o700)
+    sender, made = open_sender(transport_offer(directory), directory, [1 << 20])
+    receiver, told = open_receiver(made, RegionDirectory(tmp_path / "other"))
+    assert told is not None and not told.opened
+
+    sender.region_opened(told)
+
+    assert directory.region_count() == 0
+    found = take(receiver, *send(sender, tensors()))
+    assert found.ack is None
+
+
+def test_tensors_outlive_the_stream_that_brought_them(ends: Ends) -> None:
+    sent = tensors()
+    found = take(ends.receiver, *send(ends.sender, sent))
+    views = [tensor_over(one) for one in found.tensors]
+
+    ends.sender.close()
+    ends.receiver.close()
+
+    assert all(torch.equal(view, one) for view, one in zip(views, sent, strict=True))
+
+
+@given(sizes=st.lists(st.integers(0, 200), max_size=6))
+def test_tensors_lie_in_order_aligned_and_apart(sizes: list[int]) -> None:
+    layout = layout_of(sizes)
+
+    ends_ = [offset + size for offset, size in zip(layout.offsets, sizes, strict=True)]
+    assert all(offset % ALIGNMENT_BYTES == 0 for offset in layout.offsets)
+    assert all(end <= begin for end, begin in zip(ends_, layout.offsets[1:], strict=False))
+    assert layout.size_bytes == (ends_[-1] if sizes else 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
+def test_a_bundle_is_cut_and_put_together(size: int) -> None:
+    data = bytes(index % 251 for index in range(size))
+    assembly = ChunkAssembly(5, size)
+
+    found = [assembly.add(chunk) for chunk in chunks_of(5, memoryview(data))]
+
+    assert all(part is None for part in found[:-1])
+    assert found[-1] is not None
+    assert bytes(found[-1]) == data
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        pb.TensorChunk(bundle_id=2, data=b"12345678", last=True),
+        pb.TensorChunk(bundle_id=1, offset_bytes=1, data=b"1234"),
+        pb.TensorChunk(bundle_id=1, data=b"123456789", last=True),
+        pb.TensorChunk(bundle_id=1, data=b"1234", last=True),
+        pb.TensorChunk(bundle_id=1, data=b"12345678"),
+        pb.TensorChunk(bundle_id=1),
+    ],
+)
+def test_a_chunk_that_does_not_go_on_is_refused(chunk: pb.TensorChunk) -> None:
+    with pytest.raises(InvalidArgument):
+        ChunkAssembly(1, 8).add(chunk)
+
+
+def test_chunks_and_messages_come_in_turn() -> None:
+    receiver = TensorReceiver()
+    messages, chunks = send(TensorSender(), tensors())
+    with pytest.raises(InvalidArgument):
+        receiver.add(chunks[0])
+    receiver.begin(messages, expected())
+
+    with pytest.raises(InvalidArgument):
+        receiver.begin(messages, expected())
+
+
+@given(data=st.binary(max_size=200))
+def test_any_message_is_taken_or_refused_by_a_typed_error(data: bytes) -> None:
+    try:
+        message = pb.Tensor.FromString(data)
+    except Exception:
+        return
+    try:
+        TensorReceiver().begin([message], [ExpectedTensor(Dtype.FLOAT32, (1,), BINDING)])
+    except PentimentoError:
+        return
+    assert message.inline
