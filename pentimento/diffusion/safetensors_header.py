@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,33 @@ _ITEM_SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """What a header says of one tensor: the format's name of the type, and the shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SafetensorsHeader:
+    """The tensors of a file by name, and the texts that its writer left."""
+
+    tensors: Mapping[str, TensorEntry]
+    metadata: Mapping[str, str]
+
+
+def judge_safetensors(data: bytes) -> SafetensorsHeader:
+    """Return the header of a file's bytes, all of which it accounts for. Raises ValueError as `check_safetensors`."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(_MAX_HEADER_BYTES, len(data) - 8):
+        raise ValueError("its header length does not fit the file")
+    header, metadata = _parse(data[8 : 8 + length])
+    _check_tensors(header, len(data) - 8 - length)
+    tensors = {name: TensorEntry(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+    return SafetensorsHeader(tensors, metadata)
 
 
 def check_safetensors(path: Path) -> frozenset[str]:
@@ -21,20 +50,22 @@ def check_safetensors(path: Path) -> frozenset[str]:
         length = int.from_bytes(prefix, "little")
         if len(prefix) < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
             raise ValueError("its header length does not fit the file")
-        header = _parse(file.read(length))
+        header, _ = _parse(file.read(length))
     _check_tensors(header, size - 8 - length)
     return frozenset(header)
 
 
-def _parse(data: bytes) -> dict[str, Any]:
+def _parse(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors' entries, still unchecked, and the texts of the file's writer."""
     try:
         header = json.loads(data)
     except (ValueError, RecursionError):
         raise ValueError("its header is not JSON") from None
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
-    header.pop("__metadata__", None)
-    return header
+    metadata = header.pop("__metadata__", None)
+    texts = metadata.items() if isinstance(metadata, dict) else ()
+    return header, {name: text for name, text in texts if isinstance(text, str)}
 
 
 def _check_tensors(header: dict[str, Any], data_bytes: int) -> None:

@@ -204,6 +204,11 @@ class DiffusionModel(Protocol):
         """The network behind `predict`, for what works on its layers: compilation, adapters."""
         ...
 
+    @property
+    def adaptable(self) -> Mapping[str, torch.nn.Module]:
+        """The networks that a LoRA may change, by the pipeline's name of the component; the denoiser first."""
+        ...
+
     def scheduler_config(self, scheduler: Scheduler) -> SchedulerConfig:
         """Return the configuration of one of the
         model's schedulers."""

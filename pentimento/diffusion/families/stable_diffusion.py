@@ -40,6 +40,7 @@ class StableDiffusion:
         parts = load_components(checkpoint, device, dtype)
         self._text = ClipText(parts["tokenizer"], parts["text_encoder"], device)
         self.denoiser = parts["unet"]
+        self.adaptable = {"unet": self.denoiser, "text_encoder": parts["text_encoder"]}
         self._unet = UNetDenoiser(self.denoiser, dtype)
         vae = parts["vae"]
         self._autoencoder = Autoencoder(vae, LatentScale(vae.config.scaling_factor), device, dtype)

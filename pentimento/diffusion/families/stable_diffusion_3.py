@@ -56,6 +56,7 @@ class StableDiffusion3:
         )
         self._t5 = T5Text(parts["tokenizer_3"], parts["text_encoder_3"], device) if "tokenizer_3" in parts else None
         self.denoiser = parts["transformer"]
+        self.adaptable = {name: parts[name] for name in ("transformer", "text_encoder", "text_encoder_2")}
         skip_signature_checks(self.denoiser)
         self._kernels = RowKernels(self.denoiser)
         self._passes = TransformerPasses(self.denoiser) if covers_transformer(self.denoiser) else None

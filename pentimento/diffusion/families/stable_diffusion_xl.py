@@ -57,6 +57,7 @@ class StableDiffusionXl:
             ClipText(parts["tokenizer_2"], parts["text_encoder_2"], device),
         )
         self.denoiser = parts["unet"]
+        self.adaptable = {name: parts[name] for name in ("unet", "text_encoder", "text_encoder_2")}
         self._unet = UNetDenoiser(self.denoiser, dtype)
         self._autoencoder = _autoencoder(parts["vae"], device, dtype)
         self._autoencoder.check_channels(checkpoint.directory, self.denoiser.config)

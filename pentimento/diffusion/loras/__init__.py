@@ -1,0 +1,32 @@
+"""LoRAs: files, the in-place patch, the bypass by row, loading beside the first steps.
+
+| module | what |
+| --- | --- |
+| `lora` | LoRAs and the layers that they change, as values |
+| `reading` | files, judged before they are used |
+| `key_names`, `original_layout`, `alphas` | what the writers of files call layers, and where they state alpha |
+"""
+
+from pentimento.diffusion.loras.lora import (
+    AdapterSet,
+    BadLora,
+    BaseLayers,
+    Lora,
+    LowRankFactors,
+    WeightedLora,
+    layers_of,
+    set_key,
+)
+from pentimento.diffusion.loras.reading import read_lora
+
+__all__ = [
+    "AdapterSet",
+    "BadLora",
+    "BaseLayers",
+    "Lora",
+    "LowRankFactors",
+    "WeightedLora",
+    "layers_of",
+    "read_lora",
+    "set_key",
+]

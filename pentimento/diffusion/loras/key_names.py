@@ -1,0 +1,87 @@
+"""Which tensor of a LoRA file changes which layer: names as diffusers, PEFT and kohya's trainer write them.
+
+| writer | example |
+| --- | --- |
+| diffusers | `unet.mid_block.attentions.0.proj_in.lora_A.weight` |
+| diffusers before PEFT | `….lora.down.weight`, `….lora_linear_layer.up.weight` |
+| PEFT | `base_model.model.mid_block.attentions.0.proj_in.lora_B.weight`: the denoiser's |
+| kohya | `lora_unet_mid_block_attentions_0_proj_in.lora_down.weight`, `….alpha`; `lora_te1_…` |
+
+Of SDXL, kohya's trainer writes the names of the original layout (`lora_unet_middle_block_1_proj_in`); `original_layout`
+has those.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from pentimento.diffusion.loras.lora import BaseLayers
+from pentimento.diffusion.loras.original_layout import original_names
+
+
+class FactorPart(Enum):
+    """What a tensor is of a layer's change."""
+
+    DOWN = "down"
+    UP = "up"
+    ALPHA = "alpha"
+
+
+@dataclass(frozen=True)
+class FactorKey:
+    """Where a tensor belongs: component of the pipeline, name of its module, and what of the change it is."""
+
+    component: str
+    module: str
+    part: FactorPart
+
+
+_PARTS = {
+    ".lora_A.weight": FactorPart.DOWN,
+    ".lora_B.weight": FactorPart.UP,
+    ".lora_down.weight": FactorPart.DOWN,
+    ".lora_up.weight": FactorPart.UP,
+    ".lora.down.weight": FactorPart.DOWN,
+    ".lora.up.weight": FactorPart.UP,
+    ".lora_linear_layer.down.weight": FactorPart.DOWN,
+    ".lora_linear_layer.up.weight": FactorPart.UP,
+    ".alpha": FactorPart.ALPHA,
+}
+_KOHYA_TEXTS = {"lora_te_": "text_encoder", "lora_te1_": "text_encoder", "lora_te2_": "text_encoder_2"}
+# Before a text encoder's modules in files, and in the classes of some releases of transformers, but not in others.
+_TEXT_MODEL = "text_model."
+
+
+class KeyNames:
+    """The names that files may have for the layers of one base model."""
+
+    def __init__(self, base: BaseLayers) -> None:
+        prefixed = {f"{component}.": component for component in base.shapes}
+        kohya = {"lora_unet_": base.denoiser, "lora_transformer_": base.denoiser, **_KOHYA_TEXTS}
+        self._prefixes = {**prefixed, "base_model.model.": base.denoiser, **kohya, "": base.denoiser}
+        self._modules = {component: _spellings(shapes) for component, shapes in base.shapes.items()}
+
+    def find(self, key: str) -> FactorKey | None:
+        """Return where the tensor `key` belongs; None where it is not a name that a change of this base has."""
+        for suffix, part in _PARTS.items():
+            if key.endswith(suffix):
+                return self._find_module(key.removesuffix(suffix), part)
+        return None
+
+    def _find_module(self, stem: str, part: FactorPart) -> FactorKey | None:
+        for prefix, component in self._prefixes.items():
+            if stem.startswith(prefix):
+                module = self._modules.get(component, {}).get(stem.removeprefix(prefix))
+                if module is not None:
+                    return FactorKey(component, module, part)
+        return None
+
+
+def _spellings(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """The module's own name by each name that a file may have for it."""
+    names = {name: name for name in shapes}
+    for name in shapes:
+        bare = name.removeprefix(_TEXT_MODEL)
+        names.update({bare: name, _TEXT_MODEL + bare: name})
+    names.update({other: name for name, other in original_names(shapes).items()})
+    return {**{spelling.replace(".", "_"): name for spelling, name in names.items()}, **names}

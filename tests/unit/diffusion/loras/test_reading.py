@@ -1,0 +1,360 @@
+"""LoRA files of several writers mean what diffusers takes them to mean; unsound ones are refused by what is wrong."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.families import load_model
+from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, layers_of, read_lora
+from pentimento.diffusion.loras.original_layout import original_names
+from pentimento.testing.lora_files import (
+    EVERYWHERE,
+    Factors,
+    random_factors,
+    with_header,
+    write_diffusers_lora,
+    write_kohya_lora,
+    write_tensors,
+)
+
+F32 = torch.float32
+ZOO = Path(__file__).parents[4] / "zoo" / "weights"
+# Not a text encoder's attention: diffusers' loader drops kohya's names of it beside this release of transformers.
+KOHYA_ENDS = ("to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2", "proj_in", "fc1", "fc2")
+LAYER = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
+
+
+def deltas(lora: Lora) -> dict[str, Tensor]:
+    """The change of each weight, by component and module, flattened to a matrix."""
+    return {
+        f"{component}.{module}": factors.scale * (factors.up.flatten(1) @ factors.down.flatten(1))
+        for component, modules in lora.components.items()
+        for module, factors in modules.items()
+    }
+
+
+def deltas_of_diffusers(pipeline_class: str, checkpoint: Path, file: Path) -> dict[str, Tensor]:
+    """What diffusers' own loader makes of the file, as PEFT computes it."""
+    import diffusers
+
+    index = json.loads((checkpoint / "model_index.json").read_text())
+    absent = {name: None for name, value in index.items() if value == [None, None]}
+    pipeline = getattr(diffusers, pipeline_class).from_pretrained(checkpoint, **absent)
+    pipeline.load_lora_weights(file.parent, weight_name=file.name, adapter_name="it")
+    components = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+    return {
+        f"{component}.{name.removeprefix('text_model.')}": module.get_delta_weight("it").detach().flatten(1)
+        for component, part in components.items()
+        for name, module in part.named_modules()
+        if hasattr(module, "get_delta_weight")
+    }
+
+
+def assert_same_deltas(given: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert given.keys() == wanted.keys()
+    for name, delta in given.items():
+        torch.testing.assert_close(delta, wanted[name], rtol=1e-6, atol=1e-7, msg=name)
+
+
+def product(factors: Factors, component: str, module: str) -> Tensor:
+    down, up = factors[component][module]
+    return up.flatten(1) @ down.flatten(1)
+
+
+@pytest.mark.parametrize("kind", ["diffusers", "kohya"])
+def test_a_file_for_every_component_means_what_diffusers_takes_it_to_mean(
+    kind: str, base: BaseLayers, checkpoint: Path, tmp_path: Path
+) -> None:
+    factors = random_factors(base, rank=3, ends=EVERYWHERE if kind == "diffusers" else KOHYA_ENDS)
+    if kind == "diffusers":
+        file = write_diffusers_lora(tmp_path, factors, alpha=5.0)
+    else:
+        file = write_kohya_lora(tmp_path / "it.safetensors", factors, alpha=5.0)
+
+    read = deltas(read_lora(file, base, F32))
+
+    assert any("conv1" in name for name in read) and any("text_encoder" in name for name in read)
+    assert_same_deltas(read, deltas_of_diffusers("StableDiffusionPipeline", checkpoint, file))
+
+
+def test_kohyas_names_of_a_text_encoders_attention(base: BaseLayers, tmp_path: Path) -> None:
+    factors = random_factors(base, ends=("q_proj", "k_proj", "v_proj", "out_proj"), components=["text_encoder"])
+    file = write_kohya_lora(tmp_path / "it.safetensors", factors, alpha=6.0)
+
+    read = deltas(read_lora(file, base, F32))
+
+    names = factors["text_encoder"]
+    assert len(names) == 8
+    assert_same_deltas(read, {f"text_encoder.{name}": 2 * product(factors, "text_encoder", name) for name in names})
+
+
+def test_an_xl_file_of_kohyas_trainer_in_the_original_layout(
+    xl_base: BaseLayers, xl_checkpoint: Path, tmp_path: Path
+) -> None:
+    factors = random_factors(xl_base, ends=KOHYA_ENDS)
+    file = write_kohya_lora(
+        tmp_path / "it.safetensors", factors, alpha=2.0, others=original_names(xl_base.shapes["unet"])
+    )
+
+    read = deltas(read_lora(file, xl_base, F32))
+
+    assert {name.split(".")[0] for name in read} == {"unet", "text_encoder", "text_encoder_2"}
+    assert_same_deltas(read, deltas_of_diffusers("StableDiffusionXLPipeline", xl_checkpoint, file))
+
+
+def test_names_of_the_original_layout_are_those_of_stable_diffusions_first_release() -> None:
+    blocks = [
+        f"{side}.{block}.{kind}.{place}.x"
+        for side, per_block in (("down_blocks", 2), ("up_blocks", 3))
+        for block in range(3)
+        for kind in ("resnets", "attentions")
+        for place in range(per_block)
+        if not (kind == "attentions" and block == (0 if side == "down_blocks" else 2))
+    ]
+    samplers = [f"down_blocks.{block}.downsamplers.0.conv" for block in (0, 1)]
+    names = original_names([*blocks, *samplers, *(f"up_blocks.{block}.upsamplers.0.conv" for block in (0, 1))])
+
+    # SDXL's, by its published checkpoint.
+    assert names["down_blocks.1.attentions.0.x"] == "input_blocks.4.1.x"
+    assert names["down_blocks.2.attentions.1.x"] == "input_blocks.8.1.x"
+    assert names["down_blocks.0.downsamplers.0.conv"] == "input_blocks.3.0.op"
+    assert names["up_blocks.0.attentions.2.x"] == "output_blocks.2.1.x"
+    assert names["up_blocks.0.upsamplers.0.conv"] == "output_blocks.2.2.conv"
+    assert names["up_blocks.2.resnets.0.x"] == "output_blocks.6.0.x"
+
+
+def test_a_flow_transformers_file(flow_base: BaseLayers, flow_checkpoint: Path, tmp_path: Path) -> None:
+    factors = random_factors(flow_base, ends=("to_q", "add_k_proj", "q_proj"))
+    file = write_diffusers_lora(tmp_path, factors, alpha=1.0)
+
+    read = deltas(read_lora(file, flow_base, F32))
+
+    assert any(name.startswith("transformer.") for name in read)
+    assert_same_deltas(read, deltas_of_diffusers("StableDiffusion3Pipeline", flow_checkpoint, file))
+
+
+def test_alphas_of_single_modules(base: BaseLayers, checkpoint: Path, tmp_path: Path) -> None:
+    factors = random_factors(base, rank=2, components=["unet"])
+    file = write_diffusers_lora(tmp_path, factors, alpha=2.0, alphas={LAYER: 7.0})
+
+    lora = read_lora(file, base, F32)
+
+    assert lora.components["unet"][LAYER].alpha == 7.0
+    assert {factors.alpha for name, factors in lora.components["unet"].items() if name != LAYER} == {2.0}
+    assert_same_deltas(deltas(lora), deltas_of_diffusers("StableDiffusionPipeline", checkpoint, file))
+
+
+def test_without_alpha_it_is_the_rank(base: BaseLayers, tmp_path: Path) -> None:
+    down, up = random_factors(base, rank=3)["unet"][LAYER]
+    names = {f"unet.{LAYER}.lora_A.weight": down, f"unet.{LAYER}.lora_B.weight": up}
+
+    lora = read_lora(write_tensors(tmp_path / "it.safetensors", names), base, F32)
+
+    assert lora.components["unet"][LAYER].scale == 1.0
+
+
+@pytest.mark.parametrize("halves", [("lora.down", "lora.up"), ("lora_linear_layer.down", "lora_linear_layer.up")])
+def test_older_names_of_diffusers(halves: tuple[str, str], base: BaseLayers, tmp_path: Path) -> None:
+    factors = random_factors(base)
+    tensors = zip(halves, factors["unet"][LAYER], strict=True)
+    file = write_tensors(tmp_path / "it.safetensors", {f"unet.{LAYER}.{half}.weight": one for half, one in tensors})
+
+    read = deltas(read_lora(file, base, F32))
+
+    assert_same_deltas(read, {f"unet.{LAYER}": product(factors, "unet", LAYER)})
+
+
+def test_a_1x1_convolution_may_be_written_as_a_linear_layer(base: BaseLayers, tmp_path: Path) -> None:
+    name = next(name for name, shape in base.shapes["unet"].items() if shape[2:] == (1, 1))
+    factors = random_factors(base, ends=(name,), components=["unet"])
+    down, up = factors["unet"][name]
+    flat = {f"unet.{name}.lora_A.weight": down.flatten(1), f"unet.{name}.lora_B.weight": up.flatten(1)}
+
+    lora = read_lora(write_tensors(tmp_path / "it.safetensors", flat), base, F32)
+
+    assert lora.components["unet"][name].down.shape == down.shape
+    assert_same_deltas(deltas(lora), {f"unet.{name}": product(factors, "unet", name)})
+
+
+@pytest.mark.skipif(not (ZOO / "tiny-lora-neon").is_dir(), reason="the zoo's weights are not here")
+def test_the_zoos_three_files_of_one_lora_hold_the_same() -> None:
+    model = load_model(ZOO / "tiny-heavy", torch.device("cpu"), F32)
+    base = layers_of(model.info.family, model.adaptable)
+    folder = ZOO / "tiny-lora-neon"
+    files = ("pytorch_lora_weights.safetensors", "kohya/lora-neon.safetensors", "peft/adapter_model.safetensors")
+
+    first, *others = (deltas(read_lora(folder / name, base, F32)) for name in files)
+
+    assert len(first) == 78
+    for other in others:
+        assert_same_deltas(other, first)
+
+
+def test_half_precision_is_read_as_it_is(base: BaseLayers, tmp_path: Path) -> None:
+    down, up = (one.half() for one in random_factors(base)["unet"][LAYER])
+    names = {f"unet.{LAYER}.lora_A.weight": down, f"unet.{LAYER}.lora_B.weight": up}
+
+    factors = read_lora(write_tensors(tmp_path / "it.safetensors", names), base, F32).components["unet"][LAYER]
+
+    assert factors.down.dtype == F32 and torch.equal(factors.down, down.float())
+
+
+# What is wrong with a file, and what the error says of it.
+
+
+def _pair(base: BaseLayers, **changes: Any) -> dict[str, Tensor]:
+    down, up = random_factors(base)["unet"][LAYER]
+    return {
+        f"unet.{LAYER}.lora_A.weight": changes.get("down", down),
+        f"unet.{LAYER}.lora_B.weight": changes.get("up", up),
+    }
+
+
+WRONG: dict[str, tuple[Callable[[BaseLayers], dict[str, Tensor]], str, str]] = {
+    "a layer that is not there": (
+        lambda base: {**_pair(base), "unet.no_such_layer.lora_A.weight": torch.zeros(1, 4)},
+        "LORA_MISMATCH",
+        "of 3 keys 1 match no layer .*'unet.no_such_layer.lora_A.weight'",
+    ),
+    "DoRA's magnitudes": (
+        lambda base: {**_pair(base), f"unet.{LAYER}.lora_magnitude_vector": torch.zeros(4)},
+        "LORA_MISMATCH",
+        "lora_magnitude_vector",
+    ),
+    "a component that is not there": (
+        lambda base: {"text_encoder_2.encoder.layers.0.mlp.fc1.lora_A.weight": torch.zeros(1, 4)},
+        "LORA_MISMATCH",
+        "text_encoder_2",
+    ),
+    "inputs of another width": (
+        lambda base: _pair(base, down=torch.zeros(3, 5)),
+        "LORA_MISMATCH",
+        r"attn1.to_q: factors \[3, 5\]",
+    ),
+    "factors of different ranks": (
+        lambda base: _pair(base, down=torch.zeros(2, 32)),
+        "LORA_MISMATCH",
+        r"\[2, 32\] and \[32, 3\]",
+    ),
+    "transposed factors": (
+        lambda base: dict(zip(_pair(base), reversed(list(_pair(base).values())), strict=True)),
+        "LORA_MISMATCH",
+        "do not make a change",
+    ),
+    "rank 0": (lambda base: _pair(base, down=torch.zeros(0, 32), up=torch.zeros(32, 0)), "BAD_LORA", "its rank 0"),
+    "a number as a factor": (lambda base: _pair(base, down=torch.zeros(())), "BAD_LORA", "its rank 0"),
+    "rank 1025": (lambda base: _pair(base, down=torch.zeros(1025, 32), up=torch.zeros(32, 1025)), "BAD_LORA", "1025"),
+    "one factor alone": (
+        lambda base: dict(list(_pair(base).items())[:1]),
+        "BAD_LORA",
+        "attn1.to_q has no up factor",
+    ),
+    "one layer twice": (
+        lambda base: {**_pair(base), f"base_model.model.{LAYER}.lora_A.weight": torch.zeros(3, 32)},
+        "BAD_LORA",
+        "both for down of unet",
+    ),
+    "not a number": (lambda base: _pair(base, down=torch.full((3, 32), float("nan"))), "BAD_LORA", "not finite"),
+    "an infinite alpha": (
+        lambda base: {**_pair(base), f"unet.{LAYER}.alpha": torch.tensor(float("inf"))},
+        "BAD_LORA",
+        "alpha is no finite",
+    ),
+    "whole numbers": (lambda base: _pair(base, down=torch.zeros(3, 32, dtype=torch.int8)), "BAD_LORA", "type I8"),
+    "nothing": (lambda base: {}, "BAD_LORA", "not JSON"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_named(what: str, base: BaseLayers, tmp_path: Path) -> None:
+    tensors, reason, said = WRONG[what]
+    file = write_tensors(tmp_path / "it.safetensors", tensors(base))
+
+    with pytest.raises(BadLora, match=said) as refused:
+        read_lora(file, base, F32)
+
+    assert refused.value.reason == reason
+    assert str(refused.value).startswith("it.safetensors: ") and "\n" not in str(refused.value)
+
+
+def test_another_family_is_refused_by_its_keys(base: BaseLayers, flow_base: BaseLayers, tmp_path: Path) -> None:
+    file = write_diffusers_lora(tmp_path, random_factors(flow_base, ends=("to_q",)), alpha=1.0)
+
+    with pytest.raises(BadLora, match=r"match no layer of this stable_diffusion model: .* and [0-9]+ more"):
+        read_lora(file, base, F32)
+
+
+def test_an_xl_lora_does_not_fit_a_smaller_model(base: BaseLayers, xl_base: BaseLayers, tmp_path: Path) -> None:
+    """The names are all there, the widths of the text are others."""
+    factors = random_factors(xl_base, ends=("attn2.to_k",), components=["unet"])
+    file = write_diffusers_lora(tmp_path, factors, alpha=1.0)
+
+    with pytest.raises(BadLora, match="do not make a change") as refused:
+        read_lora(file, base, F32)
+
+    assert refused.value.reason == "LORA_MISMATCH"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ('{"unet.use_dora": true}', "use_dora"),
+        ('{"unet.alpha_pattern": {"(a+)+$": 1}}', "no layer's name"),
+        ('{"unet.alpha_pattern": [1]}', "alpha_pattern"),
+        ('{"unet.lora_alpha": "8"}', "no number"),
+        ('{"unet.lora_alpha": NaN}', "no number"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "JSON object"),
+    ],
+)
+def test_a_configuration_that_is_not_understood_is_refused(
+    config: str, said: str, base: BaseLayers, tmp_path: Path
+) -> None:
+    file = write_tensors(tmp_path / "it.safetensors", _pair(base), {"lora_adapter_metadata": config})
+
+    with pytest.raises(BadLora, match=said):
+        read_lora(file, base, F32)
+
+
+def test_rank_stabilised_alphas_are_divided_by_the_ranks_root(base: BaseLayers, tmp_path: Path) -> None:
+    config = '{"unet.lora_alpha": 6, "unet.use_rslora": true}'
+    file = write_tensors(tmp_path / "it.safetensors", _pair(base), {"lora_adapter_metadata": config})
+
+    scale = read_lora(file, base, F32).components["unet"][LAYER].scale
+
+    assert scale == pytest.approx(6 / 3**0.5)
+
+
+def test_a_shape_lie_in_the_header_is_seen_before_anything_is_read(base: BaseLayers, tmp_path: Path) -> None:
+    file = write_tensors(tmp_path / "it.safetensors", _pair(base))
+
+    def lie(header: dict[str, Any]) -> None:
+        header[f"unet.{LAYER}.lora_A.weight"]["shape"] = [3, 2**40]
+
+    with pytest.raises(BadLora, match="do not match its shape"):
+        read_lora(with_header(file, lie), base, F32)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x02ctorch\n", b"PK\x03\x04" * 100, os.urandom(64)])
+def test_what_is_no_safetensors_file_is_refused(data: bytes, base: BaseLayers, tmp_path: Path) -> None:
+    (tmp_path / "it.safetensors").write_bytes(data)
+
+    with pytest.raises(BadLora):
+        read_lora(tmp_path / "it.safetensors", base, F32)
+
+
+def test_a_file_that_is_not_there_and_one_with_another_digest(base: BaseLayers, tmp_path: Path) -> None:
+    file = write_tensors(tmp_path / "it.safetensors", _pair(base))
+    digest = read_lora(file, base, F32).digest
+
+    assert read_lora(file, base, F32, digest).digest == digest
+    with pytest.raises(BadLora, match="expected sha256:0000"):
+        read_lora(file, base, F32, "sha256:" + "0" * 64)
+    with pytest.raises(BadLora, match="no file"):
+        read_lora(tmp_path / "other.safetensors", base, F32)
