@@ -13,7 +13,6 @@ from typing import Any
 from google.protobuf.descriptor import MethodDescriptor
 
 from benchmarks.attacks.target import PUBLIC, Answers, AttackTarget, call_with_bytes, counted, path_of
-from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
 from pentimento.clients.image import ImageClient
@@ -117,7 +116,7 @@ async def senseless_fields(target: AttackTarget) -> Answers:
     requests += [{"prompt": "a " * 2**19}, {"negative_prompt": "a " * 2**19}, {"model": "../" * 1000}]
     requests += [{"scheduler": "\0" * 100}, {"prompt": "\u202e\0\ufffe"}]
     messages = [pb.GenerateRequest(request=pb.ImageRequest(**({"prompt": "a"} | fields))) for fields in requests]
-    lora, net = generation_pb2.LoraSelection(name="../x"), generation_pb2.ControlNetSelection()
+    lora, net = pb.AskedLora(name="../x"), pb.AskedControlNet()
     messages += [pb.GenerateRequest(request=pb.ImageRequest(prompt="a", loras=[lora] * 10_000))]
     messages += [pb.GenerateRequest(request=pb.ImageRequest(prompt="a", controlnets=[net] * 10_000))]
     messages += [pb.GenerateRequest(request=pb.ImageRequest(prompt="a"), idempotency_key="k" * 2**19)]

@@ -1,9 +1,10 @@
 """Whose cache entries, and which are compatible.
 
 Two keys, because the two kinds of object are bound to different things. A latent is bound to everything that shaped it
-up to its capture: model, VAE, scheduler, prediction type, size, guidance, negative prompt, steps, conditioning images,
-and the adapters that were in force by then. A final image is bound to its size and to conditioning images alone: any
-model may start from it (MoDM, 5.2). Whose it is, is no part of a key: the index filters by tenant beside it.
+up to its capture: model, VAE, scheduler, prediction type, size, guidance, negative prompt, steps, ControlNets with
+their conditioning images, and the LoRAs that were in force by then. A final image is bound to its size, and to the
+ControlNets and conditioning images that it followed: any model may start from it (MoDM, 5.2). Whose it is, is no part
+of a key: the index filters by tenant beside it.
 """
 
 import hashlib
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 class CacheScope:
     """Everything but prompt and seed that changes the picture. A field forgotten here would serve a wrong picture.
 
-    `adapters_digest` names the adapters and their scales, empty for none; they take effect after `adapters_from_step`
-    denoising steps. `conditioning_digest` names the conditioning images, empty for none.
+    `adapters_digest` names the LoRAs and their scales, empty for none; they take effect after `adapters_from_step`
+    denoising steps. `conditioning_digest` names the ControlNets with their conditioning images, `control_digest` their
+    scales and when they act; both are empty for none.
     """
 
     tenant: str
@@ -31,6 +33,7 @@ class CacheScope:
     adapters_digest: str = ""
     adapters_from_step: int = 0
     conditioning_digest: str = ""
+    control_digest: str = ""
     shared_pool: bool = False
 
 
@@ -61,7 +64,8 @@ def latent_key(scope: CacheScope, resume_step: int) -> str:
         scope.guidance_scale,
         scope.negative_prompt,
         scope.num_inference_steps,
-        scope.conditioning_digest,
+        # Both or neither: without ControlNets the key is what it was before there were any.
+        scope.conditioning_digest + scope.control_digest,
         adapters,
     )
 

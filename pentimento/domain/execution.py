@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import Attempt, CapturedEntries, StageTiming
 
@@ -18,7 +19,8 @@ class RunningAttempt:
 @dataclass(frozen=True)
 class WorkerCredits:
     """`credit_count` bounds the attempts that the worker holds at once, without those that have yielded their place. It
-    takes `reserve_count` more that are due before one that it holds, which then steps back."""
+    takes `reserve_count` more that are due before one that it holds, which then steps back. `known_adapters`: LoRAs
+    that it can paint with, None for those that it told before; `resident_components` names what need not be loaded."""
 
     worker_id: str
     held: HeldModel
@@ -30,6 +32,7 @@ class WorkerCredits:
     resident_components: tuple[str, ...] = ()
     attempts: tuple[RunningAttempt, ...] = ()
     reserve_count: int = 0
+    known_adapters: tuple[Adapter, ...] | None = None
 
 
 @dataclass(frozen=True)

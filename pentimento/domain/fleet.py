@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.generation import PlanVersion
 
 
@@ -62,7 +63,8 @@ class ModelCost:
 @dataclass(frozen=True)
 class Replica:
     """`address` is `unix:/path` or `host:port`; `generation` tells apart the starts of one instance. `costs` are those
-    of the available models, as far as they were measured."""
+    of the available models, as far as they were measured. `adapters`: LoRAs that a worker can paint with, ControlNets
+    that a ControlNet replica serves."""
 
     instance_id: str
     kind: ReplicaKind
@@ -75,6 +77,7 @@ class Replica:
     resident_models: tuple[str, ...] = ()
     capabilities: frozenset[Capability] = frozenset()
     costs: tuple[ModelCost, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,9 +113,18 @@ class ServiceEndpoint:
 
 
 @dataclass(frozen=True)
+class AdapterPlacement:
+    """The replicas that can serve an adapter and, of these, those that hold it now; ordered by instance id."""
+
+    adapter: Adapter
+    instance_ids: tuple[str, ...]
+    resident_instance_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """Intent; what workers report is the truth. `drops_late` False: requests that are predicted to miss their deadline
-    are tried all the same."""
+    are tried all the same. `placements`: where adapters are, as the replicas reported it."""
 
     version: PlanVersion
     assignments: tuple[WorkerAssignment, ...] = ()
@@ -121,6 +133,7 @@ class Plan:
     endpoints: tuple[ServiceEndpoint, ...] = ()
     allocator: str = ""
     drops_late: bool = True
+    placements: tuple[AdapterPlacement, ...] = ()
 
     @property
     def routes_requests(self) -> bool:

@@ -30,18 +30,37 @@ def noise_form_of(prediction_type: str) -> NoiseForm:
 
 
 @dataclass(frozen=True)
+class ObjectReference:
+    """An object of the object store; `digest` is "sha256:<hex>" and is verified on every read."""
+
+    key: str
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
 class LoraSelection:
+    """A LoRA of a request. Resolved, `digest` says which weights, and `object` where they are in the object store; None
+    where workers have them in a directory of their own."""
+
     name: str
     scale: float = 1.0
+    digest: str = ""
+    object: ObjectReference | None = None
 
 
 @dataclass(frozen=True)
 class ControlNetSelection:
+    """A ControlNet of a request, and the encoded image that it goes by; it acts between two shares of the schedule.
+    `digest` and `object` as in `LoraSelection`."""
+
     name: str
     conditioning_image: bytes = field(repr=False)
     conditioning_scale: float = 1.0
     start_fraction: float = 0.0
     end_fraction: float = 1.0
+    digest: str = ""
+    object: ObjectReference | None = None
 
 
 @dataclass(frozen=True)
@@ -69,15 +88,6 @@ class GenerationSpec:
     loras: tuple[LoraSelection, ...] = ()
     controlnets: tuple[ControlNetSelection, ...] = ()
     init_image: InitImage | None = None
-
-
-@dataclass(frozen=True)
-class ObjectReference:
-    """An object of the object store; `digest` is "sha256:<hex>" and is verified on every read."""
-
-    key: str
-    digest: str
-    size_bytes: int
 
 
 @dataclass(frozen=True)

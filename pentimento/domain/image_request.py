@@ -4,10 +4,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pentimento.domain.generation import (
-    ControlNetSelection,
     GenerationSpec,
     InitImage,
-    LoraSelection,
     PlanVersion,
     Provenance,
     Route,
@@ -30,6 +28,26 @@ class ImageFormat(Enum):
 
 
 @dataclass(frozen=True)
+class AskedLora:
+    """A LoRA by its registry name; `scale` None means 1."""
+
+    name: str
+    scale: float | None = None
+
+
+@dataclass(frozen=True)
+class AskedControlNet:
+    """A ControlNet by its registry name, and the encoded image that it goes by. None means scale 1, from the schedule's
+    beginning (0), to its end (1)."""
+
+    name: str
+    conditioning_image: bytes = field(repr=False)
+    conditioning_scale: float | None = None
+    start_fraction: float | None = None
+    end_fraction: float | None = None
+
+
+@dataclass(frozen=True)
 class ImageRequest:
     """As it was sent, unjudged; None and "" take the model's or the deployment's default. `repr` holds no prompt."""
 
@@ -43,8 +61,8 @@ class ImageRequest:
     scheduler: str = ""
     eta: float | None = None
     seed: int | None = None
-    loras: tuple[LoraSelection, ...] = ()
-    controlnets: tuple[ControlNetSelection, ...] = ()
+    loras: tuple[AskedLora, ...] = ()
+    controlnets: tuple[AskedControlNet, ...] = ()
     init_image: InitImage | None = None
     cache: CacheMode | None = None
     format: ImageFormat | None = None

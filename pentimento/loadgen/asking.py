@@ -1,8 +1,7 @@
 """An arrival as the public API takes it."""
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.generation import ControlNetSelection, LoraSelection
-from pentimento.domain.image_request import CacheMode, ImageRequest
+from pentimento.domain.image_request import AskedControlNet, AskedLora, CacheMode, ImageRequest
 from pentimento.workloads import Arrival, Workload
 
 LARGEST_SEED = 2**63 - 1
@@ -26,8 +25,8 @@ def request_of(
         model=arrival.model,
         num_inference_steps=arrival.steps,
         seed=arrival.seed,
-        loras=tuple(LoraSelection(name) for name in arrival.loras),
-        controlnets=tuple(ControlNetSelection(name, conditioning_image) for name in arrival.controlnets),
+        loras=tuple(AskedLora(name) for name in arrival.loras),
+        controlnets=tuple(AskedControlNet(name, conditioning_image) for name in arrival.controlnets),
         cache=cache,
         deadline_ms=None if left_s is None else max(1, round(left_s * 1000)),
     )

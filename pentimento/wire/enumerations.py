@@ -7,6 +7,7 @@ from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.api.generation.v1 import generation_pb2 as generation_pb
 from pentimento.api.image.v1 import image_service_pb2 as image_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
+from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Capability, ReplicaKind
 from pentimento.domain.generation import ControlNetMode, NoiseForm, Scheduler
@@ -49,6 +50,13 @@ CONTROLNET_MODES = EnumTable(
     {
         ControlNetMode.SYNCHRONOUS: generation_pb.CONTROL_NET_MODE_SYNCHRONOUS,
         ControlNetMode.PIPELINED: generation_pb.CONTROL_NET_MODE_PIPELINED,
+    },
+)
+ADAPTER_KINDS = EnumTable(
+    "adapter.kind",
+    {
+        AdapterKind.LORA: generation_pb.ADAPTER_KIND_LORA,
+        AdapterKind.CONTROLNET: generation_pb.ADAPTER_KIND_CONTROLNET,
     },
 )
 NOISE_FORMS = EnumTable(

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.execution import (
     AttemptResult,
@@ -15,6 +16,7 @@ from pentimento.domain.execution import (
     WorkerCredits,
 )
 from pentimento.domain.fleet import (
+    AdapterPlacement,
     Capability,
     HeldModel,
     ModelCost,
@@ -25,6 +27,7 @@ from pentimento.domain.fleet import (
     ServiceEndpoint,
     WorkerAssignment,
 )
+from pentimento.wire.adapters import adapter_from_proto, adapter_to_proto
 from pentimento.wire.enumerations import CAPABILITIES, REPLICA_KINDS, capabilities_from_proto
 from pentimento.wire.generation import (
     attempt_from_proto,
@@ -51,6 +54,7 @@ def replica_to_proto(replica: Replica) -> pb.Replica:
         resident_models=replica.resident_models,
         capabilities=sorted(value.value for value in replica.capabilities),
         costs=[_cost_to_proto(cost) for cost in replica.costs],
+        adapters=[adapter_to_proto(adapter) for adapter in replica.adapters],
     )
 
 
@@ -68,6 +72,7 @@ def replica_from_proto(message: pb.Replica) -> Replica:
         resident_models=tuple(message.resident_models),
         capabilities=frozenset(known[name] for name in message.capabilities if name in known),
         costs=tuple(_cost_from_proto(cost) for cost in message.costs),
+        adapters=tuple(adapter_from_proto(adapter) for adapter in message.adapters),
     )
 
 
@@ -90,6 +95,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         endpoints=[_endpoint_to_proto(endpoint) for endpoint in plan.endpoints],
         allocator=plan.allocator,
         keeps_late=not plan.drops_late,
+        placements=[_placement_to_proto(placement) for placement in plan.placements],
     )
 
 
@@ -102,6 +108,7 @@ def plan_from_proto(message: pb.Plan) -> Plan:
         endpoints=tuple(_endpoint_from_proto(endpoint) for endpoint in message.endpoints),
         allocator=message.allocator,
         drops_late=not message.keeps_late,
+        placements=tuple(_placement_from_proto(placement) for placement in message.placements),
     )
 
 
@@ -145,6 +152,19 @@ def _pool_from_proto(message: pb.PoolPlan) -> PoolPlan:
     )
 
 
+def _placement_to_proto(placement: AdapterPlacement) -> pb.AdapterPlacement:
+    return pb.AdapterPlacement(
+        adapter=adapter_to_proto(placement.adapter),
+        instance_ids=placement.instance_ids,
+        resident_instance_ids=placement.resident_instance_ids,
+    )
+
+
+def _placement_from_proto(message: pb.AdapterPlacement) -> AdapterPlacement:
+    adapter = adapter_from_proto(message.adapter)
+    return AdapterPlacement(adapter, tuple(message.instance_ids), tuple(message.resident_instance_ids))
+
+
 def _endpoint_to_proto(endpoint: ServiceEndpoint) -> pb.ServiceEndpoint:
     kind = REPLICA_KINDS.to_proto(endpoint.kind)
     return pb.ServiceEndpoint(kind=kind, instance_id=endpoint.instance_id, address=endpoint.address)
@@ -183,6 +203,7 @@ def credits_to_proto(credits: WorkerCredits) -> worker_pb.WatchCreditsResponse:
         capabilities=sorted(CAPABILITIES.to_proto(value) for value in credits.capabilities),
         resident_components=credits.resident_components,
         attempts=[running_attempt_to_proto(attempt) for attempt in credits.attempts],
+        known_adapters=_known_adapters_to_proto(credits.known_adapters),
     )
 
 
@@ -198,7 +219,20 @@ def credits_from_proto(message: worker_pb.WatchCreditsResponse) -> WorkerCredits
         capabilities=capabilities_from_proto(list(message.capabilities)),
         resident_components=tuple(message.resident_components),
         attempts=tuple(running_attempt_from_proto(attempt) for attempt in message.attempts),
+        known_adapters=_known_adapters_from_proto(message),
     )
+
+
+def _known_adapters_to_proto(adapters: tuple[Adapter, ...] | None) -> worker_pb.KnownAdapters | None:
+    if adapters is None:
+        return None
+    return worker_pb.KnownAdapters(adapters=[adapter_to_proto(adapter) for adapter in adapters])
+
+
+def _known_adapters_from_proto(message: worker_pb.WatchCreditsResponse) -> tuple[Adapter, ...] | None:
+    if not message.HasField("known_adapters"):
+        return None
+    return tuple(adapter_from_proto(adapter) for adapter in message.known_adapters.adapters)
 
 
 def result_to_proto(result: AttemptResult) -> worker_pb.AttemptResult:

@@ -68,11 +68,14 @@ def spec_from_proto(message: pb.GenerationSpec) -> GenerationSpec:
 
 
 def lora_to_proto(lora: LoraSelection) -> pb.LoraSelection:
-    return pb.LoraSelection(name=lora.name, scale=lora.scale)
+    return pb.LoraSelection(
+        name=lora.name, scale=lora.scale, digest=lora.digest, object=optional_object_to_proto(lora.object)
+    )
 
 
 def lora_from_proto(message: pb.LoraSelection) -> LoraSelection:
-    return LoraSelection(message.name, message.scale)
+    where = object_from_proto(message.object) if message.HasField("object") else None
+    return LoraSelection(message.name, message.scale, message.digest, where)
 
 
 def controlnet_to_proto(controlnet: ControlNetSelection) -> pb.ControlNetSelection:
@@ -82,6 +85,8 @@ def controlnet_to_proto(controlnet: ControlNetSelection) -> pb.ControlNetSelecti
         start_fraction=controlnet.start_fraction,
         end_fraction=controlnet.end_fraction,
         conditioning_image=controlnet.conditioning_image,
+        digest=controlnet.digest,
+        object=optional_object_to_proto(controlnet.object),
     )
 
 
@@ -92,6 +97,8 @@ def controlnet_from_proto(message: pb.ControlNetSelection) -> ControlNetSelectio
         message.conditioning_scale,
         message.start_fraction,
         message.end_fraction,
+        message.digest,
+        object_from_proto(message.object) if message.HasField("object") else None,
     )
 
 
@@ -105,6 +112,11 @@ def init_image_from_proto(message: pb.InitImage) -> InitImage:
 
 def object_to_proto(reference: ObjectReference) -> tensor_pb.ObjectReference:
     return tensor_pb.ObjectReference(key=reference.key, digest=reference.digest, size_bytes=reference.size_bytes)
+
+
+def optional_object_to_proto(reference: ObjectReference | None) -> tensor_pb.ObjectReference | None:
+    """Return the reference as a message's optional field takes it."""
+    return object_to_proto(reference) if reference is not None else None
 
 
 def object_from_proto(message: tensor_pb.ObjectReference) -> ObjectReference:

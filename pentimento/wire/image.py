@@ -6,6 +6,8 @@ from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import (
     Accepted,
+    AskedControlNet,
+    AskedLora,
     Completed,
     Explanation,
     GenerateEvent,
@@ -18,12 +20,8 @@ from pentimento.domain.image_request import (
 )
 from pentimento.wire.enumerations import CACHE_MODES, IMAGE_FORMATS, REQUEST_STATES
 from pentimento.wire.generation import (
-    controlnet_from_proto,
-    controlnet_to_proto,
     init_image_from_proto,
     init_image_to_proto,
-    lora_from_proto,
-    lora_to_proto,
     plan_version_from_proto,
     plan_version_to_proto,
     provenance_from_proto,
@@ -52,8 +50,8 @@ def request_to_proto(request: ImageRequest) -> pb.ImageRequest:
         negative_prompt=request.negative_prompt,
         model=request.model,
         scheduler=request.scheduler,
-        loras=[lora_to_proto(lora) for lora in request.loras],
-        controlnets=[controlnet_to_proto(controlnet) for controlnet in request.controlnets],
+        loras=[pb.AskedLora(**asdict(lora)) for lora in request.loras],
+        controlnets=[pb.AskedControlNet(**asdict(controlnet)) for controlnet in request.controlnets],
         init_image=init_image_to_proto(request.init_image) if request.init_image else None,
         cache=CACHE_MODES.to_proto(request.cache),
         format=IMAGE_FORMATS.to_proto(request.format),
@@ -68,12 +66,26 @@ def request_from_proto(message: pb.ImageRequest) -> ImageRequest:
         negative_prompt=message.negative_prompt,
         model=message.model,
         scheduler=message.scheduler,
-        loras=tuple(lora_from_proto(lora) for lora in message.loras),
-        controlnets=tuple(controlnet_from_proto(controlnet) for controlnet in message.controlnets),
+        loras=tuple(asked_lora_from_proto(lora) for lora in message.loras),
+        controlnets=tuple(asked_controlnet_from_proto(controlnet) for controlnet in message.controlnets),
         init_image=init_image_from_proto(message.init_image) if message.HasField("init_image") else None,
         cache=CACHE_MODES.from_proto(message.cache) if message.cache else None,
         format=IMAGE_FORMATS.from_proto(message.format) if message.format else None,
         **numbers,
+    )
+
+
+def asked_lora_from_proto(message: pb.AskedLora) -> AskedLora:
+    return AskedLora(message.name, message.scale if message.HasField("scale") else None)
+
+
+def asked_controlnet_from_proto(message: pb.AskedControlNet) -> AskedControlNet:
+    return AskedControlNet(
+        message.name,
+        message.conditioning_image,
+        message.conditioning_scale if message.HasField("conditioning_scale") else None,
+        message.start_fraction if message.HasField("start_fraction") else None,
+        message.end_fraction if message.HasField("end_fraction") else None,
     )
 
 

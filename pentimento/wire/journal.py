@@ -99,6 +99,9 @@ def _of_public_request(request: image_pb.ImageRequest) -> pb.JournalledRequest:
 
 def _copy(target: generation_pb2.GenerationSpec | pb.JournalledRequest, name: str, value: object) -> None:
     kept = target.DESCRIPTOR.fields_by_name[name]
+    if kept.message_type is not None and name in ("loras", "controlnets"):
+        # Nothing took any before there were formats.
+        raise ValueError(name)
     if kept.message_type is None:
         setattr(target, name, value)
     elif kept.is_repeated:

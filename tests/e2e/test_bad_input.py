@@ -9,8 +9,8 @@ import pytest
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceStub
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
-from pentimento.domain.generation import ControlNetSelection, InitImage, LoraSelection
-from pentimento.domain.image_request import CacheMode, ImageRequest
+from pentimento.domain.generation import InitImage
+from pentimento.domain.image_request import AskedControlNet, AskedLora, CacheMode, ImageRequest
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite
 
@@ -37,8 +37,8 @@ CASES: list[Case] = [
     ({"model": "no-such-model"}, NotFound, "model"),
     ({"model": "../../etc/passwd"}, NotFound, "model"),
     ({"scheduler": "no-such-scheduler"}, InvalidArgument, "scheduler"),
-    ({"loras": (LoraSelection("no-such-lora"),)}, NotFound, "lora"),
-    ({"controlnets": (ControlNetSelection("no-such-controlnet", PNG_1X1),)}, NotFound, "controlnet"),
+    ({"loras": (AskedLora("no-such-lora"),)}, NotFound, "lora"),
+    ({"controlnets": (AskedControlNet("no-such-controlnet", PNG_1X1),)}, NotFound, "controlnet"),
     ({"init_image": InitImage(b"no image at all", 0.5)}, InvalidArgument, "init_image"),
     ({"init_image": InitImage(b"", 0.5)}, InvalidArgument, "init_image"),
     ({"init_image": InitImage(PNG_1X1, math.nan)}, InvalidArgument, "strength"),

@@ -25,6 +25,7 @@ OTHERS: dict[str, object] = {
     "num_inference_steps": 30,
     "adapters_digest": "sha256:lora",
     "conditioning_digest": "sha256:edges",
+    "control_digest": "sha256:scale",
 }
 # Those that a final image is bound to as well.
 OF_IMAGES = {"width_px", "height_px", "conditioning_digest"}

@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
-from pentimento.domain.generation import ControlNetSelection, InitImage, LoraSelection, Scheduler
-from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
+from pentimento.domain.generation import InitImage, Scheduler
+from pentimento.domain.image_request import (
+    AskedControlNet,
+    AskedLora,
+    CacheMode,
+    ImageFormat,
+    ImageRequest,
+    ResolvedRequest,
+)
 from pentimento.testing.held_models import HELD
 from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
@@ -106,8 +113,8 @@ def test_a_request_above_its_own_max_cost_is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "selection", "reason"),
     [
-        ("loras", (LoraSelection("../../etc/passwd"),), "UNKNOWN_LORA"),
-        ("controlnets", (ControlNetSelection("canny", b""),), "UNKNOWN_CONTROLNET"),
+        ("loras", (AskedLora("../../etc/passwd"),), "UNKNOWN_LORA"),
+        ("controlnets", (AskedControlNet("canny", b""),), "UNKNOWN_CONTROLNET"),
     ],
 )
 def test_adapters_that_nobody_serves_are_not_found(field: str, selection: object, reason: str) -> None:

@@ -20,7 +20,7 @@ from pentimento.domain.generation import (
     Scheduler,
     SpecInput,
 )
-from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
+from pentimento.domain.image_request import AskedLora, CacheMode, ImageFormat, ImageRequest, ResolvedRequest
 from pentimento.wire.image import request_to_proto
 from pentimento.wire.journal import (
     JOURNALLED_REQUEST,
@@ -105,11 +105,17 @@ def with_unknown_lora_field() -> bytes:
     return b"\x0a" + bytes([len(spec)]) + spec
 
 
+def asked_with_a_lora() -> bytes:
+    asked = ImageRequest("a red circle", scheduler="ddim", loras=(AskedLora("neon"),))
+    return request_to_proto(asked).SerializeToString()
+
+
 @pytest.mark.parametrize(
     ("body", "body_format"),
     [
         pytest.param(with_unknown_field(journalled_to_proto(RESOLVED)), JOURNALLED_REQUEST, id="a newer field"),
         pytest.param(with_unknown_lora_field(), JOURNALLED_REQUEST, id="a newer field deep inside"),
+        pytest.param(asked_with_a_lora(), PUBLIC_REQUEST, id="a LoRA from before there were any"),
         pytest.param(b"\xff\xff", JOURNALLED_REQUEST, id="no message"),
         pytest.param(b"", JOURNALLED_REQUEST, id="nothing"),
         pytest.param(resolved_to_bytes(RESOLVED), 2, id="a newer format"),
@@ -125,7 +131,6 @@ def test_what_is_not_understood_is_refused(body: bytes, body_format: int) -> Non
 
 def test_what_the_version_before_journalled_is_read_with_all_that_it_asks_for() -> None:
     """It kept the public request with every default filled in."""
-    loras, controlnets = (LoraSelection("neon", 0.5),), (ControlNetSelection("canny", b"image", 0.5, 0.1, 0.9),)
     request = ImageRequest(
         prompt="a red circle",
         negative_prompt="blue",
@@ -137,8 +142,6 @@ def test_what_the_version_before_journalled_is_read_with_all_that_it_asks_for() 
         scheduler="dpmpp_2m",
         eta=0.25,
         seed=0,
-        loras=loras,
-        controlnets=controlnets,
         init_image=InitImage(b"png", 0.5),
         cache=CacheMode.READ,
         format=ImageFormat.JPEG,
@@ -148,8 +151,6 @@ def test_what_the_version_before_journalled_is_read_with_all_that_it_asks_for() 
 
     resolved = resolved_from_bytes(request_to_proto(request).SerializeToString(), PUBLIC_REQUEST)
 
-    spec = GenerationSpec(
-        "a red circle", "blue", "tiny", 32, 24, 10, 0.0, Scheduler.DPM_SOLVER_PP_2M, 0, 0.25, loras, controlnets
-    )
+    spec = GenerationSpec("a red circle", "blue", "tiny", 32, 24, 10, 0.0, Scheduler.DPM_SOLVER_PP_2M, 0, 0.25)
     expected = replace(spec, init_image=InitImage(b"png", 0.5))
     assert resolved == ResolvedRequest(expected, CacheMode.READ, ImageFormat.JPEG, 0.0, 5_000)

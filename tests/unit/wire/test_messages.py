@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.api.generation.v1 import generation_pb2
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.execution import AttemptResult, Started, StepProgress, WorkerCredits
@@ -16,6 +17,7 @@ from pentimento.domain.fleet import Fleet, HeldModel, Plan, Replica, ReplicaLeas
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, GenerationSpec, Provenance, Route
 from pentimento.domain.image_request import (
     Accepted,
+    AskedLora,
     Completed,
     Explanation,
     ImageRequest,
@@ -26,7 +28,7 @@ from pentimento.domain.image_request import (
     Routed,
 )
 from pentimento.domain.retrieval import LookupAnswer, LookupCandidate
-from pentimento.wire import cache, fleet, generation, image, reports
+from pentimento.wire import adapters, cache, fleet, generation, image, reports
 
 # Numbers as wide as the contract's narrowest field of the kind; text as protobuf takes it (no lone surrogates).
 st.register_type_strategy(int, st.integers(0, 2**31 - 1))
@@ -40,6 +42,7 @@ ROUND_TRIPS = {
     CacheGrant: (generation.grant_to_proto, generation.grant_from_proto),
     CapturedEntries: (generation.captured_to_proto, generation.captured_from_proto),
     Provenance: (generation.provenance_to_proto, generation.provenance_from_proto),
+    Adapter: (adapters.adapter_to_proto, adapters.adapter_from_proto),
     Replica: (fleet.replica_to_proto, fleet.replica_from_proto),
     HeldModel: (fleet.held_model_to_proto, fleet.held_model_from_proto),
     Plan: (fleet.plan_to_bytes, fleet.plan_from_bytes),
@@ -132,3 +135,16 @@ def test_attempt_survives_its_message():
     attempt = Attempt("request", 2, 7, "frontdoor-0", 3, "tenant")
 
     assert generation.attempt_from_proto(generation.attempt_to_proto(attempt)) == attempt
+
+
+@pytest.mark.parametrize("known", [None, ()])
+def test_a_worker_that_knows_no_adapters_is_told_from_one_that_has_told_before(known):
+    credits = replace(_credits(), known_adapters=known)
+
+    assert fleet.credits_from_proto(fleet.credits_to_proto(credits)).known_adapters == known
+
+
+def test_a_scale_of_zero_is_not_one_that_was_left_out():
+    asked = ImageRequest("a", loras=(AskedLora("neon", 0.0), AskedLora("mosaic")))
+
+    assert image.request_from_proto(image.request_to_proto(asked)).loras == asked.loras

@@ -60,6 +60,7 @@ class Replica(_message.Message):
     RESIDENT_MODELS_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     kind: Global___ReplicaKind.ValueType
     address: _builtins.str
@@ -81,6 +82,10 @@ class Replica(_message.Message):
     def costs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelCost]:
         """Workers: what the available models cost there, as far as it was measured. The plan is solved with it."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Adapter]:
+        """LoRAs that a worker can paint with, ControlNets that a ControlNet replica serves."""
+
     def __init__(
         self,
         *,
@@ -95,10 +100,11 @@ class Replica(_message.Message):
         resident_models: _abc.Iterable[_builtins.str] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         costs: _abc.Iterable[Global___ModelCost] | None = ...,
+        adapters: _abc.Iterable[_generation_pb2.Adapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "costs", b"costs", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "available_models", b"available_models", "build_version", b"build_version", "capabilities", b"capabilities", "costs", b"costs", "device", b"device", "device_memory_bytes", b"device_memory_bytes", "generation", b"generation", "instance_id", b"instance_id", "kind", b"kind", "resident_models", b"resident_models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -465,6 +471,7 @@ class Plan(_message.Message):
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     ALLOCATOR_FIELD_NUMBER: _builtins.int
     KEEPS_LATE_FIELD_NUMBER: _builtins.int
+    PLACEMENTS_FIELD_NUMBER: _builtins.int
     admission_rate: _builtins.float
     """Share of the demand to admit, 1 unless the fleet cannot serve it all."""
     allocator: _builtins.str
@@ -478,6 +485,10 @@ class Plan(_message.Message):
     def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolPlan]: ...
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServiceEndpoint]: ...
+    @_builtins.property
+    def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterPlacement]:
+        """Which replicas have which LoRA or ControlNet."""
+
     def __init__(
         self,
         *,
@@ -488,14 +499,47 @@ class Plan(_message.Message):
         endpoints: _abc.Iterable[Global___ServiceEndpoint] | None = ...,
         allocator: _builtins.str = ...,
         keeps_late: _builtins.bool = ...,
+        placements: _abc.Iterable[Global___AdapterPlacement] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "endpoints", b"endpoints", "keeps_late", b"keeps_late", "pools", b"pools", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "endpoints", b"endpoints", "keeps_late", b"keeps_late", "placements", b"placements", "pools", b"pools", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class AdapterPlacement(_message.Message):
+    """As the replicas said when they registered; those with one name and other weights stand apart."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    INSTANCE_IDS_FIELD_NUMBER: _builtins.int
+    RESIDENT_INSTANCE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapter(self) -> _generation_pb2.Adapter: ...
+    @_builtins.property
+    def instance_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def resident_instance_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of these, the replicas that hold it now: those that report it among their resident models."""
+
+    def __init__(
+        self,
+        *,
+        adapter: _generation_pb2.Adapter | None = ...,
+        instance_ids: _abc.Iterable[_builtins.str] | None = ...,
+        resident_instance_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "instance_ids", b"instance_ids", "resident_instance_ids", b"resident_instance_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterPlacement: _TypeAlias = AdapterPlacement  # noqa: Y015
 
 @_typing.final
 class WorkerAssignment(_message.Message):

@@ -66,6 +66,23 @@ CONTROL_NET_MODE_PIPELINED: ControlNetMode.ValueType  # 2
 """Step t uses the residuals of step t-1 (Katz, pipelined asynchronous)."""
 Global___ControlNetMode: _TypeAlias = ControlNetMode  # noqa: Y015
 
+class _AdapterKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AdapterKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AdapterKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ADAPTER_KIND_UNSPECIFIED: _AdapterKind.ValueType  # 0
+    ADAPTER_KIND_LORA: _AdapterKind.ValueType  # 1
+    ADAPTER_KIND_CONTROLNET: _AdapterKind.ValueType  # 2
+
+class AdapterKind(_AdapterKind, metaclass=_AdapterKindEnumTypeWrapper): ...
+
+ADAPTER_KIND_UNSPECIFIED: AdapterKind.ValueType  # 0
+ADAPTER_KIND_LORA: AdapterKind.ValueType  # 1
+ADAPTER_KIND_CONTROLNET: AdapterKind.ValueType  # 2
+Global___AdapterKind: _TypeAlias = AdapterKind  # noqa: Y015
+
 class _NoiseForm:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -88,31 +105,94 @@ NOISE_FORM_FLOW_MATCHING: NoiseForm.ValueType  # 2
 Global___NoiseForm: _TypeAlias = NoiseForm  # noqa: Y015
 
 @_typing.final
+class Adapter(_message.Message):
+    """A LoRA or ControlNet as a replica knows it: by its registry name, never a path."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    FAMILY_FIELD_NUMBER: _builtins.int
+    BASE_DIGEST_FIELD_NUMBER: _builtins.int
+    LICENCE_FIELD_NUMBER: _builtins.int
+    OBJECT_FIELD_NUMBER: _builtins.int
+    LATEST_START_FRACTION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    kind: Global___AdapterKind.ValueType
+    digest: _builtins.str
+    """"sha256:<hex>" of its weights."""
+    family: _builtins.str
+    """Of the models that it changes; with `base_digest`, of that one alone."""
+    base_digest: _builtins.str
+    licence: _builtins.str
+    latest_start_fraction: _builtins.float
+    """Of a LoRA: the share of the schedule, 0..1, that may run before it takes effect (Katz, bounded asynchronous loading)."""
+    @_builtins.property
+    def object(self) -> _tensor_pb2.ObjectReference:
+        """Where its weights are in the object store; absent where replicas have them in a directory of their own."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: Global___AdapterKind.ValueType = ...,
+        digest: _builtins.str = ...,
+        family: _builtins.str = ...,
+        base_digest: _builtins.str = ...,
+        licence: _builtins.str = ...,
+        object: _tensor_pb2.ObjectReference | None = ...,
+        latest_start_fraction: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "object", b"object"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "base_digest", b"base_digest", "digest", b"digest", "family", b"family", "kind", b"kind", "latest_start_fraction", b"latest_start_fraction", "licence", b"licence", "name", b"name", "object", b"object"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__object: _TypeAlias = _typing.Literal["object"]  # noqa: Y015
+    _WhichOneofArgType__object: _TypeAlias = _typing.Literal["_object", b"_object"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__object) -> _WhichOneofReturnType__object | None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
+
+@_typing.final
 class LoraSelection(_message.Message):
-    """A low-rank adapter by its registry name, never a path."""
+    """A LoRA of a request, resolved: name and digest together say which."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     SCALE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    OBJECT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     scale: _builtins.float
+    digest: _builtins.str
+    @_builtins.property
+    def object(self) -> _tensor_pb2.ObjectReference:
+        """As in Adapter."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         scale: _builtins.float = ...,
+        digest: _builtins.str = ...,
+        object: _tensor_pb2.ObjectReference | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "object", b"object"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "scale", b"scale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "digest", b"digest", "name", b"name", "object", b"object", "scale", b"scale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__object: _TypeAlias = _typing.Literal["object"]  # noqa: Y015
+    _WhichOneofArgType__object: _TypeAlias = _typing.Literal["_object", b"_object"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__object) -> _WhichOneofReturnType__object | None: ...
 
 Global___LoraSelection: _TypeAlias = LoraSelection  # noqa: Y015
 
 @_typing.final
 class ControlNetSelection(_message.Message):
+    """A ControlNet of a request, resolved as a LoRA is."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -120,6 +200,8 @@ class ControlNetSelection(_message.Message):
     START_FRACTION_FIELD_NUMBER: _builtins.int
     END_FRACTION_FIELD_NUMBER: _builtins.int
     CONDITIONING_IMAGE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    OBJECT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     conditioning_scale: _builtins.float
     start_fraction: _builtins.float
@@ -127,6 +209,11 @@ class ControlNetSelection(_message.Message):
     end_fraction: _builtins.float
     conditioning_image: _builtins.bytes
     """PNG, JPEG or WebP bytes; no address is ever fetched."""
+    digest: _builtins.str
+    @_builtins.property
+    def object(self) -> _tensor_pb2.ObjectReference:
+        """As in Adapter."""
+
     def __init__(
         self,
         *,
@@ -135,12 +222,16 @@ class ControlNetSelection(_message.Message):
         start_fraction: _builtins.float = ...,
         end_fraction: _builtins.float = ...,
         conditioning_image: _builtins.bytes = ...,
+        digest: _builtins.str = ...,
+        object: _tensor_pb2.ObjectReference | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "object", b"object"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conditioning_image", b"conditioning_image", "conditioning_scale", b"conditioning_scale", "end_fraction", b"end_fraction", "name", b"name", "start_fraction", b"start_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_object", b"_object", "conditioning_image", b"conditioning_image", "conditioning_scale", b"conditioning_scale", "digest", b"digest", "end_fraction", b"end_fraction", "name", b"name", "object", b"object", "start_fraction", b"start_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__object: _TypeAlias = _typing.Literal["object"]  # noqa: Y015
+    _WhichOneofArgType__object: _TypeAlias = _typing.Literal["_object", b"_object"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__object) -> _WhichOneofReturnType__object | None: ...
 
 Global___ControlNetSelection: _TypeAlias = ControlNetSelection  # noqa: Y015
 

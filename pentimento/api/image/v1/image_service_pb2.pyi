@@ -92,6 +92,82 @@ REQUEST_STATE_EXPIRED: RequestState.ValueType  # 7
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
 
 @_typing.final
+class AskedLora(_message.Message):
+    """A LoRA that a picture is to be painted with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """A name of ListModels."""
+    scale: _builtins.float
+    """Absent: 1. Other than 0; a negative one works against the LoRA."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        scale: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "scale", b"scale"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "name", b"name", "scale", b"scale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__scale: _TypeAlias = _typing.Literal["scale"]  # noqa: Y015
+    _WhichOneofArgType__scale: _TypeAlias = _typing.Literal["_scale", b"_scale"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scale) -> _WhichOneofReturnType__scale | None: ...
+
+Global___AskedLora: _TypeAlias = AskedLora  # noqa: Y015
+
+@_typing.final
+class AskedControlNet(_message.Message):
+    """A ControlNet that a picture is to follow, and the image that it goes by."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CONDITIONING_IMAGE_FIELD_NUMBER: _builtins.int
+    CONDITIONING_SCALE_FIELD_NUMBER: _builtins.int
+    START_FRACTION_FIELD_NUMBER: _builtins.int
+    END_FRACTION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """A name of ListModels."""
+    conditioning_image: _builtins.bytes
+    """PNG, JPEG or WebP bytes of the picture's size; no address is ever fetched."""
+    conditioning_scale: _builtins.float
+    """Absent: 1. Above 0."""
+    start_fraction: _builtins.float
+    """Shares of the schedule, 0..1, between which it acts. Absent: 0 and 1."""
+    end_fraction: _builtins.float
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        conditioning_image: _builtins.bytes = ...,
+        conditioning_scale: _builtins.float | None = ...,
+        start_fraction: _builtins.float | None = ...,
+        end_fraction: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_conditioning_scale", b"_conditioning_scale", "_end_fraction", b"_end_fraction", "_start_fraction", b"_start_fraction", "conditioning_scale", b"conditioning_scale", "end_fraction", b"end_fraction", "start_fraction", b"start_fraction"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_conditioning_scale", b"_conditioning_scale", "_end_fraction", b"_end_fraction", "_start_fraction", b"_start_fraction", "conditioning_image", b"conditioning_image", "conditioning_scale", b"conditioning_scale", "end_fraction", b"end_fraction", "name", b"name", "start_fraction", b"start_fraction"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__conditioning_scale: _TypeAlias = _typing.Literal["conditioning_scale"]  # noqa: Y015
+    _WhichOneofArgType__conditioning_scale: _TypeAlias = _typing.Literal["_conditioning_scale", b"_conditioning_scale"]  # noqa: Y015
+    _WhichOneofReturnType__end_fraction: _TypeAlias = _typing.Literal["end_fraction"]  # noqa: Y015
+    _WhichOneofArgType__end_fraction: _TypeAlias = _typing.Literal["_end_fraction", b"_end_fraction"]  # noqa: Y015
+    _WhichOneofReturnType__start_fraction: _TypeAlias = _typing.Literal["start_fraction"]  # noqa: Y015
+    _WhichOneofArgType__start_fraction: _TypeAlias = _typing.Literal["_start_fraction", b"_start_fraction"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__conditioning_scale) -> _WhichOneofReturnType__conditioning_scale | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_fraction) -> _WhichOneofReturnType__end_fraction | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start_fraction) -> _WhichOneofReturnType__start_fraction | None: ...
+
+Global___AskedControlNet: _TypeAlias = AskedControlNet  # noqa: Y015
+
+@_typing.final
 class ImageRequest(_message.Message):
     """Optional fields that are absent take the model's defaults; integers are wide and signed so that a wrong value arrives as it was
     sent and is refused by name.
@@ -137,9 +213,11 @@ class ImageRequest(_message.Message):
     """Time the picture may take from now; absent means the deployment's."""
     max_cost: _builtins.float
     @_builtins.property
-    def loras(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.LoraSelection]: ...
+    def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___AskedLora]:
+        """At most as many as the deployment takes; each LoRA once."""
+
     @_builtins.property
-    def controlnets(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.ControlNetSelection]: ...
+    def controlnets(self) -> _containers.RepeatedCompositeFieldContainer[Global___AskedControlNet]: ...
     @_builtins.property
     def init_image(self) -> _generation_pb2.InitImage: ...
     def __init__(
@@ -155,8 +233,8 @@ class ImageRequest(_message.Message):
         scheduler: _builtins.str = ...,
         eta: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
-        loras: _abc.Iterable[_generation_pb2.LoraSelection] | None = ...,
-        controlnets: _abc.Iterable[_generation_pb2.ControlNetSelection] | None = ...,
+        loras: _abc.Iterable[Global___AskedLora] | None = ...,
+        controlnets: _abc.Iterable[Global___AskedControlNet] | None = ...,
         init_image: _generation_pb2.InitImage | None = ...,
         cache: Global___CacheMode.ValueType = ...,
         format: Global___ImageFormat.ValueType = ...,
@@ -645,16 +723,22 @@ class ListModelsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODELS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]: ...
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Adapter]:
+        """LoRAs and ControlNets that requests may name."""
+
     def __init__(
         self,
         *,
         models: _abc.Iterable[Global___Model] | None = ...,
+        adapters: _abc.Iterable[_generation_pb2.Adapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "models", b"models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

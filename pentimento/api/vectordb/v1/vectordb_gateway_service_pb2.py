@@ -28,7 +28,7 @@ from pentimento.api.generation.v1 import generation_pb2 as pentimento_dot_api_do
 from pentimento.api.tensor.v1 import tensor_pb2 as pentimento_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n9pentimento/api/vectordb/v1/vectordb_gateway_service.proto\x12\x1apentimento.api.vectordb.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a\x31pentimento/api/embedder/v1/embedder_service.proto\x1a-pentimento/api/generation/v1/generation.proto\x1a%pentimento/api/tensor/v1/tensor.proto\"\xd3\x02\n\nCacheScope\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0bshared_pool\x18\x02 \x01(\x08\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x12\n\nvae_digest\x18\x04 \x01(\t\x12\x18\n\x10scheduler_digest\x18\x05 \x01(\t\x12\x17\n\x0fprediction_type\x18\x06 \x01(\t\x12\x10\n\x08width_px\x18\x07 \x01(\r\x12\x11\n\theight_px\x18\x08 \x01(\r\x12\x16\n\x0eguidance_scale\x18\t \x01(\x01\x12\x17\n\x0fnegative_prompt\x18\n \x01(\t\x12\x1b\n\x13num_inference_steps\x18\x0b \x01(\r\x12\x17\n\x0f\x61\x64\x61pters_digest\x18\x0c \x01(\t\x12\x1a\n\x12\x61\x64\x61pters_from_step\x18\r \x01(\r\x12\x1b\n\x13\x63onditioning_digest\x18\x0e \x01(\t\"i\n\x0fLookupCandidate\x12\x35\n\x05scope\x18\x01 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12\x0f\n\x07latents\x18\x02 \x01(\x08\x12\x0e\n\x06images\x18\x03 \x01(\x08\"\xc9\x01\n\rLookupRequest\x12?\n\ncandidates\x18\x01 \x03(\x0b\x32+.pentimento.api.vectordb.v1.LookupCandidate\x12=\n\x0etext_embedding\x18\x02 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x03 \x01(\t\x12\x14\n\x07quality\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_quality\"\xba\x01\n\x0e\x43\x61ndidateStart\x12\x32\n\x05start\x18\x01 \x01(\x0b\x32#.pentimento.api.generation.v1.Start\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1c\n\x0ftext_similarity\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10image_similarity\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x12\n\x10_text_similarityB\x13\n\x11_image_similarity\"d\n\x0eLookupResponse\x12:\n\x06starts\x18\x01 \x03(\x0b\x32*.pentimento.api.vectordb.v1.CandidateStart\x12\x16\n\x0esearch_skipped\x18\x02 \x01(\x08\"\x93\x01\n\x0eReserveRequest\x12\x35\n\x05scope\x18\x01 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12\x36\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x12\n\nstart_step\x18\x03 \x01(\r\"i\n\x0fReserveResponse\x12<\n\x05grant\x18\x01 \x01(\x0b\x32(.pentimento.api.generation.v1.CacheGrantH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x02 \x01(\tB\x08\n\x06_grant\"\x98\x03\n\rCommitRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x36\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x35\n\x05scope\x18\x03 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12>\n\x07\x65ntries\x18\x04 \x01(\x0b\x32-.pentimento.api.generation.v1.CapturedEntries\x12=\n\x0etext_embedding\x18\x05 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x43\n\x0fimage_embedding\x18\x06 \x01(\x0b\x32%.pentimento.api.embedder.v1.EmbeddingH\x00\x88\x01\x01\x12\x16\n\x0e\x65ncoder_digest\x18\x07 \x01(\t\x12\x16\n\x0e\x61ncestor_depth\x18\x08 \x01(\rB\x12\n\x10_image_embedding\"\"\n\x0e\x43ommitResponse\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\"\"\n\x0eReleaseRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\t\"\x11\n\x0fReleaseResponse\"G\n\x16ReportBadObjectRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x19\n\x17ReportBadObjectResponse\"\x86\x01\n\x10PinObjectRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x39\n\x06object\x18\x03 \x01(\x0b\x32).pentimento.api.tensor.v1.ObjectReference\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x03\"*\n\x11PinObjectResponse\x12\x15\n\rexpires_at_ms\x18\x01 \x01(\x03\"9\n\x13UnpinObjectsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x16\n\x14UnpinObjectsResponse\"\x16\n\x14GetStatisticsRequest\"\xde\x01\n\x15GetStatisticsResponse\x12\x13\n\x0b\x65ntry_count\x18\x01 \x01(\x04\x12\x14\n\x0cobject_count\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x14\n\x0clookup_count\x18\x04 \x01(\x04\x12\x11\n\thit_count\x18\x05 \x01(\x04\x12\x1b\n\x13pending_grant_count\x18\x06 \x01(\x04\x12\x11\n\tread_only\x18\x07 \x01(\x08\x12\x15\n\rindex_backend\x18\x08 \x01(\t\x12\x16\n\x0eobject_backend\x18\t \x01(\t2\xbd\x07\n\x16VectordbGatewayService\x12l\n\x06Lookup\x12).pentimento.api.vectordb.v1.LookupRequest\x1a*.pentimento.api.vectordb.v1.LookupResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12o\n\x07Reserve\x12*.pentimento.api.vectordb.v1.ReserveRequest\x1a+.pentimento.api.vectordb.v1.ReserveResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12l\n\x06\x43ommit\x12).pentimento.api.vectordb.v1.CommitRequest\x1a*.pentimento.api.vectordb.v1.CommitResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12i\n\x07Release\x12*.pentimento.api.vectordb.v1.ReleaseRequest\x1a+.pentimento.api.vectordb.v1.ReleaseResponse\"\x05\xaa\xd4\x18\x01\x03\x12\x81\x01\n\x0fReportBadObject\x12\x32.pentimento.api.vectordb.v1.ReportBadObjectRequest\x1a\x33.pentimento.api.vectordb.v1.ReportBadObjectResponse\"\x05\xaa\xd4\x18\x01\x03\x12o\n\tPinObject\x12,.pentimento.api.vectordb.v1.PinObjectRequest\x1a-.pentimento.api.vectordb.v1.PinObjectResponse\"\x05\xaa\xd4\x18\x01\x03\x12x\n\x0cUnpinObjects\x12/.pentimento.api.vectordb.v1.UnpinObjectsRequest\x1a\x30.pentimento.api.vectordb.v1.UnpinObjectsResponse\"\x05\xaa\xd4\x18\x01\x03\x12|\n\rGetStatistics\x12\x30.pentimento.api.vectordb.v1.GetStatisticsRequest\x1a\x31.pentimento.api.vectordb.v1.GetStatisticsResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n9pentimento/api/vectordb/v1/vectordb_gateway_service.proto\x12\x1apentimento.api.vectordb.v1\x1a!pentimento/api/auth/v1/auth.proto\x1a\x31pentimento/api/embedder/v1/embedder_service.proto\x1a-pentimento/api/generation/v1/generation.proto\x1a%pentimento/api/tensor/v1/tensor.proto\"\xeb\x02\n\nCacheScope\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0bshared_pool\x18\x02 \x01(\x08\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x12\n\nvae_digest\x18\x04 \x01(\t\x12\x18\n\x10scheduler_digest\x18\x05 \x01(\t\x12\x17\n\x0fprediction_type\x18\x06 \x01(\t\x12\x10\n\x08width_px\x18\x07 \x01(\r\x12\x11\n\theight_px\x18\x08 \x01(\r\x12\x16\n\x0eguidance_scale\x18\t \x01(\x01\x12\x17\n\x0fnegative_prompt\x18\n \x01(\t\x12\x1b\n\x13num_inference_steps\x18\x0b \x01(\r\x12\x17\n\x0f\x61\x64\x61pters_digest\x18\x0c \x01(\t\x12\x1a\n\x12\x61\x64\x61pters_from_step\x18\r \x01(\r\x12\x1b\n\x13\x63onditioning_digest\x18\x0e \x01(\t\x12\x16\n\x0e\x63ontrol_digest\x18\x0f \x01(\t\"i\n\x0fLookupCandidate\x12\x35\n\x05scope\x18\x01 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12\x0f\n\x07latents\x18\x02 \x01(\x08\x12\x0e\n\x06images\x18\x03 \x01(\x08\"\xc9\x01\n\rLookupRequest\x12?\n\ncandidates\x18\x01 \x03(\x0b\x32+.pentimento.api.vectordb.v1.LookupCandidate\x12=\n\x0etext_embedding\x18\x02 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x16\n\x0e\x65ncoder_digest\x18\x03 \x01(\t\x12\x14\n\x07quality\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_quality\"\xba\x01\n\x0e\x43\x61ndidateStart\x12\x32\n\x05start\x18\x01 \x01(\x0b\x32#.pentimento.api.generation.v1.Start\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1c\n\x0ftext_similarity\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10image_similarity\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x12\n\x10_text_similarityB\x13\n\x11_image_similarity\"d\n\x0eLookupResponse\x12:\n\x06starts\x18\x01 \x03(\x0b\x32*.pentimento.api.vectordb.v1.CandidateStart\x12\x16\n\x0esearch_skipped\x18\x02 \x01(\x08\"\x93\x01\n\x0eReserveRequest\x12\x35\n\x05scope\x18\x01 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12\x36\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x12\n\nstart_step\x18\x03 \x01(\r\"i\n\x0fReserveResponse\x12<\n\x05grant\x18\x01 \x01(\x0b\x32(.pentimento.api.generation.v1.CacheGrantH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x02 \x01(\tB\x08\n\x06_grant\"\x98\x03\n\rCommitRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\t\x12\x36\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32%.pentimento.api.generation.v1.Attempt\x12\x35\n\x05scope\x18\x03 \x01(\x0b\x32&.pentimento.api.vectordb.v1.CacheScope\x12>\n\x07\x65ntries\x18\x04 \x01(\x0b\x32-.pentimento.api.generation.v1.CapturedEntries\x12=\n\x0etext_embedding\x18\x05 \x01(\x0b\x32%.pentimento.api.embedder.v1.Embedding\x12\x43\n\x0fimage_embedding\x18\x06 \x01(\x0b\x32%.pentimento.api.embedder.v1.EmbeddingH\x00\x88\x01\x01\x12\x16\n\x0e\x65ncoder_digest\x18\x07 \x01(\t\x12\x16\n\x0e\x61ncestor_depth\x18\x08 \x01(\rB\x12\n\x10_image_embedding\"\"\n\x0e\x43ommitResponse\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\"\"\n\x0eReleaseRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\t\"\x11\n\x0fReleaseResponse\"G\n\x16ReportBadObjectRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\x19\n\x17ReportBadObjectResponse\"\x86\x01\n\x10PinObjectRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x39\n\x06object\x18\x03 \x01(\x0b\x32).pentimento.api.tensor.v1.ObjectReference\x12\x13\n\x0b\x64uration_ms\x18\x04 \x01(\x03\"*\n\x11PinObjectResponse\x12\x15\n\rexpires_at_ms\x18\x01 \x01(\x03\"9\n\x13UnpinObjectsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x16\n\x14UnpinObjectsResponse\"\x16\n\x14GetStatisticsRequest\"\xde\x01\n\x15GetStatisticsResponse\x12\x13\n\x0b\x65ntry_count\x18\x01 \x01(\x04\x12\x14\n\x0cobject_count\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x14\n\x0clookup_count\x18\x04 \x01(\x04\x12\x11\n\thit_count\x18\x05 \x01(\x04\x12\x1b\n\x13pending_grant_count\x18\x06 \x01(\x04\x12\x11\n\tread_only\x18\x07 \x01(\x08\x12\x15\n\rindex_backend\x18\x08 \x01(\t\x12\x16\n\x0eobject_backend\x18\t \x01(\t2\xbd\x07\n\x16VectordbGatewayService\x12l\n\x06Lookup\x12).pentimento.api.vectordb.v1.LookupRequest\x1a*.pentimento.api.vectordb.v1.LookupResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12o\n\x07Reserve\x12*.pentimento.api.vectordb.v1.ReserveRequest\x1a+.pentimento.api.vectordb.v1.ReserveResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12l\n\x06\x43ommit\x12).pentimento.api.vectordb.v1.CommitRequest\x1a*.pentimento.api.vectordb.v1.CommitResponse\"\x0b\xaa\xd4\x18\x01\x03\xb0\xd4\x18\x80\x80@\x12i\n\x07Release\x12*.pentimento.api.vectordb.v1.ReleaseRequest\x1a+.pentimento.api.vectordb.v1.ReleaseResponse\"\x05\xaa\xd4\x18\x01\x03\x12\x81\x01\n\x0fReportBadObject\x12\x32.pentimento.api.vectordb.v1.ReportBadObjectRequest\x1a\x33.pentimento.api.vectordb.v1.ReportBadObjectResponse\"\x05\xaa\xd4\x18\x01\x03\x12o\n\tPinObject\x12,.pentimento.api.vectordb.v1.PinObjectRequest\x1a-.pentimento.api.vectordb.v1.PinObjectResponse\"\x05\xaa\xd4\x18\x01\x03\x12x\n\x0cUnpinObjects\x12/.pentimento.api.vectordb.v1.UnpinObjectsRequest\x1a\x30.pentimento.api.vectordb.v1.UnpinObjectsResponse\"\x05\xaa\xd4\x18\x01\x03\x12|\n\rGetStatistics\x12\x30.pentimento.api.vectordb.v1.GetStatisticsRequest\x1a\x31.pentimento.api.vectordb.v1.GetStatisticsResponse\"\x06\xaa\xd4\x18\x02\x03\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,43 +52,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VECTORDBGATEWAYSERVICE'].methods_by_name['GetStatistics']._loaded_options = None
   _globals['_VECTORDBGATEWAYSERVICE'].methods_by_name['GetStatistics']._serialized_options = b'\252\324\030\002\003\004'
   _globals['_CACHESCOPE']._serialized_start=262
-  _globals['_CACHESCOPE']._serialized_end=601
-  _globals['_LOOKUPCANDIDATE']._serialized_start=603
-  _globals['_LOOKUPCANDIDATE']._serialized_end=708
-  _globals['_LOOKUPREQUEST']._serialized_start=711
-  _globals['_LOOKUPREQUEST']._serialized_end=912
-  _globals['_CANDIDATESTART']._serialized_start=915
-  _globals['_CANDIDATESTART']._serialized_end=1101
-  _globals['_LOOKUPRESPONSE']._serialized_start=1103
-  _globals['_LOOKUPRESPONSE']._serialized_end=1203
-  _globals['_RESERVEREQUEST']._serialized_start=1206
-  _globals['_RESERVEREQUEST']._serialized_end=1353
-  _globals['_RESERVERESPONSE']._serialized_start=1355
-  _globals['_RESERVERESPONSE']._serialized_end=1460
-  _globals['_COMMITREQUEST']._serialized_start=1463
-  _globals['_COMMITREQUEST']._serialized_end=1871
-  _globals['_COMMITRESPONSE']._serialized_start=1873
-  _globals['_COMMITRESPONSE']._serialized_end=1907
-  _globals['_RELEASEREQUEST']._serialized_start=1909
-  _globals['_RELEASEREQUEST']._serialized_end=1943
-  _globals['_RELEASERESPONSE']._serialized_start=1945
-  _globals['_RELEASERESPONSE']._serialized_end=1962
-  _globals['_REPORTBADOBJECTREQUEST']._serialized_start=1964
-  _globals['_REPORTBADOBJECTREQUEST']._serialized_end=2035
-  _globals['_REPORTBADOBJECTRESPONSE']._serialized_start=2037
-  _globals['_REPORTBADOBJECTRESPONSE']._serialized_end=2062
-  _globals['_PINOBJECTREQUEST']._serialized_start=2065
-  _globals['_PINOBJECTREQUEST']._serialized_end=2199
-  _globals['_PINOBJECTRESPONSE']._serialized_start=2201
-  _globals['_PINOBJECTRESPONSE']._serialized_end=2243
-  _globals['_UNPINOBJECTSREQUEST']._serialized_start=2245
-  _globals['_UNPINOBJECTSREQUEST']._serialized_end=2302
-  _globals['_UNPINOBJECTSRESPONSE']._serialized_start=2304
-  _globals['_UNPINOBJECTSRESPONSE']._serialized_end=2326
-  _globals['_GETSTATISTICSREQUEST']._serialized_start=2328
-  _globals['_GETSTATISTICSREQUEST']._serialized_end=2350
-  _globals['_GETSTATISTICSRESPONSE']._serialized_start=2353
-  _globals['_GETSTATISTICSRESPONSE']._serialized_end=2575
-  _globals['_VECTORDBGATEWAYSERVICE']._serialized_start=2578
-  _globals['_VECTORDBGATEWAYSERVICE']._serialized_end=3535
+  _globals['_CACHESCOPE']._serialized_end=625
+  _globals['_LOOKUPCANDIDATE']._serialized_start=627
+  _globals['_LOOKUPCANDIDATE']._serialized_end=732
+  _globals['_LOOKUPREQUEST']._serialized_start=735
+  _globals['_LOOKUPREQUEST']._serialized_end=936
+  _globals['_CANDIDATESTART']._serialized_start=939
+  _globals['_CANDIDATESTART']._serialized_end=1125
+  _globals['_LOOKUPRESPONSE']._serialized_start=1127
+  _globals['_LOOKUPRESPONSE']._serialized_end=1227
+  _globals['_RESERVEREQUEST']._serialized_start=1230
+  _globals['_RESERVEREQUEST']._serialized_end=1377
+  _globals['_RESERVERESPONSE']._serialized_start=1379
+  _globals['_RESERVERESPONSE']._serialized_end=1484
+  _globals['_COMMITREQUEST']._serialized_start=1487
+  _globals['_COMMITREQUEST']._serialized_end=1895
+  _globals['_COMMITRESPONSE']._serialized_start=1897
+  _globals['_COMMITRESPONSE']._serialized_end=1931
+  _globals['_RELEASEREQUEST']._serialized_start=1933
+  _globals['_RELEASEREQUEST']._serialized_end=1967
+  _globals['_RELEASERESPONSE']._serialized_start=1969
+  _globals['_RELEASERESPONSE']._serialized_end=1986
+  _globals['_REPORTBADOBJECTREQUEST']._serialized_start=1988
+  _globals['_REPORTBADOBJECTREQUEST']._serialized_end=2059
+  _globals['_REPORTBADOBJECTRESPONSE']._serialized_start=2061
+  _globals['_REPORTBADOBJECTRESPONSE']._serialized_end=2086
+  _globals['_PINOBJECTREQUEST']._serialized_start=2089
+  _globals['_PINOBJECTREQUEST']._serialized_end=2223
+  _globals['_PINOBJECTRESPONSE']._serialized_start=2225
+  _globals['_PINOBJECTRESPONSE']._serialized_end=2267
+  _globals['_UNPINOBJECTSREQUEST']._serialized_start=2269
+  _globals['_UNPINOBJECTSREQUEST']._serialized_end=2326
+  _globals['_UNPINOBJECTSRESPONSE']._serialized_start=2328
+  _globals['_UNPINOBJECTSRESPONSE']._serialized_end=2350
+  _globals['_GETSTATISTICSREQUEST']._serialized_start=2352
+  _globals['_GETSTATISTICSREQUEST']._serialized_end=2374
+  _globals['_GETSTATISTICSRESPONSE']._serialized_start=2377
+  _globals['_GETSTATISTICSRESPONSE']._serialized_end=2599
+  _globals['_VECTORDBGATEWAYSERVICE']._serialized_start=2602
+  _globals['_VECTORDBGATEWAYSERVICE']._serialized_end=3559
 # @@protoc_insertion_point(module_scope)

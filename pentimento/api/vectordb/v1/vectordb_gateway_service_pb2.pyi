@@ -43,6 +43,7 @@ class CacheScope(_message.Message):
     ADAPTERS_DIGEST_FIELD_NUMBER: _builtins.int
     ADAPTERS_FROM_STEP_FIELD_NUMBER: _builtins.int
     CONDITIONING_DIGEST_FIELD_NUMBER: _builtins.int
+    CONTROL_DIGEST_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     shared_pool: _builtins.bool
     """Read and write the shared pool too (the tenant opted in)."""
@@ -56,11 +57,13 @@ class CacheScope(_message.Message):
     negative_prompt: _builtins.str
     num_inference_steps: _builtins.int
     adapters_digest: _builtins.str
-    """Digest of the adapters and their scales; empty for none."""
+    """Digest of the LoRAs and their scales; empty for none."""
     adapters_from_step: _builtins.int
-    """Denoising steps before the adapters take effect; latents up to there do not depend on them."""
+    """Denoising steps before the LoRAs take effect; latents up to there do not depend on them."""
     conditioning_digest: _builtins.str
-    """Digest of the conditioning images, which no start may ever cross; empty for none."""
+    """Digest of the ControlNets and their conditioning images, which no start may ever cross; empty for none."""
+    control_digest: _builtins.str
+    """Digest of the ControlNets' scales and of when they act; empty for none. A latent depends on it, an image's use does not."""
     def __init__(
         self,
         *,
@@ -78,10 +81,11 @@ class CacheScope(_message.Message):
         adapters_digest: _builtins.str = ...,
         adapters_from_step: _builtins.int = ...,
         conditioning_digest: _builtins.str = ...,
+        control_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters_digest", b"adapters_digest", "adapters_from_step", b"adapters_from_step", "conditioning_digest", b"conditioning_digest", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "model_digest", b"model_digest", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "prediction_type", b"prediction_type", "scheduler_digest", b"scheduler_digest", "shared_pool", b"shared_pool", "tenant", b"tenant", "vae_digest", b"vae_digest", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters_digest", b"adapters_digest", "adapters_from_step", b"adapters_from_step", "conditioning_digest", b"conditioning_digest", "control_digest", b"control_digest", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "model_digest", b"model_digest", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "prediction_type", b"prediction_type", "scheduler_digest", b"scheduler_digest", "shared_pool", b"shared_pool", "tenant", b"tenant", "vae_digest", b"vae_digest", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -175,6 +175,7 @@ class WatchCreditsResponse(_message.Message):
     RESIDENT_COMPONENTS_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     RESERVE_COUNT_FIELD_NUMBER: _builtins.int
+    KNOWN_ADAPTERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     credit_count: _builtins.int
     """Attempts of this frontdoor that the worker is ready to hold at once, running ones included but for those that have
@@ -190,9 +191,15 @@ class WatchCreditsResponse(_message.Message):
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[Global___Capability.ValueType]: ...
     @_builtins.property
-    def resident_components(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def resident_components(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """By registry name: the model, and adapters that need not be loaded first."""
+
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningAttempt]: ...
+    @_builtins.property
+    def known_adapters(self) -> Global___KnownAdapters:
+        """LoRAs that it can paint with. In a stream's first message and in one where they changed; absent: as told before."""
+
     def __init__(
         self,
         *,
@@ -206,14 +213,37 @@ class WatchCreditsResponse(_message.Message):
         resident_components: _abc.Iterable[_builtins.str] | None = ...,
         attempts: _abc.Iterable[Global___RunningAttempt] | None = ...,
         reserve_count: _builtins.int = ...,
+        known_adapters: Global___KnownAdapters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters", "held", b"held", "known_adapters", b"known_adapters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "capabilities", b"capabilities", "credit_count", b"credit_count", "draining", b"draining", "held", b"held", "queued_count", b"queued_count", "reserve_count", b"reserve_count", "resident_components", b"resident_components", "running_count", b"running_count", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters", "attempts", b"attempts", "capabilities", b"capabilities", "credit_count", b"credit_count", "draining", b"draining", "held", b"held", "known_adapters", b"known_adapters", "queued_count", b"queued_count", "reserve_count", b"reserve_count", "resident_components", b"resident_components", "running_count", b"running_count", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__known_adapters: _TypeAlias = _typing.Literal["known_adapters"]  # noqa: Y015
+    _WhichOneofArgType__known_adapters: _TypeAlias = _typing.Literal["_known_adapters", b"_known_adapters"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__known_adapters) -> _WhichOneofReturnType__known_adapters | None: ...
+
+Global___WatchCreditsResponse: _TypeAlias = WatchCreditsResponse  # noqa: Y015
+
+@_typing.final
+class KnownAdapters(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Adapter]: ...
+    def __init__(
+        self,
+        *,
+        adapters: _abc.Iterable[_generation_pb2.Adapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WatchCreditsResponse: _TypeAlias = WatchCreditsResponse  # noqa: Y015
+Global___KnownAdapters: _TypeAlias = KnownAdapters  # noqa: Y015
 
 @_typing.final
 class RunningAttempt(_message.Message):
@@ -282,7 +312,9 @@ class ExecuteRequest(_message.Message):
     @_builtins.property
     def cache_grant(self) -> _generation_pb2.CacheGrant: ...
     @_builtins.property
-    def controlnet_endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___ControlNetEndpoint]: ...
+    def controlnet_endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___ControlNetEndpoint]:
+        """Where the spec's ControlNets are served; several of one name are replicas, to be tried in this order."""
+
     @_builtins.property
     def latent_parallel_peer(self) -> Global___LatentParallelPeer: ...
     def __init__(

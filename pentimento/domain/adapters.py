@@ -1,0 +1,57 @@
+"""LoRAs and ControlNets as the suite knows them: by registry name and digest. Mirrors pentimento.api.generation.v1.
+
+A name is a key of a registry and nothing else. It is never joined to a path, and no two names differ by case or by
+how a character is written, so that no file system takes one for another.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from pentimento.domain.generation import ObjectReference
+
+MAX_ADAPTER_NAME_LENGTH = 128
+ADAPTER_NAME_RULE = (
+    f"must be a registry name: 1 to {MAX_ADAPTER_NAME_LENGTH} lower-case letters, digits and single . _ - between them"
+)
+_NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*", re.ASCII)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+
+
+class AdapterKind(Enum):
+    LORA = "lora"
+    CONTROLNET = "controlnet"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA or a ControlNet: its weights by digest ("sha256:<hex>"), and the models that it changes: those of a family
+    or, with `base_digest`, one of them alone.
+
+    `object` is where its weights are in the object store, None where replicas have them in a directory of their own.
+    Of a LoRA, `latest_start_fraction` is the share of the schedule, 0..1, that may run before it takes effect (Katz,
+    section 6, bounded asynchronous loading).
+    """
+
+    name: str
+    kind: AdapterKind
+    digest: str
+    family: str
+    base_digest: str = ""
+    licence: str = ""
+    object: ObjectReference | None = None
+    latest_start_fraction: float = 0.0
+
+    def changes(self, model_digest: str, family: str) -> bool:
+        """Return whether it is made for that model."""
+        return model_digest == self.base_digest if self.base_digest else family == self.family
+
+
+def is_adapter_name(name: str) -> bool:
+    """Return whether it could be in a registry (`ADAPTER_NAME_RULE`)."""
+    return len(name) <= MAX_ADAPTER_NAME_LENGTH and _NAME.fullmatch(name) is not None
+
+
+def is_digest(text: str) -> bool:
+    """Return whether it is "sha256:" and 64 lower-case hexadecimal digits."""
+    return _DIGEST.fullmatch(text) is not None

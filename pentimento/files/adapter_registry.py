@@ -1,0 +1,102 @@
+"""Which LoRAs and ControlNets a replica has on its own disk, read from a registry of models.
+
+    {"models": [{"name": "tiny-lora-neon", "kind": "lora", "family": "sd", "path": "tiny-lora-neon",
+                 "digest": "sha256:…", "base": {"name": "tiny-heavy", "digest": "sha256:…"}, "licence": "Apache-2.0"}]}
+
+`family` is what models report themselves as, or short for it (sd, sdxl, sd3). Entries of other kinds (pipelines,
+encoders) are passed over. Directories lie beside the file or below it: a path that
+leads anywhere else, also by a link, is refused.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, AdapterKind, is_adapter_name, is_digest
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+
+_KINDS = {kind.value: kind for kind in AdapterKind}
+_SHORT_FAMILIES = {"sd": "stable_diffusion", "sdxl": "stable_diffusion_xl", "sd3": "stable_diffusion_3"}
+_SHOWN_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class RegisteredAdapter:
+    """An adapter, and the directory of its files."""
+
+    adapter: Adapter
+    directory: Path
+
+
+def read_adapters(registry: Path) -> dict[str, RegisteredAdapter]:
+    """Return the registry's LoRAs and ControlNets by name. Raises NotFound without the file, FailedPrecondition for one
+    that is no registry, InvalidArgument that names the entry's field."""
+    found: dict[str, RegisteredAdapter] = {}
+    for index, entry in enumerate(_entries(registry)):
+        where = f"{registry}: models[{index}]"
+        if not isinstance(entry, dict):
+            raise InvalidArgument.of(where, "must be an object")
+        if entry.get("kind") not in _KINDS:
+            continue
+        registered = _registered(entry, where, registry.resolve().parent)
+        if registered.adapter.name in found:
+            raise InvalidArgument.of(f"{where}.name", f"must be there once, {registered.adapter.name!r} is there twice")
+        found[registered.adapter.name] = registered
+    return found
+
+
+def _entries(registry: Path) -> list[Any]:
+    try:
+        entries = json.loads(registry.read_text(encoding="utf-8"))["models"]
+    except (FileNotFoundError, IsADirectoryError):
+        raise NotFound("FILE_MISSING", f"{registry}: there is no such file") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise FailedPrecondition("BAD_FILE", f"{registry}: must be a registry of models") from None
+    if not isinstance(entries, list):
+        raise FailedPrecondition("BAD_FILE", f"{registry}: must be a registry of models")
+    return entries
+
+
+def _registered(entry: dict[str, Any], where: str, folder: Path) -> RegisteredAdapter:
+    name = _text(entry, "name", where)
+    if not is_adapter_name(name):
+        raise InvalidArgument.of(f"{where}.name", f"{ADAPTER_NAME_RULE}, got {name[:_SHOWN_LENGTH]!r}")
+    base = entry.get("base", {})
+    if not isinstance(base, dict):
+        raise InvalidArgument.of(f"{where}.base", "must be an object with name and digest")
+    family = _text(entry, "family", where)
+    adapter = Adapter(
+        name=name,
+        kind=_KINDS[entry["kind"]],
+        digest=_digest(entry, where),
+        family=_SHORT_FAMILIES.get(family, family),
+        base_digest=_digest(base, f"{where}.base") if base else "",
+        licence=_text(entry, "licence", where) if "licence" in entry else "",
+    )
+    return RegisteredAdapter(adapter, _directory(_text(entry, "path", where), f"{where}.path", folder))
+
+
+def _directory(path: str, where: str, folder: Path) -> Path:
+    if "\0" in path:
+        raise InvalidArgument.of(where, "must not hold NUL characters")
+    directory = (folder / path).resolve()
+    if directory == folder or not directory.is_relative_to(folder):
+        raise InvalidArgument.of(where, f"must lie in {folder}, got {path[:_SHOWN_LENGTH]!r}")
+    if not directory.is_dir():
+        raise InvalidArgument.of(where, f"must be a directory in {folder}, got {path[:_SHOWN_LENGTH]!r}")
+    return directory
+
+
+def _text(entry: dict[str, Any], field: str, where: str) -> str:
+    value = entry.get(field)
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument.of(f"{where}.{field}", "must be a text, and must not be empty")
+    return value
+
+
+def _digest(entry: dict[str, Any], where: str) -> str:
+    digest = _text(entry, "digest", where)
+    if not is_digest(digest):
+        raise InvalidArgument.of(f"{where}.digest", f"must be sha256:<64 hex digits>, got {digest[:_SHOWN_LENGTH]!r}")
+    return digest

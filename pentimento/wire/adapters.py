@@ -1,0 +1,32 @@
+"""pentimento.api.generation.v1.Adapter beside pentimento.domain.adapters."""
+
+from pentimento.api.generation.v1 import generation_pb2 as pb
+from pentimento.domain.adapters import Adapter
+from pentimento.wire.enumerations import ADAPTER_KINDS
+from pentimento.wire.generation import object_from_proto, optional_object_to_proto
+
+
+def adapter_to_proto(adapter: Adapter) -> pb.Adapter:
+    return pb.Adapter(
+        name=adapter.name,
+        kind=ADAPTER_KINDS.to_proto(adapter.kind),
+        digest=adapter.digest,
+        family=adapter.family,
+        base_digest=adapter.base_digest,
+        licence=adapter.licence,
+        object=optional_object_to_proto(adapter.object),
+        latest_start_fraction=adapter.latest_start_fraction,
+    )
+
+
+def adapter_from_proto(message: pb.Adapter) -> Adapter:
+    return Adapter(
+        message.name,
+        ADAPTER_KINDS.from_proto(message.kind),
+        message.digest,
+        message.family,
+        message.base_digest,
+        message.licence,
+        object_from_proto(message.object) if message.HasField("object") else None,
+        message.latest_start_fraction,
+    )

@@ -1,0 +1,87 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.domain.adapters import AdapterKind
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.files.adapter_registry import read_adapters
+
+DIGEST, BASE = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+NEON: dict[str, Any] = {"name": "neon", "kind": "lora", "family": "sd", "path": "neon", "digest": DIGEST}
+SHIPPED = Path(__file__).parents[3] / "zoo" / "weights" / "registry.json"
+
+
+def registry(folder: Path, *entries: Any) -> Path:
+    (folder / "neon").mkdir(exist_ok=True)
+    file = folder / "registry.json"
+    file.write_text(json.dumps({"version": 1, "models": entries}))
+    return file
+
+
+def test_the_tiny_models_registry_has_its_loras_and_controlnets_and_nothing_else() -> None:
+    found = read_adapters(SHIPPED)
+
+    kinds = {name: registered.adapter.kind for name, registered in found.items()}
+    assert kinds == {
+        **{f"tiny-lora-{style}": AdapterKind.LORA for style in ("neon", "blueprint", "mosaic")},
+        **{f"tiny-controlnet-{told}": AdapterKind.CONTROLNET for told in ("edges", "layout")},
+    }
+    neon = found["tiny-lora-neon"]
+    heavy = next(entry for entry in json.loads(SHIPPED.read_text())["models"] if entry["name"] == "tiny-heavy")
+    assert neon.adapter.changes(heavy["digest"], "stable_diffusion")
+    assert (neon.directory / "pytorch_lora_weights.safetensors").is_file()
+
+
+def test_one_without_a_base_is_for_its_family(tmp_path: Path) -> None:
+    found = read_adapters(registry(tmp_path, NEON))
+
+    assert found["neon"].adapter.changes("sha256:whatever", "stable_diffusion")
+    assert not found["neon"].adapter.changes("sha256:whatever", "stable_diffusion_3")
+    assert found["neon"].directory == tmp_path / "neon"
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"name": "../neon"}, "name"),
+        ({"name": "Neon"}, "name"),
+        ({"name": 7}, "name"),
+        ({"family": ""}, "family"),
+        ({"digest": "sha256:00"}, "digest"),
+        ({"digest": None}, "digest"),
+        ({"base": {"name": "heavy"}}, "base.digest"),
+        ({"base": "heavy"}, "base"),
+        *[({"path": path}, "path") for path in ("..", ".", "/etc", "../other", "neon/../..", "no", "ne\0on", "link")],
+    ],
+)
+def test_a_wrong_entry_is_refused_by_its_field(tmp_path: Path, changed: dict[str, Any], field: str) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (tmp_path / "other").mkdir()
+    (folder / "link").symlink_to(tmp_path / "other")
+
+    with pytest.raises(InvalidArgument) as caught:
+        read_adapters(registry(folder, NEON | changed))
+
+    assert caught.value.violations[0].field.endswith(f"models[0].{field}")
+
+
+def test_one_name_stands_for_one_adapter(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="is there twice"):
+        read_adapters(registry(tmp_path, NEON, NEON | {"kind": "controlnet"}))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"models": {}}', "\x80", "[" * 100_000])
+def test_what_is_no_registry_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "registry.json"
+    file.write_text(text, encoding="latin-1")
+
+    with pytest.raises(FailedPrecondition):
+        read_adapters(file)
+
+
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        read_adapters(tmp_path / "registry.json")
