@@ -12,6 +12,8 @@ SUBCOMMANDS = {
     "down": "stop the suite that runs here",
     "generate": "paint a picture from a prompt",
     "replay": "paint a picture again, from the file it was saved in",
+    "pin": "keep what a picture started from, so that it can be replayed",
+    "unpin": "keep it no longer than that of others",
     "status": "show the fleet",
     "serve": "run one service in the foreground",
     "token": "make tokens",

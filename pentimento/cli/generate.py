@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from pentimento.cli.connection import connection_options, frontdoor_address, read_token
+from pentimento.cli.durations import duration_ms
 from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import FromNoise, InitImage
 from pentimento.domain.image_request import Accepted, CacheMode, Completed, GenerateEvent, ImageRequest, Routed
@@ -46,6 +47,9 @@ UINT64 = click.IntRange(0, 2**64 - 1)
     help="write PREVIEW.png every N steps, beside the output",
 )
 @click.option("--no-cache", is_flag=True, help="neither start from the cache nor write to it")
+@click.option(
+    "--pin", metavar="TIME", help="keep what it starts from so long (30d, 12h, 90m), so that it can be replayed"
+)
 @click.option("--deadline", type=float, metavar="SECONDS", help="give up after that long")
 @click.option("--idempotency-key", default="", help="a repeated call with the same key gets the first one's picture")
 @click.option("--json", "as_json", is_flag=True, help="print the provenance as JSON instead of a summary")
@@ -85,6 +89,7 @@ def request_from(prompt: str, options: dict[str, Any]) -> ImageRequest:
         init_image=InitImage(init.read_bytes(), options["strength"]) if init else None,
         cache=CacheMode.OFF if options["no_cache"] else None,
         deadline_ms=deadline_ms(options["deadline"]),
+        pin_ms=duration_ms("pin", options["pin"]) if options["pin"] else None,
     )
 
 

@@ -66,12 +66,17 @@ def read_file(path: Path) -> bytes:
 def request_of(png: bytes, options: dict[str, Any]) -> ReplayRequest:
     """Return what is asked of the server: the request that the file names. Of how it came to be, the server has its own
     record."""
+    init = options["init_image"]
+    inputs = ((INIT_IMAGE, read_file(init)),) if init else ()
+    return ReplayRequest(request_id_of(png), inputs, deadline_ms(options["deadline"]))
+
+
+def request_id_of(png: bytes) -> str:
+    """Return the request that a picture's file names. Raises InvalidArgument where it names none."""
     request_id = read_provenance(png).get("request_id")
     if not isinstance(request_id, str) or not request_id.isascii():
         raise InvalidArgument.of("png", "must name the request that it was painted for")
-    init = options["init_image"]
-    inputs = ((INIT_IMAGE, read_file(init)),) if init else ()
-    return ReplayRequest(request_id, inputs, deadline_ms(options["deadline"]))
+    return request_id
 
 
 def verdict(picture: Path, painted: Picture, *, equal: bool) -> str:

@@ -12,6 +12,7 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
+    PinnedPicture,
     ReplayRequest,
     RequestStatus,
 )
@@ -21,6 +22,7 @@ from pentimento.wire.image import (
     event_from_proto,
     explanation_from_proto,
     model_from_proto,
+    pinned_from_proto,
     replay_to_proto,
     request_to_proto,
     status_from_proto,
@@ -63,6 +65,17 @@ class ImageClient:
                     yield event_from_proto(event)
         finally:
             call.cancel()
+
+    async def pin(self, request_id: str, duration_ms: int, timeout_s: float | None = None) -> PinnedPicture:
+        """Keep what a completed request's picture started from for so long from now, so that it can be replayed."""
+        message = pb.PinRequest(request_id=request_id, duration_ms=duration_ms)
+        with domain_errors():
+            return pinned_from_proto(await self._stub.Pin(message, timeout=timeout_s))
+
+    async def unpin(self, request_id: str, timeout_s: float | None = None) -> None:
+        """End the pin of a request."""
+        with domain_errors():
+            await self._stub.Unpin(pb.UnpinRequest(request_id=request_id), timeout=timeout_s)
 
     async def cancel(self, request_id: str, timeout_s: float | None = None) -> RequestState:
         """Cancel the request and return the state it is in afterwards."""

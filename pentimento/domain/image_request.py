@@ -69,6 +69,7 @@ class ImageRequest:
     quality: float | None = None
     deadline_ms: int | None = None
     max_cost: float | None = None
+    pin_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class ResolvedRequest:
     """A request with nothing left open. `quality` None means the deployment's; `cost` in pixel steps.
 
     `inputs`: the bytes of `spec` that are kept apart from it. `replay` None: the cache and the plan decide its route.
+    `pin_ms`: for how long its picture is to stay replayable; 0 for no longer than others.
     """
 
     spec: GenerationSpec
@@ -104,6 +106,7 @@ class ResolvedRequest:
     preview_interval_steps: int = 0
     inputs: tuple[SpecInput, ...] = ()
     replay: Replay | None = None
+    pin_ms: int = 0
 
     @property
     def cost(self) -> float:
@@ -144,6 +147,17 @@ class Completed:
     width_px: int
     height_px: int
     provenance: Provenance
+
+
+@dataclass(frozen=True)
+class PinnedPicture:
+    """Until when a request's picture can be replayed, and what that counts among what its tenant has pinned.
+    `inputs_kept`: what it came with need not be sent again."""
+
+    request_id: str
+    expires_at_ms: int
+    size_bytes: int
+    inputs_kept: bool
 
 
 GenerateEvent = Accepted | Routed | Progress | Completed

@@ -13,6 +13,7 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
+    PinnedPicture,
     ReplayRequest,
     RequestStatus,
 )
@@ -94,6 +95,14 @@ class Client:
                 yield event
         finally:
             self._call(events.aclose())
+
+    def pin(self, request_id: str, duration_ms: int) -> PinnedPicture:
+        """Keep what a completed request's picture started from for so long from now; as `AsyncClient.pin`."""
+        return self._call(self._client.pin(request_id, duration_ms))
+
+    def unpin(self, request_id: str) -> None:
+        """End the pin of a request; no error where it has none."""
+        self._call(self._client.unpin(request_id))
 
     def cancel(self, request_id: str) -> RequestState:
         """Stop a request within one denoising step, and return the state it is in afterwards."""

@@ -16,6 +16,7 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
+    PinnedPicture,
     Progress,
     ReplayRequest,
     RequestStatus,
@@ -98,6 +99,15 @@ class AsyncClient:
         return self._retried(
             lambda key: self._images.replay(request, key, preview_interval_steps), idempotency_key=idempotency_key
         )
+
+    async def pin(self, request_id: str, duration_ms: int) -> PinnedPicture:
+        """Keep what a completed request's picture started from for so long from now: until then it can be replayed.
+        ResourceExhausted QUOTA_EXCEEDED beyond what the tenant may pin, NotFound ANCESTOR_GONE where it is too late."""
+        return await self._images.pin(request_id, duration_ms)
+
+    async def unpin(self, request_id: str) -> None:
+        """End the pin of a request; no error where it has none."""
+        await self._images.unpin(request_id)
 
     async def _retried(
         self, call: Callable[[str], AsyncGenerator[GenerateEvent, None]], *, idempotency_key: str

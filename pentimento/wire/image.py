@@ -13,6 +13,7 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
+    PinnedPicture,
     Progress,
     ReplayRequest,
     RequestStatus,
@@ -41,6 +42,7 @@ _OPTIONAL_NUMBERS = (
     "quality",
     "deadline_ms",
     "max_cost",
+    "pin_ms",
 )
 
 
@@ -113,6 +115,14 @@ def replay_from_proto(message: pb.ReplayRequest) -> ReplayRequest:
 def replay_to_bytes(request: ReplayRequest) -> bytes:
     """Return the form in which the frontdoor hashes a replay; never that of an image request."""
     return b"replay\0" + replay_to_proto(request).SerializeToString(deterministic=True)
+
+
+def pinned_to_proto(pinned: PinnedPicture) -> pb.PinResponse:
+    return pb.PinResponse(**asdict(pinned))
+
+
+def pinned_from_proto(message: pb.PinResponse) -> PinnedPicture:
+    return PinnedPicture(message.request_id, message.expires_at_ms, message.size_bytes, message.inputs_kept)
 
 
 def completed_to_proto(completed: Completed) -> pb.Completed:

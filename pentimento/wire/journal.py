@@ -33,6 +33,7 @@ def journalled_to_proto(resolved: ResolvedRequest) -> pb.JournalledRequest:
         deadline_ms=resolved.deadline_ms,
         preview_interval_steps=resolved.preview_interval_steps,
         replay=_replay_to_proto(resolved.replay) if resolved.replay is not None else None,
+        pin_ms=resolved.pin_ms,
     )
 
 
@@ -46,6 +47,7 @@ def journalled_from_proto(message: pb.JournalledRequest) -> ResolvedRequest:
         preview_interval_steps=message.preview_interval_steps,
         inputs=tuple(input_from_proto(part) for part in message.inputs),
         replay=_replay_from_proto(message.replay) if message.HasField("replay") else None,
+        pin_ms=message.pin_ms,
     )
 
 

@@ -15,6 +15,7 @@ from services.frontdoor.journal.retention import Retention
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.results import Results
 from services.frontdoor.requests.jobs import Jobs, PendingEntries
+from services.frontdoor.requests.pins import Pins
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.status import StartCounts
 from services.frontdoor.workers.catalogue import Catalogue
@@ -53,6 +54,7 @@ class FrontdoorParts:
     discriminators: Discriminators
     inputs: Inputs
     results: Results
+    pins: Pins
     retention: Retention
     starts: StartCounts
     timeouts: PartTimeouts

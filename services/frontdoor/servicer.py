@@ -18,6 +18,7 @@ from pentimento.wire.image import (
     event_to_proto,
     explanation_to_proto,
     model_to_proto,
+    pinned_to_proto,
     replay_event_to_proto,
     replay_from_proto,
     request_from_proto,
@@ -66,6 +67,18 @@ class ImageServicer(ImageServiceServicer):
             async for event in events:
                 with self._reaping():
                     yield replay_event_to_proto(event)
+
+    async def Pin(
+        self, request: pb.PinRequest, context: grpc.aio.ServicerContext[pb.PinRequest, pb.PinResponse]
+    ) -> pb.PinResponse:
+        asked = (request.request_id, request.duration_ms)
+        return pinned_to_proto(await self._api.pin(current_caller().tenant, *asked))
+
+    async def Unpin(
+        self, request: pb.UnpinRequest, context: grpc.aio.ServicerContext[pb.UnpinRequest, pb.UnpinResponse]
+    ) -> pb.UnpinResponse:
+        await self._api.unpin(current_caller().tenant, request.request_id)
+        return pb.UnpinResponse()
 
     async def Cancel(
         self, request: pb.CancelRequest, context: grpc.aio.ServicerContext[pb.CancelRequest, pb.CancelResponse]

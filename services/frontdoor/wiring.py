@@ -36,6 +36,7 @@ from services.frontdoor.recorder import EffectsRecorder
 from services.frontdoor.requests.callers import Callers
 from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.jobs import Jobs
+from services.frontdoor.requests.pins import PinLimits, Pins
 from services.frontdoor.requests.quotas import QuotaLimits, Quotas
 from services.frontdoor.requests.resolution import RequestLimits
 from services.frontdoor.routing import cache_writes, routes, scoring
@@ -107,6 +108,7 @@ def _parts(
     jobs.on_end = inputs.release
     results = Results(keeper, clock, build_version())
     embedder, gateway = _channel(settings, settings.embedder_address), _channel(settings, settings.gateway_address)
+    cache = GatewayClient(gateway) if gateway is not None else None
     return FrontdoorParts(
         journal=journal,
         dataplane=interpreter.dataplane,
@@ -123,13 +125,14 @@ def _parts(
             settings.worker_silence_s,
         ),
         embedder=EmbedderClient(embedder) if embedder is not None else None,
-        gateway=GatewayClient(gateway) if gateway is not None else None,
+        gateway=cache,
         discriminators=Discriminators(
             lambda address: DiscriminatorClient(open_channel(address, settings.channels)),
             settings.discriminator_addresses,
         ),
         inputs=inputs,
         results=results,
+        pins=Pins(journal, cache, keeper, clock, pin_limits(settings)),
         retention=Retention(journal, keeper, results, inputs, clock, retention_limits(settings)),
         starts=StartCounts(),
         timeouts=part_timeouts(settings),
@@ -211,6 +214,10 @@ def quota_limits(settings: FrontdoorSettings) -> QuotaLimits:
         tenant_unfinished_bytes=settings.tenant_unfinished_bytes,
         min_free_bytes=settings.min_free_bytes,
     )
+
+
+def pin_limits(settings: FrontdoorSettings) -> PinLimits:
+    return PinLimits(max_pin_ms=round(settings.max_pin_h * 3_600_000), tenant_pinned_bytes=settings.tenant_pinned_bytes)
 
 
 def retention_limits(settings: FrontdoorSettings) -> RetentionLimits:

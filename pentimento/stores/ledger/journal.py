@@ -34,6 +34,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import journal_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
 from pentimento.stores.ledger.journal_objects import JournalObjects
+from pentimento.stores.ledger.journal_pins import JournalPins, pinned_requests
 from pentimento.stores.ledger.journal_rows import (
     request_of_row,
     row_of_attempt,
@@ -103,12 +104,13 @@ class Journal:
 
     Futures fail with StoreFull or StoreUnavailable. After the latter the change may or may not be in; every method may
     be called again with the same arguments. All but `get`, `unfinished` and `load_plan` change state.
-    `objects`: what the same ledger knows of pictures and other objects.
+    `objects`: what the same ledger knows of pictures and other objects; `pins`: which requests are kept until when.
     """
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._writer = GroupCommitWriter(engine, "journal")
-        self.objects = JournalObjects(self._writer, engine.url)
+        self.objects = JournalObjects(self._writer, engine.url, clock)
+        self.pins = JournalPins(self._writer, clock)
         self._clock = clock
 
     def claim_epoch(self, frontdoor_id: str) -> "Future[int]":
@@ -202,8 +204,9 @@ class Journal:
         self, finished_before: float, limit_count: int, tenant: str = ""
     ) -> "Future[list[JournalledRequest]]":
         """Delete up to so many requests that were terminal before that time, with their idempotency keys, and return
-        them, oldest first. `tenant`: of that one alone."""
-        statement = select_requests().where(_requests.c.finished_at < finished_before)
+        them, oldest first. `tenant`: of that one alone. Those that are pinned stay."""
+        is_pinned = _requests.c.request_id.in_(pinned_requests(self._clock.wall()))
+        statement = select_requests().where(_requests.c.finished_at < finished_before, ~is_pinned)
         if tenant:
             statement = statement.where(_requests.c.tenant == tenant)
         oldest = statement.order_by(_requests.c.finished_at).limit(limit_count)

@@ -8,9 +8,11 @@ from typing import TypeVar
 
 from sqlalchemy import URL, Connection, and_, delete, func, select, update
 
+from pentimento.domain.clock import Clock
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.ledger import journal_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present
+from pentimento.stores.ledger.journal_pins import pinned_keys
 from pentimento.stores.ledger.records import KeptResults, SpooledObject
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
@@ -29,8 +31,9 @@ class JournalObjects:
     """The spool and the kept pictures of a journal. Its futures are as the journal's: each resolves after the commit,
     fails with StoreFull or StoreUnavailable, and its call may be repeated."""
 
-    def __init__(self, writer: GroupCommitWriter, url: URL) -> None:
+    def __init__(self, writer: GroupCommitWriter, url: URL, clock: Clock) -> None:
         self._writer = writer
+        self._clock = clock
         self._file = Path(url.database) if url.drivername == "sqlite" and url.database else None
 
     def spool(self, tenant: str, reference: ObjectReference, data: bytes) -> "Future[bool]":
@@ -82,9 +85,10 @@ class JournalObjects:
         return self._submit(lambda connection: _forget_pictures(connection, tenant, size_bytes))
 
     def named(self, keys: Sequence[str]) -> "Future[set[str]]":
-        """Return those of the keys under which a request's picture is kept."""
-        statement = select(_columns.image_key).where(_columns.image_key.in_(keys))
-        return self._submit(lambda connection: set(connection.execute(statement).scalars()))
+        """Return those of the keys under which a request's picture is kept, or what a pinned request came with."""
+        pictures = select(_columns.image_key).where(_columns.image_key.in_(keys))
+        inputs = pinned_keys(self._clock.wall()).where(tables.pinned_inputs.c.key.in_(keys))
+        return self._submit(lambda connection: {*connection.scalars(pictures), *connection.scalars(inputs)})
 
     def give_back_pages(self) -> "Future[None]":
         """Shrink SQLite's file by some of the pages that nothing uses any more. PostgreSQL does so by itself."""

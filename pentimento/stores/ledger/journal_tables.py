@@ -82,6 +82,26 @@ spool = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
+# Requests that can be replayed until then, and what they came with.
+pins = Table(
+    "journal_pins",
+    _METADATA,
+    Column("request_id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+)
+pinned_inputs = Table(
+    "journal_pinned_inputs",
+    _METADATA,
+    Column("request_id", Text, primary_key=True),
+    # In the spec: "init_image.image".
+    Column("place", Text, primary_key=True),
+    Column("key", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+)
+
 MIGRATIONS = (
     Migration(
         1,
@@ -158,4 +178,25 @@ MIGRATIONS = (
         ),
     ),
     Migration(5, ("ALTER TABLE journal_epoch ADD COLUMN journal_id TEXT NOT NULL DEFAULT ''",)),
+    Migration(
+        6,
+        (
+            """CREATE TABLE journal_pins (
+                request_id TEXT PRIMARY KEY REFERENCES journal_requests (request_id) ON DELETE CASCADE,
+                tenant TEXT NOT NULL,
+                expires_at DOUBLE PRECISION NOT NULL,
+                size_bytes BIGINT NOT NULL
+            )""",
+            "CREATE INDEX journal_pins_tenant ON journal_pins (tenant, expires_at, size_bytes)",
+            """CREATE TABLE journal_pinned_inputs (
+                request_id TEXT NOT NULL REFERENCES journal_pins (request_id) ON DELETE CASCADE,
+                place TEXT NOT NULL,
+                key TEXT NOT NULL,
+                digest TEXT NOT NULL,
+                size_bytes BIGINT NOT NULL,
+                PRIMARY KEY (request_id, place)
+            )""",
+            "CREATE INDEX journal_pinned_keys ON journal_pinned_inputs (key)",
+        ),
+    ),
 )

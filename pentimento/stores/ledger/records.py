@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from pentimento.domain.generation import Attempt, ObjectReference
+from pentimento.domain.generation import Attempt, ObjectReference, SpecInput
 from pentimento.domain.requests import RequestState
 
 
@@ -82,6 +82,18 @@ class JournalledRequest:
     error_message: str
     finished_at: float | None
     cascade_stage: int
+
+
+@dataclass(frozen=True)
+class PicturePin:
+    """A request whose picture can be replayed until `expires_at`: what it came with stays, and `size_bytes` count among
+    what its tenant has pinned."""
+
+    request_id: str
+    tenant: str
+    expires_at: float
+    size_bytes: int
+    inputs: tuple[SpecInput, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,7 @@ def _pin(journal: Journal, request_id: str, route: Route, stage: int) -> Awaitab
 
 async def _commit(parts: FrontdoorParts, job: Job, attempt: Attempt, execution: Execution) -> None:
     """`attempt` holds the newest token, `execution` the picture."""
+    await parts.pins.keep(job, execution)
     try:
         record, completed = await _until_stored(parts, job, execution)
     except PentimentoError as error:
@@ -179,6 +180,9 @@ async def _end(parts: FrontdoorParts, job: Job, effect: PersistEnd) -> None:
     won = await _until_durable(lambda: parts.journal.finish(effect.request_id, *end))
     if won:
         parts.retention.keep(job.request.tenant, 0)
+        if job.request.resolved.pin_ms:
+            letting_go = parts.pins.let_go(job.request.tenant, job.request.request_id)
+            parts.jobs.spawn_background(letting_go, "unpin a request without a picture")
     parts.submit(EndPersisted(effect.request_id, won))
 
 

@@ -117,12 +117,13 @@ class Inputs:
         raise Unavailable(Reason.INPUT_UNAVAILABLE, message, retry_after_ms=INPUT_RETRY_MS)
 
     async def _delete(self, held: _Held) -> None:
-        """What cannot be deleted now is swept up later."""
+        """What cannot be deleted now is swept up later; so is what is pinned, when the pin ends."""
         if held.storing is not None:
             await asyncio.wait([held.storing])
         elif held.data:
             return
-        await self._keeper.delete(held.reference.key)
+        if not await self._keeper.is_named(held.reference.key):
+            await self._keeper.delete(held.reference.key)
 
 
 def _new_key(tenant: str) -> str:

@@ -102,6 +102,10 @@ class ObjectKeeper:
         except StoreUnavailable as error:
             logger.info("an object is left to the sweep", extra={"reason": error.reason})
 
+    async def is_named(self, key: str) -> bool:
+        """Whether the journal names the object: somebody keeps it."""
+        return key in await asyncio.wrap_future(self._journal.named([key]))
+
     async def keys(self, prefix: str) -> list[str]:
         """Every key of the store's that starts so; those that wait in the journal are not among them."""
         return await self._on_store(lambda store: list(store.keys(prefix)), _MOVE_TIMEOUT_S)

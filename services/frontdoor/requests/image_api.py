@@ -18,11 +18,13 @@ from pentimento.domain.image_request import (
     GenerateEvent,
     ImageRequest,
     ModelInfo,
+    PinnedPicture,
     ReplayRequest,
     RequestStatus,
     ResolvedRequest,
 )
 from pentimento.domain.requests import RequestState
+from pentimento.domain.spec_inputs import take_inputs
 from pentimento.policies.serving.entry import Stage, request_stages
 from pentimento.stores.ledger.records import AcceptKind, JournalledRequest
 from pentimento.wire.image import replay_to_bytes, request_to_bytes
@@ -91,7 +93,7 @@ class ImageApi:
         self, tenant: str, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Accepted, routed, progress, completed. Closing the stream early cancels the request, unless others listen."""
-        judge = partial(self._judge_image, request, preview_interval_steps)
+        judge = partial(self._judge_image, tenant, request, preview_interval_steps)
         return self._paint(tenant, idempotency_key, partial(request_to_bytes, request), judge)
 
     def replay(
@@ -168,12 +170,17 @@ class ImageApi:
         self._parts.submit(arrived)
         return listener
 
-    async def _judge_image(self, request: ImageRequest, preview_interval_steps: int) -> Judged:
-        return self._judge(request, preview_interval_steps)
+    async def _judge_image(self, tenant: str, request: ImageRequest, preview_interval_steps: int) -> Judged:
+        judged = self._judge(request, preview_interval_steps)
+        if request.pin_ms is not None:
+            inputs = take_inputs(judged.resolved.spec)[1]
+            await self._parts.pins.check_room(tenant, request.pin_ms, sum(map(len, inputs.values())))
+        return judged
 
     async def _judge_replay(self, tenant: str, request: ReplayRequest, preview_interval_steps: int) -> Judged:
         """By the journal's record alone; its model paints it, whatever the plan does with others."""
         recorded = recorded_picture(await self._record(tenant, request.request_id))
+        request = await self._parts.pins.with_kept_inputs(tenant, request)
         model, draw, plan = recorded.provenance.spec.model, random.random(), self._parts.dataplane.state.plan
         held = self._parts.catalogue.find(model)
         resolved = resolve_replay(request, recorded, held, self._limits, preview_interval_steps)
@@ -192,6 +199,16 @@ class ImageApi:
             # The last one says what is wrong.
             resolve(request, catalogue.find(stages[-1].model), self._limits, seed)
         return Judged(resolved, fitting or stages, draw)
+
+    async def pin(self, tenant: str, request_id: str, duration_ms: int) -> PinnedPicture:
+        """Changes state: the picture of a completed request can be replayed for so long. Raises as `Pins`, and NotFound
+        for a request that is not the tenant's."""
+        return await self._parts.pins.pin(await self._record(tenant, request_id), duration_ms)
+
+    async def unpin(self, tenant: str, request_id: str) -> None:
+        """Changes state: as it would be without a pin. Raises NotFound for a request that is not the tenant's."""
+        record = await self._record(tenant, request_id)
+        await self._parts.pins.unpin(tenant, record.request.request_id)
 
     async def cancel(self, tenant: str, request_id: str) -> RequestState:
         """The state it ends in, which is another than CANCELLED when the cancel came too late."""

@@ -46,6 +46,7 @@ def resolve(
         quality=None if request.quality is None else _in_range("quality", request.quality, 0.0, 1.0),
         deadline_ms=deadline_ms,
         preview_interval_steps=interval,
+        pin_ms=request.pin_ms or 0,
     )
     check_cost(resolved.cost, request.max_cost, limits)
     return resolved

@@ -20,6 +20,7 @@ from pentimento.domain.replay import ancestor_of
 from pentimento.stores.objects import open_objects
 from pentimento.supervisor.models import find_model
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
+from services.frontdoor.requests.pins import ROW_BYTES
 from tests.gateways import RunningGateway, running_gateway
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 from tests.integration.unet_worker.conftest import serve
@@ -28,6 +29,7 @@ FIRST = ImageRequest("a red circle", num_inference_steps=10, seed=1)
 SECOND = ImageRequest("a red circle at the top", num_inference_steps=10, seed=2)
 # Unguided, a picture differs in its last bits by who shares its forward passes.
 PLAIN = replace(FIRST, guidance_scale=1.0)
+HOUR_MS = 3_600_000
 LATENTS = ("--max-entries", "1")
 IMAGES = ("--max-entries", "1", "--unprofiled-reuse", "no", "--image-thresholds", "0.3:0.4")
 # Generous on a busy machine; what is tested is what is painted, not how soon.
@@ -68,19 +70,19 @@ async def replay(suite: FrontdoorSuite, request_id: str, **options: Any) -> Comp
     return last
 
 
-async def hit(suite: FrontdoorSuite, gateway: RunningGateway) -> Completed:
+async def hit(suite: FrontdoorSuite, gateway: RunningGateway, second: ImageRequest = SECOND) -> Completed:
     """Paint once, and another request from what the cache has of it."""
     await suite.paint(FIRST)
     await suite.frontdoor.parts.jobs.finish_tasks()
     while isinstance((await suite.client.explain(SECOND)).route.start, FromNoise):
         await asyncio.to_thread(gateway.process.indexing.index_new)
-    return await suite.paint(SECOND)
+    return await suite.paint(second)
 
 
-async def evict(suite: FrontdoorSuite, gateway: RunningGateway, key: str) -> None:
+async def evict(suite: FrontdoorSuite, gateway: RunningGateway, *keys: str) -> None:
     """Paint what nothing is reused for, until the only place in the cache is another's and the sweep has passed."""
     negative_prompts = (f"number {number}" for number in itertools.count())
-    while key in kept(suite.folder):
+    while kept(suite.folder).intersection(keys):
         await suite.paint(replace(FIRST, width_px=32, height_px=32, negative_prompt=next(negative_prompts)))
         await suite.frontdoor.parts.jobs.finish_tasks()
         await asyncio.to_thread(gateway.maintain)
@@ -129,3 +131,36 @@ async def test_from_the_cache_until_its_object_is_gone(folder: Path, flags: tupl
         with pytest.raises(NotFound) as gone:
             await replay(suite, first.request_id)
     assert gone.value.reason == "ANCESTOR_GONE" and first.request_id in gone.value.message
+
+
+@pytest.mark.parametrize("asked_at_once", [True, False])
+async def test_a_pinned_picture_is_painted_again_when_its_entry_has_left_the_cache(
+    folder: Path, asked_at_once: bool
+) -> None:
+    async with real_suite(folder, *LATENTS) as (suite, gateway):
+        first = await hit(suite, gateway, replace(SECOND, pin_ms=HOUR_MS) if asked_at_once else SECOND)
+        ancestor = ancestor_of(first.provenance.route.start)
+        assert ancestor is not None and first.provenance.notes == ()
+        if not asked_at_once:
+            pinned = await suite.client.pin(first.request_id, HOUR_MS)
+            assert pinned.size_bytes == ancestor.size_bytes + ROW_BYTES
+        others = kept(folder) - {ancestor.key}
+
+        await evict(suite, gateway, *others)
+
+        assert ancestor.key in kept(folder) and gateway.problems() == []
+        again = await replay(suite, first.request_id)
+        assert again.image == first.image and again.provenance.replay_equal
+        assert again.provenance.steps_saved == first.provenance.steps_saved > 0
+
+        await suite.client.unpin(first.request_id)
+        await asyncio.to_thread(gateway.maintain)
+        assert ancestor.key not in kept(folder)
+        with pytest.raises(NotFound) as gone:
+            await replay(suite, first.request_id)
+        assert gone.value.reason == "ANCESTOR_GONE"
+        with pytest.raises(NotFound) as late:
+            await suite.client.pin(first.request_id, HOUR_MS)
+        assert late.value.reason == "ANCESTOR_GONE"
+        parts = suite.frontdoor.parts
+        assert await asyncio.wrap_future(parts.journal.pins.pinned_bytes("default")) == 0

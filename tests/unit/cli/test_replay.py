@@ -10,9 +10,11 @@ from click.testing import CliRunner
 from PIL import Image
 
 from pentimento.cli import cli
+from pentimento.cli.durations import duration_ms
+from pentimento.cli.pin import told
 from pentimento.cli.replay import request_of
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.image_request import ReplayRequest
+from pentimento.domain.image_request import PinnedPicture, ReplayRequest
 from pentimento.pictures.png_chunks import HEADER_END, png_chunk
 
 OPTIONS: dict[str, Any] = {"init_image": None, "deadline": None}
@@ -53,3 +55,31 @@ def test_without_a_suite_replay_says_what_to_do(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["replay", str(tmp_path / "picture.png"), "--state-dir", str(tmp_path / "none")])
 
     assert done.exit_code == 1 and "no suite serves from" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "found_ms"), [("30d", 2_592_000_000), ("1.5h", 5_400_000), ("90m", 5_400_000), ("2S", 2000)]
+)
+def test_times_are_read_with_their_units(text: str, found_ms: int) -> None:
+    assert duration_ms("for", text) == found_ms
+
+
+@pytest.mark.parametrize("text", ["", "d", "30", "30w", "-1d", "0d", "1e3d", "nand", "9" * 30 + "d", "٣d ", "1.2.3d"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="for: must be a number"):
+        duration_ms("for", text)
+
+
+@pytest.mark.parametrize("command", [["pin", "--for", "30d"], ["unpin"]])
+def test_without_a_suite_nothing_is_pinned(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "picture.png").write_bytes(picture({"request_id": "r-1"}))
+
+    done = CliRunner().invoke(cli, [*command, str(tmp_path / "picture.png"), "--state-dir", str(tmp_path / "none")])
+
+    assert done.exit_code == 1 and "no suite serves from" in str(done.exception)
+
+
+def test_what_is_pinned_is_told() -> None:
+    told_of = told(Path("a.png"), PinnedPicture("r-1", 1_700_000_000_000, 5000, inputs_kept=False))
+
+    assert told_of.startswith("a.png can be replayed until 2023-11-14 22:13 UTC (5000 bytes pinned; a replay needs")

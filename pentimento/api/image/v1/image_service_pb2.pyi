@@ -193,6 +193,7 @@ class ImageRequest(_message.Message):
     QUALITY_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     MAX_COST_FIELD_NUMBER: _builtins.int
+    PIN_MS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     negative_prompt: _builtins.str
     model: _builtins.str
@@ -212,6 +213,10 @@ class ImageRequest(_message.Message):
     deadline_ms: _builtins.int
     """Time the picture may take from now; absent means the deployment's."""
     max_cost: _builtins.float
+    pin_ms: _builtins.int
+    """Keeps what the picture starts from, and what the request came with, for so long from its completion: it can be replayed until
+    then. Where that fails the picture's notes say "not pinned" and why.
+    """
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___AskedLora]:
         """At most as many as the deployment takes; each LoRA once."""
@@ -241,10 +246,11 @@ class ImageRequest(_message.Message):
         quality: _builtins.float | None = ...,
         deadline_ms: _builtins.int | None = ...,
         max_cost: _builtins.float | None = ...,
+        pin_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "deadline_ms", b"deadline_ms", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "max_cost", b"max_cost", "num_inference_steps", b"num_inference_steps", "quality", b"quality", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "deadline_ms", b"deadline_ms", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "max_cost", b"max_cost", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "quality", b"quality", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "cache", b"cache", "controlnets", b"controlnets", "deadline_ms", b"deadline_ms", "eta", b"eta", "format", b"format", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "loras", b"loras", "max_cost", b"max_cost", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "prompt", b"prompt", "quality", b"quality", "scheduler", b"scheduler", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "cache", b"cache", "controlnets", b"controlnets", "deadline_ms", b"deadline_ms", "eta", b"eta", "format", b"format", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "loras", b"loras", "max_cost", b"max_cost", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "prompt", b"prompt", "quality", b"quality", "scheduler", b"scheduler", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_ms: _TypeAlias = _typing.Literal["deadline_ms"]  # noqa: Y015
     _WhichOneofArgType__deadline_ms: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms"]  # noqa: Y015
@@ -260,6 +266,8 @@ class ImageRequest(_message.Message):
     _WhichOneofArgType__max_cost: _TypeAlias = _typing.Literal["_max_cost", b"_max_cost"]  # noqa: Y015
     _WhichOneofReturnType__num_inference_steps: _TypeAlias = _typing.Literal["num_inference_steps"]  # noqa: Y015
     _WhichOneofArgType__num_inference_steps: _TypeAlias = _typing.Literal["_num_inference_steps", b"_num_inference_steps"]  # noqa: Y015
+    _WhichOneofReturnType__pin_ms: _TypeAlias = _typing.Literal["pin_ms"]  # noqa: Y015
+    _WhichOneofArgType__pin_ms: _TypeAlias = _typing.Literal["_pin_ms", b"_pin_ms"]  # noqa: Y015
     _WhichOneofReturnType__quality: _TypeAlias = _typing.Literal["quality"]  # noqa: Y015
     _WhichOneofArgType__quality: _TypeAlias = _typing.Literal["_quality", b"_quality"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
@@ -280,6 +288,8 @@ class ImageRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_cost) -> _WhichOneofReturnType__max_cost | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_inference_steps) -> _WhichOneofReturnType__num_inference_steps | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pin_ms) -> _WhichOneofReturnType__pin_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__quality) -> _WhichOneofReturnType__quality | None: ...
     @_typing.overload
@@ -369,7 +379,9 @@ class ReplayRequest(_message.Message):
     """Time the picture may take from now; absent means the deployment's."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplayInput]:
-        """The bytes that the request came with, as its provenance names them under `inputs`; they are not kept here."""
+        """The bytes that the request came with, as its provenance names them under `inputs`. They are kept here only where the request
+        asked for a pin.
+        """
 
     def __init__(
         self,
@@ -556,6 +568,93 @@ class Completed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Completed: _TypeAlias = Completed  # noqa: Y015
+
+@_typing.final
+class PinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    duration_ms: _builtins.int
+    """From now; at most the deployment's longest."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        duration_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinRequest: _TypeAlias = PinRequest  # noqa: Y015
+
+@_typing.final
+class PinResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_MS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    INPUTS_KEPT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    expires_at_ms: _builtins.int
+    size_bytes: _builtins.int
+    """Of the tenant's quota of pinned bytes."""
+    inputs_kept: _builtins.bool
+    """What the request came with is kept as well: a replay need not send it again."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        expires_at_ms: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        inputs_kept: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_at_ms", b"expires_at_ms", "inputs_kept", b"inputs_kept", "request_id", b"request_id", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinResponse: _TypeAlias = PinResponse  # noqa: Y015
+
+@_typing.final
+class UnpinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnpinRequest: _TypeAlias = UnpinRequest  # noqa: Y015
+
+@_typing.final
+class UnpinResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnpinResponse: _TypeAlias = UnpinResponse  # noqa: Y015
 
 @_typing.final
 class CancelRequest(_message.Message):

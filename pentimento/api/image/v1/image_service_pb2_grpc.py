@@ -45,6 +45,16 @@ class ImageServiceStub:
                 request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayResponse.FromString,
                 _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/pentimento.api.image.v1.ImageService/Pin',
+                request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.PinRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/pentimento.api.image.v1.ImageService/Unpin',
+                request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.UnpinResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/pentimento.api.image.v1.ImageService/Cancel',
                 request_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.CancelRequest.SerializeToString,
@@ -89,6 +99,22 @@ class ImageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pin(self, request, context):
+        """Keeps what the picture of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
+        it can be replayed for so long. Called again it ends at the new time. RESOURCE_EXHAUSTED `QUOTA_EXCEEDED` beyond what a tenant
+        may pin; NOT_FOUND `ANCESTOR_GONE`, `UNKNOWN_REQUEST` and FAILED_PRECONDITION `NOT_COMPLETED` as of Replay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Ends a pin; that there is none is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Cancel(self, request, context):
         """Stops a request of the caller's tenant within one denoising step.
         """
@@ -128,6 +154,16 @@ def add_ImageServiceServicer_to_server(servicer, server):
                     servicer.Replay,
                     request_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.PinRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.PinResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.UnpinRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.UnpinResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -205,6 +241,60 @@ class ImageService:
             '/pentimento.api.image.v1.ImageService/Replay',
             pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayRequest.SerializeToString,
             pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.ReplayResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.image.v1.ImageService/Pin',
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.PinRequest.SerializeToString,
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.image.v1.ImageService/Unpin',
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.UnpinRequest.SerializeToString,
+            pentimento_dot_api_dot_image_dot_v1_dot_image__service__pb2.UnpinResponse.FromString,
             options,
             channel_credentials,
             insecure,

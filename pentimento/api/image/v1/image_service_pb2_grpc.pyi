@@ -43,6 +43,13 @@ class ImageServiceStub:
     latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
     `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
     """
+    Pin: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.PinRequest, _image_service_pb2.PinResponse]
+    """Keeps what the picture of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
+    it can be replayed for so long. Called again it ends at the new time. RESOURCE_EXHAUSTED `QUOTA_EXCEEDED` beyond what a tenant
+    may pin; NOT_FOUND `ANCESTOR_GONE`, `UNKNOWN_REQUEST` and FAILED_PRECONDITION `NOT_COMPLETED` as of Replay.
+    """
+    Unpin: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.UnpinRequest, _image_service_pb2.UnpinResponse]
+    """Ends a pin; that there is none is no error."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.CancelRequest, _image_service_pb2.CancelResponse]
     """Stops a request of the caller's tenant within one denoising step."""
     GetRequest: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.GetRequestRequest, _image_service_pb2.GetRequestResponse]
@@ -66,6 +73,13 @@ class ImageServiceAsyncStub(ImageServiceStub):
     latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
     `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
     """
+    Pin: _aio.UnaryUnaryMultiCallable[_image_service_pb2.PinRequest, _image_service_pb2.PinResponse]  # type: ignore[assignment]
+    """Keeps what the picture of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
+    it can be replayed for so long. Called again it ends at the new time. RESOURCE_EXHAUSTED `QUOTA_EXCEEDED` beyond what a tenant
+    may pin; NOT_FOUND `ANCESTOR_GONE`, `UNKNOWN_REQUEST` and FAILED_PRECONDITION `NOT_COMPLETED` as of Replay.
+    """
+    Unpin: _aio.UnaryUnaryMultiCallable[_image_service_pb2.UnpinRequest, _image_service_pb2.UnpinResponse]  # type: ignore[assignment]
+    """Ends a pin; that there is none is no error."""
     Cancel: _aio.UnaryUnaryMultiCallable[_image_service_pb2.CancelRequest, _image_service_pb2.CancelResponse]  # type: ignore[assignment]
     """Stops a request of the caller's tenant within one denoising step."""
     GetRequest: _aio.UnaryUnaryMultiCallable[_image_service_pb2.GetRequestRequest, _image_service_pb2.GetRequestResponse]  # type: ignore[assignment]
@@ -98,6 +112,25 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         latent or image that it started from is not there any more, `UNKNOWN_REQUEST` where the request is not; FAILED_PRECONDITION
         `MODEL_CHANGED` where its model has other weights now, `NOT_COMPLETED` where there is no picture.
         """
+
+    @_abc_1.abstractmethod
+    def Pin(
+        self,
+        request: _image_service_pb2.PinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_image_service_pb2.PinResponse, _abc.Awaitable[_image_service_pb2.PinResponse]]:
+        """Keeps what the picture of a completed request of the caller's tenant started from, and the request itself, until the pin ends:
+        it can be replayed for so long. Called again it ends at the new time. RESOURCE_EXHAUSTED `QUOTA_EXCEEDED` beyond what a tenant
+        may pin; NOT_FOUND `ANCESTOR_GONE`, `UNKNOWN_REQUEST` and FAILED_PRECONDITION `NOT_COMPLETED` as of Replay.
+        """
+
+    @_abc_1.abstractmethod
+    def Unpin(
+        self,
+        request: _image_service_pb2.UnpinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_image_service_pb2.UnpinResponse, _abc.Awaitable[_image_service_pb2.UnpinResponse]]:
+        """Ends a pin; that there is none is no error."""
 
     @_abc_1.abstractmethod
     def Cancel(

@@ -1,0 +1,19 @@
+"""Times as people write them: 30d, 12h, 90m, 45s."""
+
+from pentimento.domain.errors import InvalidArgument
+
+_UNITS_S = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+# What the contract can carry; the limit that counts is the server's.
+_MOST_MS = 2**63 - 1
+
+
+def duration_ms(field: str, text: str) -> int:
+    """Return the milliseconds of a number with its unit: 30d, 12h, 1.5h, 90m, 45s. Raises InvalidArgument."""
+    number, unit = text[:-1], text[-1:].lower()
+    refused = InvalidArgument.of(field, f"must be a number and d, h, m or s, such as 30d, got {text[:40]!r}")
+    if unit not in _UNITS_S or not number.replace(".", "", 1).isdecimal():
+        raise refused
+    found = round(float(number) * _UNITS_S[unit] * 1000)
+    if not 0 < found <= _MOST_MS:
+        raise refused
+    return found

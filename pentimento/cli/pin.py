@@ -1,0 +1,36 @@
+"""`pentimento pin PICTURE.png --for 30d`."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pentimento.cli.connection import connection_options, frontdoor_address, read_token
+from pentimento.cli.durations import duration_ms
+from pentimento.cli.replay import read_file, request_id_of
+from pentimento.domain.image_request import PinnedPicture
+from pentimento.sdk.blocking import Client
+
+
+@click.command()
+@click.argument("picture", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--for", "duration", required=True, metavar="TIME", help="from now: 30d, 12h, 90m")
+@connection_options
+def pin(picture: Path, duration: str, **options: Any) -> None:
+    """Keeps what PICTURE started from, a PNG of `pentimento generate`, so that it can be replayed until then.
+
+    Called again, the new time counts. What the request came with is kept only where it asked for a pin itself
+    (`generate --pin`); else a replay needs it again.
+    """
+    request_id, asked_ms = request_id_of(read_file(picture)), duration_ms("for", duration)
+    address = frontdoor_address(options["address"], options["state_dir"])
+    with Client(address, token=read_token(options["token"]), tls_ca_file=options["tls_ca_file"]) as client:
+        click.echo(told(picture, client.pin(request_id, asked_ms)))
+
+
+def told(picture: Path, pinned: PinnedPicture) -> str:
+    """Say until when the picture can be replayed, and what that takes."""
+    until = datetime.fromtimestamp(pinned.expires_at_ms / 1000, UTC)
+    needs = "" if pinned.inputs_kept else "; a replay needs the image that it was painted from"
+    return f"{picture} can be replayed until {until:%Y-%m-%d %H:%M} UTC ({pinned.size_bytes} bytes pinned{needs})"

@@ -1,0 +1,151 @@
+"""Pictures that can be replayed for as long as somebody asked: the journal keeps the request and what it came with, the
+gateway keeps the latent or image that it started from.
+
+The journal is asked first, for it counts what a tenant has pinned. A gateway that cannot follow undoes that.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+
+from pentimento.clients.gateway import GatewayClient
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
+from pentimento.domain.generation import ObjectReference, SpecInput
+from pentimento.domain.image_request import PinnedPicture, ReplayRequest
+from pentimento.domain.replay import ancestor_of, start_taken
+from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
+from pentimento.stores.ledger import Journal
+from pentimento.stores.ledger.journal_pins import quota_exceeded
+from pentimento.stores.ledger.records import JournalledRequest, PicturePin
+from services.frontdoor.objects.object_keeper import ObjectKeeper
+from services.frontdoor.requests.jobs import Execution, Job
+from services.frontdoor.requests.replays import recorded_picture
+
+logger = logging.getLogger(__name__)
+
+# What a pinned request's row counts, in bytes: without it pictures from noise could be pinned without end.
+ROW_BYTES = 4096
+# Somebody waits for the picture meanwhile.
+_GATEWAY_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class PinLimits:
+    """The longest pin in milliseconds, and the bytes that one tenant may have pinned."""
+
+    max_pin_ms: int
+    tenant_pinned_bytes: int
+
+
+class Pins:
+    """Methods raise InvalidArgument for a wrong time, ResourceExhausted QUOTA_EXCEEDED, NotFound ANCESTOR_GONE, and
+    Unavailable where journal or gateway do not answer."""
+
+    def __init__(
+        self, journal: Journal, gateway: GatewayClient | None, keeper: ObjectKeeper, clock: Clock, limits: PinLimits
+    ) -> None:
+        self._journal = journal
+        self._gateway = gateway
+        self._keeper = keeper
+        self._clock = clock
+        self._limits = limits
+
+    async def pin(self, record: JournalledRequest, duration_ms: int) -> PinnedPicture:
+        """Changes state: the completed request can be replayed for so long from now. What it came with is kept only
+        where it was pinned from the first."""
+        self.check_duration("duration_ms", duration_ms)
+        provenance, request = recorded_picture(record).provenance, record.request
+        former = await asyncio.wrap_future(self._journal.pins.find(request.tenant, request.request_id))
+        inputs = former.inputs if former is not None else ()
+        ancestor = ancestor_of(start_taken(provenance))
+        wanted = self._wanted(request.tenant, request.request_id, duration_ms, inputs, ancestor)
+        await self._pin(wanted, ancestor)
+        keeps_all = len(inputs) == len(provenance.inputs)
+        return PinnedPicture(request.request_id, round(wanted.expires_at * 1000), wanted.size_bytes, keeps_all)
+
+    async def unpin(self, tenant: str, request_id: str) -> None:
+        """Changes state: nothing of the request is kept any longer than of others. No error where it was not pinned."""
+        if self._gateway is not None:
+            await self._gateway.unpin_objects(tenant, request_id, _GATEWAY_TIMEOUT_S)
+        await asyncio.wrap_future(self._journal.pins.unpin(tenant, request_id))
+
+    async def keep(self, job: Job, execution: Execution) -> None:
+        """Changes state: pinned, if the request asked for it. What stands in the way costs the pin and not the picture,
+        whose notes say so."""
+        asked, result = job.request.resolved, execution.result
+        if not asked.pin_ms or result is None:
+            return
+        request = job.request
+        ancestor = ancestor_of(execution.route.start) if result.steps_saved else None
+        wanted = self._wanted(request.tenant, request.request_id, asked.pin_ms, asked.inputs, ancestor)
+        try:
+            await self._pin(wanted, ancestor)
+        except PentimentoError as error:
+            logger.warning("a picture was not pinned", extra={"reason": error.reason})
+            job.note(f"not pinned: {error.reason}")
+
+    async def let_go(self, tenant: str, request_id: str) -> None:
+        """Changes state: as `unpin`, for a request that ended without a picture. A gateway that is away lets go when
+        the pin expires."""
+        try:
+            await self.unpin(tenant, request_id)
+        except PentimentoError as error:
+            logger.info("a pin is left to expire", extra={"reason": error.reason})
+
+    async def check_room(self, tenant: str, duration_ms: int, input_bytes: int) -> None:
+        """Refuse a request whose pin could not be kept even if it started from noise."""
+        self.check_duration("pin_ms", duration_ms)
+        pinned = await asyncio.wrap_future(self._journal.pins.pinned_bytes(tenant))
+        if pinned + input_bytes + ROW_BYTES > self._limits.tenant_pinned_bytes:
+            raise quota_exceeded(self._limits.tenant_pinned_bytes)
+
+    def check_duration(self, field: str, duration_ms: int) -> None:
+        """Refuse a pin of no time, or of more than the setting allows."""
+        if not 0 < duration_ms <= self._limits.max_pin_ms:
+            raise InvalidArgument.of(field, f"must be between 1 and {self._limits.max_pin_ms}, got {duration_ms}")
+
+    async def with_kept_inputs(self, tenant: str, asked: ReplayRequest) -> ReplayRequest:
+        """Return the replay with the bytes that are kept for it, beside those that the caller sent again."""
+        found = await asyncio.wrap_future(self._journal.pins.find(tenant, asked.request_id))
+        given = dict(asked.inputs)
+        for part in found.inputs if found is not None else ():
+            if part.field not in given:
+                try:
+                    given[part.field] = await self._keeper.get(part.object)
+                except (ObjectMissing, ObjectCorrupt):
+                    logger.error("a pinned input is not what was stored")
+        return replace(asked, inputs=tuple(given.items()))
+
+    def _wanted(
+        self,
+        tenant: str,
+        request_id: str,
+        duration_ms: int,
+        inputs: tuple[SpecInput, ...],
+        ancestor: ObjectReference | None,
+    ) -> PicturePin:
+        kept = [part.object.size_bytes for part in inputs] + ([ancestor.size_bytes] if ancestor is not None else [])
+        expires_at = self._clock.wall() + duration_ms / 1000
+        return PicturePin(request_id, tenant, expires_at, sum(kept) + ROW_BYTES, inputs)
+
+    async def _pin(self, wanted: PicturePin, ancestor: ObjectReference | None) -> None:
+        former = await asyncio.wrap_future(self._journal.pins.pin(wanted, self._limits.tenant_pinned_bytes))
+        if ancestor is None:
+            return
+        try:
+            if self._gateway is None:
+                raise Unavailable("NO_CACHE", "the cache that the picture started from is not here")
+            duration_s = wanted.expires_at - self._clock.wall()
+            asked = (wanted.tenant, wanted.request_id, ancestor, duration_s)
+            await self._gateway.pin_object(*asked, _GATEWAY_TIMEOUT_S)
+        except PentimentoError:
+            await self._undo(wanted, former)
+            raise
+
+    async def _undo(self, wanted: PicturePin, former: PicturePin | None) -> None:
+        pins = self._journal.pins
+        if former is None:
+            await asyncio.wrap_future(pins.unpin(wanted.tenant, wanted.request_id))
+        else:
+            await asyncio.wrap_future(pins.pin(former, self._limits.tenant_pinned_bytes))

@@ -1,0 +1,162 @@
+"""Who may pin what for how long, and what is kept then; what a replay makes of it is tested with the real worker."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from pentimento.domain.generation import InitImage
+from pentimento.domain.image_request import Completed, ImageRequest, ReplayRequest
+from pentimento.domain.requests import RequestState
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
+from pentimento.testing.paced_worker import PacedWorker
+from services.frontdoor.requests.pins import ROW_BYTES
+from tests.integration.frontdoor.inputs import png
+
+HOUR_MS = 3_600_000
+IMAGE = png()
+WITH_IMAGE = ImageRequest("a red circle", num_inference_steps=4, seed=1, init_image=InitImage(IMAGE, 0.5))
+
+
+def stored_inputs(folder: Path) -> list[Path]:
+    return list((folder / "objects").rglob("inputs.*"))
+
+
+async def replay(suite: FrontdoorSuite, request_id: str) -> Completed:
+    *_, last = [event async for event in suite.client.replay(ReplayRequest(request_id))]
+    assert isinstance(last, Completed)
+    return last
+
+
+async def sweep(suite: FrontdoorSuite) -> None:
+    """An object goes that nothing named in two sweeps."""
+    for _ in range(3):
+        await suite.frontdoor.parts.retention.sweep()
+
+
+async def test_a_pinned_request_outlives_its_retention(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder) as suite:
+        first, second = await suite.paint(), await suite.paint()
+        pinned = await suite.client.pin(first.request_id, HOUR_MS)
+        assert (pinned.request_id, pinned.size_bytes, pinned.inputs_kept) == (first.request_id, ROW_BYTES, True)
+
+    # Killed, and started again with nothing to be kept.
+    async with running_suite(folder, result_retention_h=0.0) as suite:
+        while True:
+            try:
+                await suite.client.get_request(second.request_id)
+            except NotFound:
+                break
+            await asyncio.sleep(0.01)
+
+        assert (await replay(suite, first.request_id)).image == first.image
+        await suite.client.unpin(first.request_id)
+        await suite.client.unpin(first.request_id)
+        assert await asyncio.wrap_future(suite.frontdoor.parts.journal.forget_finished(1e12, 10))
+
+
+async def test_what_a_pinned_request_came_with_stays_for_its_replay(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder) as suite:
+        first = await suite.paint(replace(WITH_IMAGE, pin_ms=HOUR_MS))
+        await suite.frontdoor.parts.jobs.finish_tasks()
+        assert not [note for note in first.provenance.notes if "pinned" in note]
+        await sweep(suite)
+        assert len(stored_inputs(folder)) == 1
+
+    async with running_suite(folder) as suite:
+        again = await replay(suite, first.request_id)
+        assert again.image == first.image and worker.executed[1] == worker.executed[0]
+        await until(lambda: len(stored_inputs(folder)) == 1)
+        # It is counted, and goes on being kept.
+        pinned = await suite.client.pin(first.request_id, 2 * HOUR_MS)
+        assert pinned.inputs_kept and pinned.size_bytes == len(IMAGE) + ROW_BYTES
+
+        await suite.client.unpin(first.request_id)
+        await sweep(suite)
+
+        assert not stored_inputs(folder)
+        with pytest.raises(InvalidArgument):
+            await replay(suite, first.request_id)
+        assert not (await suite.client.pin(first.request_id, HOUR_MS)).inputs_kept
+
+
+async def test_an_image_that_an_unpinned_request_shares_stays(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    pinned = suite.client.generate(replace(WITH_IMAGE, pin_ms=HOUR_MS))
+    await suite.accepted(pinned)
+    other = suite.client.generate(WITH_IMAGE)
+    await suite.accepted(other)
+    worker.hold.set()
+
+    for stream in (pinned, other):
+        _ = [event async for event in stream]
+    await suite.frontdoor.parts.jobs.finish_tasks()
+
+    assert len(stored_inputs(suite.folder)) == 1
+
+
+async def test_nobody_pins_another_tenants_request(suite: FrontdoorSuite) -> None:
+    first = await suite.paint()
+    api = suite.frontdoor.api
+
+    for tenant, request_id in (("other", first.request_id), ("default", "r-" + "0" * 32), ("default", "\n")):
+        for call in (api.pin(tenant, request_id, HOUR_MS), api.unpin(tenant, request_id)):
+            with pytest.raises(NotFound) as refused:
+                await call
+            assert refused.value.reason == "UNKNOWN_REQUEST"
+
+
+async def test_wrong_times_are_refused_by_name(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder, max_pin_h=2.0) as suite:
+        first = await suite.paint()
+
+        for duration_ms in (0, -1, 2 * HOUR_MS + 1):
+            with pytest.raises(InvalidArgument, match="duration_ms: must be between 1 and 7200000"):
+                await suite.client.pin(first.request_id, duration_ms)
+            with pytest.raises(InvalidArgument, match="pin_ms: must be between 1 and 7200000"):
+                await suite.paint(replace(REQUEST, pin_ms=duration_ms))
+        assert len(worker.executed) == 1
+
+
+async def test_what_has_no_picture_is_not_pinned(suite: FrontdoorSuite, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    stream = suite.client.generate(replace(WITH_IMAGE, pin_ms=HOUR_MS))
+    request_id = await suite.accepted(stream)
+    with pytest.raises(FailedPrecondition) as refused:
+        await suite.client.pin(request_id, HOUR_MS)
+    assert refused.value.reason == "NOT_COMPLETED"
+
+    assert await suite.client.cancel(request_id) is RequestState.CANCELLED
+
+    await suite.frontdoor.parts.jobs.finish_tasks()
+    assert await asyncio.wrap_future(suite.frontdoor.parts.journal.pins.pinned_bytes("default")) == 0
+    await until(lambda: not stored_inputs(suite.folder))
+
+
+async def test_beyond_its_quota_a_tenant_pins_nothing_and_still_gets_its_pictures(
+    folder: Path, worker: PacedWorker
+) -> None:
+    async with running_suite(folder, tenant_pinned_bytes=2 * ROW_BYTES) as suite:
+        painted = [await suite.paint() for _ in range(3)]
+        for one in painted[:2]:
+            await suite.client.pin(one.request_id, HOUR_MS)
+
+        with pytest.raises(ResourceExhausted) as refused:
+            await suite.client.pin(painted[2].request_id, HOUR_MS)
+        assert refused.value.metadata["quota"] == "tenant-pinned-bytes"
+        with pytest.raises(ResourceExhausted) as early:
+            await suite.paint(replace(REQUEST, pin_ms=HOUR_MS))
+        assert early.value.reason == "QUOTA_EXCEEDED" and len(worker.executed) == 3
+
+        # Two that were taken when there was room for one.
+        await suite.client.unpin(painted[0].request_id)
+        worker.hold.clear()
+        streams = [suite.client.generate(replace(REQUEST, pin_ms=HOUR_MS)) for _ in range(2)]
+        for stream in streams:
+            await suite.accepted(stream)
+        worker.hold.set()
+        last = [[event async for event in stream][-1] for stream in streams]
+        notes = sorted(note for one in last if isinstance(one, Completed) for note in one.provenance.notes)
+        assert notes == ["not pinned: QUOTA_EXCEEDED"]
