@@ -20,7 +20,8 @@ def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
         pool.dropped_count += 1
         return [refusal]
     identity = (event.request_id, event.tenant, event.pool, event.work, event.deadline)
-    state.add(Request(*identity, arrived_at=now, slo_class=event.slo_class, cascade=event.cascade))
+    request = Request(*identity, arrived_at=now, slo_class=event.slo_class, cascade=event.cascade, needs=event.needs)
+    state.add(request)
     return [PersistAccepted(event.request_id), PrepareRoute(event.request_id)]
 
 

@@ -6,6 +6,8 @@ from pentimento.dataplane.effects import Effect
 from pentimento.dataplane.endings import drop_late
 from pentimento.dataplane.predictions import predicted_service_s
 from pentimento.dataplane.state import Lane, LaneKey, Phase, Request, State, Worker
+from pentimento.dataplane.suitability import cheapest_worker, suits
+from pentimento.policies.adapter_needs import AdapterNeeds
 
 
 def dispatch(state: State, now: float) -> list[Effect]:
@@ -17,8 +19,10 @@ def dispatch(state: State, now: float) -> list[Effect]:
         lane = state.lanes[key]
         if lane.ready and lane.reruns:
             effects += _dispatch_reruns(state, now, lane)
+        effects += _dispatch_set_aside(state, now, key, lane, own=True)
         while lane.ready and (lane.fresh or lane.spare):
             effects += _dispatch_next(state, now, key, lane)
+        effects += _dispatch_set_aside(state, now, key, lane, own=False)
         while lane.reserve and lane.fresh and (urgent := _dispatch_urgent(state, now, lane)):
             effects.append(urgent)
     return effects
@@ -28,27 +32,62 @@ def _dispatch_urgent(state: State, now: float, lane: Lane) -> Effect | None:
     """No credit is free: who is due before the least urgent of those that run may take its place in the batch."""
     request = state.requests[lane.fresh.first()]
     worker = state.workers[lane.reserve.first()]
-    if request.deadline >= latest_deadline(state, worker) or _would_miss_deadline(state, now, lane, request, worker):
+    if not suits(request, worker) or request.deadline >= latest_deadline(state, worker):
+        return None
+    if _would_miss_deadline(state, now, lane, request, worker):
         return None
     lane.fresh.serve(request.request_id)
     return start_attempt(state, now, request, worker)
 
 
 def _dispatch_next(state: State, now: float, key: LaneKey, lane: Lane) -> list[Effect]:
-    """Start the request whose turn it is on the worker where it costs least, or drop it."""
+    """Start the request whose turn it is on the worker where it costs least, or drop it, or set it aside until a worker
+    that suits it has a credit."""
     queue = lane.fresh or lane.spare
     request = state.requests[queue.first()]
-    worker = state.workers[lane.ready.first()]
-    if _would_miss_deadline(state, now, lane, request, worker):
-        service_s = predicted_service_s(state, state.pools[key[0]], worker, request.work)
-        return drop_late(state, now, request, service_s or 0.0)
+    worker = cheapest_worker(state, key, request)
+    if worker is not None and _would_miss_deadline(state, now, lane, request, worker):
+        return _drop(state, now, key, request, worker)
     queue.serve(request.request_id)
+    if worker is None:
+        lane.set_aside[request.request_id] = None
+        return []
+    return [_start(state, now, key, request, worker)]
+
+
+def _dispatch_set_aside(state: State, now: float, key: LaneKey, lane: Lane, *, own: bool) -> list[Effect]:
+    """Start those whose turn has come before, in that order, as far as there are workers for them: the lane's own, or
+    those of other lanes."""
+    effects: list[Effect] = []
+    unmet: set[AdapterNeeds] = set()
+    for request_id in tuple(lane.set_aside):
+        if not lane.ready:
+            break
+        request = state.requests[request_id]
+        if (request.lane_key == key) is not own:
+            continue
+        worker = cheapest_worker(state, key, request) if request.needs not in unmet else None
+        if worker is None:
+            unmet.add(request.needs)
+        elif _would_miss_deadline(state, now, lane, request, worker):
+            effects += _drop(state, now, key, request, worker)
+        else:
+            effects.append(_start(state, now, key, request, worker))
+    return effects
+
+
+def _drop(state: State, now: float, key: LaneKey, request: Request, worker: Worker) -> list[Effect]:
+    service_s = predicted_service_s(state, state.pools[key[0]], worker, request.work)
+    return drop_late(state, now, request, service_s or 0.0)
+
+
+def _start(state: State, now: float, key: LaneKey, request: Request, worker: Worker) -> Effect:
     if request.lane_key != key:
         _adopt(state, request, key)
     attempt = start_attempt(state, now, request, worker)
     if request.pair:
-        _reserve_peer(state, lane, request, worker)
-    return [attempt]
+        _reserve_peer(state, key, request, worker)
+    return attempt
 
 
 def _would_miss_deadline(state: State, now: float, lane: Lane, request: Request, worker: Worker) -> bool:
@@ -72,12 +111,13 @@ def _adopt(state: State, request: Request, key: LaneKey) -> None:
     request.model_digest, request.option, request.spare = option.model_digest, index, ()
 
 
-def _reserve_peer(state: State, lane: Lane, request: Request, worker: Worker) -> None:
+def _reserve_peer(state: State, key: LaneKey, request: Request, worker: Worker) -> None:
     """Reserve a second worker for the other half of the guidance, as long as it idles and nobody waits for it."""
+    lane = state.lanes[key]
     if not worker.pairable or not lane.ready or lane.fresh or lane.spare:
         return
-    peer = state.workers[lane.ready.first()]
-    if peer is not worker and peer.pairable and not peer.used_credits:
+    peer = cheapest_worker(state, key, request)
+    if peer is not None and peer is not worker and peer.pairable and not peer.used_credits:
         take_as_peer(state, peer, request.attempt_key)
 
 
@@ -96,12 +136,12 @@ def _dispatch_reruns(state: State, now: float, lane: Lane) -> list[Effect]:
 def _worker_for_rerun(state: State, now: float, lane: Lane, request: Request) -> Worker | None:
     """Not where it was lost before, unless nobody else is there; a suspect waits for a second worker."""
     if not request.excluded:
-        return state.workers[lane.ready.first()]
+        return cheapest_worker(state, request.lane_key, request)
     others = state.pool(request.pool).workers.values()
-    holders = [worker for worker in others if worker.holds(request.model_digest)]
+    holders = [worker for worker in others if worker.holds(request.model_digest) and suits(request, worker)]
     if len(holders) < 2 and now < request.suspect_until:
         return None
-    ready = [state.workers[worker_id] for worker_id in lane.ready]
+    ready = [worker for worker in (state.workers[name] for name in lane.ready) if suits(request, worker)]
     preferred = next((worker for worker in ready if not _is_excluded(request, worker)), None)
     if preferred is not None or not all(_is_excluded(request, worker) for worker in holders):
         return preferred

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pentimento.domain.fleet import Plan
+from pentimento.policies.adapter_needs import NO_NEEDS, AdapterHoldings, AdapterNeeds
 
 AttemptKey = tuple[str, int]
 """(request id, fencing token)."""
@@ -36,7 +37,8 @@ class RequestArrived:
     """A valid request asks to be admitted to `pool`.
 
     `slo_class` decides how long others with earlier deadlines may overtake it (`DataplaneSettings.aging_limit_s`).
-    `cascade`: pools in order, beginning with `pool` (DiffServe, section 3.1); none or one is no cascade.
+    `cascade`: pools in order, beginning with `pool` (DiffServe, section 3.1); none or one is no cascade. `needs`: what
+    its LoRAs and ControlNets ask of a worker, the same at every stage.
     """
 
     request_id: str
@@ -46,6 +48,7 @@ class RequestArrived:
     deadline: float
     slo_class: str = ""
     cascade: tuple[str, ...] = ()
+    needs: AdapterNeeds = NO_NEEDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,8 @@ class CancelRequested:
 class WorkerReported:
     """What a worker holds and how much it will take: `credit_count` attempts, and `reserve_count` more that are due
     before one that it has. `pinned`: named by the operator, so no plan is needed;
-    `pairable`: it can compute one half of the guidance for another worker."""
+    `pairable`: it can compute one half of the guidance for another worker. `holdings`: what it has for LoRAs and
+    ControlNets; None where that is as it was told before."""
 
     worker_id: str
     model: str
@@ -206,6 +210,7 @@ class WorkerReported:
     running: frozenset[AttemptKey] = frozenset()
     pairable: bool = False
     reserve_count: int = 0
+    holdings: AdapterHoldings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +268,7 @@ class RecoveredRequest:
     slo_class: str = ""
     cascade: tuple[str, ...] = ()
     cascade_stage: int = 0
+    needs: AdapterNeeds = NO_NEEDS
 
 
 @dataclass(frozen=True, slots=True)

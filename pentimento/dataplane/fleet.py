@@ -10,6 +10,7 @@ from pentimento.dataplane.recovery import attach_orphans, is_orphan
 from pentimento.dataplane.speed import Speed, is_sane
 from pentimento.dataplane.state import State, TimerKind, Worker
 from pentimento.domain.fleet import Plan
+from pentimento.policies.adapter_needs import NO_HOLDINGS
 
 # More than any worker can mean.
 _MAX_CREDITS = 4096
@@ -25,7 +26,7 @@ def on_worker_reported(state: State, now: float, event: WorkerReported) -> list[
         return []
     if worker is not None and worker.worker_generation != event.worker_generation:
         effects = _lose_worker(state, now, worker)
-        worker.abandoned = frozenset()
+        worker.abandoned, worker.holdings = frozenset(), NO_HOLDINGS
     if worker is None:
         worker = state.workers[event.worker_id] = Worker(event.worker_id, event.model, "", 0, 0, connected=False)
     useless = _given_up(state, worker, event)
@@ -135,6 +136,7 @@ def _update(state: State, worker: Worker, event: WorkerReported) -> None:
     worker.draining = event.draining
     worker.pinned = event.pinned
     worker.pairable = event.pairable
+    worker.holdings = worker.holdings if event.holdings is None else event.holdings
     worker.connected = worker.confirmed = True
     worker.lost_begun = False
     _place(state, worker, event.model, event.model_digest)

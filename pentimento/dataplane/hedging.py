@@ -3,6 +3,7 @@
 from pentimento.dataplane.attempts import start_attempt
 from pentimento.dataplane.effects import Effect, Hedge
 from pentimento.dataplane.state import Phase, Request, State
+from pentimento.dataplane.suitability import cheapest_worker
 
 
 def on_hedge_due(state: State, now: float, request: Request) -> list[Effect]:
@@ -13,9 +14,9 @@ def on_hedge_due(state: State, now: float, request: Request) -> list[Effect]:
         return []
     if not lane.ready or lane.reruns or lane.fresh or lane.spare:
         return []
-    worker = state.workers[lane.ready.first()]
+    worker = cheapest_worker(state, request.lane_key, request)
     slow = (request.request_id, request.live[0])
-    if worker.used_credits or worker.worker_id == state.attempt_workers[slow]:
+    if worker is None or worker.used_credits or worker.worker_id == state.attempt_workers[slow]:
         return []
     state.counters.hedged += 1
     return [Hedge(*slow), start_attempt(state, now, request, worker)]

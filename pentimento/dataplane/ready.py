@@ -1,7 +1,7 @@
 """The workers of a lane that have a free credit, in the order in which they are offered work."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 # The heap is swept when so many entries more than workers are in it.
 _SLACK = 64
@@ -22,6 +22,10 @@ class ReadyWorkers:
     def __iter__(self) -> Iterator[str]:
         """All of them in their order, in O(n log n)."""
         return iter(sorted(self._costs, key=self._costs.__getitem__))
+
+    def costs(self) -> Mapping[str, tuple[float, int]]:
+        """Return the cost of the next request on each worker, and a number that is lower the longer it was there."""
+        return self._costs
 
     def first(self) -> str:
         """Return the worker of the lowest cost; IndexError when there is none."""

@@ -66,6 +66,7 @@ def _take_over(state: State, now: float, recovered: RecoveredRequest) -> list[Ef
         slo_class=recovered.slo_class,
         cascade=recovered.cascade,
         cascade_stage=recovered.cascade_stage,
+        needs=recovered.needs,
         phase=Phase.ORPHANED,
         model_digest=recovered.model_digest,
         attempt_number=recovered.attempt_number,

@@ -21,6 +21,8 @@ class DataplaneSettings:
     discriminator does not answer; `fall_back` to an earlier stage's picture, `fall_back_margin_s` before the deadline,
     when a later stage cannot make it.
 
+    `adapter_load_s`: what it counts against a worker that it would have to load a LoRA first, for each.
+
     `hedge_after`: an attempt that takes so many times what was predicted is run a second time beside, where a worker
     idles; None for never.
     """
@@ -40,4 +42,5 @@ class DataplaneSettings:
     accept_unscored: bool = True
     fall_back: bool = True
     fall_back_margin_s: float = 0.1
+    adapter_load_s: float = 0.5
     hedge_after: float | None = None

@@ -14,6 +14,7 @@ from pentimento.dataplane.ready import ReadyWorkers
 from pentimento.dataplane.settings import DataplaneSettings
 from pentimento.dataplane.speed import Speed
 from pentimento.domain.fleet import Plan
+from pentimento.policies.adapter_needs import NO_HOLDINGS, NO_NEEDS, AdapterHoldings, AdapterNeeds
 
 LaneKey = tuple[str, str]
 """(pool, model digest): a route is pinned to a digest, so only workers that hold it may serve it."""
@@ -73,6 +74,7 @@ class Request:
     slo_class: str = ""
     cascade: tuple[str, ...] = ()
     cascade_stage: int = 0
+    needs: AdapterNeeds = NO_NEEDS
     phase: Phase = Phase.ACCEPTING
     model_digest: str = ""
     spare: tuple[RouteOption, ...] = ()
@@ -132,6 +134,7 @@ class Worker:
     draining: bool = False
     pinned: bool = False
     pairable: bool = False
+    holdings: AdapterHoldings = NO_HOLDINGS
     connected: bool = True
     # False from a refusal until the worker's next word: what we believed of it was stale.
     confirmed: bool = True
@@ -160,11 +163,13 @@ class Worker:
 
 @dataclass(slots=True)
 class Lane:
-    """Requests of one pool pinned to one digest, and the workers that could take them now. Reruns go first; `spare` are
-    other lanes' requests, which go last. `reserve`: workers without a credit that would take somebody more urgent than
-    one that they have, the least urgent of theirs first."""
+    """Requests of one pool pinned to one digest, and the workers that could take them now. Reruns go first, then those
+    `set_aside`: their turn has come, and no worker with a free credit had the LoRAs or ControlNets that they need;
+    `spare` are other lanes' requests, which go last. `reserve`: workers without a credit that would take somebody more
+    urgent than one that they have, the least urgent of theirs first."""
 
     reruns: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    set_aside: OrderedDict[str, None] = field(default_factory=OrderedDict)
     fresh: FairQueue = field(default_factory=FairQueue)
     spare: FairQueue = field(default_factory=FairQueue)
     ready: ReadyWorkers = field(default_factory=ReadyWorkers)
@@ -173,6 +178,7 @@ class Lane:
     def discard(self, request_id: str) -> None:
         """Take a request out of all queues of the lane."""
         self.reruns.pop(request_id, None)
+        self.set_aside.pop(request_id, None)
         self.fresh.discard(request_id)
         self.spare.discard(request_id)
 

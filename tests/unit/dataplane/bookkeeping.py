@@ -80,8 +80,9 @@ def _check_queues(key: LaneKey, lane: Lane, state: State) -> None:
     queued = [request for request in state.requests.values() if request.phase is Phase.QUEUED]
     own = {request.request_id for request in queued if request.lane_key == key}
     fresh = {name for name in own if name in lane.fresh}
-    assert own == fresh | lane.reruns.keys()
-    assert not fresh & lane.reruns.keys()
+    aside = lane.set_aside.keys() & own
+    assert own == fresh | lane.reruns.keys() | aside
+    assert len(fresh) + len(lane.reruns) + len(aside) == len(own)
     assert len(lane.fresh) == len(fresh)
     others = {
         request.request_id
@@ -89,7 +90,10 @@ def _check_queues(key: LaneKey, lane: Lane, state: State) -> None:
         if request.request_id not in state.lane(request.lane_key).reruns
         and key in [(option.pool, option.model_digest) for option in request.spare]
     }
-    assert len(lane.spare) == len(others) and all(name in lane.spare for name in others)
+    others_aside = lane.set_aside.keys() - own
+    assert others_aside <= others
+    assert len(lane.spare) == len(others - others_aside)
+    assert all(name in lane.spare for name in others - others_aside)
 
 
 def _check_offers(key: LaneKey, lane: Lane, state: State) -> None:

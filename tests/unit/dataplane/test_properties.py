@@ -6,8 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from pentimento.dataplane import events
 from pentimento.dataplane.events import FailureKind
+from pentimento.policies.adapter_needs import NO_NEEDS, AdapterNeeds
 from tests.unit.dataplane.breaking_world import BreakingWorld
-from tests.unit.dataplane.world import HEAVY, LIGHT, Wish, WorldWorker
+from tests.unit.dataplane.world import HEAVY, LIGHT, STYLES, Wish, WorldWorker
 
 indexes = st.integers(0, 50)
 names = st.sampled_from(["w1", "w2", "w3", "w4"])
@@ -27,9 +28,12 @@ class DataplaneInAnyOrder(RuleBasedStateMachine):
         cascade=cascades,
         spare=st.booleans(),
         pair=st.booleans(),
+        needs=st.sampled_from([NO_NEEDS, *STYLES]),
     )
-    def arrive(self, tenant: str, time_left: float, cascade: tuple[str, ...], spare: bool, pair: bool) -> None:
-        self.world.arrive(Wish(tenant, self.world.now + time_left, cascade, spare, pair))
+    def arrive(
+        self, tenant: str, time_left: float, cascade: tuple[str, ...], spare: bool, pair: bool, needs: AdapterNeeds
+    ) -> None:
+        self.world.arrive(Wish(tenant, self.world.now + time_left, cascade, spare, pair, needs))
 
     @rule()
     def learn_speeds(self) -> None:

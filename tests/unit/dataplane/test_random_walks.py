@@ -7,8 +7,9 @@ import pytest
 
 from pentimento.dataplane import events
 from pentimento.dataplane.events import FailureKind
+from pentimento.policies.adapter_needs import NO_NEEDS
 from tests.unit.dataplane.breaking_world import BreakingWorld
-from tests.unit.dataplane.world import HEAVY, LIGHT, Wish
+from tests.unit.dataplane.world import HEAVY, LIGHT, STYLES, Wish
 
 PROFILES = events.ProfilesReceived((events.SpeedProfile(LIGHT, ((1, 1.0),)), events.SpeedProfile(HEAVY, ((1, 6.0),))))
 STEP_COUNT = 150
@@ -48,7 +49,9 @@ class Walk:
         rng = self._rng
         cascade = rng.choice([(), (LIGHT, HEAVY), (LIGHT, HEAVY, HEAVY)])
         deadline = self.world.now + rng.choice([1.0, 7.0, 30.0, 1000.0])
-        self.world.arrive(Wish(rng.choice("aab"), deadline, cascade, rng.random() < 0.3, rng.random() < 0.3))
+        lanes = (rng.random() < 0.3, rng.random() < 0.3)
+        needs = rng.choice([NO_NEEDS, NO_NEEDS, NO_NEEDS, *STYLES])
+        self.world.arrive(Wish(rng.choice("aab"), deadline, cascade, *lanes, needs))
 
     def _deliver(self) -> None:
         if self.world.replies:

@@ -14,6 +14,8 @@ from functools import singledispatchmethod
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
 from pentimento.dataplane.events import AttemptKey, FailureKind
 from pentimento.dataplane.state import WAITING
+from pentimento.domain.fleet import Capability
+from pentimento.policies.adapter_needs import NO_HOLDINGS, NO_NEEDS, AdapterHoldings, AdapterNeeds, can_paint
 from tests.unit.dataplane.bookkeeping import check_bookkeeping, check_counters
 
 LIGHT, HEAVY = "light", "heavy"
@@ -23,6 +25,10 @@ THRESHOLD = 0.5
 COUNTED_EVERY = 4
 # What the discriminator says of a request's light picture, by the request's number.
 CONFIDENCES = (0.9, 0.1, None, math.nan)
+# One worker of each model paints with LoRAs.
+TAKES_LORAS = ("w2", "w3")
+HOLDINGS = AdapterHoldings(frozenset({Capability.LORA}), frozenset({"neon", "mosaic"}), frozenset({"neon"}))
+STYLES = tuple(AdapterNeeds(frozenset({Capability.LORA}), frozenset({style})) for style in ("neon", "mosaic"))
 
 
 @dataclass
@@ -40,6 +46,9 @@ class WorldWorker:
     # Those whose place may be taken already.
     yielded: set[AttemptKey] = field(default_factory=set)
     reserve_count: int = 1
+    holdings: AdapterHoldings = NO_HOLDINGS
+    # The start of it that has told this frontdoor its holdings.
+    told: int = 0
 
 
 @dataclass
@@ -62,6 +71,7 @@ class Wish:
     cascade: tuple[str, ...] = ()
     spare: bool = False
     pair: bool = False
+    needs: AdapterNeeds = NO_NEEDS
 
 
 class World:
@@ -82,6 +92,8 @@ class World:
         self.answers: dict[str, list[str]] = {}
         models = {"w1": LIGHT, "w2": LIGHT, "w3": HEAVY, "w4": HEAVY}
         self.workers = {name: WorldWorker(name, model) for name, model in models.items()}
+        for name in TAKES_LORAS:
+            self.workers[name].holdings = HOLDINGS
         # The stage and the model that each attempt paints.
         self.paints: dict[AttemptKey, tuple[int, str]] = {}
         self.replies: list[events.Event] = []
@@ -109,6 +121,7 @@ class World:
         self.asked.clear()
         for worker in self.workers.values():
             worker.connected = worker.heard = False
+            worker.told = 0
         if standby:
             self.arrive(Wish("tenant", self.now + 1.0))
             assert next(reversed(self.rejected.values())) == "STANDBY"
@@ -133,6 +146,7 @@ class World:
             worker_id=row.worker_id,
             cascade=wish.cascade,
             cascade_stage=row.cascade_stage,
+            needs=wish.needs,
         )
 
     # -- what the test does to the world -------------------------------------------------------------------------
@@ -155,8 +169,8 @@ class World:
             for request in self.dataplane.state.requests.values()
             if request.phase in WAITING and request.pool == LIGHT
         ]
-        arrival = events.RequestArrived(request_id, wish.tenant, LIGHT, 1.0, wish.deadline, cascade=wish.cascade)
-        self.send(arrival)
+        asked = (request_id, wish.tenant, LIGHT, 1.0, wish.deadline)
+        self.send(events.RequestArrived(*asked, cascade=wish.cascade, needs=wish.needs))
         share = QUEUE_LIMIT // len({*waiting, wish.tenant})
         full = waiting.count(wish.tenant) >= share or len(waiting) >= 2 * QUEUE_LIMIT
         reason = self.rejected.get(request_id, "")
@@ -183,7 +197,10 @@ class World:
         self.replies.append(events.AttemptYielded(*key))
 
     def report(self, worker: WorldWorker) -> None:
+        # Told once, as long as both processes live.
+        holdings = None if worker.told == worker.generation else worker.holdings
         worker.connected = worker.heard = True
+        worker.told = worker.generation
         self.send(
             events.WorkerReported(
                 worker.worker_id,
@@ -195,6 +212,7 @@ class World:
                 running=frozenset(worker.running),
                 pairable=True,
                 reserve_count=worker.reserve_count,
+                holdings=holdings,
             )
         )
 
@@ -250,7 +268,7 @@ class World:
             assert not (worker.in_flight or worker.begun or worker.yielded)
         assert not any(pool.ends for pool in state.pools.values())
         assert not (state.attempt_workers or state.peers or state.unpersisted or state.orphans)
-        assert not any(lane.reruns or lane.fresh or lane.spare for lane in state.lanes.values())
+        assert not any(lane.reruns or lane.set_aside or lane.fresh or lane.spare for lane in state.lanes.values())
 
     # -- what the dataplane asks for -------------------------------------------------------------------------------
 
@@ -340,6 +358,7 @@ class World:
         planned = HEAVY if effect.option else (wish.cascade[effect.cascade_stage] if wish.cascade else LIGHT)
         model = row.model if pinned else planned
         assert real.model == model
+        assert can_paint(wish.needs, real.holdings)
         won = not row.ends
         if won:
             row.newest_token, row.attempt_number = effect.fencing_token, effect.attempt_number

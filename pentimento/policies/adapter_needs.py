@@ -1,0 +1,58 @@
+"""Which workers can paint a request with its LoRAs and ControlNets, and on which of them it costs least."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pentimento.domain.fleet import Capability
+from pentimento.domain.generation import ControlNetSelection, LoraSelection
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterNeeds:
+    """What a request asks of its worker: what it must be able to do, and the digests of the LoRAs that it must have.
+    ControlNets are served elsewhere; a worker must only know how to use them."""
+
+    capabilities: frozenset[Capability] = frozenset()
+    loras: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        """Return whether anything is asked at all."""
+        return bool(self.capabilities or self.loras)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterHoldings:
+    """What a worker can do, the digests of the LoRAs that it has, and those of them that need not be loaded first."""
+
+    capabilities: frozenset[Capability] = frozenset()
+    loras: frozenset[str] = frozenset()
+    resident: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything at all."""
+        return bool(self.capabilities or self.loras or self.resident)
+
+
+NO_NEEDS = AdapterNeeds()
+NO_HOLDINGS = AdapterHoldings()
+
+
+def needs_of(loras: Iterable[LoraSelection], controlnets: Iterable[ControlNetSelection]) -> AdapterNeeds:
+    """Return what a request with those selections, resolved, asks of its worker. A LoRA that lies in the object store
+    is there for every worker that takes any."""
+    selected = tuple(loras)
+    asked = {Capability.LORA: bool(selected), Capability.CONTROLNET: bool(tuple(controlnets))}
+    return AdapterNeeds(
+        frozenset(capability for capability, needed in asked.items() if needed),
+        frozenset(lora.digest for lora in selected if lora.object is None),
+    )
+
+
+def can_paint(needs: AdapterNeeds, holdings: AdapterHoldings) -> bool:
+    """Return whether the worker has all that the request asks of it."""
+    return needs.capabilities <= holdings.capabilities and needs.loras <= holdings.loras
+
+
+def load_count(needs: AdapterNeeds, holdings: AdapterHoldings) -> int:
+    """Return how many LoRAs the worker would have to load for the request."""
+    return len(needs.loras - holdings.resident)

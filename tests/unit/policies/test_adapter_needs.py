@@ -1,0 +1,32 @@
+import pytest
+
+from pentimento.domain.fleet import Capability
+from pentimento.domain.generation import ControlNetSelection, LoraSelection, ObjectReference
+from pentimento.policies.adapter_needs import NO_NEEDS, AdapterHoldings, AdapterNeeds, can_paint, load_count, needs_of
+
+UPLOADED = ObjectReference("adapters/1", "sha256:u", 7)
+NEON, STORED = LoraSelection("neon", digest="sha256:n"), LoraSelection("stored", digest="sha256:u", object=UPLOADED)
+
+
+def test_a_request_without_adapters_needs_nothing() -> None:
+    assert needs_of((), ()) == NO_NEEDS
+    assert can_paint(NO_NEEDS, AdapterHoldings())
+
+
+def test_what_lies_in_the_object_store_is_there_for_every_worker_that_takes_loras() -> None:
+    needs = needs_of((NEON, STORED), ())
+
+    assert needs == AdapterNeeds(frozenset({Capability.LORA}), frozenset({"sha256:n"}))
+
+
+def test_a_controlnet_asks_for_the_capability_alone() -> None:
+    needs = needs_of((), (ControlNetSelection("edges", b"", digest="sha256:e"),))
+
+    assert needs == AdapterNeeds(frozenset({Capability.CONTROLNET}))
+
+
+@pytest.mark.parametrize(("resident", "count"), [((), 2), (("a",), 1), (("a", "b", "c"), 0)])
+def test_what_is_resident_need_not_be_loaded(resident: tuple[str, ...], count: int) -> None:
+    holdings = AdapterHoldings(frozenset({Capability.LORA}), frozenset("ab"), frozenset(resident))
+
+    assert load_count(AdapterNeeds(frozenset({Capability.LORA}), frozenset("ab")), holdings) == count
