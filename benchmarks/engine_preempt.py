@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
-from benchmarks.statistics import quantile
+from benchmarks.statistics import quantile, ratio_of_sums
 from benchmarks.worker_load import (
     STEPS,
     Answer,
@@ -149,10 +149,6 @@ def p99(rounds: Sequence[Sequence[float]]) -> float:
 def ratio_of_p99(rounds: Sequence[Sequence[tuple[float, float]]]) -> float:
     quick, slow = ([[pair[side] for pair in one] for one in rounds] for side in (0, 1))
     return p99(quick) / p99(slow)
-
-
-def ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:
-    return sum(ours for ours, _ in pairs) / sum(theirs for _, theirs in pairs)
 
 
 if __name__ == "__main__":

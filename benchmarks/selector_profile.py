@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.report import Figure, Interval, Target, informative, measured, parse_options, publish, surely_above
-from benchmarks.statistics import CONFIDENCE, binomial_interval
+from benchmarks.statistics import CONFIDENCE, binomial_interval, ratio_of_sums
 from pentimento.diffusion.painting import NoiseStart
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import NotFound
@@ -203,14 +203,10 @@ def as_selected(held_out: HeldOut, table: Sequence[Threshold], what: str) -> Ite
         return
     ratios = [(outcome.quality, outcome.scratch_quality) for outcome in found]
     paper = PAPER[profile.kind]
-    yield measured(f"{name}: quality kept in the mean ({paper})", ratios, _ratio_of_sums, informative())
+    yield measured(f"{name}: quality kept in the mean ({paper})", ratios, ratio_of_sums, informative())
     prompts = len(set(held_out.study.prompts))
     saved = sum(outcome.skipped_steps for outcome in found) / profile.step_count / prompts
     yield Figure(f"{name}: steps saved, of all prompts", saved, informative(), [len(found), prompts], None)
-
-
-def _ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:
-    return sum(quality for quality, _ in pairs) / sum(scratch for _, scratch in pairs)
 
 
 def shared(name: str, kept: Sequence[bool], target: Target, found: Sequence[ReuseOutcome] = ()) -> Figure:

@@ -53,6 +53,11 @@ def ratio_interval(
     return quantile(draws, tail), quantile(draws, 1.0 - tail)
 
 
+def ratio_of_sums(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return the sum of the firsts ÷ that of the seconds."""
+    return sum(ours for ours, _ in pairs) / sum(theirs for _, theirs in pairs)
+
+
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> float:
     """Geometric mean of the pairs' ratios."""
     return math.exp(math.fsum(math.log(ours / theirs) for ours, theirs in pairs) / len(pairs))

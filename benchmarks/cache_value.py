@@ -1,0 +1,365 @@
+"""What the cache is worth on the live suite: throughput and quality of reuse beside the heavy model from scratch.
+
+    python -m benchmarks.cache_value --judge JUDGES --encoder OTHERS [--count 240] [--in-flight 4]
+
+JUDGES and OTHERS are work folders of training (`benchmarks.picture_judges` says how they are made). A scene log
+(`zoo.scene_log`), not the one that the profiles were made with, is played by five arms in turns, round by round:
+
+    vanilla      tiny-heavy, cache off
+    latents      hits resumed by tiny-heavy (NIRVANA)
+    images       hits refined by tiny-light (MoDM)
+    both         whichever is done first
+    all-light    tiny-light, cache off: a control that has to fail the gate of quality
+
+A second control, retrieval, is made of vanilla's pictures: a hit by the images' table is answered with the stored
+picture as it is. A second log is denser and its images are reused by the mean, as MoDM does, so that it has the papers'
+hit rates. The first prompts of either fill the caches and do not count. Quality is judged by an encoder and a judge
+that neither route nor were trained on.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.picture_judges import PictureJudges, check_judges
+from benchmarks.report import Figure, Options, at_least, informative, measured, parse_options, publish
+from benchmarks.reuse_ceiling import LogStart, ReuseTables, Vectors, log_starts, throughput_ceiling
+from benchmarks.reuse_quality import (
+    BOTH_GATE,
+    IMAGES_GATE,
+    LATENTS_GATE,
+    Distances,
+    FeatureSpace,
+    JudgedPictures,
+    QualityGate,
+)
+from benchmarks.selector_profile import PROFILES, LocalEncoder
+from benchmarks.statistics import ratio_of_sums
+from benchmarks.value_figures import (
+    OF_CEILING,
+    ArmRounds,
+    failing_control,
+    quality_figures,
+    score_figure,
+    throughput_figures,
+)
+from benchmarks.value_runs import (
+    ALL_LIGHT,
+    BOTH,
+    HEAVY,
+    IMAGES,
+    LATENTS,
+    LIGHT,
+    OTHER_SEED,
+    REUSING,
+    VANILLA,
+    Arm,
+    ArmRun,
+    LogPlan,
+    LogPlayer,
+    ServedPicture,
+    value_suites,
+)
+from pentimento.diffusion.weights import quiet_loaders
+from pentimento.domain.errors import NotFound
+from pentimento.policies.selector_profiles import (
+    ReuseKind,
+    SelectorProfile,
+    read_selector_profile,
+    read_selector_profiles,
+)
+from services.embedder.model import open_model
+from zoo.command import run
+from zoo.registry import WEIGHTS, entry_of
+from zoo.scene_log import BANDS, Band, SceneLog, clip_embedder, denser_bands, write_scene_log
+
+ENCODER = WEIGHTS / "tiny-clip"
+PAPERS = {LATENTS.name: 1.28, IMAGES.name: 2.5}
+GATES = {LATENTS.name: LATENTS_GATE, IMAGES.name: IMAGES_GATE, BOTH.name: BOTH_GATE}
+# NIRVANA hits for 0.88 to 0.93 of its prompts, MoDM for 0.928: of the dense log so many have a near one before them.
+DENSE_SHARE, DENSE_ABOVE = 0.93, 0.9
+DENSE_IMAGES = PROFILES / "modm" / "images-tiny-light-for-tiny-heavy.json"
+PLAIN, DENSE = "scene log", "dense log"
+
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ReuseProfiles:
+    """What the gateways reuse by: the heavy model's latents, and its images refined by the light one."""
+
+    latents: SelectorProfile
+    images: SelectorProfile
+
+    @classmethod
+    def read(cls, folder: Path) -> "ReuseProfiles":
+        """Return the two of the zoo's models. Raises NotFound without them."""
+        found = {(one.kind, one.model, one.reference_model): one for one in read_selector_profiles([folder]).profiles}
+        chosen = []
+        for kind, model in ((ReuseKind.LATENTS, HEAVY), (ReuseKind.IMAGES, LIGHT)):
+            profile = found.get((kind, model, HEAVY))
+            if profile is None:
+                raise NotFound("FILE_MISSING", f"{folder}: no profile of {kind.value} of {model} for {HEAVY}")
+            chosen.append(profile)
+        return cls(*chosen)
+
+    def of_suites(self) -> dict[str, Sequence[SelectorProfile]]:
+        """Return the profiles of each suite, by its name."""
+        return {LATENTS.suite: [self.latents], IMAGES.suite: [self.images], BOTH.suite: [self.latents, self.images]}
+
+    def tables(self, arm: Arm) -> ReuseTables:
+        """Return what an arm may reuse."""
+        latents, images = self.latents.thresholds(), self.images.thresholds()
+        return ReuseTables(() if arm == IMAGES else latents, () if arm == LATENTS else images)
+
+
+@dataclass(frozen=True)
+class ValuedLog:
+    """A log that every arm has played. `vanilla` has the heavy model's picture of every row, warm-up included, and
+    `other_seed` those of the rows that count with another seed; both are empty for a log whose quality is not
+    judged by the gate."""
+
+    name: str
+    log: SceneLog
+    plan: LogPlan
+    runs: Mapping[str, ArmRun]
+    vanilla: Mapping[int, ServedPicture]
+    other_seed: Mapping[int, ServedPicture]
+
+
+def main() -> int:
+    options = parse_options("cache_value", __doc__, add_options)
+    rest = options.rest
+    torch.set_num_threads(1)
+    quiet_loaders()
+    check_judges(rest["judge"], rest["encoder"])
+    profiles = ReuseProfiles.read(rest["profiles"])
+    by_log = {PLAIN: profiles, DENSE: replace(profiles, images=read_selector_profile(rest["dense_images"]))}
+    began = time.monotonic()
+    told = teller(began)
+    played = [play_log(name, plan, bands, by_log[name], options, told) for name, plan, bands in logs_of(options)]
+    judges = PictureJudges(rest["judge"], rest["encoder"])
+    figures, notes = figures_of(played, by_log, judges)
+    notes |= manner(options, by_log) | {"duration_s": round(time.monotonic() - began)}
+    return publish(options, figures, notes=notes)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")
+    parser.add_argument(
+        "--encoder", type=Path, required=True, metavar="DIR", help="work folder of a dual encoder of another seed"
+    )
+    parser.add_argument("--profiles", type=Path, default=PROFILES, help="directory of selector profiles")
+    parser.add_argument(
+        "--dense-images", type=Path, default=DENSE_IMAGES, metavar="FILE", help="profile of images for the dense log"
+    )
+    parser.add_argument("--count", type=int, default=240, help="requests that count, of the first log")
+    parser.add_argument("--warm", type=int, default=120, help="requests before them that fill the caches")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--in-flight", type=int, default=4, help="requests under way at a time")
+    parser.add_argument("--log-seed", type=int, default=31)
+
+
+def logs_of(options: Options) -> list[tuple[str, LogPlan, tuple[Band, ...]]]:
+    """Return both logs' names, plans and bands; the dense one is two thirds as long."""
+    rest = options.rest
+    count, warm, rounds = (24, 16, 2) if options.quick else (rest["count"], rest["warm"], rest["rounds"])
+    plain = LogPlan(warm, count, rounds, rest["in_flight"], first_seed=10_000)
+    dense = replace(plain, warm_count=warm * 2 // 3, count=count * 2 // 3, first_seed=20_000)
+    return [(PLAIN, plain, BANDS), (DENSE, dense, denser_bands(DENSE_SHARE, DENSE_ABOVE))]
+
+
+def teller(began: float) -> Told:
+    """Return what prints a line with the seconds since then."""
+    return lambda text: print(f"{time.monotonic() - began:6.0f} s  {text}", flush=True)
+
+
+def play_log(
+    name: str, plan: LogPlan, bands: tuple[Band, ...], profiles: ReuseProfiles, options: Options, told: Told
+) -> ValuedLog:
+    """Return what every arm painted of a log, in suites of its own."""
+    told(f"{name}: {plan.warm_count} requests fill the caches, {plan.count} count")
+    rng = np.random.default_rng((options.rest["log_seed"], plan.first_seed))
+    log = write_scene_log(plan.warm_count + plan.count, clip_embedder(ENCODER), rng, bands)
+    with (
+        tempfile.TemporaryDirectory(prefix="cache-value") as folder,
+        value_suites(Path(folder), profiles.of_suites(), told) as suites,
+    ):
+        player = LogPlayer(log, plan, suites, told)
+        runs = player.play_all()
+        if name != PLAIN:
+            return ValuedLog(name, log, plan, runs, {}, {})
+        vanilla = player.paint_vanilla(plan.warm_rows) | runs[VANILLA.name].pictures
+        return ValuedLog(name, log, plan, runs, vanilla, player.paint_vanilla(plan.rows, OTHER_SEED))
+
+
+def figures_of(
+    played: Sequence[ValuedLog], by_log: Mapping[str, ReuseProfiles], judges: PictureJudges
+) -> tuple[list[Figure], dict[str, Any]]:
+    """Return all figures, and what was found of the logs."""
+    figures: list[Figure] = []
+    notes: dict[str, Any] = {}
+    encoder = LocalEncoder(open_model(ENCODER))
+    for one in played:
+        profiles = by_log[one.name]
+        found, notes[one.name] = throughputs(one, profiles, encoder)
+        figures += found
+        figures += gated(one, profiles, judges, encoder) if one.vanilla else scored(one, judges)
+    return figures, notes
+
+
+def throughputs(one: ValuedLog, profiles: ReuseProfiles, encoder: LocalEncoder) -> tuple[list[Figure], dict[str, Any]]:
+    """Return the throughput of every arm, and where its requests started beside where the log's hits would have."""
+    figures: list[Figure] = []
+    notes: dict[str, Any] = {}
+    for arm in REUSING:
+        rounds, late = rounds_of(one, arm, profiles, encoder)
+        of_ceiling = at_least(OF_CEILING) if one.name == PLAIN else informative()
+        of_vanilla = at_least(PAPERS[arm.name]) if one.name == DENSE and arm.name in PAPERS else informative()
+        figures += throughput_figures(one.name, rounds, of_vanilla, of_ceiling)
+        starts = [start for part in rounds.starts for start in part]
+        served = [one.runs[arm.name].pictures[row] for row in one.plan.rows]
+        notes[arm.name] = {
+            "ceiling of the log's hits": round(throughput_ceiling(starts, rounds.costs), 3),
+            "ceiling, the newest requests in flight left out": round(throughput_ceiling(late, rounds.costs), 3),
+            "ceiling of the starts that were served": round(
+                throughput_ceiling(starts_of_served(served), rounds.costs), 3
+            ),
+            "hits of the log": round(float(np.mean([start.donor >= 0 for start in starts])), 3),
+            "hits served": round(float(np.mean([picture.kind != "noise" for picture in served])), 3),
+            "saved steps served": saved_counts(served),
+        }
+    costs = rounds_of(one, LATENTS, profiles, encoder)[0].costs
+    notes["milliseconds a step: heavy, light"] = [
+        round(1000 * costs.heavy_step_s, 2),
+        round(1000 * costs.light_step_s, 2),
+    ]
+    figures.append(better_figure(one))
+    return figures, notes
+
+
+def better_figure(one: ValuedLog) -> Figure:
+    """Return the throughput of both ÷ the better one of the two, by the sums of all rounds."""
+    better = min((LATENTS, IMAGES), key=lambda arm: sum(one.runs[arm.name].round_s))
+    pairs = list(zip(one.runs[better.name].round_s, one.runs[BOTH.name].round_s, strict=True))
+    return measured(
+        f"{one.name}, both: throughput ÷ {better.name}'s, the better one", pairs, ratio_of_sums, at_least(1.0)
+    )
+
+
+def rounds_of(
+    one: ValuedLog, arm: Arm, profiles: ReuseProfiles, encoder: LocalEncoder
+) -> tuple[ArmRounds, list[LogStart]]:
+    """Return an arm's rounds with the log's own hits; and the starts that are left where as many of the newest requests
+    as are in flight cannot be found. The images that could be found are the arm's own."""
+    plan, runs = one.plan, one.runs
+    rows = range(plan.warm_count + plan.count)
+    images = encoder.embed_pictures(runs[arm.name].data(rows)) if arm != LATENTS else one.log.embeddings
+    heavy_steps, light_steps = (int(entry_of(model)["default_steps"]) for model in (HEAVY, LIGHT))
+    rounds = ArmRounds(
+        arm.name,
+        arm_s=runs[arm.name].round_s,
+        vanilla_s=runs[VANILLA.name].round_s,
+        light_s=runs[ALL_LIGHT.name].round_s,
+        counts=[len(part) for part in plan.rounds],
+        starts=[],
+        heavy_steps=heavy_steps,
+        light_steps=light_steps,
+    )
+    tables = profiles.tables(arm)
+    starts = log_starts(one.log.embeddings, images, tables, rounds.costs)
+    late = log_starts(one.log.embeddings, images, tables, rounds.costs, plan.in_flight)
+    rounds = replace(rounds, starts=[[starts[row] for row in part] for part in plan.rounds])
+    return rounds, [late[row] for row in plan.rows]
+
+
+def starts_of_served(served: Sequence[ServedPicture]) -> list[LogStart]:
+    """Return where pictures really started."""
+    return [LogStart(picture.model == LIGHT, picture.saved_steps) for picture in served]
+
+
+def saved_counts(served: Sequence[ServedPicture]) -> dict[str, int]:
+    """Return how many pictures left out so many steps, by the kind of start."""
+    names = [f"{picture.kind} {picture.saved_steps}" for picture in served]
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
+def scored(one: ValuedLog, judges: PictureJudges) -> Iterator[Figure]:
+    """Yield the scores of a log that the gate does not judge."""
+    vanilla = judged_run(one, judges, one.runs[VANILLA.name].data(one.plan.rows))
+    for arm in REUSING:
+        ours = judged_run(one, judges, one.runs[arm.name].data(one.plan.rows))
+        yield score_figure(f"{one.name}, {arm.name}: CLIPScore ÷ vanilla's", ours, vanilla, informative())
+
+
+def judged_run(one: ValuedLog, judges: PictureJudges, pictures: Sequence[bytes]) -> JudgedPictures:
+    """Return what is said of a picture of each row that counts."""
+    rows = one.plan.rows
+    return judges.judge(pictures, [one.log.prompts[row] for row in rows], [one.log.asked[row] for row in rows])
+
+
+def gated(one: ValuedLog, profiles: ReuseProfiles, judges: PictureJudges, encoder: LocalEncoder) -> Iterator[Figure]:
+    """Yield the quality of every arm by its gate, and how the controls fail that of images."""
+    rows = one.plan.rows
+    vanilla = judged_run(one, judges, one.runs[VANILLA.name].data(rows))
+    other = judged_run(one, judges, [one.other_seed[row].data for row in rows])
+    light = judged_run(one, judges, one.runs[ALL_LIGHT.name].data(rows))
+    space = FeatureSpace.of(np.concatenate([vanilla.features, other.features]))
+
+    def figures(name: str, ours: JudgedPictures, gate: QualityGate) -> list[Figure]:
+        distances = Distances(*(space.distance(judged.features, vanilla.features) for judged in (ours, other, light)))
+        return list(quality_figures(f"{one.name}, {name}", ours, vanilla, distances, gate))
+
+    for arm in REUSING:
+        yield from figures(arm.name, judged_run(one, judges, one.runs[arm.name].data(rows)), GATES[arm.name])
+    retrieved = judged_run(one, judges, retrieved_pictures(one, profiles, encoder))
+    for name, judged in (("all-light", light), ("retrieval", retrieved)):
+        yield failing_control(f"{one.name}, {name} (a control)", figures(name, judged, IMAGES_GATE))
+
+
+def retrieved_pictures(one: ValuedLog, profiles: ReuseProfiles, encoder: LocalEncoder) -> list[bytes]:
+    """Return for each row that counts the stored picture itself where the images' table makes it a hit, else vanilla's.
+    Misses alone are stored (retrieval as in MoDM's evaluation)."""
+    count = one.plan.warm_count + one.plan.count
+    images = encoder.embed_pictures([one.vanilla[row].data for row in range(count)])
+    lowest = min(row.min_similarity for row in profiles.images.thresholds())
+    donors = retrieval_donors(one.log.embeddings, images, lowest)
+    return [one.vanilla[donors[row]].data for row in one.plan.rows]
+
+
+def retrieval_donors(texts: Vectors, images: Vectors, least_similarity: float) -> list[int]:
+    """Return the row whose picture each row gets: its own where no stored one is at least so near to its text."""
+    donors: list[int] = []
+    for row in range(len(texts)):
+        stored = [before for before in range(row) if donors[before] == before]
+        cosines = images[stored] @ texts[row]
+        near = len(stored) > 0 and float(cosines.max()) >= least_similarity
+        donors.append(stored[int(np.argmax(cosines))] if near else row)
+    return donors
+
+
+def manner(options: Options, by_log: Mapping[str, ReuseProfiles]) -> dict[str, Any]:
+    """Return how it was done."""
+    rest = options.rest
+    return {
+        "logs": [f"{name}: {plan.warm_count} + {plan.count}" for name, plan, _ in logs_of(options)],
+        "how the dense log is made": f"{DENSE_SHARE:g} of it in the bands above {DENSE_ABOVE:g}, DiffusionDB's ages",
+        "log seed": rest["log_seed"],
+        "in flight": rest["in_flight"],
+        "profiles": {name: [one.latents.name, one.images.name] for name, one in by_log.items()},
+        "tables": {name: [str(one.latents.thresholds()), str(one.images.thresholds())] for name, one in by_log.items()},
+        "ceiling": "N n h / sum of (N - K) h over misses and latents and (n' - k) l over refined images; "
+        "h = vanilla's seconds / (requests N), l = all-light's seconds / (requests n')",
+        "judges": "judge of attributes, and dual encoder of another seed; no weight of either serves",
+    }
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,106 @@
+"""The figures of `benchmarks.cache_value`: throughput beside vanilla's and the log's ceiling, quality by the gate."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.report import Figure, Target, at_least, at_most, informative, measured
+from benchmarks.reuse_ceiling import LogStart, PaintingCosts
+from benchmarks.reuse_quality import Distances, JudgedPictures, QualityGate, attribute_pairs
+from benchmarks.statistics import ratio_of_sums
+from zoo.evaluate.examination import COLUMNS
+
+OF_CEILING = 0.85
+
+
+@dataclass(frozen=True)
+class ArmRounds:
+    """Seconds that each round took: of an arm, and of vanilla and all-light in the same round; `counts` are requests,
+    `starts` where the log's own hits would have started the round's requests."""
+
+    name: str
+    arm_s: Sequence[float]
+    vanilla_s: Sequence[float]
+    light_s: Sequence[float]
+    counts: Sequence[int]
+    starts: Sequence[Sequence[LogStart]]
+    heavy_steps: int
+    light_steps: int
+
+    @property
+    def costs(self) -> PaintingCosts:
+        """Return the seconds a step over all rounds: vanilla's and all-light's."""
+        count = sum(self.counts)
+        return step_costs(sum(self.vanilla_s), sum(self.light_s), count, self.heavy_steps, self.light_steps)
+
+    def against_vanilla(self) -> list[tuple[float, float]]:
+        """Return vanilla's seconds and the arm's, by round."""
+        return list(zip(self.vanilla_s, self.arm_s, strict=True))
+
+    def against_ceiling(self) -> list[tuple[float, float]]:
+        """Return by round the seconds of the log's own hits, at the costs of that very round, and the arm's seconds."""
+        pairs = []
+        for number, starts in enumerate(self.starts):
+            seconds = self.vanilla_s[number], self.light_s[number]
+            costs = step_costs(*seconds, self.counts[number], self.heavy_steps, self.light_steps)
+            pairs.append((sum(start.cost_s(costs) for start in starts), self.arm_s[number]))
+        return pairs
+
+
+def step_costs(vanilla_s: float, light_s: float, count: int, heavy_steps: int, light_steps: int) -> PaintingCosts:
+    """Return seconds a step, of `count` requests that each model painted from noise in so many seconds."""
+    return PaintingCosts(heavy_steps, light_steps, vanilla_s / (count * heavy_steps), light_s / (count * light_steps))
+
+
+def throughput_figures(where: str, rounds: ArmRounds, of_vanilla: Target, of_ceiling: Target) -> Iterator[Figure]:
+    """Yield an arm's throughput ÷ vanilla's, and ÷ that of the log's own hits; a sample is a round's two times in
+    seconds, vanilla's or the ceiling's first."""
+    name = f"{where}, {rounds.name}"
+    yield measured(f"{name}: throughput ÷ vanilla's", rounds.against_vanilla(), ratio_of_sums, of_vanilla)
+    yield measured(
+        f"{name}: throughput ÷ the ceiling of the log's hits", rounds.against_ceiling(), ratio_of_sums, of_ceiling
+    )
+
+
+def score_figure(name: str, ours: JudgedPictures, vanilla: JudgedPictures, target: Target) -> Figure:
+    """Return the CLIPScore by the encoder that does not route, ÷ vanilla's of the same requests."""
+    pairs = [
+        (round(float(own), 4), round(float(other), 4)) for own, other in zip(ours.scores, vanilla.scores, strict=True)
+    ]
+    return measured(name, pairs, ratio_of_sums, target)
+
+
+def quality_figures(
+    name: str, ours: JudgedPictures, vanilla: JudgedPictures, distances: Distances, gate: QualityGate
+) -> Iterator[Figure]:
+    """Yield every figure of the gate, and those that stand beside it."""
+    yield score_figure(f"{name}: CLIPScore ÷ vanilla's", ours, vanilla, at_least(gate.score))
+    routing = [
+        (round(float(own), 4), round(float(other), 4))
+        for own, other in zip(ours.routing_scores, vanilla.routing_scores, strict=True)
+    ]
+    yield measured(f"{name}: CLIPScore by the routing encoder ÷ vanilla's", routing, ratio_of_sums, informative())
+    for attribute, pairs in attribute_pairs(ours, vanilla, COLUMNS).items():
+        if sum(theirs for _, theirs in pairs):
+            yield measured(f"{name}: {attribute} right ÷ vanilla's", pairs, _attribute_ratio, at_least(gate.attribute))
+    yield from distance_figures(name, distances, gate)
+
+
+def _attribute_ratio(pairs: Sequence[tuple[int, int]]) -> float:
+    """A redrawn set may have nothing right in vanilla's pictures: then ours is none the worse."""
+    return ratio_of_sums(pairs) if any(theirs for _, theirs in pairs) else 1.0
+
+
+def distance_figures(name: str, distances: Distances, gate: QualityGate) -> Iterator[Figure]:
+    """Yield the two Fréchet figures; the samples are the distances of ours, of the seeds and of all-light."""
+    samples = [distances.ours, distances.seeds, distances.light]
+    seeds = informative() if gate.seeds_share is None else at_most(gate.seeds_share)
+    light = informative() if gate.light_share is None else at_most(gate.light_share)
+    yield Figure(f"{name}: Fréchet distance ÷ that of vanilla's two seeds", distances.of_seeds, seeds, samples, None)
+    yield Figure(f"{name}: Fréchet excess ÷ all-light's", distances.of_light, light, samples, None)
+
+
+def failing_control(name: str, figures: Sequence[Figure]) -> Figure:
+    """Return how many figures of the gate a control fails: one at least, or the gate says nothing. The samples name
+    them with their values."""
+    failed = [[figure.name, figure.value] for figure in figures if not figure.ok]
+    return Figure(f"{name}: figures of the gate that it fails", len(failed), at_least(1), failed, None)

@@ -1,0 +1,204 @@
+"""The runs of `benchmarks.cache_value`: one log, played through live suites by every arm, in turns.
+
+Each suite is `pentimento up` with two workers of each model, which share the machine's cores: a device that holds both
+models. The suites differ in the selector profiles that their gateways have. All stay up, so that arms can take turns;
+who does not serve waits. An arm keeps so many requests under way, in the order of the log.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from pentimento.domain.generation import FromImage, FromLatent, Provenance
+from pentimento.domain.image_request import CacheMode, ImageRequest
+from pentimento.policies.selector_profiles import SelectorProfile, profile_to_json
+from pentimento.sdk import AsyncClient, Picture
+from pentimento.supervisor.local import LocalSuite, local_suite
+from zoo.scene_log import SceneLog
+
+HEAVY, LIGHT = "tiny-heavy", "tiny-light"
+COPIES = 2
+OTHER_SEED = 1_000_000
+SETTINGS = f"""[controller]
+heavy = "{HEAVY}"
+small = ["{LIGHT}"]
+"""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way of serving the log: by which suite, whether the cache is used, and the model that is asked for ("" for
+    whichever the plan sends a request to)."""
+
+    name: str
+    suite: str
+    cached: bool = True
+    model: str = ""
+
+
+VANILLA, ALL_LIGHT = Arm("vanilla", "both", cached=False), Arm("all-light", "both", cached=False, model=LIGHT)
+LATENTS, IMAGES, BOTH = Arm("latents", "latents"), Arm("images", "images"), Arm("both", "both")
+REUSING = (LATENTS, IMAGES, BOTH)
+ARMS = (VANILLA, *REUSING, ALL_LIGHT)
+
+
+@dataclass(frozen=True)
+class ServedPicture:
+    """A picture of the log: its bytes and where it started, with the steps that were left out of the model's own."""
+
+    data: bytes
+    model: str
+    kind: str
+    saved_steps: int
+
+    @classmethod
+    def of(cls, picture: Picture) -> "ServedPicture":
+        made = picture.provenance
+        return cls(picture.data, made.route.model, start_kind(made), made.steps_saved)
+
+
+def start_kind(made: Provenance) -> str:
+    """Return noise, latent or image."""
+    match made.route.start:
+        case FromLatent():
+            return "latent"
+        case FromImage():
+            return "image"
+    return "noise"
+
+
+@dataclass
+class ArmRun:
+    """What an arm painted, by row of the log, and the seconds that each of its rounds took."""
+
+    pictures: dict[int, ServedPicture] = field(default_factory=dict)
+    round_s: list[float] = field(default_factory=list)
+
+    def data(self, rows: Sequence[int]) -> list[bytes]:
+        """Return the encoded pictures of these rows."""
+        return [self.pictures[row].data for row in rows]
+
+
+@dataclass(frozen=True)
+class LogPlan:
+    """How a log is played: the first `warm_count` requests fill the caches, the others are cut into `round_count`
+    rounds; `in_flight` are under way at a time."""
+
+    warm_count: int
+    count: int
+    round_count: int
+    in_flight: int
+    first_seed: int
+
+    @property
+    def warm_rows(self) -> range:
+        return range(self.warm_count)
+
+    @property
+    def rows(self) -> range:
+        """Return the rows that count."""
+        return range(self.warm_count, self.warm_count + self.count)
+
+    @property
+    def rounds(self) -> list[range]:
+        """Return the rows of each round, in the order of the log."""
+        edges = [self.warm_count + self.count * number // self.round_count for number in range(self.round_count + 1)]
+        return [range(first, last) for first, last in pairwise(edges)]
+
+
+def in_turns(number: int) -> Sequence[Arm]:
+    """Return the arms in the order of that round: forwards and backwards, so that none always follows the same."""
+    return ARMS if number % 2 == 0 else ARMS[::-1]
+
+
+class LogPlayer:
+    """Plays the rows of a log by arms."""
+
+    def __init__(
+        self, log: SceneLog, plan: LogPlan, suites: Mapping[str, LocalSuite], told: Callable[[str], None]
+    ) -> None:
+        self._log = log
+        self._plan = plan
+        self._suites = suites
+        self._told = told
+        self.runs = {arm.name: ArmRun() for arm in ARMS}
+
+    def play_all(self) -> dict[str, ArmRun]:
+        """Return the runs of all arms: the caches warmed, then the rounds."""
+        for arm in REUSING:
+            self._play(arm, self._plan.warm_rows, "warm-up")
+        for number, rows in enumerate(self._plan.rounds):
+            for arm in in_turns(number):
+                seconds = self._play(arm, rows, f"round {number + 1} of {self._plan.round_count}")
+                self.runs[arm.name].round_s.append(seconds)
+        return self.runs
+
+    def paint_vanilla(self, rows: Sequence[int], seeds_from: int = 0) -> dict[int, ServedPicture]:
+        """Return the heavy model's pictures of these rows, with other seeds where `seeds_from` says so."""
+        painted, seconds = asyncio.run(self._paint(VANILLA, rows, seeds_from))
+        self._told(f"vanilla, for comparison: {len(rows)} in {seconds:.1f} s")
+        return painted
+
+    def _play(self, arm: Arm, rows: Sequence[int], what: str) -> float:
+        painted, seconds = asyncio.run(self._paint(arm, rows))
+        self.runs[arm.name].pictures |= painted
+        hits = sum(picture.kind != "noise" for picture in painted.values())
+        self._told(f"{arm.name}, {what}: {len(rows)} in {seconds:.1f} s, {hits} from the cache")
+        return seconds
+
+    async def _paint(
+        self, arm: Arm, rows: Sequence[int], seeds_from: int = 0
+    ) -> tuple[dict[int, ServedPicture], float]:
+        painted: dict[int, ServedPicture] = {}
+        left = iter(rows)
+        async with AsyncClient(self._suites[arm.suite].endpoint.public) as client:
+
+            async def one_after_the_other() -> None:
+                for row in left:
+                    picture = await client.generate(self._request(arm, row, seeds_from))
+                    painted[row] = ServedPicture.of(picture)
+
+            began = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._plan.in_flight):
+                    group.create_task(one_after_the_other())
+            return painted, time.monotonic() - began
+
+    def _request(self, arm: Arm, row: int, seeds_from: int) -> ImageRequest:
+        return ImageRequest(
+            self._log.prompts[row],
+            model=arm.model,
+            seed=self._plan.first_seed + seeds_from + row,
+            cache=CacheMode.READ_WRITE if arm.cached else CacheMode.OFF,
+        )
+
+
+@contextmanager
+def value_suites(
+    folder: Path, profiles: Mapping[str, Sequence[SelectorProfile]], told: Callable[[str], None]
+) -> Iterator[dict[str, LocalSuite]]:
+    """A running suite for each set of profiles, by its name."""
+    with ExitStack() as stack:
+        suites = {}
+        for name, chosen in profiles.items():
+            suites[name] = stack.enter_context(local_suite(suite_flags(folder / name, chosen)))
+            told(f"suite {name} is up after {suites[name].start_s:.0f} s")
+        yield suites
+
+
+def suite_flags(folder: Path, profiles: Sequence[SelectorProfile]) -> list[str]:
+    """Return the flags of a suite with these profiles, which are written there."""
+    folder.mkdir(parents=True)
+    settings = folder / "settings.toml"
+    settings.write_text(SETTINGS)
+    flags = ["--model", HEAVY, "--model", LIGHT, "--workers", str(COPIES), "--device", "cpu"]
+    flags += ["--policy", "resident-mixture", "--config", str(settings)]
+    for profile in profiles:
+        path = folder / f"{profile.kind.value}.json"
+        path.write_text(profile_to_json(profile))
+        flags += ["--selector-profiles", str(path)]
+    return flags

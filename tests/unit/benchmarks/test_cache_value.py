@@ -1,0 +1,111 @@
+"""What the benchmark of the cache's value makes of rounds and of judged pictures, on figures that are known."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.cache_value import retrieval_donors, saved_counts, starts_of_served
+from benchmarks.picture_judges import check_judges
+from benchmarks.report import Figure, at_least, informative
+from benchmarks.reuse_ceiling import FROM_NOISE, LogStart
+from benchmarks.reuse_quality import IMAGES_GATE, LATENTS_GATE, Array, Distances, JudgedPictures
+from benchmarks.value_figures import ArmRounds, failing_control, quality_figures, throughput_figures
+from benchmarks.value_runs import ARMS, LogPlan, ServedPicture, in_turns
+from pentimento.domain.errors import NotFound
+from zoo.drawing.captions import ATTRIBUTES
+
+# Two rounds of two requests: vanilla takes 1 s a picture and then 2 s, all-light a tenth of it.
+ROUNDS = ArmRounds(
+    "images",
+    arm_s=[1.0, 2.0],
+    vanilla_s=[2.0, 4.0],
+    light_s=[0.2, 0.4],
+    counts=[2, 2],
+    starts=[[FROM_NOISE, LogStart(True, 6, 0)], [LogStart(False, 25, 0), LogStart(False, 25, 0)]],
+    heavy_steps=50,
+    light_steps=12,
+)
+
+
+def judged(score: float, right: bool, count: int = 8) -> JudgedPictures:
+    """Each asks for everything, and all or nothing of it is right."""
+    shape = count, len(ATTRIBUTES)
+    scores: Array = np.full(count, score)
+    return JudgedPictures(scores, scores, np.full(shape, right), np.full(shape, True), scores[:, None])
+
+
+def test_throughput_is_measured_round_by_round_against_vanilla_and_the_log_s_hits() -> None:
+    vanilla, ceiling = throughput_figures("log", ROUNDS, informative(), at_least(0.85))
+
+    assert vanilla.value == 2.0
+    # 1 s and half of 0.1 s; then two halves of 2 s: what the hits would take at that round's costs.
+    assert [pair[0] for pair in ceiling.samples] == pytest.approx([1.05, 2.0])
+    assert (ceiling.value, ceiling.ok) == (pytest.approx(3.05 / 3.0), True)
+
+
+def test_steps_cost_what_vanilla_and_all_light_took_over_all_rounds() -> None:
+    assert (ROUNDS.costs.heavy_step_s, ROUNDS.costs.light_step_s) == pytest.approx((6 / 200, 0.6 / 48))
+
+
+def test_pictures_as_good_as_vanilla_s_pass_the_gate_and_worse_ones_fail_each_figure_of_it() -> None:
+    vanilla, near, far = judged(0.8, True), Distances(1.0, 2.0, 6.0), Distances(5.0, 2.0, 6.0)
+
+    for gate in (LATENTS_GATE, IMAGES_GATE):
+        assert all(figure.ok for figure in quality_figures("arm", judged(0.8, True), vanilla, near, gate))
+        bad = list(quality_figures("arm", judged(0.7, False), vanilla, far, gate))
+        assert {figure.ok for figure in bad if figure.target.limit is not None} == {False}
+
+
+def test_the_gate_of_images_has_a_higher_bound_of_scores() -> None:
+    vanilla, ours, near = judged(1.0, True), judged(0.97, True), Distances(1.0, 2.0, 6.0)
+
+    short = [
+        [figure.name for figure in quality_figures("arm", ours, vanilla, near, gate) if not figure.ok]
+        for gate in (LATENTS_GATE, IMAGES_GATE)
+    ]
+
+    assert short == [[], ["arm: CLIPScore ÷ vanilla's"]]
+
+
+def test_a_control_has_to_fail_something() -> None:
+    passed, failed = (Figure("score", value, at_least(0.98), [], None) for value in (0.99, 0.5))
+
+    assert (failing_control("light", [passed]).ok, failing_control("light", [passed, failed]).ok) == (False, True)
+
+
+def test_retrieval_answers_with_the_nearest_stored_picture_and_stores_misses_alone() -> None:
+    texts = np.eye(3, dtype=np.float32)[[0, 0, 1, 1, 2]]
+    images = np.eye(3, dtype=np.float32)[[0, 1, 2, 1, 2]]
+
+    # The second is answered by the first, and leaves nothing for the third, whose text its own picture would fit.
+    assert retrieval_donors(texts, images, 0.9) == [0, 0, 2, 3, 2]
+
+
+def test_rounds_are_the_rows_after_the_warm_up_in_order() -> None:
+    plan = LogPlan(warm_count=3, count=7, round_count=3, in_flight=1, first_seed=0)
+
+    assert [list(rows) for rows in plan.rounds] == [[3, 4], [5, 6], [7, 8, 9]]
+    assert (list(plan.warm_rows), list(plan.rows)) == ([0, 1, 2], [3, 4, 5, 6, 7, 8, 9])
+
+
+def test_arms_take_turns_forwards_and_backwards() -> None:
+    assert list(in_turns(0)) == list(in_turns(1))[::-1] == list(ARMS)
+
+
+def test_what_was_served_is_counted_by_kind_and_steps() -> None:
+    noise = ServedPicture(b"", "tiny-heavy", "noise", 0)
+    image = replace(noise, model="tiny-light", kind="image", saved_steps=7)
+
+    assert saved_counts([noise, image, image]) == {"image 7": 2, "noise 0": 1}
+    assert starts_of_served([noise, image]) == [FROM_NOISE, LogStart(True, 7)]
+
+
+def test_a_judge_that_was_never_trained_is_named_with_how_to_train_it(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=rf"pentimento zoo train judge --work {tmp_path}"):
+        check_judges(tmp_path, tmp_path)
+    (tmp_path / "judge").mkdir()
+    (tmp_path / "judge" / "checkpoint.safetensors").touch()
+    with pytest.raises(NotFound, match=r"zoo train dual-encoder --seed 5"):
+        check_judges(tmp_path, tmp_path)

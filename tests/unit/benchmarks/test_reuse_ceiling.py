@@ -1,0 +1,81 @@
+"""What a log's own hits would save, on logs that are worked out by hand."""
+
+import numpy as np
+import pytest
+
+from benchmarks.reuse_ceiling import (
+    FROM_NOISE,
+    MOST_ANCESTORS,
+    LogStart,
+    PaintingCosts,
+    ReuseTables,
+    Vectors,
+    log_starts,
+    throughput_ceiling,
+)
+from pentimento.policies.cache_selection import Threshold
+
+COSTS = PaintingCosts(heavy_steps=50, light_steps=10, heavy_step_s=0.02, light_step_s=0.01)
+LATENTS = ReuseTables(latents=(Threshold(0.9, 0.5),))
+IMAGES = ReuseTables(images=(Threshold(0.3, 0.4),))
+BOTH = ReuseTables(LATENTS.latents, IMAGES.images)
+
+
+def unit(*angles: float) -> Vectors:
+    """Unit vectors of two dimensions, at these angles in degrees."""
+    radians = np.radians(angles)
+    return np.stack([np.cos(radians), np.sin(radians)], axis=1).astype(np.float32)
+
+
+def test_hits_of_latents_leave_none_so_the_next_finds_the_miss_before_them() -> None:
+    texts = unit(0, 20, 40, 60)
+
+    # 20 degrees are near enough (0.94), 40 are not (0.77): the third is no hit, since the second left nothing.
+    assert log_starts(texts, texts, LATENTS, COSTS) == [
+        FROM_NOISE,
+        LogStart(False, 25, 0),
+        FROM_NOISE,
+        LogStart(False, 25, 2),
+    ]
+
+
+def test_images_are_found_by_their_own_vectors_and_refined_by_the_light_model() -> None:
+    texts, images = unit(0, 10, 100), unit(180, 60, 90)
+
+    # The first picture is nowhere near any text; the second is at 50 degrees (0.64) from the third text, not from its
+    # own, which comes too early.
+    assert log_starts(texts, images, IMAGES, COSTS) == [FROM_NOISE, FROM_NOISE, LogStart(True, 4, 1)]
+
+
+def test_the_cheaper_of_two_starts_is_taken() -> None:
+    texts = unit(0, 5)
+    dear = PaintingCosts(50, 10, 0.02, light_step_s=0.2)
+
+    cheap, costly = (log_starts(texts, texts, BOTH, costs)[1] for costs in (COSTS, dear))
+
+    assert (cheap, costly) == (LogStart(True, 4, 0), LogStart(False, 25, 0))
+
+
+def test_what_is_still_under_way_cannot_be_found() -> None:
+    texts = unit(0, 5, 50)
+
+    assert log_starts(texts[:2], texts[:2], LATENTS, COSTS, unseen=1)[1] == FROM_NOISE
+    assert log_starts(unit(0, 50, 5), texts, LATENTS, COSTS, unseen=1)[2] == LogStart(False, 25, 0)
+
+
+def test_images_that_have_too_many_ancestors_are_not_kept() -> None:
+    """Each text is near the picture before it alone."""
+    texts = unit(*(10.0 * number for number in range(12)))
+    tables = ReuseTables(images=(Threshold(0.98, 0.4),))
+
+    donors = [start.donor for start in log_starts(texts, texts, tables, COSTS)]
+
+    kept = MOST_ANCESTORS + 1
+    assert donors == [-1, *range(kept), -1, *range(kept + 1, 11)]
+
+
+def test_the_ceiling_is_what_all_cost_from_noise_by_what_they_cost() -> None:
+    starts = [FROM_NOISE, LogStart(False, 25, 0), LogStart(True, 4, 0)]
+
+    # 1 s from noise, half of it from the latent, six steps of 0.01 s for the image.
+    assert throughput_ceiling(starts, COSTS) == pytest.approx(3.0 / (1.0 + 0.5 + 0.06))

@@ -1,0 +1,74 @@
+"""The arithmetic of what reuse is worth, on figures that are known."""
+
+import numpy as np
+import pytest
+
+from benchmarks.reuse_quality import (
+    Array,
+    Distances,
+    FeatureSpace,
+    JudgedPictures,
+    attribute_pairs,
+    frechet_distance,
+)
+from benchmarks.statistics import ratio_of_sums
+
+
+def normal(count: int, *scales: float, mean: float = 0.0, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal((count, len(scales))) * np.array(scales) + mean
+
+
+def judged(right: list[list[int]], asked: list[list[int]]) -> JudgedPictures:
+    nothing = np.zeros(len(right))
+    return JudgedPictures(nothing, nothing, np.array(right, bool), np.array(asked, bool), nothing[:, None])
+
+
+def test_a_set_is_no_distance_from_itself() -> None:
+    vectors = normal(200, 1.0, 2.0, 3.0)
+
+    assert frechet_distance(vectors, vectors) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_distance_of_normals_is_the_closed_form() -> None:
+    """Of N(0, diag(1, 4)) and N(1, diag(9, 4)): 2 for the means, (1 - 3)² for the first scale."""
+    ours, theirs = normal(200_000, 1.0, 2.0, seed=1), normal(200_000, 3.0, 2.0, mean=1.0, seed=2)
+
+    assert frechet_distance(ours, theirs) == pytest.approx(2.0 + 4.0, rel=0.02)
+
+
+def test_covariances_that_do_not_commute_have_their_distance_too() -> None:
+    turn = np.array([[0.6, -0.8], [0.8, 0.6]])
+    plain = normal(100_000, 1.0, 3.0, seed=3)
+
+    found = frechet_distance(plain @ turn.T, plain)
+
+    own, other = turn @ np.diag([1.0, 9.0]) @ turn.T, np.diag([1.0, 9.0])
+    mixed = np.sqrt(np.linalg.eigvals(own @ other).real).sum()
+    assert found == pytest.approx(20.0 - 2.0 * mixed, rel=0.03)
+
+
+def test_a_space_keeps_the_directions_that_vary_most() -> None:
+    features = normal(500, 0.01, 5.0, 0.01, 2.0)
+
+    space = FeatureSpace.of(features, count=2)
+
+    assert np.abs(space.directions[[0, 2]]).max() < 0.05
+    moved = features + np.array([3.0, 0.0, 0.0, 0.0])
+    assert space.distance(moved, features) < 0.1 < space.distance(features + np.array([0.0, 3.0, 0.0, 0.0]), features)
+
+
+def test_an_attribute_counts_where_it_is_asked_for_and_second_things_count_with_the_first() -> None:
+    asked = [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
+    ours, vanilla = judged([[1, 1, 0], [0, 0, 0], [0, 0, 0]], asked), judged([[1, 0, 0], [1, 0, 0], [0, 0, 0]], asked)
+
+    found = attribute_pairs(ours, vanilla, {"shape": [0, 1], "place": [2]})
+
+    assert found == {"shape": [(2, 1), (0, 1)]}
+    assert ratio_of_sums(found["shape"]) == 1.0
+
+
+def test_excess_is_what_lies_beyond_the_seeds() -> None:
+    assert Distances(ours=3.0, seeds=2.0, light=6.0).of_light == pytest.approx(0.25)
+    assert Distances(ours=1.0, seeds=2.0, light=6.0).of_light == 0.0
+    assert Distances(ours=1.0, seeds=2.0, light=6.0).of_seeds == 0.5
+    assert Distances(ours=1.0, seeds=2.0, light=2.0).of_light is None
