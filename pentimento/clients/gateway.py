@@ -10,9 +10,11 @@ from pentimento.clients.errors import domain_errors
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, ObjectReference
+from pentimento.domain.online_quality import PaintedAgain, ReuseQuality
 from pentimento.domain.retrieval import LookupAnswer, LookupCandidate
 from pentimento.wire.cache import answer_from_proto, candidate_to_proto, embedding_to_proto, scope_to_proto
 from pentimento.wire.generation import attempt_to_proto, captured_to_proto, grant_from_proto, object_to_proto
+from pentimento.wire.online_quality import painted_again_to_proto, reuse_quality_from_proto
 
 
 class GatewayClient:
@@ -110,6 +112,18 @@ class GatewayClient:
         request = pb.UnpinObjectsRequest(tenant=tenant, request_id=request_id)
         with domain_errors():
             await self._stub.UnpinObjects(request, timeout=timeout_s)
+
+    async def report_quality(self, seen: PaintedAgain, timeout_s: float | None = None) -> bool:
+        """Report a hit that was painted again. Return whether it counts, which it does once."""
+        with domain_errors():
+            return (await self._stub.ReportQuality(painted_again_to_proto(seen), timeout=timeout_s)).counted
+
+    async def reuse_quality(self, model_digest: str, timeout_s: float | None = None) -> tuple[ReuseQuality, ...]:
+        """Return the thresholds of a model, and what hits by them were seen to keep."""
+        request = pb.GetReuseQualityRequest(model_digest=model_digest)
+        with domain_errors():
+            answer = await self._stub.GetReuseQuality(request, timeout=timeout_s)
+        return tuple(reuse_quality_from_proto(quality) for quality in answer.thresholds)
 
     async def statistics(self, timeout_s: float | None = None) -> pb.GetStatisticsResponse:
         """Return the cache's statistics message."""

@@ -49,7 +49,40 @@ class QualitySample:
 
 @dataclass(frozen=True)
 class ThresholdPosition:
-    """The similarity from which a threshold is in force, and the newest sample's number at its last move (0: none)."""
+    """The lowest similarity that hits allow (-1: they never said anything), and the newest sample's number when that
+    moved last."""
 
-    similarity: float
+    similarity: float = -1.0
     moved_at_number: int = 0
+
+
+@dataclass(frozen=True)
+class AchievedQuality:
+    """What hits kept. `kept_share` is the share of them that kept the alpha asked for; `alpha` is what 95 % of them
+    kept at least. Lower and upper bounds are one-sided, at 95 % each."""
+
+    sample_count: int
+    kept_share: float
+    kept_share_low: float
+    kept_share_high: float
+    alpha: float
+    alpha_low: float
+    alpha_high: float
+
+
+@dataclass(frozen=True)
+class ReuseQuality:
+    """A row of a model's table of reuse, and what hits by it were seen to keep: None before the first.
+
+    `profiled_similarity` is the table's own, `similarity` the one in force; `source` says where the table is from. An
+    empty `reference_model_digest` stands for the model itself.
+    """
+
+    from_image: bool
+    saved_share: float
+    profiled_similarity: float
+    similarity: float
+    asked_alpha: float
+    source: str
+    reference_model_digest: str = ""
+    achieved: AchievedQuality | None = None

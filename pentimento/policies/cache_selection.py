@@ -122,7 +122,7 @@ def select_start(context: SelectionContext, rules: SelectionRules) -> Selection:
 def capture_steps(step_count: int, rules: SelectionRules) -> tuple[int, ...]:
     """Return the K at which latents are worth keeping for a model run of `step_count` steps, ascending: one a
     threshold."""
-    return tuple(sorted({step for rule in rules.latents if (step := _steps(rule, step_count)) > 0}))
+    return tuple(sorted({step for rule in rules.latents if (step := skipped_steps(rule, step_count)) > 0}))
 
 
 def kept_steps(step_count: int, start_step: int, rules: SelectionRules) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ def keeps_image(start_step: int, rules: SelectionRules) -> bool:
 
 def allowed_steps(similarity: float, step_count: int, thresholds: Thresholds) -> int:
     """Return the most steps that may be skipped at this similarity; 0 when none."""
-    allowed = (_steps(rule, step_count) for rule in thresholds if similarity >= rule.min_similarity)
+    allowed = (skipped_steps(rule, step_count) for rule in thresholds if similarity >= rule.min_similarity)
     return max(allowed, default=0)
 
 
@@ -177,6 +177,7 @@ def _too_far(what: str, similarity: float, thresholds: Thresholds) -> str:
     return f"miss: {what} {similarity:.3f}, needed {lowest:.3f}"
 
 
-def _steps(rule: Threshold, step_count: int) -> int:
+def skipped_steps(rule: Threshold, step_count: int) -> int:
+    """Return K: the steps of `step_count` that a row of a table allows to be skipped."""
     # Rounded down, so that no more is skipped than the profile allows; the margin forgives 0.1 * 50 = 4.999….
     return int(rule.saved_share * step_count + 1e-9)

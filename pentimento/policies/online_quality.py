@@ -15,11 +15,9 @@ hysteresis:
 Bounds are Clopper and Pearson's (1934), one-sided at CONFIDENCE each.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from pentimento.domain.online_quality import QualitySample, ThresholdPosition
+from pentimento.domain.online_quality import AchievedQuality, QualitySample, ThresholdPosition
 from pentimento.policies.selector_profiling import (
     CONFIDENCE,
     REQUIRED_SHARE,
@@ -38,25 +36,12 @@ _NEAR = 0.005
 _BISECTIONS = 40
 
 
-@dataclass(frozen=True)
-class AchievedQuality:
-    """What hits kept. `kept_share` is the share of them that kept the alpha asked for; `alpha` is what 95 % of them
-    kept at least. Lower and upper bounds are one-sided, at 95 % each; without samples they say nothing."""
-
-    sample_count: int = 0
-    kept_share: float = 0.0
-    kept_share_low: float = 0.0
-    kept_share_high: float = 1.0
-    alpha: float = 0.0
-    alpha_low: float = 0.0
-    alpha_high: float = math.inf
-
-
-def achieved_quality(samples: Sequence[QualitySample], in_force: float, alpha: float) -> AchievedQuality:
-    """Return what the hits kept whose similarity is at least `in_force`; alpha 0..1 is what was promised."""
+def achieved_quality(samples: Sequence[QualitySample], in_force: float, alpha: float) -> AchievedQuality | None:
+    """Return what the hits kept whose similarity is at least `in_force`, None without any; alpha 0..1 is what was
+    promised."""
     served = _served(samples, in_force)
     if not served:
-        return AchievedQuality()
+        return None
     kept = sum(sample.keeps(alpha) for sample in served)
     low, high = share_bounds(kept, len(served))
     ratios = sorted(_ratio(sample) for sample in served)
@@ -78,18 +63,19 @@ def followed(
     rule: ThresholdRule = ThresholdRule.LOWER_BOUND,
 ) -> ThresholdPosition:
     """Return where a threshold stands after these samples of its hits. `profiled` is the profile's own similarity,
-    below which it never goes."""
-    position = ThresholdPosition(max(position.similarity, profiled), position.moved_at_number)
+    which is in force wherever the position is not above it."""
+    in_force = max(position.similarity, profiled)
     newest = max((sample.number for sample in samples), default=0)
-    served = _served(samples, position.similarity)
+    served = _served(samples, in_force)
     if len(served) >= FEWEST_TO_RAISE and _surely_broken(served, alpha, rule):
-        raised = max(_raised(samples, position.similarity, alpha, rule), position.similarity)
-        return position if raised == position.similarity else ThresholdPosition(raised, newest)
+        raised = _raised(samples, in_force, alpha, rule)
+        return ThresholdPosition(raised, newest) if raised > in_force else position
     fresh = [sample for sample in samples if sample.number > position.moved_at_number]
-    if position.similarity > profiled and _surely_kept(_served(fresh, position.similarity), alpha, rule):
-        lowered = _halfway(position.similarity, profiled)
+    if in_force > profiled and _surely_kept(_served(fresh, in_force), alpha, rule):
+        lowered = _halfway(in_force, profiled)
         if not _surely_broken(_served(samples, lowered), alpha, rule):
-            return ThresholdPosition(lowered, newest)
+            # One that is back allows whatever a later profile does.
+            return ThresholdPosition(lowered if lowered > profiled else ThresholdPosition().similarity, newest)
     return position
 
 

@@ -5,6 +5,7 @@ another's. Whoever gives tables for such models takes that on.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from pentimento.policies.cache_selection import SelectionRules, Thresholds
 from pentimento.policies.selector_profiles import ReuseKind, SelectorProfile, SelectorProfiles, biased
@@ -16,11 +17,14 @@ NO_PROFILE = "no selector profile of this model"
 
 @dataclass(frozen=True)
 class ReuseTable:
-    """A table, the share of the from-scratch quality that it promises (0 for none), and where it is from."""
+    """A table, the share of the from-scratch quality that it promises (0 for none), and where it is from. What is
+    promised is what `rule` asks for, against `reference_model_digest` from scratch; empty for the model itself."""
 
     thresholds: Thresholds
     alpha: float
     source: str
+    rule: ThresholdRule = ThresholdRule.LOWER_BOUND
+    reference_model_digest: str = ""
 
     def keeps(self, quality: float | None) -> bool:
         """Return whether it promises the quality asked for; None asks for whatever it promises."""
@@ -46,6 +50,19 @@ class ModelReuse:
             images=self.images.thresholds if self.images in offered else (),
             quality=max((table.alpha for table in offered), default=self.base.quality),
         )
+
+
+class Reuse(Protocol):
+    """Says what models may reuse."""
+
+    def of(self, model_digest: str, encoder_digest: str | None) -> ModelReuse:
+        """Return what a model may reuse under an encoder; None for one that is not known yet."""
+        ...
+
+    @property
+    def reuses_anything(self) -> bool:
+        """Return whether any table allows anything."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +109,8 @@ class ReuseRules:
         if profile is None:
             return ReuseTable(unprofiled, self.base.quality, UNPROFILED if unprofiled else NO_PROFILE)
         alpha = profile.alpha if self.bias <= 0 else 0.0
-        return ReuseTable(biased(profile.thresholds(self.rule), self.bias), alpha, self._source(profile))
+        thresholds, rule = biased(profile.thresholds(self.rule), self.bias), self.rule or profile.rule
+        return ReuseTable(thresholds, alpha, self._source(profile), rule, profile.reference_model_digest)
 
     def _source(self, profile: SelectorProfile) -> str:
         named = profile.name if self.rule is None else replace(profile, rule=self.rule).name

@@ -31,7 +31,7 @@ LATENCY_BUCKETS_S = (
     60.0,
     120.0,
 )
-NAME = re.compile(r"pentimento_[a-z0-9_]+_(seconds|total|bytes|count|share)")
+NAME = re.compile(r"pentimento_[a-z0-9_]+_(seconds|total|bytes|count|share|similarity)")
 FORBIDDEN_LABELS = frozenset({"prompt", "user", "tenant", "token", "request_id"})
 
 

@@ -63,6 +63,11 @@ class EncoderGuard:
             _require_encoder(self._binding, embedding, field)
         check_vector(f"{field}.values", embedding.values, embedding.dimension_count)
 
+    def check_encoder(self, encoder_digest: str) -> None:
+        """Raises InvalidArgument unless the cache holds that encoder's vectors."""
+        if encoder_digest != self.encoder_digest:
+            raise InvalidArgument.of("encoder_digest", "must be that of the cache's encoder")
+
     async def bind(self, embedding: Embedding) -> None:
         """Bind an unbound cache to a checked embedding's encoder. Raises InvalidArgument when another was first."""
         if self._binding is None:

@@ -9,6 +9,7 @@ from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.healing import Healing
 from services.vectordb_gateway.lookup import Lookup
 from services.vectordb_gateway.pinning import Pinning
+from services.vectordb_gateway.quality_watch import QualityWatch
 from services.vectordb_gateway.writing import EntryWriting
 
 
@@ -30,6 +31,7 @@ class Gateway:
     writing: EntryWriting
     healing: Healing
     pinning: Pinning
+    quality: QualityWatch
     ledger: CacheLedger
     capacity: Capacity
     index_backend: str

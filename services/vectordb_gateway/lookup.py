@@ -14,7 +14,7 @@ from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.policies.match_prediction import Ruling
-from pentimento.policies.reuse_rules import ReuseRules
+from pentimento.policies.reuse_rules import Reuse
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.vectors import VectorIndex
 from services.vectordb_gateway import metrics
@@ -48,7 +48,7 @@ class Lookup:
         guard: EncoderGuard,
         index: VectorIndex,
         ledger: CacheLedger,
-        reuse: ReuseRules,
+        reuse: Reuse,
         bounds: LookupBounds,
         watch: MatchWatch,
         uses: UseNotes | None = None,

@@ -12,6 +12,7 @@ from services.vectordb_gateway import metrics
 from services.vectordb_gateway.capacity import Capacity
 from services.vectordb_gateway.indexing import Indexing, batches
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
+from services.vectordb_gateway.quality_watch import QualityWatch
 from services.vectordb_gateway.settings import MaintenanceSettings
 from services.vectordb_gateway.use_notes import UseNotes
 
@@ -32,6 +33,7 @@ class Maintenance:
         settings: MaintenanceSettings,
         watch: MatchWatch,
         uses: UseNotes | None = None,
+        quality: QualityWatch | None = None,
     ) -> None:
         self._ledger = ledger
         self._objects = objects
@@ -40,6 +42,7 @@ class Maintenance:
         self._settings = settings
         self._watch = watch
         self._uses = uses
+        self._quality = quality
         self._reconciled_at: float | None = None
         self._failing: set[str] = set()
 
@@ -64,6 +67,8 @@ class Maintenance:
         self._try("remove_doomed", self._indexing.remove_doomed)
         self._try("delete_objects", self._delete_objects)
         self._try("match_predictor", self._watch.maintain)
+        if self._quality is not None:
+            self._try("follow_quality", self._quality.refresh)
 
     def keep_predictor(self) -> None:
         """Write what the predictor learnt to its file. Blocks; a file that cannot be written is logged."""

@@ -1,5 +1,6 @@
 """What the gateway counts, beside the RPC metrics that every process has."""
 
+from pentimento.domain.online_quality import ReuseQuality
 from pentimento.telemetry import counter, gauge, histogram
 
 LOOKUPS = counter("pentimento_gateway_lookups_total", "Lookups by outcome.", ["outcome"])
@@ -40,3 +41,46 @@ PINNED_OBJECTS = gauge(
 )
 PINNED_BYTES = gauge("pentimento_gateway_pinned_bytes", "Bytes of those pinned objects.")
 READ_ONLY = gauge("pentimento_gateway_read_only_count", "1 while the cache takes nothing new.")
+QUALITY_SAMPLES = counter(
+    "pentimento_gateway_quality_samples_total",
+    "Hits painted again from noise: counted, repeated, or unmatched where no table has their threshold any more.",
+    ["outcome"],
+)
+_THRESHOLD = ["model", "kind", "saved_share"]
+REUSE_SIMILARITY = gauge(
+    "pentimento_gateway_reuse_threshold_similarity",
+    "Similarity from which on a model may skip that share of its steps, of profiled and in_force.",
+    [*_THRESHOLD, "which"],
+)
+KEPT_SHARE = gauge(
+    "pentimento_gateway_reuse_kept_share",
+    "Share of hits painted again that kept the quality promised: low and high bound (95 %), and seen.",
+    [*_THRESHOLD, "which"],
+)
+ACHIEVED_ALPHA = gauge(
+    "pentimento_gateway_reuse_alpha_share",
+    "Share of the from-scratch quality that 95 % of hits painted again kept: low and high bound (95 %), and seen.",
+    [*_THRESHOLD, "which"],
+)
+REUSE_SAMPLES = gauge(
+    "pentimento_gateway_reuse_samples_count", "Hits painted again that those figures are made of.", _THRESHOLD
+)
+
+
+def publish_quality(model_digest: str, quality: ReuseQuality) -> None:
+    """Changes state: the gauges of a threshold."""
+    kind = "images" if quality.from_image else "latents"
+    labels = (model_digest, kind, f"{quality.saved_share:g}")
+    REUSE_SIMILARITY.labels(*labels, "profiled").set(quality.profiled_similarity)
+    REUSE_SIMILARITY.labels(*labels, "in_force").set(quality.similarity)
+    achieved = quality.achieved
+    REUSE_SAMPLES.labels(*labels).set(achieved.sample_count if achieved is not None else 0)
+    if achieved is None:
+        return
+    for which, share, alpha in (
+        ("low", achieved.kept_share_low, achieved.alpha_low),
+        ("seen", achieved.kept_share, achieved.alpha),
+        ("high", achieved.kept_share_high, achieved.alpha_high),
+    ):
+        KEPT_SHARE.labels(*labels, which).set(share)
+        ACHIEVED_ALPHA.labels(*labels, which).set(alpha)

@@ -8,6 +8,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import CapturedEntries
 from pentimento.wire.cache import answer_to_proto, candidate_from_proto, embedding_from_proto, scope_from_proto
 from pentimento.wire.generation import attempt_from_proto, captured_from_proto, grant_to_proto, object_from_proto
+from pentimento.wire.online_quality import painted_again_from_proto, reuse_quality_to_proto
 from services.vectordb_gateway.gateway import Gateway
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["VectordbGatewayService"].full_name
@@ -77,6 +78,22 @@ class GatewayServicer(VectordbGatewayServiceServicer):
     ) -> pb.UnpinObjectsResponse:
         await self._gateway.pinning.unpin(request.tenant, request.request_id)
         return pb.UnpinObjectsResponse()
+
+    async def ReportQuality(
+        self,
+        request: pb.ReportQualityRequest,
+        context: grpc.aio.ServicerContext[pb.ReportQualityRequest, pb.ReportQualityResponse],
+    ) -> pb.ReportQualityResponse:
+        counted = await self._gateway.quality.report(painted_again_from_proto(request))
+        return pb.ReportQualityResponse(counted=counted)
+
+    async def GetReuseQuality(
+        self,
+        request: pb.GetReuseQualityRequest,
+        context: grpc.aio.ServicerContext[pb.GetReuseQualityRequest, pb.GetReuseQualityResponse],
+    ) -> pb.GetReuseQualityResponse:
+        found = await self._gateway.quality.qualities(request.model_digest)
+        return pb.GetReuseQualityResponse(thresholds=[reuse_quality_to_proto(quality) for quality in found])
 
     async def GetStatistics(
         self,

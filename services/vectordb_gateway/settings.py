@@ -68,6 +68,9 @@ class SelectionSettings:
     profiled_quality: float = setting(
         0.9, help="share of the from-scratch quality the thresholds were profiled for", minimum=0, maximum=1
     )
+    follow_quality: bool = setting(
+        True, help="thresholds rise where hits that were painted again did not keep the promised quality, and come back"
+    )
     keep_latents_of_hits: bool = setting(
         False, help="a picture that started from the cache leaves its later latents there, as those from noise do"
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, CapturedEntries, ObjectReference
+from pentimento.domain.online_quality import PaintedAgain
 from pentimento.domain.retrieval import LookupCandidate
 
 # The pool that tenants may opt into; no tenant can be called so.
@@ -16,6 +17,8 @@ MAX_SIZE_PX = 65_536
 MAX_CANDIDATE_COUNT = 16
 _MAX_TOKEN = 2**63 - 1
 _MAX_NAME_LENGTH = 256
+# Of float32 vectors of length 1.
+_MAX_COSINE = 1.0001
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
@@ -82,6 +85,21 @@ def check_captured(captured: CapturedEntries, step_count: int) -> None:
         check_object("entries.latents.object", latent.object)
     if captured.image is not None:
         check_object("entries.image", captured.image)
+
+
+def check_painted_again(seen: PaintedAgain) -> None:
+    """Raises InvalidArgument unless it is a hit and two pictures with their cosines."""
+    for name in ("request_id", "model_digest", "reference_model_digest", "encoder_digest"):
+        check_name(name, getattr(seen, name))
+    if not 1 <= seen.step_count <= MAX_STEP_COUNT:
+        raise InvalidArgument.of("step_count", f"must be between 1 and {MAX_STEP_COUNT}, got {seen.step_count}")
+    if not 1 <= seen.skipped_steps < seen.step_count:
+        steps = f"between 1 and {seen.step_count - 1}"
+        raise InvalidArgument.of("skipped_steps", f"must be {steps}, got {seen.skipped_steps}")
+    for name in ("similarity", "quality", "scratch_quality"):
+        value = getattr(seen, name)
+        if not abs(value) <= _MAX_COSINE:
+            raise InvalidArgument.of(name, f"must be between -1 and 1, got {value}")
 
 
 def check_name(field: str, value: str) -> None:

@@ -26,6 +26,7 @@ from services.vectordb_gateway.lookup import Lookup
 from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.pinning import Pinning
+from services.vectordb_gateway.quality_watch import QualityWatch
 from services.vectordb_gateway.searches import LookupBounds
 from services.vectordb_gateway.servicer import FULL_NAME, GatewayServicer
 from services.vectordb_gateway.settings import GatewaySettings
@@ -112,7 +113,8 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     reuse = selection.reuse()
     bounds = LookupBounds(settings.search_timeout_ms / 1000, selection.max_ancestor_depth, selection.scratch_share)
     uses = UseNotes(stores.ledger)
-    lookup = Lookup(guard, stores.index, stores.ledger, reuse, bounds, watch, uses)
+    quality = QualityWatch(stores.ledger, guard, reuse, follows=selection.follow_quality)
+    lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch, uses)
     keys = open_grant_keys(settings.grants.grant_key_file)
     ttl_s = settings.grants.grant_ttl_s
     gateway = Gateway(
@@ -120,13 +122,16 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
         writing=EntryWriting(stores.ledger, guard, indexing, capacity, reuse, ttl_s, SystemClock(), keys),
         healing=Healing(stores.ledger, stores.objects),
         pinning=Pinning(stores.ledger, SystemClock()),
+        quality=quality,
         ledger=stores.ledger,
         capacity=capacity,
         index_backend=stores.index.backend,
         object_backend=stores.objects.backend,
     )
     server.add(add_VectordbGatewayServiceServicer_to_server, GatewayServicer(gateway), FULL_NAME)
-    maintenance = Maintenance(stores.ledger, stores.objects, indexing, capacity, settings.maintenance, watch, uses)
+    maintenance = Maintenance(
+        stores.ledger, stores.objects, indexing, capacity, settings.maintenance, watch, uses, quality
+    )
     return GatewayProcess(
         server=server,
         registration=FleetMember(server, ReplicaKind.VECTORDB_GATEWAY, settings).registration(),

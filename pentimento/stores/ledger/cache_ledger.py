@@ -101,13 +101,11 @@ class CacheLedger:
         return self._submit(lambda connection: access.note_uses(connection, rule, batch, now))
 
     def note_quality(
-        self, watched: WatchedThreshold, seen: PaintedAgain, judge: quality.Judge, kept_count: int, start: float
+        self, watched: WatchedThreshold, seen: PaintedAgain, judge: quality.Judge, kept_count: int
     ) -> "Future[ThresholdPosition | None]":
         """Keep what a hit was seen to keep, once however often it is given, and return where its threshold stands by
         `judge`, which is given the newest `kept_count` samples; None where the hit was counted before."""
-        return self._submit(
-            lambda connection: quality.note_quality(connection, watched, seen, judge, kept_count, start)
-        )
+        return self._submit(lambda connection: quality.note_quality(connection, watched, seen, judge, kept_count))
 
     def bind_encoder(self, binding: EncoderBinding) -> "Future[EncoderBinding]":
         """Bind the cache to an encoder if it is bound to none, and return the binding in force."""

@@ -5,6 +5,7 @@ judge one after the other.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, select, update
@@ -21,14 +22,12 @@ Judge = Callable[[Sequence[QualitySample], ThresholdPosition], ThresholdPosition
 
 
 def note_quality(
-    connection: Connection, watched: WatchedThreshold, seen: PaintedAgain, judge: Judge, kept_count: int, start: float
+    connection: Connection, watched: WatchedThreshold, seen: PaintedAgain, judge: Judge, kept_count: int
 ) -> ThresholdPosition | None:
     """Keep a sample, forget those beyond the newest `kept_count` of its threshold, and let `judge` say from the rest
-    where the threshold stands; it starts at `start`. Return that, or None where the hit was counted before."""
+    where the threshold stands. Return that, or None where the hit was counted before."""
     key, is_watched = _columns(watched), _matches(_thresholds, watched)
-    insert_unless_present(
-        connection, _thresholds, {**key, "similarity": start, "moved_at_number": 0, "sample_count": 0}
-    )
+    insert_unless_present(connection, _thresholds, {**key, **asdict(ThresholdPosition()), "sample_count": 0})
     connection.execute(update(_thresholds).where(is_watched).values(sample_count=_thresholds.c.sample_count + 1))
     row = connection.execute(select(_thresholds).where(is_watched)).one()
     if not insert_unless_present(connection, _samples, {**key, **_measured(seen), "number": row.sample_count}):
@@ -39,8 +38,7 @@ def note_quality(
     before = ThresholdPosition(row.similarity, row.moved_at_number)
     position = judge(samples_of(connection, watched), before)
     if position != before:
-        moved = {"similarity": position.similarity, "moved_at_number": position.moved_at_number}
-        connection.execute(update(_thresholds).where(is_watched).values(moved))
+        connection.execute(update(_thresholds).where(is_watched).values(asdict(position)))
     return position
 
 

@@ -13,7 +13,6 @@ WATCHED = WatchedThreshold("sha256:clip", "sha256:light", "sha256:light", from_i
 SEEN = PaintedAgain(
     "r-1", "sha256:light", "sha256:light", "sha256:clip", False, 5, 50, similarity=0.9, quality=0.2, scratch_quality=0.3
 )
-START = 0.8
 
 
 @pytest.fixture
@@ -36,13 +35,13 @@ def note(
     ledger: CacheLedger, request_id: str, watched: WatchedThreshold = WATCHED, kept_count: int = 100, **changes: float
 ) -> ThresholdPosition | None:
     seen = replace(SEEN, request_id=request_id, **changes)  # type: ignore[arg-type]
-    return ledger.note_quality(watched, seen, stays, kept_count, START).result()
+    return ledger.note_quality(watched, seen, stays, kept_count).result()
 
 
 def test_a_hit_counts_once(ledger: CacheLedger) -> None:
-    assert note(ledger, "r-1") == ThresholdPosition(START)
+    assert note(ledger, "r-1") == ThresholdPosition()
     assert note(ledger, "r-1", quality=0.9) is None
-    assert note(ledger, "r-2", similarity=0.95) == ThresholdPosition(START)
+    assert note(ledger, "r-2", similarity=0.95) == ThresholdPosition()
 
     assert ledger.quality_samples(WATCHED) == [QualitySample(1, 0.9, 0.2, 0.3), QualitySample(2, 0.95, 0.2, 0.3)]
 
@@ -67,10 +66,10 @@ def test_a_hit_counts_for_one_threshold_alone(ledger: CacheLedger) -> None:
 )
 def test_thresholds_are_told_apart_by_every_part_of_their_key(ledger: CacheLedger, other: WatchedThreshold) -> None:
     note(ledger, "r-1")
-    ledger.note_quality(other, replace(SEEN, request_id="r-2", similarity=0.97), rises, 100, START).result()
+    ledger.note_quality(other, replace(SEEN, request_id="r-2", similarity=0.97), rises, 100).result()
 
     assert len(ledger.quality_samples(WATCHED)) == 1
-    assert ledger.quality_positions() == {WATCHED: ThresholdPosition(START), other: ThresholdPosition(0.97, 1)}
+    assert ledger.quality_positions() == {WATCHED: ThresholdPosition(), other: ThresholdPosition(0.97, 1)}
 
 
 def test_only_the_newest_samples_are_kept_and_numbers_go_on(ledger: CacheLedger) -> None:
@@ -83,7 +82,7 @@ def test_only_the_newest_samples_are_kept_and_numbers_go_on(ledger: CacheLedger)
 def test_a_threshold_that_moved_stands_there_after_a_restart(ledger_url: str) -> None:
     first = open_cache_ledger(ledger_url)
     note(first, "r-1")
-    moved = first.note_quality(WATCHED, replace(SEEN, request_id="r-2", similarity=0.93), rises, 100, START).result()
+    moved = first.note_quality(WATCHED, replace(SEEN, request_id="r-2", similarity=0.93), rises, 100).result()
     first.close()
 
     second = open_cache_ledger(ledger_url)
@@ -101,10 +100,10 @@ def test_a_judge_that_fails_leaves_nothing_behind(ledger: CacheLedger) -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        ledger.note_quality(WATCHED, SEEN, fails, 100, START).result()
+        ledger.note_quality(WATCHED, SEEN, fails, 100).result()
 
     assert ledger.quality_positions() == {}
-    assert note(ledger, "r-1") == ThresholdPosition(START)
+    assert note(ledger, "r-1") == ThresholdPosition()
 
 
 def test_two_gateways_over_one_ledger_number_every_sample_once(ledger_url: str) -> None:

@@ -763,6 +763,99 @@ class CapturedEntries(_message.Message):
 Global___CapturedEntries: _TypeAlias = CapturedEntries  # noqa: Y015
 
 @_typing.final
+class ReuseQuality(_message.Message):
+    """A threshold of reuse, and what hits by it were seen to keep of the quality from scratch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_IMAGE_FIELD_NUMBER: _builtins.int
+    SAVED_SHARE_FIELD_NUMBER: _builtins.int
+    PROFILED_SIMILARITY_FIELD_NUMBER: _builtins.int
+    SIMILARITY_FIELD_NUMBER: _builtins.int
+    ASKED_ALPHA_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    REFERENCE_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    ACHIEVED_FIELD_NUMBER: _builtins.int
+    from_image: _builtins.bool
+    """Of images that are refined; otherwise of latents that are resumed."""
+    saved_share: _builtins.float
+    """Share of the denoising steps that it lets a request skip."""
+    profiled_similarity: _builtins.float
+    """From which similarity (cosine) on: as profiled, and as in force now."""
+    similarity: _builtins.float
+    asked_alpha: _builtins.float
+    """Share of the from-scratch quality that is promised, 0 for none, and by which profile."""
+    source: _builtins.str
+    reference_model_digest: _builtins.str
+    """The model whose pictures from scratch they are compared with; empty for the model itself."""
+    @_builtins.property
+    def achieved(self) -> Global___AchievedQuality:
+        """Absent before the first hit that was painted again."""
+
+    def __init__(
+        self,
+        *,
+        from_image: _builtins.bool = ...,
+        saved_share: _builtins.float = ...,
+        profiled_similarity: _builtins.float = ...,
+        similarity: _builtins.float = ...,
+        asked_alpha: _builtins.float = ...,
+        source: _builtins.str = ...,
+        reference_model_digest: _builtins.str = ...,
+        achieved: Global___AchievedQuality | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_achieved", b"_achieved", "achieved", b"achieved"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_achieved", b"_achieved", "achieved", b"achieved", "asked_alpha", b"asked_alpha", "from_image", b"from_image", "profiled_similarity", b"profiled_similarity", "reference_model_digest", b"reference_model_digest", "saved_share", b"saved_share", "similarity", b"similarity", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__achieved: _TypeAlias = _typing.Literal["achieved"]  # noqa: Y015
+    _WhichOneofArgType__achieved: _TypeAlias = _typing.Literal["_achieved", b"_achieved"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__achieved) -> _WhichOneofReturnType__achieved | None: ...
+
+Global___ReuseQuality: _TypeAlias = ReuseQuality  # noqa: Y015
+
+@_typing.final
+class AchievedQuality(_message.Message):
+    """What hits kept. Lower and upper bounds are one-sided, at 95 % each."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
+    KEPT_SHARE_FIELD_NUMBER: _builtins.int
+    KEPT_SHARE_LOW_FIELD_NUMBER: _builtins.int
+    KEPT_SHARE_HIGH_FIELD_NUMBER: _builtins.int
+    ALPHA_FIELD_NUMBER: _builtins.int
+    ALPHA_LOW_FIELD_NUMBER: _builtins.int
+    ALPHA_HIGH_FIELD_NUMBER: _builtins.int
+    sample_count: _builtins.int
+    kept_share: _builtins.float
+    """Share of the hits that kept the alpha asked for."""
+    kept_share_low: _builtins.float
+    kept_share_high: _builtins.float
+    alpha: _builtins.float
+    """Share of the from-scratch quality that 95 % of the hits kept at least."""
+    alpha_low: _builtins.float
+    alpha_high: _builtins.float
+    def __init__(
+        self,
+        *,
+        sample_count: _builtins.int = ...,
+        kept_share: _builtins.float = ...,
+        kept_share_low: _builtins.float = ...,
+        kept_share_high: _builtins.float = ...,
+        alpha: _builtins.float = ...,
+        alpha_low: _builtins.float = ...,
+        alpha_high: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "alpha_high", b"alpha_high", "alpha_low", b"alpha_low", "kept_share", b"kept_share", "kept_share_high", b"kept_share_high", "kept_share_low", b"kept_share_low", "sample_count", b"sample_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AchievedQuality: _TypeAlias = AchievedQuality  # noqa: Y015
+
+@_typing.final
 class Provenance(_message.Message):
     """How a picture came to be; enough to replay it."""
 

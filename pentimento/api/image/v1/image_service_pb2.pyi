@@ -780,12 +780,19 @@ class ExplainResponse(_message.Message):
     PLAN_VERSION_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     PREDICTED_WAIT_MS_FIELD_NUMBER: _builtins.int
+    REUSE_QUALITY_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     predicted_wait_ms: _builtins.float
     @_builtins.property
     def route(self) -> _generation_pb2.Route: ...
     @_builtins.property
     def plan_version(self) -> _generation_pb2.PlanVersion: ...
+    @_builtins.property
+    def reuse_quality(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.ReuseQuality]:
+        """The thresholds by which the route's model reuses what the cache has, and what hits by them were seen to keep. Empty where the
+        cache cannot be asked.
+        """
+
     def __init__(
         self,
         *,
@@ -793,10 +800,11 @@ class ExplainResponse(_message.Message):
         plan_version: _generation_pb2.PlanVersion | None = ...,
         pool: _builtins.str = ...,
         predicted_wait_ms: _builtins.float = ...,
+        reuse_quality: _abc.Iterable[_generation_pb2.ReuseQuality] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version", "route", b"route"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version", "pool", b"pool", "predicted_wait_ms", b"predicted_wait_ms", "route", b"route"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version", "pool", b"pool", "predicted_wait_ms", b"predicted_wait_ms", "reuse_quality", b"reuse_quality", "route", b"route"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

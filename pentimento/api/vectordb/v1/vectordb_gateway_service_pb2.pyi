@@ -501,6 +501,116 @@ class UnpinObjectsResponse(_message.Message):
 Global___UnpinObjectsResponse: _TypeAlias = UnpinObjectsResponse  # noqa: Y015
 
 @_typing.final
+class ReportQualityRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    REFERENCE_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    ENCODER_DIGEST_FIELD_NUMBER: _builtins.int
+    FROM_IMAGE_FIELD_NUMBER: _builtins.int
+    SKIPPED_STEPS_FIELD_NUMBER: _builtins.int
+    STEP_COUNT_FIELD_NUMBER: _builtins.int
+    SIMILARITY_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
+    SCRATCH_QUALITY_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Of the hit."""
+    model_digest: _builtins.str
+    """The model that painted the hit, and the one that painted it again from noise."""
+    reference_model_digest: _builtins.str
+    encoder_digest: _builtins.str
+    from_image: _builtins.bool
+    skipped_steps: _builtins.int
+    """Steps that the hit skipped, of step_count."""
+    step_count: _builtins.int
+    similarity: _builtins.float
+    """Cosine of donor and prompt."""
+    quality: _builtins.float
+    """Cosines of prompt and picture: the hit's, and the one from noise."""
+    scratch_quality: _builtins.float
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model_digest: _builtins.str = ...,
+        reference_model_digest: _builtins.str = ...,
+        encoder_digest: _builtins.str = ...,
+        from_image: _builtins.bool = ...,
+        skipped_steps: _builtins.int = ...,
+        step_count: _builtins.int = ...,
+        similarity: _builtins.float = ...,
+        quality: _builtins.float = ...,
+        scratch_quality: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoder_digest", b"encoder_digest", "from_image", b"from_image", "model_digest", b"model_digest", "quality", b"quality", "reference_model_digest", b"reference_model_digest", "request_id", b"request_id", "scratch_quality", b"scratch_quality", "similarity", b"similarity", "skipped_steps", b"skipped_steps", "step_count", b"step_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportQualityRequest: _TypeAlias = ReportQualityRequest  # noqa: Y015
+
+@_typing.final
+class ReportQualityResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTED_FIELD_NUMBER: _builtins.int
+    counted: _builtins.bool
+    """False for a hit that was counted before, or whose threshold no table has."""
+    def __init__(
+        self,
+        *,
+        counted: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counted", b"counted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportQualityResponse: _TypeAlias = ReportQualityResponse  # noqa: Y015
+
+@_typing.final
+class GetReuseQualityRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    model_digest: _builtins.str
+    def __init__(
+        self,
+        *,
+        model_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetReuseQualityRequest: _TypeAlias = GetReuseQualityRequest  # noqa: Y015
+
+@_typing.final
+class GetReuseQualityResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THRESHOLDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def thresholds(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.ReuseQuality]: ...
+    def __init__(
+        self,
+        *,
+        thresholds: _abc.Iterable[_generation_pb2.ReuseQuality] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["thresholds", b"thresholds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetReuseQualityResponse: _TypeAlias = GetReuseQualityResponse  # noqa: Y015
+
+@_typing.final
 class GetStatisticsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -70,6 +70,16 @@ class VectordbGatewayServiceStub:
                 request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsResponse.FromString,
                 _registered_method=True)
+        self.ReportQuality = channel.unary_unary(
+                '/pentimento.api.vectordb.v1.VectordbGatewayService/ReportQuality',
+                request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportQualityRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportQualityResponse.FromString,
+                _registered_method=True)
+        self.GetReuseQuality = channel.unary_unary(
+                '/pentimento.api.vectordb.v1.VectordbGatewayService/GetReuseQuality',
+                request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.GetReuseQualityRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.GetReuseQualityResponse.FromString,
+                _registered_method=True)
         self.GetStatistics = channel.unary_unary(
                 '/pentimento.api.vectordb.v1.VectordbGatewayService/GetStatistics',
                 request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.GetStatisticsRequest.SerializeToString,
@@ -131,6 +141,20 @@ class VectordbGatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportQuality(self, request, context):
+        """A hit was painted again from noise: what both pictures are worth. Idempotent by the hit's request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetReuseQuality(self, request, context):
+        """The thresholds of a model, and what hits by them were seen to keep.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatistics(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -174,6 +198,16 @@ def add_VectordbGatewayServiceServicer_to_server(servicer, server):
                     servicer.UnpinObjects,
                     request_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsResponse.SerializeToString,
+            ),
+            'ReportQuality': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportQuality,
+                    request_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportQualityRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportQualityResponse.SerializeToString,
+            ),
+            'GetReuseQuality': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReuseQuality,
+                    request_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.GetReuseQualityRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.GetReuseQualityResponse.SerializeToString,
             ),
             'GetStatistics': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatistics,
@@ -371,6 +405,60 @@ class VectordbGatewayService:
             '/pentimento.api.vectordb.v1.VectordbGatewayService/UnpinObjects',
             pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsRequest.SerializeToString,
             pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.UnpinObjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportQuality(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.vectordb.v1.VectordbGatewayService/ReportQuality',
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportQualityRequest.SerializeToString,
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportQualityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReuseQuality(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.vectordb.v1.VectordbGatewayService/GetReuseQuality',
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.GetReuseQualityRequest.SerializeToString,
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.GetReuseQualityResponse.FromString,
             options,
             channel_credentials,
             insecure,

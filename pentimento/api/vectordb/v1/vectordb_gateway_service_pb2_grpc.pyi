@@ -49,6 +49,10 @@ class VectordbGatewayServiceStub:
     """
     UnpinObjects: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.UnpinObjectsRequest, _vectordb_gateway_service_pb2.UnpinObjectsResponse]
     """Ends the pins of a request; those that ended already are no error."""
+    ReportQuality: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportQualityRequest, _vectordb_gateway_service_pb2.ReportQualityResponse]
+    """A hit was painted again from noise: what both pictures are worth. Idempotent by the hit's request."""
+    GetReuseQuality: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetReuseQualityRequest, _vectordb_gateway_service_pb2.GetReuseQualityResponse]
+    """The thresholds of a model, and what hits by them were seen to keep."""
     GetStatistics: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetStatisticsRequest, _vectordb_gateway_service_pb2.GetStatisticsResponse]
 
 @_typing.type_check_only
@@ -72,6 +76,10 @@ class VectordbGatewayServiceAsyncStub(VectordbGatewayServiceStub):
     """
     UnpinObjects: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.UnpinObjectsRequest, _vectordb_gateway_service_pb2.UnpinObjectsResponse]  # type: ignore[assignment]
     """Ends the pins of a request; those that ended already are no error."""
+    ReportQuality: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportQualityRequest, _vectordb_gateway_service_pb2.ReportQualityResponse]  # type: ignore[assignment]
+    """A hit was painted again from noise: what both pictures are worth. Idempotent by the hit's request."""
+    GetReuseQuality: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetReuseQualityRequest, _vectordb_gateway_service_pb2.GetReuseQualityResponse]  # type: ignore[assignment]
+    """The thresholds of a model, and what hits by them were seen to keep."""
     GetStatistics: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.GetStatisticsRequest, _vectordb_gateway_service_pb2.GetStatisticsResponse]  # type: ignore[assignment]
 
 class VectordbGatewayServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -134,6 +142,22 @@ class VectordbGatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_vectordb_gateway_service_pb2.UnpinObjectsResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.UnpinObjectsResponse]]:
         """Ends the pins of a request; those that ended already are no error."""
+
+    @_abc_1.abstractmethod
+    def ReportQuality(
+        self,
+        request: _vectordb_gateway_service_pb2.ReportQualityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_vectordb_gateway_service_pb2.ReportQualityResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.ReportQualityResponse]]:
+        """A hit was painted again from noise: what both pictures are worth. Idempotent by the hit's request."""
+
+    @_abc_1.abstractmethod
+    def GetReuseQuality(
+        self,
+        request: _vectordb_gateway_service_pb2.GetReuseQualityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_vectordb_gateway_service_pb2.GetReuseQualityResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.GetReuseQualityResponse]]:
+        """The thresholds of a model, and what hits by them were seen to keep."""
 
     @_abc_1.abstractmethod
     def GetStatistics(

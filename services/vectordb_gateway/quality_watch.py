@@ -1,0 +1,127 @@
+"""Quality kept online: what hits were seen to keep, and the thresholds that follow it, here and in other gateways."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from pentimento.domain.online_quality import PaintedAgain, QualitySample, ReuseQuality, ThresholdPosition
+from pentimento.policies.followed_rules import FollowedRow, Positions, followed_rows, in_force, row_of
+from pentimento.policies.online_quality import achieved_quality, followed
+from pentimento.policies.reuse_rules import ModelReuse, Reuse
+from pentimento.stores.ledger.cache_ledger import CacheLedger
+from services.vectordb_gateway import metrics
+from services.vectordb_gateway.encoder_guard import EncoderGuard
+from services.vectordb_gateway.validation import check_painted_again
+
+logger = logging.getLogger(__name__)
+
+# Of each threshold. Older ones say little of what is asked for now.
+KEPT_SAMPLE_COUNT = 400
+
+
+@dataclass(frozen=True)
+class _InForce:
+    """Where thresholds stand, and the tables that come of it, made when they are asked for."""
+
+    positions: Positions = field(default_factory=dict)
+    tables: dict[tuple[str, str], ModelReuse] = field(default_factory=dict)
+
+
+class QualityWatch:
+    """Says what models may reuse, by `reuse` as it is and by what hits kept; the ledger knows the latter. With
+    `follows` False thresholds stay where they are, and only figures are kept."""
+
+    def __init__(self, ledger: CacheLedger, guard: EncoderGuard, reuse: Reuse, *, follows: bool) -> None:
+        self._ledger = ledger
+        self._guard = guard
+        self._reuse = reuse
+        self._follows = follows
+        self._now = _InForce()
+
+    @property
+    def reuses_anything(self) -> bool:
+        """Whether any table allows anything."""
+        return self._reuse.reuses_anything
+
+    def of(self, model_digest: str, encoder_digest: str | None) -> ModelReuse:
+        """Return what a model may reuse by the thresholds in force."""
+        if encoder_digest is None or not self._follows:
+            return self._reuse.of(model_digest, encoder_digest)
+        key, now = (model_digest, encoder_digest), self._now
+        if (found := now.tables.get(key)) is None:
+            found = now.tables[key] = in_force(self._reuse.of(*key), *key, now.positions)
+        return found
+
+    def refresh(self) -> None:
+        """Go by what the ledger knows now, other gateways' samples included. Blocks; raises StoreUnavailable."""
+        positions = self._ledger.quality_positions()
+        if positions != self._now.positions:
+            self._now = _InForce(positions)
+            for model_digest in sorted({watched.model_digest for watched in positions}):
+                for quality in self._qualities(model_digest):
+                    metrics.publish_quality(model_digest, quality)
+
+    async def report(self, seen: PaintedAgain) -> bool:
+        """Count a hit that was painted again, and move its threshold where that says so. Return whether it counts: a
+        hit does once, and while a table has its threshold. Raises InvalidArgument, StoreUnavailable."""
+        check_painted_again(seen)
+        self._guard.check_encoder(seen.encoder_digest)
+        row = row_of(self._rows(seen.model_digest, seen.encoder_digest), seen)
+        if row is None:
+            metrics.QUALITY_SAMPLES.labels("unmatched").inc()
+            return False
+        judge = partial(_judge, row)
+        position = await asyncio.wrap_future(self._ledger.note_quality(row.watched, seen, judge, KEPT_SAMPLE_COUNT))
+        metrics.QUALITY_SAMPLES.labels("repeated" if position is None else "counted").inc()
+        if position is not None:
+            # On the event loop, so in the order in which the ledger judged.
+            self._take(row, position)
+            await asyncio.to_thread(self._publish, row)
+        return position is not None
+
+    async def qualities(self, model_digest: str) -> tuple[ReuseQuality, ...]:
+        """Return the thresholds of a model, and what hits by them kept; none while the cache knows no encoder."""
+        return await asyncio.to_thread(self._qualities, model_digest)
+
+    def _take(self, row: FollowedRow, position: ThresholdPosition) -> None:
+        if position != self._now.positions.get(row.watched, ThresholdPosition()):
+            fields = {"model_digest": row.watched.model_digest, "saved_share": row.threshold.saved_share}
+            logger.warning("a threshold of reuse moved", extra={**fields, "similarity": position.similarity})
+        self._now = _InForce({**self._now.positions, row.watched: position})
+
+    def _publish(self, row: FollowedRow) -> None:
+        model_digest = row.watched.model_digest
+        quality = self._quality(row, self.of(model_digest, row.watched.encoder_digest))
+        metrics.publish_quality(model_digest, quality)
+
+    def _rows(self, model_digest: str, encoder_digest: str) -> tuple[FollowedRow, ...]:
+        return followed_rows(self._reuse.of(model_digest, encoder_digest), model_digest, encoder_digest)
+
+    def _qualities(self, model_digest: str) -> tuple[ReuseQuality, ...]:
+        encoder_digest = self._guard.encoder_digest
+        if encoder_digest is None:
+            return ()
+        now = self.of(model_digest, encoder_digest)
+        return tuple(self._quality(row, now) for row in self._rows(model_digest, encoder_digest))
+
+    def _quality(self, row: FollowedRow, now: ModelReuse) -> ReuseQuality:
+        table = now.images if row.watched.from_image else now.latents
+        share = row.threshold.saved_share
+        similarity = next(each.min_similarity for each in table.thresholds if each.saved_share == share)
+        samples = self._ledger.quality_samples(row.watched)
+        return ReuseQuality(
+            from_image=row.watched.from_image,
+            saved_share=share,
+            profiled_similarity=row.threshold.min_similarity,
+            similarity=similarity,
+            asked_alpha=row.table.alpha,
+            source=table.source,
+            reference_model_digest=row.watched.reference_model_digest,
+            achieved=achieved_quality(samples, similarity, row.table.alpha),
+        )
+
+
+def _judge(row: FollowedRow, samples: Sequence[QualitySample], position: ThresholdPosition) -> ThresholdPosition:
+    return followed(samples, position, row.threshold.min_similarity, row.table.alpha, row.table.rule)

@@ -1,0 +1,165 @@
+"""Hits that were painted again, reported to a gateway: counted once, and thresholds that follow them and stay."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import FromLatent, FromNoise
+from pentimento.domain.online_quality import PaintedAgain, ReuseQuality
+from pentimento.policies.online_quality import HIGHEST
+from pentimento.policies.selector_profiles import ProfiledStep
+from tests.gateways import ENCODER, RunningGateway, at_similarity, embedding, running_gateway, scope
+from tests.integration.vectordb_gateway.test_selector_profiles import written
+
+MODEL = scope().model_digest
+STEPS = (ProfiledStep(5, 80, 0.9, 0.8, 0.7), ProfiledStep(10, 80, 0.95, 0.9, 0.85))
+GOOD, BAD = 0.29, 0.15
+HIT = PaintedAgain(
+    request_id="r",
+    model_digest=MODEL,
+    reference_model_digest=MODEL,
+    encoder_digest=ENCODER,
+    from_image=False,
+    skipped_steps=5,
+    step_count=50,
+    similarity=0.85,
+    quality=GOOD,
+    scratch_quality=0.3,
+)
+
+
+def flags(folder: Path) -> tuple[str, ...]:
+    return ("--unprofiled-reuse", "no", "--selector-profiles", written(folder, steps=STEPS))
+
+
+async def report(gateway: RunningGateway, count: int, prefix: str = "r", **changes: object) -> list[bool]:
+    """That many hits, each of another request."""
+    hits = [replace(HIT, request_id=f"{prefix}-{number}", **changes) for number in range(count)]  # type: ignore[arg-type]
+    return list(await asyncio.gather(*(gateway.client.report_quality(hit) for hit in hits)))
+
+
+async def rows(gateway: RunningGateway) -> tuple[ReuseQuality, ...]:
+    return await gateway.client.reuse_quality(MODEL)
+
+
+async def test_a_hit_that_was_painted_again_is_counted_once_and_shown(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        first, again = await gateway.client.report_quality(HIT), await gateway.client.report_quality(HIT)
+        five, ten = await rows(gateway)
+
+    assert (first, again) == (True, False)
+    assert (five.saved_share, five.profiled_similarity, five.similarity) == (0.1, 0.8, 0.8)
+    assert five.source == "latents of heavy, alpha 0.9 by lower_bound"
+    assert five.achieved is not None
+    assert (five.achieved.sample_count, five.achieved.kept_share) == (1, 1.0)
+    assert five.achieved.alpha == pytest.approx(GOOD / 0.3)
+    assert (ten.saved_share, ten.achieved) == (0.2, None)
+
+
+async def test_a_threshold_rises_where_the_promise_is_broken_and_comes_back_where_it_is_kept(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        before = await gateway.lookup(at_similarity(0.86))
+        await report(gateway, 20, "bad", quality=BAD)
+        raised = await gateway.lookup(at_similarity(0.86))
+        same = await gateway.lookup(at_similarity(0.99999))
+        # All of them were measured at 0.85, and what skips ten steps asks for no less.
+        at = [row.similarity for row in await rows(gateway)]
+        await report(gateway, 59, "good", similarity=1.0)
+        lowered = await rows(gateway)
+
+    assert isinstance(before.start, FromLatent)
+    assert isinstance(raised.start, FromNoise)
+    assert isinstance(same.start, FromLatent)
+    assert same.reason.endswith("by lower_bound, raised by what hits kept)")
+    assert at == [HIGHEST, HIGHEST]
+    # Half of the way to 0.8, and what skips more stays above.
+    assert [row.similarity for row in lowered] == pytest.approx([0.9, 0.9], abs=1e-3)
+
+
+async def test_a_restarted_gateway_goes_on_from_where_thresholds_stood(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        await report(gateway, 20, quality=BAD)
+        before = await rows(gateway)
+    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
+        after = await rows(gateway)
+        missed = await gateway.lookup(at_similarity(0.86))
+        counted = await report(gateway, 21, quality=BAD)
+
+    assert after == before
+    assert isinstance(missed.start, FromNoise)
+    assert counted == [False] * 20 + [True]
+
+
+async def test_thresholds_that_do_not_follow_stay_and_figures_are_kept(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, *flags(tmp_path), "--follow-quality", "no") as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        await report(gateway, 20, quality=BAD)
+        five, _ = await rows(gateway)
+        found = await gateway.lookup(at_similarity(0.86))
+
+    assert five.similarity == 0.8
+    assert five.achieved is not None
+    assert (five.achieved.sample_count, five.achieved.kept_share) == (20, 0.0)
+    assert isinstance(found.start, FromLatent)
+
+
+async def test_a_gateway_learns_of_what_another_one_counted(tmp_path: Path) -> None:
+    """In its next round of maintenance."""
+    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        url = f"sqlite:///{tmp_path}/ledger.sqlite"
+        (tmp_path / "other").mkdir()
+        other_flags = (*flags(tmp_path), "--ledger-url", url)
+        async with running_gateway(tmp_path / "other", *other_flags) as other:
+            await report(other, 20, quality=BAD)
+        unaware = await rows(gateway)
+        gateway.maintain()
+        aware = await rows(gateway)
+
+    assert (unaware[0].similarity, aware[0].similarity) == (0.8, HIGHEST)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"skipped_steps": 7}, {"from_image": True}, {"reference_model_digest": "sha256:large"}, {"model_digest": "x"}],
+)
+async def test_a_hit_of_a_threshold_that_no_table_has_counts_for_nothing(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        assert await report(gateway, 1, **changes) == [False]
+        assert [row.achieved for row in await rows(gateway)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"request_id": ""}, "request_id"),
+        ({"encoder_digest": "sha256:another"}, "encoder_digest"),
+        ({"skipped_steps": 0}, "skipped_steps"),
+        ({"skipped_steps": 50}, "skipped_steps"),
+        ({"step_count": 0}, "step_count"),
+        ({"similarity": 1.1}, "similarity"),
+        ({"quality": float("nan")}, "quality"),
+        ({"scratch_quality": float("-inf")}, "scratch_quality"),
+    ],
+)
+async def test_what_is_no_report_is_refused_by_its_field(
+    tmp_path: Path, changes: dict[str, object], field: str
+) -> None:
+    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
+        await gateway.store(embedding(1), steps=(5,))
+        with pytest.raises(InvalidArgument, match=rf"^{field}: must"):
+            await gateway.client.report_quality(replace(HIT, **changes))  # type: ignore[arg-type]
+
+
+async def test_an_empty_cache_has_no_thresholds_to_show(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, *flags(tmp_path)) as gateway:
+        assert await rows(gateway) == ()

@@ -1,0 +1,78 @@
+"""Tables in force: what hits raised, in an order that still makes sense."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pentimento.domain.online_quality import PaintedAgain, ThresholdPosition
+from pentimento.policies.cache_selection import SelectionRules, Threshold, allowed_steps
+from pentimento.policies.followed_rules import RAISED, FollowedRow, followed_rows, in_force, row_of
+from pentimento.policies.reuse_rules import ModelReuse, ReuseTable
+
+LATENTS = ReuseTable((Threshold(0.7, 0.1), Threshold(0.8, 0.2), Threshold(0.9, 0.3)), 0.9, "latents of heavy")
+IMAGES = ReuseTable((Threshold(0.25, 0.1),), 0.95, "images of light for heavy", reference_model_digest="sha256:heavy")
+REUSE = ModelReuse(LATENTS, IMAGES, SelectionRules())
+KEY = ("sha256:light", "sha256:clip")
+ROWS = followed_rows(REUSE, *KEY)
+
+similarities = st.floats(-1, 0.9999)
+
+
+def raised(*similarity: float) -> ModelReuse:
+    """The first rows of latents where their hits put them."""
+    positions = {row.watched: ThresholdPosition(each) for row, each in zip(ROWS, similarity, strict=False)}
+    return in_force(REUSE, *KEY, positions)
+
+
+def hit(**changes: object) -> PaintedAgain:
+    seen = PaintedAgain("r", KEY[0], KEY[0], KEY[1], False, 5, 50, 0.9, 0.3, 0.3)
+    return replace(seen, **changes)  # type: ignore[arg-type]
+
+
+def step_of(row: FollowedRow | None) -> float | None:
+    return row.threshold.saved_share if row is not None else None
+
+
+def test_a_raised_row_raises_those_that_skip_more() -> None:
+    found = raised(0.85)
+
+    assert [row.min_similarity for row in found.latents.thresholds] == [0.85, 0.85, 0.9]
+    assert found.latents.source == f"latents of heavy, {RAISED}"
+    assert found.images == IMAGES
+
+
+def test_without_samples_or_with_those_of_other_rows_a_table_is_the_profiles_own() -> None:
+    assert raised() == REUSE
+    assert raised(-1.0, 0.5) == REUSE
+
+
+def test_a_row_of_images_is_watched_against_the_model_that_they_stand_for() -> None:
+    watched = ROWS[-1].watched
+
+    assert (watched.from_image, watched.reference_model_digest) == (True, "sha256:heavy")
+    assert {row.watched.reference_model_digest for row in ROWS[:-1]} == {"sha256:light"}
+    moved = in_force(REUSE, *KEY, {watched: ThresholdPosition(0.3)})
+    assert moved.images.thresholds == (Threshold(0.3, 0.1),)
+    assert moved.latents == LATENTS
+
+
+def test_a_hit_is_its_rows_by_the_steps_that_it_skipped() -> None:
+    assert step_of(row_of(ROWS, hit())) == 0.1
+    assert step_of(row_of(ROWS, hit(skipped_steps=3, step_count=12))) == 0.3
+    assert step_of(row_of(ROWS, hit(skipped_steps=6))) is None
+    assert step_of(row_of(ROWS, hit(from_image=True))) is None
+    images = row_of(ROWS, hit(from_image=True, reference_model_digest="sha256:heavy"))
+    assert images is not None
+    assert images.table == IMAGES
+
+
+@given(st.lists(similarities, max_size=3), similarities, similarities, st.integers(2, 60))
+def test_tables_in_force_allow_no_more_than_the_profiles_and_no_less_to_the_more_alike(
+    positions: list[float], one: float, other: float, step_count: int
+) -> None:
+    rows = raised(*positions).latents.thresholds
+    far, near = sorted((one, other))
+
+    assert allowed_steps(far, step_count, rows) <= allowed_steps(far, step_count, LATENTS.thresholds)
+    assert allowed_steps(far, step_count, rows) <= allowed_steps(near, step_count, rows)
