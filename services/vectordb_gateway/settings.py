@@ -213,7 +213,7 @@ class IndexSettings:
         minimum=1,
     )
     index_search_candidates: int = setting(
-        128,
+        96,
         help="candidates that a search through the graph keeps (HNSW's ef): more find more, and cost more",
         minimum=1,
     )

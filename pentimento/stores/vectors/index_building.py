@@ -27,8 +27,8 @@ class IndexBuilding:
     unindexed_share: float = 0.05
     most_unindexed_count: int = 20_000
     edges_count: int = 16
-    candidates_count: int = 100
-    search_candidates_count: int = 128
+    candidates_count: int = 200
+    search_candidates_count: int = 96
     threads_count: int = 1
     timeout_s: float = 6 * 3600.0
     first_retry_s: float = 60.0

@@ -36,6 +36,10 @@ _SCROLL_COUNT = 1000
 _EXACT_BELOW_KB = 2_000
 _NO_LIMIT_KB = 1_000_000_000
 _LOWEST_PRIORITY = 19
+# The graph is walked by int8 vectors: a quarter of the memory to read, and a third of the time. Twice the wanted number
+# is then compared by the float32 ones, so that order and similarities are exact.
+_QUANTILE = 0.99
+_COMPARED_AGAIN = 2.0
 
 
 class IndexShard:
@@ -80,7 +84,7 @@ class IndexShard:
             query=edge.Query.Nearest(floats(frame.body), using=header["space"]),
             filter=edge.Filter(must=[_match(name, values) for name, values in header["conditions"].items()]),
             with_payload=False,
-            params=edge.SearchParams(hnsw_ef=header["candidates"]),
+            params=_search_parameters(header["candidates"]),
         )
         return Frame({"matches": [(str(point.id), point.score) for point in self._shard.query(request)]})
 
@@ -154,6 +158,11 @@ def _match(name: str, values: list[str]) -> "edge.FieldCondition":
     return edge.FieldCondition(name, match=edge.MatchAny(values))
 
 
+def _search_parameters(candidates_count: int) -> "edge.SearchParams":
+    again = edge.QuantizationSearchParams(rescore=True, oversampling=_COMPARED_AGAIN)
+    return edge.SearchParams(hnsw_ef=candidates_count, quantization=again)
+
+
 def _point(described: dict[str, Any], vectors: Iterator[list[float]]) -> "edge.Point":
     """Vectors follow one another in the body in the order of the points and of their `spaces`."""
     named: Any = {space: next(vectors) for space in described["spaces"]}
@@ -188,7 +197,7 @@ def _create_shard(directory: Path, dimension_count: int, shape: dict[str, int] |
 
 def _configuration(dimension_count: int, shape: dict[str, int] | None) -> "edge.EdgeConfig":
     """Return that of a shard that is only written and compared; with a shape, of one that becomes one part with a
-    graph, whatever its size."""
+    graph and int8 vectors beside it, whatever its size."""
     parameters = edge.EdgeVectorParams(size=dimension_count, distance=edge.Distance.Cosine)
     vectors = {"text": parameters, "image": parameters}
     if shape is None:
@@ -201,7 +210,10 @@ def _configuration(dimension_count: int, shape: dict[str, int] | None) -> "edge.
         max_indexing_threads=shape["threads_count"],
     )
     one_part = edge.EdgeOptimizersConfig(default_segment_number=1, indexing_threshold=1, max_segment_size=_NO_LIMIT_KB)
-    return edge.EdgeConfig(vectors=vectors, hnsw_config=graph, optimizers=one_part, max_search_threads=1)
+    int8 = edge.ScalarQuantizationConfig(edge.ScalarType.Int8, quantile=_QUANTILE, always_ram=True)
+    return edge.EdgeConfig(
+        vectors=vectors, hnsw_config=graph, quantization_config=int8, optimizers=one_part, max_search_threads=1
+    )
 
 
 def _die_with_parent(parent: int) -> None:

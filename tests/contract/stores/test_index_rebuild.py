@@ -106,6 +106,18 @@ def test_what_a_built_index_finds_is_what_comparing_all_finds(tmp_path: Path, te
     assert recall >= 0.95
 
 
+def test_a_built_index_has_int8_vectors_beside_the_others(tmp_path: Path) -> None:
+    index = opened(tmp_path)
+    index.upsert(points_at(clustered(1200)))
+    wait_until(lambda: built(index) > 0)
+
+    # A byte a dimension of each of the vectors that have a graph.
+    sizes_bytes = [path.stat().st_size for path in tmp_path.rglob("quantized.data")]
+    index.close()
+
+    assert max(sizes_bytes) >= 1000 * DIMENSION_COUNT
+
+
 def test_similarities_are_cosines_after_a_build_too(tmp_path: Path) -> None:
     vectors = clustered(1200)
     index = opened(tmp_path)
