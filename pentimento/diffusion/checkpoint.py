@@ -166,20 +166,28 @@ def _files(directory: Path, components: dict[str, ComponentClass]) -> tuple[tupl
         folder = directory / name
         if not folder.is_dir():
             raise BadCheckpoint(f"{folder}: the directory of component {name!r} is missing")
-        texts = sorted(path for path in folder.iterdir() if path.suffix in _TEXT_SUFFIXES and path.is_file())
-        # Where files lead is settled before the first of them is opened.
-        check_inside(directory, [*texts, *_weight_paths(folder)])
-        for path in texts:
-            check_text_size(path)
-        files += texts
-        weights = weight_files(folder)
-        read_shard_indexes(folder)
-        has_weights = has_weights or bool(weights)
-        files += weights
+        own = component_files(directory, folder)
+        has_weights = has_weights or any(path.suffix == ".safetensors" for path in own)
+        files += own
     single_file = None if has_weights else _single_file(directory, components)
     if single_file is not None:
         files.append(single_file)
     return tuple(files), single_file
+
+
+def component_files(directory: Path, folder: Path) -> list[Path]:
+    """Return the files of `folder`, a component's within the checkpoint `directory`, that are read: texts and weights.
+    Raises BadCheckpoint naming the first that is not what it should be."""
+    if not folder.is_dir():
+        raise BadCheckpoint(f"{folder}: not a directory")
+    texts = sorted(path for path in folder.iterdir() if path.suffix in _TEXT_SUFFIXES and path.is_file())
+    # Where files lead is settled before the first of them is opened.
+    check_inside(directory, [*texts, *_weight_paths(folder)])
+    for path in texts:
+        check_text_size(path)
+    weights = weight_files(folder)
+    read_shard_indexes(folder)
+    return [*texts, *weights]
 
 
 def _single_file(directory: Path, components: Iterable[str]) -> Path | None:

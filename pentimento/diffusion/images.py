@@ -41,8 +41,20 @@ def decode_pixels(data: bytes, field: str, width_px: int, height_px: int) -> Ten
     return decode(data, field, lambda picture: _to_pixels(picture, (width_px, height_px)))
 
 
+def decode_condition(data: bytes, field: str, width_px: int, height_px: int) -> Tensor:
+    """Return an encoded image as pixels (1, 3, height, width) in 0..1, as diffusers' ControlNet pipelines see it.
+
+    Raises InvalidArgument naming `field` for an image that `pentimento.pictures` refuses.
+    """
+    return decode(data, field, lambda picture: _to_unit(picture, (width_px, height_px)))
+
+
 def _to_pixels(picture: Image.Image, size: tuple[int, int]) -> Tensor:
+    return _to_unit(picture, size).mul_(2.0).sub_(1.0)
+
+
+def _to_unit(picture: Image.Image, size: tuple[int, int]) -> Tensor:
     if picture.size != size:
         picture = resized(picture, size, Image.Resampling.LANCZOS)
     values = torch.from_numpy(np.array(picture)).permute(2, 0, 1).unsqueeze(0)
-    return values.to(torch.float32, memory_format=torch.contiguous_format).div_(255.0).mul_(2.0).sub_(1.0)
+    return values.to(torch.float32, memory_format=torch.contiguous_format).div_(255.0)

@@ -40,7 +40,7 @@ def _stage_component(checkpoint: Checkpoint, part: str, target: Path, keys: Coll
     elif part.startswith("tokenizer"):
         stage_tokenizer(files, target)
     else:
-        _stage_network(source, files, target, keys)
+        stage_network(source, files, target, keys)
 
 
 def stage_tokenizer(files: Iterable[Path], target: Path) -> None:
@@ -52,7 +52,9 @@ def stage_tokenizer(files: Iterable[Path], target: Path) -> None:
             _write(target / path.name, allowed_config(path, read_json_object(path), TOKENIZER_KEYS))
 
 
-def _stage_network(source: Path, files: Iterable[Path], target: Path, keys: Collection[str]) -> None:
+def stage_network(source: Path, files: Iterable[Path], target: Path, keys: Collection[str]) -> None:
+    """Link into `target` those of `files`, all of the directory `source`, that a network is loaded from, and write its
+    configuration with nothing but `keys`. Raises BadCheckpoint."""
     stored = read_json_object(source / "config.json")
     if stored.get("model_type") == "clip" and isinstance(stored.get("text_config"), dict):
         stored = {**stored["text_config"], "model_type": "clip_text_model"}  # of a whole CLIP, its text tower

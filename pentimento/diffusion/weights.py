@@ -3,10 +3,11 @@ only, no code from the directory."""
 
 import inspect
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,12 +16,14 @@ from safetensors.torch import load_file
 from pentimento.diffusion.checkpoint import BadCheckpoint, Checkpoint, read_json_object, weight_files
 from pentimento.diffusion.clip_encoder import ACTIVATIONS, ClipTextConfig, ClipTextEncoder
 from pentimento.diffusion.component_config import CLIP_TEXT_KEYS, T5_KEYS
-from pentimento.diffusion.staging import staged
+from pentimento.diffusion.staging import stage_network, staged
 
 # Where each class of model_index.json lies: submodules load in a fraction of the time of the packages' namespaces.
 _CLASSES = {
     "UNet2DConditionModel": ("diffusers.models.unets.unet_2d_condition", "UNet2DConditionModel"),
     "SD3Transformer2DModel": ("diffusers.models.transformers.transformer_sd3", "SD3Transformer2DModel"),
+    "ControlNetModel": ("diffusers.models.controlnets.controlnet", "ControlNetModel"),
+    "SD3ControlNetModel": ("diffusers.models.controlnets.controlnet_sd3", "SD3ControlNetModel"),
     "AutoencoderKL": ("diffusers.models.autoencoders.autoencoder_kl", "AutoencoderKL"),
     "AutoencoderTiny": ("diffusers.models.autoencoders.autoencoder_tiny", "AutoencoderTiny"),
     "CLIPTextModel": ("transformers.models.clip.modeling_clip", "CLIPTextModel"),
@@ -66,6 +69,18 @@ def load_components(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
         with _refusing(f"{checkpoint.single_file}: {checkpoint.pipeline_class}"):
             pipeline = _load_single_file(checkpoint, root, checkpoint.single_file, dtype)
             return {name: _placed(getattr(pipeline, name), device) for name in names}
+
+
+def load_network(
+    directory: Path, files: Iterable[Path], class_name: str, device: torch.device, dtype: torch.dtype
+) -> Any:
+    """Return the network of one of diffusers' classes from a directory that holds nothing else, of whose `files` all
+    were judged. In evaluation mode on `device`. Raises BadCheckpoint."""
+    with TemporaryDirectory(prefix="pentimento-model-") as name:
+        stage_network(directory, files, Path(name), _keys_of(class_name))
+        with _refusing(f"{directory}: {class_name}"):
+            options = {"local_files_only": True, "use_safetensors": True, "variant": _variant(directory)}
+            return _placed(_load_network(_class(_CLASSES[class_name]), Path(name), dtype, options), device)
 
 
 def _keys_of(class_name: str) -> Collection[str]:

@@ -1,6 +1,7 @@
 """Tiny checkpoints with random weights, in the form that diffusers itself writes: quick to make, quick to run."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import torch
 from diffusers import (
     AutoencoderKL,
     AutoencoderTiny,
+    ControlNetModel,
     DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
+    SD3ControlNetModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
     StableDiffusionPipeline,
@@ -32,6 +35,19 @@ WIDTH = 16
 SIDE_PX = 32
 T5_TOKENS = 12
 _JOINT_WIDTH = 40
+_TRANSFORMER: dict[str, Any] = {
+    "sample_size": SIDE_PX // 4,
+    "patch_size": 2,
+    "in_channels": 8,
+    "out_channels": 8,
+    "num_layers": 2,
+    "attention_head_dim": 8,
+    "num_attention_heads": 2,
+    "joint_attention_dim": _JOINT_WIDTH,
+    "caption_projection_dim": 16,
+    "pooled_projection_dim": WIDTH + 20,
+    "pos_embed_max_size": 8,
+}
 
 
 def write_checkpoint(
@@ -109,6 +125,49 @@ def write_flow_checkpoint(
     return directory
 
 
+def write_controlnet(directory: Path, *, xl: bool = False, seed: int = 3, **changes: Any) -> Path:
+    """A ControlNetModel of `write_checkpoint`'s model (of one with vae "kl" or "tiny"), or of `write_xl_checkpoint`'s;
+    `changes` go to its configuration. Its layers of zeros are random, so that it controls something."""
+    torch.manual_seed(seed)
+    own: dict[str, Any] = {"cross_attention_dim": WIDTH}
+    if xl:
+        sizes = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8}
+        own = {"cross_attention_dim": 40, "projection_class_embeddings_input_dim": 6 * 8 + 20, **sizes}
+    network = ControlNetModel(
+        **{
+            "in_channels": 4,
+            "block_out_channels": (16, 32),
+            "layers_per_block": 1,
+            "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+            "attention_head_dim": 8,
+            "norm_num_groups": 4,
+            "conditioning_embedding_out_channels": (8, 16, 16),
+            **own,
+            **changes,
+        }
+    )
+    layers = [*network.controlnet_down_blocks, network.controlnet_mid_block, network.controlnet_cond_embedding.conv_out]
+    return _save_controlnet(network, layers, directory)
+
+
+def write_flow_controlnet(directory: Path, *, seed: int = 3, **changes: Any) -> Path:
+    """An SD3ControlNetModel of `write_flow_checkpoint`'s model, of one block; `changes` go to its configuration. Its
+    layers of zeros are random, so that it controls something."""
+    torch.manual_seed(seed)
+    network = SD3ControlNetModel(
+        **{**_TRANSFORMER, "num_layers": 1, "dual_attention_layers": (), "extra_conditioning_channels": 0, **changes}
+    )
+    return _save_controlnet(network, [*network.controlnet_blocks, network.pos_embed_input.proj], directory)
+
+
+def _save_controlnet(network: Any, zeros: Iterable[torch.nn.Module], directory: Path) -> Path:
+    for layer in zeros:
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    network.eval().save_pretrained(directory)
+    return directory
+
+
 def _scheduler(sampler: Any, settings: dict[str, Any]) -> Any:
     own = {"clip_sample": False} if sampler is DDIMScheduler else {}
     return sampler(**{"steps_offset": 1, **own, **settings})
@@ -181,19 +240,7 @@ def _unet(channels: int, **changes: Any) -> UNet2DConditionModel:
 
 def _transformer(dual_layers: tuple[int, ...]) -> SD3Transformer2DModel:
     return SD3Transformer2DModel(
-        sample_size=SIDE_PX // 4,
-        patch_size=2,
-        in_channels=8,
-        out_channels=8,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=_JOINT_WIDTH,
-        caption_projection_dim=16,
-        pooled_projection_dim=WIDTH + 20,
-        pos_embed_max_size=8,
-        dual_attention_layers=dual_layers,
-        qk_norm="rms_norm" if dual_layers else None,
+        **_TRANSFORMER, dual_attention_layers=dual_layers, qk_norm="rms_norm" if dual_layers else None
     ).eval()
 
 

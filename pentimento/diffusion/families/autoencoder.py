@@ -34,12 +34,14 @@ class Autoencoder:
         """Return the shape of a latent, (1, channels, height, width), for a picture of that size."""
         return (1, self._latent_channels, height_px // self.factor, width_px // self.factor)
 
-    def encode(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the latent of pixels (1, 3, height, width) in -1..1; a stochastic encoder draws from `generator`."""
+    def encode(self, pixels: Tensor, generator: torch.Generator, *, unshifted: bool = False) -> Tensor:
+        """Return the latent of pixels (rows, 3, height, width) in -1..1; a stochastic encoder draws from
+        `generator`."""
         encoded = self._module.encode(pixels.to(self._device, self._module.dtype))
         latent = encoded.latent_dist.sample(generator) if hasattr(encoded, "latent_dist") else encoded.latents
         scale = self._scale
-        normalised: Tensor = (latent.to(self._dtype) - scale.shift) * scale.scale / scale.deviation
+        shift = 0.0 if unshifted else scale.shift
+        normalised: Tensor = (latent.to(self._dtype) - shift) * scale.scale / scale.deviation
         return normalised
 
     def decode(self, latent: Tensor) -> Tensor:

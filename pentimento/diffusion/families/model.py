@@ -262,6 +262,12 @@ class DiffusionModel(Protocol):
         `generator`."""
         ...
 
+    def condition(self, pixels: Tensor, row_count: int, generator: torch.Generator, *, unshifted: bool) -> Tensor:
+        """Return what the family's ControlNets are told of pixels (1, 3, height, width) in 0..1: a UNet's the pixels, a
+        transformer's a latent for each of a picture's rows, drawn from `generator`, without the autoencoder's shift
+        where `unshifted`."""
+        ...
+
     def decode_latent(self, latent: Tensor) -> Tensor:
         """Return the pixels (1, 3, height, width), about -1..1, of a clean latent."""
         ...

@@ -92,6 +92,10 @@ class StableDiffusion:
         """Return the clean latent of pixels (1, 3, height, width) in -1..1."""
         return self._autoencoder.encode(pixels, generator)
 
+    def condition(self, pixels: Tensor, row_count: int, generator: torch.Generator, *, unshifted: bool) -> Tensor:
+        """Return the pixels: ControlNets of this family are told just these."""
+        return pixels.to(self.device, self.dtype)
+
     def decode_latent(self, latent: Tensor) -> Tensor:
         """Return the pixels of a clean latent."""
         return self._autoencoder.decode(latent)

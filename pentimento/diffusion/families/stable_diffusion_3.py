@@ -154,6 +154,12 @@ class StableDiffusion3:
         """Return the clean latent of pixels (1, 3, height, width) in -1..1."""
         return self._autoencoder.encode(pixels, generator)
 
+    def condition(self, pixels: Tensor, row_count: int, generator: torch.Generator, *, unshifted: bool) -> Tensor:
+        """Return latents (rows, channels, height, width) of pixels in 0..1, each with noise of its own, as diffusers
+        draws it."""
+        rows = (2.0 * pixels - 1.0).expand(row_count, -1, -1, -1)
+        return self._autoencoder.encode(rows, generator, unshifted=unshifted)
+
     def decode_latent(self, latent: Tensor) -> Tensor:
         """Return the pixels of a clean latent."""
         return self._autoencoder.decode(latent)

@@ -1,0 +1,156 @@
+"""What a loaded ControlNet offers: what it is, the embedding of its condition, and residuals by step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.controlnets.setting import ControlSetting
+from pentimento.diffusion.controlnets.summing import scaled, with_unconditional_rows
+from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
+from pentimento.domain.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class ControlNetInfo:
+    """What a ControlNet is and takes. `family` is that of the models it controls; `base_digest` that of the model it
+    was trained for, empty where its registry names none. Its condition has `condition_channels`: of pixels, or where
+    `takes_latents` of a latent, which is encoded without the autoencoder's shift where `unshifted`."""
+
+    family: str
+    digest: str
+    base_digest: str
+    latent_channels: int
+    condition_channels: int
+    takes_latents: bool
+    unshifted: bool
+
+
+@dataclass(frozen=True)
+class ControlStep:
+    """One picture at one step: what its denoiser sees there, all rows of the picture, its embedded condition
+    (rows, or 1 for all), and how the ControlNet acts."""
+
+    inputs: DenoiserInput
+    embedded: Tensor
+    setting: ControlSetting
+
+
+class ControlNet(Protocol):
+    """A loaded ControlNet. One thread at a time calls it."""
+
+    @property
+    def info(self) -> ControlNetInfo:
+        """What the ControlNet is and takes."""
+        ...
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The network's configuration."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its weights."""
+        ...
+
+    def embed(self, condition: Tensor) -> Tensor:
+        """Return what the network makes of a condition (1 or rows, channels, height, width), which does not change from
+        step to step: computed once a stream. Raises InvalidArgument naming `condition` and its limit."""
+        ...
+
+    def residuals(self, steps: Sequence[ControlStep]) -> list[ControlResiduals]:
+        """Return the residuals of each picture's rows, scaled, from one forward pass over all of them. Raises
+        InvalidArgument naming the part of a step that does not fit the network."""
+        ...
+
+
+@dataclass(frozen=True)
+class ControlRows:
+    """The rows of a forward pass over several pictures."""
+
+    latents: Tensor
+    timesteps: Tensor
+    conditioning: Conditioning
+    embedded: Tensor
+
+
+def rows_of(steps: Sequence[ControlStep]) -> ControlRows:
+    """Return the rows that the ControlNet is asked for, one picture's after the other: of guided pictures that are
+    controlled in their conditional half the second of two."""
+    parts = [_rows_of(step) for step in steps]
+    return ControlRows(
+        torch.cat([part.latents for part in parts]),
+        torch.cat([part.timesteps for part in parts]),
+        Conditioning.concatenate([part.conditioning for part in parts]),
+        torch.cat([part.embedded for part in parts]),
+    )
+
+
+def _rows_of(step: ControlStep) -> ControlRows:
+    inputs, count = step.inputs, step.inputs.latents.shape[0]
+    first = count // 2 if step.setting.conditional_only else 0
+    texts = inputs.conditioning
+    pooled = None if texts.pooled is None else texts.pooled[first:]
+    sizes = None if texts.sizes is None else texts.sizes[first:]
+    return ControlRows(
+        inputs.latents[first:],
+        inputs.timesteps.expand(count)[first:],
+        Conditioning(texts.states[first:], pooled, sizes),
+        step.embedded.expand(count, *step.embedded.shape[1:])[first:],
+    )
+
+
+def by_picture(residuals: ControlResiduals, steps: Sequence[ControlStep]) -> list[ControlResiduals]:
+    """Return the residuals of `rows_of(steps)` by picture, for all its rows and scaled."""
+    counts = [step.inputs.latents.shape[0] for step in steps]
+    asked = [
+        count - (count // 2 if step.setting.conditional_only else 0) for count, step in zip(counts, steps, strict=True)
+    ]
+    columns = [tensor.split(asked) for tensor in residuals.tensors]
+    return [
+        _for_all_rows(_like(residuals, [column[place] for column in columns]), step, rows < count)
+        for place, (step, count, rows) in enumerate(zip(steps, counts, asked, strict=True))
+    ]
+
+
+def _like(residuals: ControlResiduals, tensors: Sequence[Tensor]) -> ControlResiduals:
+    down = len(residuals.down_block_residuals)
+    mid = residuals.mid_block_residual is not None
+    return ControlResiduals(tuple(tensors[:down]), tensors[down] if mid else None, tuple(tensors[down + mid :]))
+
+
+def _for_all_rows(residuals: ControlResiduals, step: ControlStep, is_half: bool) -> ControlResiduals:
+    own = scaled(residuals, step.setting)
+    return with_unconditional_rows(own) if is_half else own
+
+
+def check_condition(condition: Tensor, channels: int) -> None:
+    """Raise InvalidArgument for a condition that is no (rows, `channels`, height, width) of finite numbers."""
+    shape = list(condition.shape)
+    if len(shape) != 4 or shape[1] != channels or 0 in shape:
+        raise InvalidArgument.of("condition", f"must be of shape (rows, {channels}, height, width), got {shape}")
+    if not torch.isfinite(condition).all():
+        raise InvalidArgument.of("condition", "must hold finite numbers")
+
+
+def check_rows(rows: ControlRows, latent_channels: int, text_width: int | None, pooled_width: int | None) -> None:
+    """Raise InvalidArgument naming what of a step has another shape than the network takes."""
+    _check_size("latents", list(rows.latents.shape), 1, latent_channels)
+    if text_width is not None:
+        _check_size("text_states", list(rows.conditioning.states.shape), 2, text_width)
+    if pooled_width is not None:
+        pooled = rows.conditioning.pooled
+        _check_size("pooled_states", [] if pooled is None else list(pooled.shape), 1, pooled_width)
+
+
+def _check_size(field: str, shape: list[int], place: int, wanted: int) -> None:
+    if len(shape) <= place or shape[place] != wanted:
+        raise InvalidArgument.of(field, f"must have {wanted} values in dimension {place}, got shape {shape}")

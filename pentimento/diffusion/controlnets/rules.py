@@ -1,0 +1,71 @@
+"""A ControlNet's directory as diffusers writes it, config.json and safetensors, judged before anything of it is loaded.
+Free of torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pentimento.diffusion.checkpoint import BadCheckpoint, component_files, read_json_object
+
+CONFIG = "config.json"
+
+_UNET_CLASS = "ControlNetModel"
+_TRANSFORMER_CLASS = "SD3ControlNetModel"
+# Settings of other kinds of ControlNet; one that sets them would be served wrongly.
+_FOREIGN_KEYS = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type")
+_CHANNEL_ORDERS = ("rgb", "bgr")
+
+
+@dataclass(frozen=True)
+class ControlNetCheckpoint:
+    """A directory that passed: the class of its network, the family of the models that it controls, its configuration,
+    and the files that are read."""
+
+    directory: Path
+    class_name: str
+    family: str
+    config: Mapping[str, Any]
+    files: tuple[Path, ...]
+
+
+def open_controlnet(directory: Path) -> ControlNetCheckpoint:
+    """Return the checked directory. Raises BadCheckpoint with one line naming the class, the key or the file."""
+    files = tuple(component_files(directory, directory))
+    path = directory / CONFIG
+    config = read_json_object(path)
+    class_name = config.get("_class_name")
+    if class_name not in (_UNET_CLASS, _TRANSFORMER_CLASS):
+        raise BadCheckpoint(f"{path}: class {class_name!r} is not one of {_UNET_CLASS}, {_TRANSFORMER_CLASS}")
+    family = _unet_family(path, config) if class_name == _UNET_CLASS else _transformer_family(path, config)
+    if not any(file.suffix == ".safetensors" for file in files):
+        raise BadCheckpoint(f"{directory}: no safetensors file in it (pickled weights are never opened)")
+    return ControlNetCheckpoint(directory, class_name, family, config, files)
+
+
+def _unet_family(path: Path, config: Mapping[str, Any]) -> str:
+    for key in _FOREIGN_KEYS:
+        if config.get(key) is not None:
+            raise BadCheckpoint(f"{path}: {key}={config[key]!r} is not supported")
+    if config.get("global_pool_conditions", False):
+        raise BadCheckpoint(f"{path}: global_pool_conditions is not supported")
+    order = config.get("controlnet_conditioning_channel_order", "rgb")
+    if order not in _CHANNEL_ORDERS:
+        raise BadCheckpoint(
+            f"{path}: controlnet_conditioning_channel_order must be rgb or bgr, got {str(order)[:40]!r}"
+        )
+    families = {None: "stable_diffusion", "text_time": "stable_diffusion_xl"}
+    added = config.get("addition_embed_type")
+    if not isinstance(added, str | None) or added not in families:
+        raise BadCheckpoint(f"{path}: addition_embed_type must be 'text_time' or absent, got {str(added)[:40]!r}")
+    return families[added]
+
+
+def _transformer_family(path: Path, config: Mapping[str, Any]) -> str:
+    """Those without text states or positions of their own take the base model's, which no service has at hand."""
+    for key in ("joint_attention_dim", "use_pos_embed"):
+        if key in config and not config[key]:
+            raise BadCheckpoint(f"{path}: {key}={config[key]!r} is not supported")
+    if config.get("extra_conditioning_channels", 0):
+        raise BadCheckpoint(f"{path}: extra_conditioning_channels={config['extra_conditioning_channels']!r} is not 0")
+    return "stable_diffusion_3"

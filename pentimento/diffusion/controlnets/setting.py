@@ -1,0 +1,37 @@
+"""How one ControlNet acts on one picture: how strongly, in which steps, and on which halves of the guidance."""
+
+import math
+from dataclasses import dataclass
+
+from pentimento.domain.errors import InvalidArgument
+
+# diffusers names no limit; beyond this half precision leaves its range.
+MAX_SCALE = 100.0
+
+
+@dataclass(frozen=True)
+class ControlSetting:
+    """`scale` multiplies the residuals. It acts in steps that lie wholly between two shares of the schedule, 0..1.
+    `conditional_only` leaves the unconditional half of the guidance alone and weights shallow residuals less: diffusers
+    calls it guess mode."""
+
+    scale: float = 1.0
+    start_fraction: float = 0.0
+    end_fraction: float = 1.0
+    conditional_only: bool = False
+
+    def check(self, field: str) -> None:
+        """Raise InvalidArgument naming the part of `field` that is out of bounds."""
+        if not (math.isfinite(self.scale) and abs(self.scale) <= MAX_SCALE):
+            wanted = f"must be a number between -{MAX_SCALE:g} and {MAX_SCALE:g}, got {self.scale}"
+            raise InvalidArgument.of(f"{field}.conditioning_scale", wanted)
+        if not 0.0 <= self.start_fraction < 1.0:
+            raise InvalidArgument.of(f"{field}.start_fraction", f"must be in 0..1, below 1, got {self.start_fraction}")
+        if not self.start_fraction < self.end_fraction <= 1.0:
+            wanted = f"must be above start_fraction and at most 1, got {self.end_fraction}"
+            raise InvalidArgument.of(f"{field}.end_fraction", wanted)
+
+    def acts_at(self, step_index: int, step_count: int) -> bool:
+        """Return whether it acts in a step of a schedule of so many, by diffusers' rule. Steps are counted from the
+        schedule's beginning, wherever a picture starts."""
+        return step_index / step_count >= self.start_fraction and (step_index + 1) / step_count <= self.end_fraction

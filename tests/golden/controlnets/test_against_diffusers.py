@@ -1,0 +1,135 @@
+"""Controlled pictures against diffusers' ControlNet pipelines: each family, one and three ControlNets, both halves of
+the guidance and the conditional one alone, shares of the schedule. `benchmarks.controlnet_golden` has more of them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pentimento.diffusion.controlnets import ControlSetting
+from pentimento.domain.generation import Scheduler
+from pentimento.testing.checkpoints import (
+    SIDE_PX,
+    write_checkpoint,
+    write_controlnet,
+    write_flow_checkpoint,
+    write_flow_controlnet,
+    write_xl_checkpoint,
+)
+from pentimento.testing.controlled_painting import (
+    ControlledByDiffusers,
+    ControlledByEngine,
+    ControlledCase,
+    conditions_for,
+)
+from pentimento.testing.diffusers_reference import Case
+
+PROMPT, NEGATIVE = "a red circle", "blurred"
+EVERYWHERE = ControlSetting()
+EARLY = ControlSetting(scale=0.7, end_fraction=0.5)
+LATE = ControlSetting(scale=1.3, start_fraction=0.4)
+MIDDLE = ControlSetting(scale=0.5, start_fraction=0.2, end_fraction=0.8)
+GUESSED = ControlSetting(scale=0.8, conditional_only=True)
+
+
+def sd(path: Path) -> tuple[Path, list[Path]]:
+    model = write_checkpoint(path / "model", beta_schedule="scaled_linear")
+    return model, [write_controlnet(path / f"control-{seed}", seed=seed) for seed in range(3)]
+
+
+def sdxl(path: Path) -> tuple[Path, list[Path]]:
+    model = write_xl_checkpoint(path / "model", beta_schedule="scaled_linear")
+    return model, [write_controlnet(path / f"control-{seed}", xl=True, seed=seed) for seed in range(3)]
+
+
+def sd3(path: Path) -> tuple[Path, list[Path]]:
+    model = write_flow_checkpoint(path / "model", max_sequence_length=3)
+    return model, [write_flow_controlnet(path / f"control-{seed}", seed=seed) for seed in range(3)]
+
+
+def sd3_with_pooled_texts(path: Path) -> tuple[Path, list[Path]]:
+    """Of two blocks, for a model of four; with the autoencoder's shift."""
+    model = write_flow_checkpoint(path / "model", max_sequence_length=3)
+    own = {"num_layers": 2, "force_zeros_for_pooled_projection": False}
+    return model, [write_flow_controlnet(path / f"control-{seed}", seed=seed, **own) for seed in range(3)]
+
+
+FAMILIES = {"sd": sd, "sdxl": sdxl, "sd3": sd3}
+THREE = (EARLY, LATE, MIDDLE)
+
+
+def cases_for(schedulers: tuple[Scheduler, ...]) -> list[ControlledCase]:
+    """One ControlNet and three; none in the first steps; without guidance. For diffusion models also the conditional
+    half alone, which diffusers calls guess mode, and a scheduler that scales the network's input."""
+    guided = Case(PROMPT, NEGATIVE, schedulers[0], seed=3, steps=5)
+    free = replace(guided, guidance_scale=1.0, steps=4)
+    cases = [
+        ControlledCase(guided, (EVERYWHERE,)),
+        ControlledCase(guided, THREE),
+        ControlledCase(guided, (LATE,)),
+        ControlledCase(free, THREE),
+    ]
+    if Scheduler.EULER in schedulers:
+        cases += [
+            ControlledCase(replace(guided, seed=4), (GUESSED,)),
+            ControlledCase(free, (GUESSED, GUESSED)),
+            ControlledCase(replace(guided, scheduler=Scheduler.EULER, seed=5), (EVERYWHERE,)),
+        ]
+    return cases
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As many as the engine uses: sums split over two threads differ in their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def sides(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ControlledByDiffusers, ControlledByEngine]]:
+    model, controlnets = FAMILIES[request.param](tmp_path_factory.mktemp(request.param))
+    engine = ControlledByEngine(model, controlnets)
+    yield ControlledByDiffusers(model, controlnets), engine
+    engine.close()
+
+
+def difference(sides: tuple[ControlledByDiffusers, ControlledByEngine], controlled: ControlledCase) -> float:
+    conditions = conditions_for(len(controlled.settings), SIDE_PX, SIDE_PX)
+    theirs, ours = (side.controlled(controlled, conditions) for side in sides)
+    return float((theirs - ours).abs().max())
+
+
+def test_controlled_latents_equal_those_of_diffusers(
+    sides: tuple[ControlledByDiffusers, ControlledByEngine],
+) -> None:
+    differences = {case: difference(sides, case) for case in cases_for(sides[1].model.info.schedulers)}
+
+    assert all(value <= 1e-4 for value in differences.values()), differences
+
+
+def test_controls_change_the_picture(sides: tuple[ControlledByDiffusers, ControlledByEngine]) -> None:
+    conditions = conditions_for(1, SIDE_PX, SIDE_PX)
+    case = Case(PROMPT, NEGATIVE, sides[1].model.info.schedulers[0], seed=3, steps=4)
+    settings = (EVERYWHERE, EARLY, ControlSetting(scale=0.0))
+    always, early, never = (sides[1].controlled(ControlledCase(case, (one,)), conditions) for one in settings)
+
+    assert float((always - never).abs().max()) > 0.01
+    assert float((always - early).abs().max()) > 0.01
+
+
+def test_a_flow_controlnet_with_pooled_texts_and_fewer_blocks_equals_diffusers(tmp_path: Path) -> None:
+    model, controlnets = sd3_with_pooled_texts(tmp_path)
+    engine = ControlledByEngine(model, controlnets)
+    try:
+        sides = (ControlledByDiffusers(model, controlnets), engine)
+        case = Case(PROMPT, NEGATIVE, Scheduler.FLOW_MATCH_EULER, seed=3, steps=5)
+
+        assert difference(sides, ControlledCase(case, THREE)) <= 1e-4
+    finally:
+        engine.close()

@@ -1,0 +1,23 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from pentimento.diffusion.controlnets import ControlNet, load_controlnet
+from pentimento.testing.checkpoints import write_controlnet, write_flow_controlnet
+
+
+@pytest.fixture(scope="session")
+def controlnet_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_controlnet(tmp_path_factory.mktemp("controlnets") / "edges")
+
+
+@pytest.fixture(scope="session")
+def controlnet(controlnet_directory: Path) -> ControlNet:
+    return load_controlnet(controlnet_directory, torch.device("cpu"), torch.float32)
+
+
+@pytest.fixture(scope="session")
+def flow_controlnet(tmp_path_factory: pytest.TempPathFactory) -> ControlNet:
+    directory = write_flow_controlnet(tmp_path_factory.mktemp("controlnets") / "flow")
+    return load_controlnet(directory, torch.device("cpu"), torch.float32)

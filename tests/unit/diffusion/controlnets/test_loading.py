@@ -1,0 +1,206 @@
+"""Directories of ControlNets: what is served, what is refused by name, and which models they fit."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pentimento.diffusion.checkpoint import BadCheckpoint, digest_directory
+from pentimento.diffusion.controlnets import ControlNet, check_base, load_controlnet, open_controlnet
+from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.testing.checkpoints import write_controlnet, write_flow_controlnet, write_xl_checkpoint
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+ZOO = Path(__file__).parents[4] / "zoo" / "weights"
+
+
+@pytest.fixture
+def copy(controlnet_directory: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(controlnet_directory, tmp_path / "edges")
+
+
+def load(directory: Path, expected_digest: str = "") -> ControlNet:
+    return load_controlnet(directory, torch.device("cpu"), torch.float32, expected_digest)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_what_it_is_is_told(controlnet: ControlNet, controlnet_directory: Path) -> None:
+    info = controlnet.info
+
+    assert (info.family, info.latent_channels, info.condition_channels) == ("stable_diffusion", 4, 3)
+    assert (info.takes_latents, info.unshifted, info.base_digest) == (False, False, "")
+    assert info.digest == digest_directory(controlnet_directory)
+
+
+def test_a_flows_takes_latents(flow_controlnet: ControlNet) -> None:
+    info = flow_controlnet.info
+
+    assert (info.family, info.condition_channels) == ("stable_diffusion_3", 8)
+    assert (info.takes_latents, info.unshifted) == (True, True)
+
+
+@pytest.mark.parametrize("name", ["tiny-controlnet-edges", "tiny-controlnet-layout"])
+def test_the_zoos_are_those_of_its_registry(name: str) -> None:
+    entries = json.loads((ZOO / "registry.json").read_text())["models"]
+    entry = next(entry for entry in entries if entry["name"] == name)
+
+    info = load(ZOO / name).info
+
+    assert (info.digest, info.base_digest) == (entry["digest"], entry["base"]["digest"])
+
+
+def test_another_digest_than_expected_is_refused(copy: Path) -> None:
+    with pytest.raises(FailedPrecondition, match="expected sha256:0000") as refused:
+        load(copy, "sha256:" + "0" * 64)
+    assert refused.value.reason == "MODEL_DIGEST_MISMATCH"
+
+
+def test_another_digest_than_its_registrys_is_refused(copy: Path) -> None:
+    entry = {"path": copy.name, "digest": "sha256:" + "1" * 64}
+    (copy.parent / "registry.json").write_text(json.dumps({"models": [entry]}))
+
+    with pytest.raises(FailedPrecondition, match="expected sha256:1111"):
+        load(copy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"_class_name": "ControlNetXSAdapter"}, r"config\.json: class 'ControlNetXSAdapter' is not one of"),
+        ({"_class_name": ["ControlNetModel"]}, "is not one of ControlNetModel, SD3ControlNetModel"),
+        ({"class_embed_type": "timestep"}, "class_embed_type='timestep' is not supported"),
+        ({"encoder_hid_dim_type": "text_proj"}, "encoder_hid_dim_type='text_proj' is not supported"),
+        ({"addition_embed_type": "image"}, "addition_embed_type must be 'text_time' or absent, got 'image'"),
+        ({"addition_embed_type": {}}, "addition_embed_type must be 'text_time' or absent"),
+        ({"global_pool_conditions": True}, "global_pool_conditions is not supported"),
+        ({"controlnet_conditioning_channel_order": "gbr"}, "channel_order must be rgb or bgr, got 'gbr'"),
+        ({"layers_per_block": 65}, "layers_per_block=65 is out of bounds"),
+        ({"conditioning_channels": 4}, "ControlNetModel does not load"),
+        ({"block_out_channels": [16, 32, 32]}, "ControlNetModel does not load"),
+    ],
+)
+def test_a_configuration_that_is_not_served_is_named(copy: Path, changes: dict[str, Any], named: str) -> None:
+    edit(copy / "config.json", **changes)
+
+    with pytest.raises(BadCheckpoint, match=named) as refused:
+        load(copy)
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"joint_attention_dim": None}, "joint_attention_dim=None is not supported"),
+        ({"use_pos_embed": False}, "use_pos_embed=False is not supported"),
+        ({"extra_conditioning_channels": 1}, "extra_conditioning_channels=1 is not 0"),
+    ],
+)
+def test_a_flows_configuration_that_is_not_served_is_named(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    directory = write_flow_controlnet(tmp_path / "flow")
+    edit(directory / "config.json", **changes)
+
+    with pytest.raises(BadCheckpoint, match=named):
+        load(directory)
+
+
+def pickled(directory: Path) -> None:
+    (directory / WEIGHTS).write_bytes(pickle.dumps({}))
+
+
+def only_pickles(directory: Path) -> None:
+    (directory / WEIGHTS).rename(directory / "diffusion_pytorch_model.bin")
+
+
+def leads_out(directory: Path) -> None:
+    (directory / WEIGHTS).rename(directory.parent / "outside.safetensors")
+    (directory / WEIGHTS).symlink_to(directory.parent / "outside.safetensors")
+
+
+def no_configuration(directory: Path) -> None:
+    (directory / "config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (pickled, "not a safetensors file"),
+        (only_pickles, "no safetensors file in it"),
+        (leads_out, "leads out of the checkpoint"),
+        (no_configuration, r"config\.json: cannot be read"),
+    ],
+)
+def test_files_that_are_not_served_are_named(copy: Path, damage: Callable[[Path], None], named: str) -> None:
+    damage(copy)
+
+    with pytest.raises(BadCheckpoint, match=named):
+        load(copy)
+
+
+def test_no_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadCheckpoint, match="absent: not a directory"):
+        open_controlnet(tmp_path / "absent")
+
+
+def test_weights_that_lack_a_tensor_are_refused(copy: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(copy / WEIGHTS)
+    del tensors["controlnet_mid_block.weight"]
+    save_file(tensors, copy / WEIGHTS)
+
+    with pytest.raises(BadCheckpoint, match="ControlNetModel does not load"):
+        load(copy)
+
+
+def test_one_that_fits_a_model_passes(
+    controlnet: ControlNet, model: DiffusionModel, flow_controlnet: ControlNet, flow_model: DiffusionModel
+) -> None:
+    check_base(controlnet, model)
+    check_base(flow_controlnet, flow_model)
+
+
+def test_one_of_another_family_is_refused(controlnet: ControlNet, xl_model: DiffusionModel) -> None:
+    with pytest.raises(FailedPrecondition, match="is for stable_diffusion, the model is of stable_diffusion_xl"):
+        check_base(controlnet, xl_model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"in_channels": 8}, "in_channels: the ControlNet has 8, the model 4"),
+        ({"block_out_channels": (16, 16)}, r"block_out_channels: the ControlNet has \[16, 16\], the model \[16, 32\]"),
+        ({"layers_per_block": 2}, r"layers_per_block: the ControlNet has \[2, 2\], the model \[1, 1\]"),
+    ],
+)
+def test_one_with_other_residuals_is_refused(
+    tmp_path: Path, model: DiffusionModel, changes: dict[str, Any], named: str
+) -> None:
+    other = load(write_controlnet(tmp_path / "other", **changes))
+
+    with pytest.raises(FailedPrecondition, match=named) as refused:
+        check_base(other, model)
+    assert refused.value.reason == "CONTROLNET_MISMATCH"
+
+
+def test_a_flows_of_another_width_is_refused(tmp_path: Path, flow_model: DiffusionModel) -> None:
+    other = load(write_flow_controlnet(tmp_path / "other", num_attention_heads=1, caption_projection_dim=8))
+
+    with pytest.raises(FailedPrecondition, match="width: the ControlNet has 8, the model 16"):
+        check_base(other, flow_model)
+
+
+def test_one_with_another_number_of_texts_is_refused_for_sdxl(tmp_path: Path) -> None:
+    xl = load_model(write_xl_checkpoint(tmp_path / "xl"), torch.device("cpu"), torch.float32)
+    fitting = load(write_controlnet(tmp_path / "fitting", xl=True))
+
+    check_base(fitting, xl)
+    assert fitting.info.family == "stable_diffusion_xl"
