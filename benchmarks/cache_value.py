@@ -219,30 +219,30 @@ def throughputs(one: ValuedLog, profiles: ReuseProfiles, encoder: LocalEncoder) 
     """Return the throughput of every arm, and where its requests started beside where the log's hits would have."""
     figures: list[Figure] = []
     notes: dict[str, Any] = {}
+    of_ceiling = at_least(OF_CEILING) if one.name == PLAIN else informative()
     for arm in REUSING:
-        rounds, late = rounds_of(one, arm, profiles, encoder)
-        of_ceiling = at_least(OF_CEILING) if one.name == PLAIN else informative()
+        rounds = rounds_of(one, arm, profiles, encoder)
         of_vanilla = at_least(PAPERS[arm.name]) if one.name == DENSE and arm.name in PAPERS else informative()
         figures += throughput_figures(one.name, rounds, of_vanilla, of_ceiling)
-        starts = [start for part in rounds.starts for start in part]
-        served = [one.runs[arm.name].pictures[row] for row in one.plan.rows]
-        notes[arm.name] = {
-            "ceiling of the log's hits": round(throughput_ceiling(starts, rounds.costs), 3),
-            "ceiling, the newest requests in flight left out": round(throughput_ceiling(late, rounds.costs), 3),
-            "ceiling of the starts that were served": round(
-                throughput_ceiling(starts_of_served(served), rounds.costs), 3
-            ),
-            "hits of the log": round(float(np.mean([start.donor >= 0 for start in starts])), 3),
-            "hits served": round(float(np.mean([picture.kind != "noise" for picture in served])), 3),
-            "saved steps served": saved_counts(served),
-        }
-    costs = rounds_of(one, LATENTS, profiles, encoder)[0].costs
-    notes["milliseconds a step: heavy, light"] = [
-        round(1000 * costs.heavy_step_s, 2),
-        round(1000 * costs.light_step_s, 2),
-    ]
+        notes[arm.name] = starts_told(rounds, [one.runs[arm.name].pictures[row] for row in one.plan.rows])
+        steps = rounds.costs.heavy_step_s, rounds.costs.light_step_s
+        notes["milliseconds a step: heavy, light"] = [round(1000 * step_s, 2) for step_s in steps]
     figures.append(better_figure(one))
     return figures, notes
+
+
+def starts_told(rounds: ArmRounds, served: Sequence[ServedPicture]) -> dict[str, Any]:
+    """Return an arm's ceilings and hits: of the log, and as they were served."""
+    starts, instant = ([start for part in of for start in part] for of in (rounds.starts, rounds.instant_starts))
+    told: dict[str, Any] = {"saved steps served": saved_counts(served)}
+    for name, found in (
+        ("the log's hits", starts),
+        ("the log's hits, were every picture there at once", instant),
+        ("the hits served", starts_of_served(served)),
+    ):
+        hits = float(np.mean([start.saved_steps > 0 for start in found]))
+        told[name] = {"share": round(hits, 3), "ceiling": round(throughput_ceiling(found, rounds.costs), 3)}
+    return told
 
 
 def better_figure(one: ValuedLog) -> Figure:
@@ -254,11 +254,8 @@ def better_figure(one: ValuedLog) -> Figure:
     )
 
 
-def rounds_of(
-    one: ValuedLog, arm: Arm, profiles: ReuseProfiles, encoder: LocalEncoder
-) -> tuple[ArmRounds, list[LogStart]]:
-    """Return an arm's rounds with the log's own hits; and the starts that are left where as many of the newest requests
-    as are in flight cannot be found. The images that could be found are the arm's own."""
+def rounds_of(one: ValuedLog, arm: Arm, profiles: ReuseProfiles, encoder: LocalEncoder) -> ArmRounds:
+    """Return an arm's rounds with the log's own hits. The images that could be found are the arm's own."""
     plan, runs = one.plan, one.runs
     rows = range(plan.warm_count + plan.count)
     images = encoder.embed_pictures(runs[arm.name].data(rows)) if arm != LATENTS else one.log.embeddings
@@ -270,14 +267,20 @@ def rounds_of(
         light_s=runs[ALL_LIGHT.name].round_s,
         counts=[len(part) for part in plan.rounds],
         starts=[],
+        instant_starts=[],
         heavy_steps=heavy_steps,
         light_steps=light_steps,
     )
     tables = profiles.tables(arm)
-    starts = log_starts(one.log.embeddings, images, tables, rounds.costs)
-    late = log_starts(one.log.embeddings, images, tables, rounds.costs, plan.in_flight)
-    rounds = replace(rounds, starts=[[starts[row] for row in part] for part in plan.rounds])
-    return rounds, [late[row] for row in plan.rows]
+    # Beside a request so many others are under way.
+    seen, instant = (
+        log_starts(one.log.embeddings, images, tables, rounds.costs, unseen) for unseen in (plan.in_flight - 1, 0)
+    )
+    return replace(
+        rounds,
+        starts=[[seen[row] for row in part] for part in plan.rounds],
+        instant_starts=[[instant[row] for row in part] for part in plan.rounds],
+    )
 
 
 def starts_of_served(served: Sequence[ServedPicture]) -> list[LogStart]:

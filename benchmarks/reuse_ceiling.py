@@ -1,9 +1,9 @@
-"""What a log's own hits would save, if every earlier request were committed when the next one came.
+"""What a log's own hits save: the ceiling of what a cache could do for it.
 
-The log is played in order against a cache without bounds that hears of a picture as soon as the next request comes, by
-the gateway's tables and the cheapest start. No live run can do better: some of what it could have found is still being
-painted, and a hit costs more than its steps. The unit of cost is seconds a step as they were measured of each model, so
-what a request costs beside its steps is spread over them, and a hit is taken to save its share of that too.
+The log is played in order against a cache without bounds that holds every picture as soon as it is finished, by the
+gateway's tables and the cheapest start. What is under way when a request comes cannot be found by any cache: with so
+many in flight at a time, the newest ones. The unit of cost is seconds a step as they were measured of each model, so
+that what a request costs beside its steps is spread over them, and a hit is taken to save its share of that too.
 """
 
 from collections.abc import Sequence

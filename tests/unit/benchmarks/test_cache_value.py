@@ -24,6 +24,7 @@ ROUNDS = ArmRounds(
     light_s=[0.2, 0.4],
     counts=[2, 2],
     starts=[[FROM_NOISE, LogStart(True, 6, 0)], [LogStart(False, 25, 0), LogStart(False, 25, 0)]],
+    instant_starts=[[LogStart(True, 6, 0)] * 2] * 2,
     heavy_steps=50,
     light_steps=12,
 )
@@ -37,12 +38,13 @@ def judged(score: float, right: bool, count: int = 8) -> JudgedPictures:
 
 
 def test_throughput_is_measured_round_by_round_against_vanilla_and_the_log_s_hits() -> None:
-    vanilla, ceiling = throughput_figures("log", ROUNDS, informative(), at_least(0.85))
+    vanilla, ceiling, instant = throughput_figures("log", ROUNDS, informative(), at_least(0.85))
 
     assert vanilla.value == 2.0
     # 1 s and half of 0.1 s; then two halves of 2 s: what the hits would take at that round's costs.
     assert [pair[0] for pair in ceiling.samples] == pytest.approx([1.05, 2.0])
     assert (ceiling.value, ceiling.ok) == (pytest.approx(3.05 / 3.0), True)
+    assert (instant.value, str(instant.target)) == (pytest.approx(0.3 / 3.0), "none")
 
 
 def test_steps_cost_what_vanilla_and_all_light_took_over_all_rounds() -> None:
