@@ -1,0 +1,56 @@
+"""Which latents requests with LoRAs share, on logs that are worked out by hand, under the gateway's own keys."""
+
+import numpy as np
+import pytest
+
+from benchmarks.lora_sharing import BOUND, SharingBlock, blocks, extra_hits, extra_steps, lora_starts
+from benchmarks.prompt_logs import Vectors
+from pentimento.workloads.production import Choice
+
+
+def asking(*loras: str, model: str = "base") -> Choice:
+    return Choice("somebody", model, loras, ())
+
+
+def alike(count: int, cosine: float = 1.0) -> Vectors:
+    """Unit vectors, of which any two are so alike."""
+    common, own = np.sqrt(cosine), np.sqrt(1.0 - cosine)
+    return np.concatenate([np.full((count, 1), common), own * np.eye(count)], axis=1).astype(np.float32)
+
+
+def saved(vectors: Vectors, choices: list[Choice], patched_after: int) -> list[int]:
+    return [start.saved_steps for start in lora_starts(vectors, choices, patched_after)]
+
+
+def test_bound_latents_serve_the_same_loras_alone() -> None:
+    choices = [asking("a"), asking("b"), asking(), asking("a"), asking("b", "a")]
+
+    assert saved(alike(5), choices, BOUND) == [0, 0, 0, 25, 0]
+
+
+def test_latents_from_before_the_patch_serve_all_of_the_model_and_later_ones_their_own_lora_alone() -> None:
+    choices = [asking("a"), asking("b"), asking(), asking("a"), asking("a", model="another")]
+
+    # 25 steps are allowed. Of the first one's latents those up to 10 are nobody's own.
+    assert saved(alike(5), choices, 10) == [0, 10, 10, 25, 0]
+
+
+def test_what_sharing_adds_is_no_more_than_the_similarity_allows() -> None:
+    assert saved(alike(2, 0.7), [asking("a"), asking("b")], 20) == [0, 5]
+    assert saved(alike(2, 0.5), [asking("a"), asking("b")], 20) == [0, 0]
+
+
+def test_loras_in_another_order_are_the_same_ones() -> None:
+    assert saved(alike(2), [asking("a", "b"), asking("b", "a")], BOUND) == [0, 25]
+
+
+def test_extras_are_counted_over_blocks_in_points() -> None:
+    choices = [asking("a"), asking("b"), asking(), asking("a")]
+    bound, shared = (lora_starts(alike(4), choices, after) for after in (BOUND, 10))
+
+    everybody, styled = (blocks(bound, shared, alone) for alone in (False, True))
+
+    assert everybody == [SharingBlock(4, 1, 3, 25, 45)]
+    assert styled == [SharingBlock(3, 1, 2, 25, 35)]
+    assert (extra_hits(everybody), extra_steps(everybody)) == pytest.approx((50.0, 10.0))
+    assert extra_hits([]) == 0.0
