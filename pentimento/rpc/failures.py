@@ -81,6 +81,14 @@ def too_many_calls_of_one(limit: int) -> ResourceExhausted:
     )
 
 
+def too_many_waiting(limit: int) -> ResourceExhausted:
+    return ResourceExhausted(
+        "TOO_MANY_CALLS",
+        f"{limit} calls wait already to begin, this tenant's or peer's faster than tenant_calls_per_s",
+        retry_after_ms=RETRY_AFTER_MS,
+    )
+
+
 def too_many_messages() -> ResourceExhausted:
     return ResourceExhausted(
         "TOO_MANY_MESSAGES", "this server already receives as many messages as it may", retry_after_ms=RETRY_AFTER_MS

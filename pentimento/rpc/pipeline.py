@@ -1,6 +1,7 @@
 """What every call passes on its way to its handler and back.
 
-From the outside in: metrics → error mapping → authentication → deadline → limits → receiving → decoding → handler.
+From the outside in: metrics → error mapping → deadline → authentication → pace → limits → receiving → decoding →
+handler.
 Handlers are wrapped when their service is added, instead of through gRPC's interceptors: that costs a call nothing to
 look up and leaves no method unwrapped. To gRPC each method is one that takes a stream of requests, which looks the same
 on the wire: so the call is ours as soon as its headers are there, and of the caller who is refused no message is read.
@@ -19,7 +20,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from pentimento.domain.errors import DeadlineExceeded, InvalidArgument
+from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, PermissionDenied, Unauthenticated
 from pentimento.domain.identity import Caller, Role
 from pentimento.rpc import context as call_context
 from pentimento.rpc.access import DEFAULT_REQUEST_BYTES, Access, authorise
@@ -28,6 +29,7 @@ from pentimento.rpc.failures import abort, explain, shutting_down
 from pentimento.rpc.intake import Intake
 from pentimento.rpc.metadata import AUTHORIZATION, REQUEST_ID
 from pentimento.rpc.meter import CALLS, MethodMeter
+from pentimento.rpc.pace import Pace
 from pentimento.rpc.seats import Seats
 from pentimento.rpc.tokens import Identities, OpenDoor
 from pentimento.telemetry.request_id import accept_request_id, request_id
@@ -51,6 +53,7 @@ class ServerLimits:
     max_message_bytes: int
     max_receiving_bytes: int
     receive_timeout_s: float
+    tenant_calls_per_s: float
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Pipeline:
         self._shared = not isinstance(identities, OpenDoor)
         share = max(limits.max_concurrent_calls // 2, 1) if self._shared else limits.max_concurrent_calls
         self._seats = Seats(limits.max_concurrent_calls, share)
+        self._pace = Pace(limits.tenant_calls_per_s)
         self._open_seats = Seats(OPEN_CALLS, OPEN_CALLS_OF_A_PEER)
         self._largest_bytes = min(DEFAULT_REQUEST_BYTES, limits.max_message_bytes)
         self._intake = self._make_intake()
@@ -181,7 +185,7 @@ class Pipeline:
         async def answer(_: object, context: Context) -> bytes:
             call = Call(method)
             try:
-                self._admit(call, context)
+                await self._admit(call, context)
                 answering = behaviour(await receive(call, context), context)
                 if call_context.deadline.get() is None:
                     answering = self._within_our_deadline(answering)
@@ -199,7 +203,7 @@ class Pipeline:
         async def answer(_: object, context: Context) -> None:
             call = Call(method)
             try:
-                self._admit(call, context)
+                await self._admit(call, context)
                 # Closed here and not by the garbage collector: a cancel must run the handler's `finally` now.
                 async with aclosing(behaviour(await receive(call, context), context)) as answers:
                     async for one in answers:
@@ -211,8 +215,9 @@ class Pipeline:
 
         return answer
 
-    def _admit(self, call: Call, context: Context) -> None:
-        """Request id, authentication, deadline, limits: raises what refuses the call, else fills the call's context."""
+    async def _admit(self, call: Call, context: Context) -> None:
+        """Request id, authentication, deadline, pace, limits: raises what refuses the call, else fills the call's
+        context."""
         authorization = offered_id = None
         for key, value in context.invocation_metadata() or ():
             if key == AUTHORIZATION:
@@ -220,14 +225,25 @@ class Pipeline:
             elif key == REQUEST_ID:
                 offered_id = value
         request_id.set(accept_request_id(offered_id))
-        if call.method.needs_caller:
-            call.caller = self._identities.identify(authorization)
-            call.key = authorise(call.caller, call.method.allowed, call.method.path).tenant
-            call_context.caller.set(call.caller)
         remaining_s = context.time_remaining()
         if remaining_s is not None:
             call_context.deadline.set(time.monotonic() + remaining_s)
+        if call.method.needs_caller:
+            await self._identify(call, context, authorization)
         self._seat(call, context)
+
+    async def _identify(self, call: Call, context: Context, authorization: Any) -> None:
+        """A stranger's refusal keeps to the pace of its peer, as a tenant's calls keep to the tenant's. Processes of
+        the suite call one another as fast as they like."""
+        try:
+            call.caller = self._identities.identify(authorization)
+            call.key = authorise(call.caller, call.method.allowed, call.method.path).tenant
+        except (Unauthenticated, PermissionDenied):
+            await self._pace.begin(f"peer {host_of(context.peer())}")
+            raise
+        call_context.caller.set(call.caller)
+        if self._shared and call.caller is not None and Role.SERVICE not in call.caller.roles:
+            await self._pace.begin(f"tenant {call.key}")
 
     def _seat(self, call: Call, context: Context) -> None:
         if call.method.limited and self._closed:

@@ -221,6 +221,7 @@ def limits_of(settings: RpcServerSettings) -> ServerLimits:
         settings.max_message_bytes,
         settings.max_receiving_bytes,
         settings.receive_timeout_ms / 1000,
+        settings.tenant_calls_per_s,
     )
 
 

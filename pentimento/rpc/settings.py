@@ -59,6 +59,12 @@ class RpcServerSettings:
         " RESOURCE_EXHAUSTED",
         minimum=1,
     )
+    tenant_calls_per_s: float = setting(
+        200.0,
+        help="calls that begin each second for one tenant, where tokens tell tenants apart; further ones wait, so that"
+        " a storm of calls does not hold up those of others",
+        minimum=1,
+    )
     unary_deadline_ms: int = setting(
         60_000, help="deadline of unary calls whose caller set none", minimum=1, maximum=3_600_000
     )

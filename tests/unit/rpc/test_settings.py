@@ -71,6 +71,7 @@ NUMBERS = {
     "receive_timeout_ms": (5000, 100, 600_000),
     "max_connections": (1024, 1, None),
     "max_concurrent_calls": (4096, 1, None),
+    "tenant_calls_per_s": (200.0, 1, None),
     "unary_deadline_ms": (60_000, 1, 3_600_000),
     "drain_timeout_s": (30.0, 0, 3600),
     "default_deadline_ms": (10_000, 1, 3_600_000),

@@ -1,0 +1,107 @@
+"""A storm of one tenant's calls waits in its own line: those of others begin at once."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from pentimento.api.image.v1 import image_service_pb2 as pb
+from pentimento.api.image.v1.image_service_pb2_grpc import (
+    ImageServiceServicer,
+    ImageServiceStub,
+    add_ImageServiceServicer_to_server,
+)
+from pentimento.domain.identity import Role
+from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, current_caller, new_token, open_channel
+from pentimento.rpc import token_entry as entry
+from pentimento.rpc.pace import BURST_CALLS
+
+IMAGE_SERVICE = "pentimento.api.image.v1.ImageService"
+TOKENS = {"mallory": new_token(), "alice": new_token()}
+STORM = 3 * BURST_CALLS
+
+
+@dataclass
+class Counted(ImageServiceServicer):
+    """Counts the calls that reached it, by tenant."""
+
+    begun: Counter[str] = field(default_factory=Counter)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: object) -> pb.ListModelsResponse:
+        self.begun[current_caller().tenant] += 1
+        return pb.ListModelsResponse()
+
+
+@asynccontextmanager
+async def storm(socket_path: Path, *, with_tokens: bool, token: str | None) -> AsyncIterator[tuple[Counted, RpcServer]]:
+    """A server at which a storm has arrived, and of that all that may begin in the next hour has begun."""
+    file = socket_path.parent / "tokens.toml"
+    file.write_text("".join(entry(token, name, frozenset({Role.USER})) for name, token in TOKENS.items()))
+    settings = RpcServerSettings(
+        listen=(f"unix:{socket_path}",), token_file=file if with_tokens else None, tenant_calls_per_s=1 / 3600
+    )
+    servicer, server = Counted(), RpcServer(settings, "storm")
+    server.add(add_ImageServiceServicer_to_server, servicer, IMAGE_SERVICE)
+    await server.start()
+    try:
+        async with open_channel(settings.listen[0], RpcChannelSettings(), token) as channel:
+            calls = [asyncio.ensure_future(listed(channel)) for _ in range(STORM)]
+            await enough(calls, BURST_CALLS if with_tokens else STORM)
+            yield servicer, server
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+    finally:
+        await server.stop()
+
+
+async def listed(channel: grpc.aio.Channel) -> str:
+    try:
+        await ImageServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=600.0)
+    except grpc.aio.AioRpcError as error:
+        return error.code().name
+    return "OK"
+
+
+async def enough(calls: list["asyncio.Future[str]"], count: int) -> None:
+    while sum(call.done() for call in calls) < count:
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED, timeout=0.05)
+
+
+async def test_another_tenants_call_is_served_while_a_storm_waits(socket_path: Path) -> None:
+    async with storm(socket_path, with_tokens=True, token=TOKENS["mallory"]) as (servicer, server):
+        async with open_channel(server.bound_addresses[0], RpcChannelSettings(), TOKENS["alice"]) as channel:
+            answers = [await listed(channel) for _ in range(3)]
+
+        assert answers == ["OK"] * 3
+        assert servicer.begun == {"mallory": BURST_CALLS, "alice": 3}
+
+
+async def test_refusals_of_strangers_wait_in_a_line_of_their_own(socket_path: Path) -> None:
+    async with storm(socket_path, with_tokens=True, token=new_token()) as (servicer, server):
+        async with open_channel(server.bound_addresses[0], RpcChannelSettings(), TOKENS["alice"]) as channel:
+            answer = await listed(channel)
+
+        assert answer == "OK" and servicer.begun == {"alice": 1}
+
+
+async def test_without_tokens_there_is_nobody_to_be_held_up(socket_path: Path) -> None:
+    async with storm(socket_path, with_tokens=False, token=None) as (servicer, _):
+        assert servicer.begun.total() == STORM
+
+
+async def test_what_waits_is_told_when_the_server_stops(socket_path: Path) -> None:
+    async with storm(socket_path, with_tokens=True, token=TOKENS["mallory"]) as (_, server):
+        waiting = open_channel(server.bound_addresses[0], RpcChannelSettings(), TOKENS["mallory"])
+        async with waiting as channel:
+            call = asyncio.ensure_future(listed(channel))
+            done, _ = await asyncio.wait([call], timeout=0.2)
+            assert not done
+
+            await server.stop()
+
+            assert await call == "UNAVAILABLE"
