@@ -1,8 +1,8 @@
 """How fast the calls of one tenant begin, so that a storm of them does not hold up the calls of others.
 
 gRPC hands calls over one after the other, in the order in which they came, whoever they are of. To take one costs a
-quarter of what it costs to read its message, to answer and to end it; all of that can wait. So a tenant's calls beyond a
-rate begin later, in their order. Whoever comes behind a storm waits until the storm is taken, not until it is served.
+quarter of what it costs to read its message, to answer and to end it; all of that can wait. So a tenant's calls beyond
+a rate begin later, in their order. Whoever comes behind a storm waits until the storm is taken, not until it is served.
 One event loop; no locks.
 """
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +67,7 @@ async def listed(channel: grpc.aio.Channel) -> str:
     return "OK"
 
 
-async def enough(calls: list["asyncio.Future[str]"], count: int) -> None:
+async def enough(calls: Sequence["asyncio.Future[str]"], count: int) -> None:
     while sum(call.done() for call in calls) < count:
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED, timeout=0.05)
 
