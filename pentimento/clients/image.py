@@ -7,6 +7,7 @@ import grpc.aio
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceStub
 from pentimento.clients.errors import domain_errors
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.image_request import (
     Explanation,
     GenerateEvent,
@@ -17,6 +18,7 @@ from pentimento.domain.image_request import (
     RequestStatus,
 )
 from pentimento.domain.requests import RequestState
+from pentimento.wire.adapters import adapter_from_proto
 from pentimento.wire.enumerations import REQUEST_STATES
 from pentimento.wire.image import (
     event_from_proto,
@@ -103,3 +105,9 @@ class ImageClient:
         with domain_errors():
             answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
         return tuple(model_from_proto(model) for model in answer.models)
+
+    async def list_adapters(self, timeout_s: float | None = None) -> tuple[Adapter, ...]:
+        """Return the LoRAs and ControlNets that requests may name."""
+        with domain_errors():
+            answer = await self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout_s)
+        return tuple(adapter_from_proto(adapter) for adapter in answer.adapters)

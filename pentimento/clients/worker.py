@@ -1,13 +1,14 @@
 """Client of the UNet worker."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict
 
 import grpc.aio
 
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.errors import domain_errors
-from pentimento.domain.execution import ExecuteEvent, WorkerCredits
+from pentimento.domain.execution import ControlNetEndpoint, ExecuteEvent, WorkerCredits
 from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
 from pentimento.wire.fleet import credits_from_proto, execute_event_from_proto
 from pentimento.wire.generation import (
@@ -55,10 +56,12 @@ class WorkerClient:
         cache_grant: CacheGrant | None = None,
         image_format: str = "png",
         peer: tuple[str, str] | None = None,
+        controlnet_endpoints: Sequence[ControlNetEndpoint] = (),
         journal_id: str = "",
     ) -> AsyncGenerator[ExecuteEvent, None]:
         """Run an attempt and yield started, progress, result; `deadline_remaining_ms` 0 means none. `peer`: (worker id,
-        address) that computes the other half of the guidance."""
+        address) that computes the other half of the guidance. `controlnet_endpoints`: where the spec's ControlNets are
+        served, to be tried in this order."""
         request = pb.ExecuteRequest(
             attempt=attempt_to_proto(attempt),
             spec=spec_to_proto(spec),
@@ -69,6 +72,7 @@ class WorkerClient:
             cache_grant=grant_to_proto(cache_grant) if cache_grant else None,
             image_format=image_format,
             latent_parallel_peer=pb.LatentParallelPeer(worker_id=peer[0], address=peer[1]) if peer else None,
+            controlnet_endpoints=[pb.ControlNetEndpoint(**asdict(endpoint)) for endpoint in controlnet_endpoints],
             journal_id=journal_id,
         )
         call = self._stub.Execute(request)

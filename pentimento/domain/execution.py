@@ -17,6 +17,16 @@ class RunningAttempt:
 
 
 @dataclass(frozen=True)
+class ControlNetEndpoint:
+    """Where a ControlNet of an attempt is served: its registry name, the replica's address, the digest of its
+    weights."""
+
+    name: str
+    address: str
+    controlnet_digest: str
+
+
+@dataclass(frozen=True)
 class WorkerCredits:
     """`credit_count` bounds the attempts that the worker holds at once, without those that have yielded their place. It
     takes `reserve_count` more that are due before one that it holds, which then steps back. `known_adapters`: LoRAs

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pentimento.domain.fleet import Capability
 from pentimento.domain.generation import ControlNetSelection, LoraSelection
 
+# What a worker must be able to do for requests with adapters.
+ADAPTER_CAPABILITIES = frozenset({Capability.LORA, Capability.CONTROLNET})
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterNeeds:

@@ -14,13 +14,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ReplayRequest
+    from pentimento.domain.image_request import (
+        AskedControlNet,
+        AskedLora,
+        CacheMode,
+        ImageFormat,
+        ImageRequest,
+        ReplayRequest,
+    )
     from pentimento.sdk.blocking import Client
     from pentimento.sdk.client import AsyncClient
     from pentimento.sdk.picture import Picture
     from pentimento.sdk.retries import RetryPolicy
 
 __all__ = [
+    "AskedControlNet",
+    "AskedLora",
     "AsyncClient",
     "CacheMode",
     "Client",
@@ -32,6 +41,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AskedControlNet": "pentimento.domain.image_request",
+    "AskedLora": "pentimento.domain.image_request",
     "AsyncClient": "pentimento.sdk.client",
     "CacheMode": "pentimento.domain.image_request",
     "Client": "pentimento.sdk.blocking",

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.image_request import (
     Explanation,
     GenerateEvent,
@@ -120,6 +121,10 @@ class Client:
     def list_models(self) -> tuple[ModelInfo, ...]:
         """Return the models that are served, with their limits."""
         return self._call(self._client.list_models())
+
+    def list_adapters(self) -> tuple[Adapter, ...]:
+        """Return the LoRAs and ControlNets that a request may name, with the models that they are made for."""
+        return self._call(self._client.list_adapters())
 
     async def _open(
         self, address: str, token: str, tls_ca_file: Path | None, retries: RetryPolicy | None

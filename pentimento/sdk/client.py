@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pentimento.clients.image import ImageClient
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import Cancelled, Internal, Unavailable
 from pentimento.domain.image_request import (
     Accepted,
@@ -149,6 +150,10 @@ class AsyncClient:
     async def list_models(self) -> tuple[ModelInfo, ...]:
         """Return the models that are served, with their limits."""
         return await self._images.list_models()
+
+    async def list_adapters(self) -> tuple[Adapter, ...]:
+        """Return the LoRAs and ControlNets that a request may name, with the models that they are made for."""
+        return await self._images.list_adapters()
 
 
 async def _picture_of(stream: AsyncGenerator[GenerateEvent, None]) -> Picture:

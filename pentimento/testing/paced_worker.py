@@ -18,6 +18,7 @@ from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import (
     UnetWorkerServiceServicer,
     add_UnetWorkerServiceServicer_to_server,
 )
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import (
     Cancelled,
     FailedPrecondition,
@@ -70,6 +71,9 @@ class PacedWorker(UnetWorkerServiceServicer):
         self.credit_count = credit_count
         self.step_s = step_s
         self.held: HeldModel = HELD
+        self.capabilities = frozenset(Capability)
+        self.known_adapters: tuple[Adapter, ...] = ()
+        self.resident: tuple[str, ...] = ()
         self.hold = asyncio.Event()
         self.hold.set()
         self.fail_with: PentimentoError | None = None
@@ -111,8 +115,10 @@ class PacedWorker(UnetWorkerServiceServicer):
             self.held,
             self.credit_count,
             len(attempts),
-            capabilities=frozenset(Capability),
+            capabilities=self.capabilities,
             attempts=attempts,
+            known_adapters=self.known_adapters,
+            resident_components=self.resident,
         )
 
     async def Execute(self, request: pb.ExecuteRequest, context: Any) -> AsyncIterator[pb.ExecuteResponse]:

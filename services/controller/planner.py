@@ -14,6 +14,7 @@ from pentimento.policies.allocation import (
 )
 from pentimento.policies.serving import ServingPolicy
 from services.controller.metrics import ALLOCATION_FAILURES, PLAN_SEQUENCE
+from services.controller.placements import adapter_placements
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class Planner:
             endpoints=service_endpoints(replicas),
             allocator=self._policy.name,
             drops_late=self._policy.drops_late,
+            placements=adapter_placements(replicas),
         )
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 
+from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, is_adapter_name, is_digest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaReport
 
@@ -29,6 +30,7 @@ def check_replica(replica: Replica) -> None:
         raise InvalidArgument.of("replica.costs", f"must be at most {MAX_NAMES} models, got {len(replica.costs)}")
     for index, cost in enumerate(replica.costs):
         _check_cost(f"replica.costs[{index}]", cost)
+    _check_adapters("replica.adapters", replica.adapters)
 
 
 def check_instance(instance_id: str, generation: int) -> None:
@@ -73,6 +75,24 @@ def _check_cost(field: str, cost: ModelCost) -> None:
             raise InvalidArgument.of(f"{field}.batches.batch_size", f"must be between 1 and {MAX_BATCH}, got {size}")
         if not 0.0 < run_s < math.inf:
             raise InvalidArgument.of(f"{field}.batches.run_seconds", f"must be above 0 and finite, got {run_s}")
+
+
+def _check_adapters(field: str, adapters: tuple[Adapter, ...]) -> None:
+    if len(adapters) > MAX_NAMES:
+        raise InvalidArgument.of(field, f"must be at most {MAX_NAMES}, got {len(adapters)}")
+    for index, adapter in enumerate(adapters):
+        where = f"{field}[{index}]"
+        if not is_adapter_name(adapter.name):
+            raise InvalidArgument.of(f"{where}.name", ADAPTER_NAME_RULE)
+        for name, digest in (("digest", adapter.digest), ("base_digest", adapter.base_digest)):
+            if not (is_digest(digest) or (name == "base_digest" and not digest)):
+                raise InvalidArgument.of(f"{where}.{name}", "must be sha256:<64 hex digits>")
+        _check_text(f"{where}.family", adapter.family)
+        _check_text(f"{where}.licence", adapter.licence)
+        _check_share(f"{where}.latest_start_fraction", adapter.latest_start_fraction)
+    named = [(adapter.kind, adapter.name) for adapter in adapters]
+    if len(set(named)) < len(named):
+        raise InvalidArgument.of(field, "must name each adapter once")
 
 
 def _check_share(field: str, value: float) -> None:

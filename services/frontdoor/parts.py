@@ -18,6 +18,7 @@ from services.frontdoor.requests.jobs import Jobs, PendingEntries
 from services.frontdoor.requests.pins import Pins
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.status import StartCounts
+from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
 from services.frontdoor.workers.worker_links import WorkerLinks
 
@@ -48,6 +49,7 @@ class FrontdoorParts:
     identity: Identity
     jobs: Jobs
     catalogue: Catalogue
+    adapters: AdapterCatalogue
     links: WorkerLinks
     embedder: EmbedderClient | None
     gateway: GatewayClient | None

@@ -133,6 +133,8 @@ class Frontdoor:
 
     def _follow_workers(self) -> None:
         plan = self.plans.plan
+        if plan is not None:
+            self.parts.adapters.follow(plan)
         endpoints = plan.endpoints if plan is not None else ()
         self.parts.discriminators.follow(
             tuple(endpoint.address for endpoint in endpoints if endpoint.kind is ReplicaKind.DISCRIMINATOR)

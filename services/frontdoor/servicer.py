@@ -12,6 +12,7 @@ from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import ImageServiceServicer
 from pentimento.dataplane.state import Pool, Worker
 from pentimento.rpc import current_caller
+from pentimento.wire.adapters import adapter_to_proto
 from pentimento.wire.enumerations import REQUEST_STATES
 from pentimento.wire.generation import plan_version_to_proto
 from pentimento.wire.image import (
@@ -105,7 +106,10 @@ class ImageServicer(ImageServiceServicer):
         request: pb.ListModelsRequest,
         context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse],
     ) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(models=[model_to_proto(model) for model in self._api.list_models()])
+        return pb.ListModelsResponse(
+            models=[model_to_proto(model) for model in self._api.list_models()],
+            adapters=[adapter_to_proto(adapter) for adapter in self._api.list_adapters()],
+        )
 
     @contextmanager
     def _reaping(self) -> Iterator[None]:

@@ -57,6 +57,12 @@ class FrontdoorSettings:
     max_prompt_bytes: int = setting(8192, help="bytes of a prompt in UTF-8", minimum=1)
     max_request_cost: float = setting(1e9, help="width x height x steps of a request", minimum=1)
     max_init_image_bytes: int = setting(8 << 20, help="bytes of an image to start from", minimum=1)
+    max_loras: int = setting(8, help="LoRAs of one request", minimum=0)
+    max_controlnets: int = setting(4, help="ControlNets of one request", minimum=0)
+    max_conditioning_image_bytes: int = setting(8 << 20, help="bytes of an image that a ControlNet goes by", minimum=1)
+    adapter_load_s: float = setting(
+        0.5, help="what it counts against a worker, in seconds, that it would have to load a LoRA first", minimum=0
+    )
     embed_timeout_ms: int = setting(250, help="wait for the embedder before the cache is skipped", minimum=1)
     lookup_timeout_ms: int = setting(60, help="wait for the lookup before painting from noise", minimum=1)
     reserve_timeout_ms: int = setting(50, help="wait for a place in the cache before doing without", minimum=1)

@@ -39,12 +39,14 @@ from services.frontdoor.requests.jobs import Jobs
 from services.frontdoor.requests.pins import PinLimits, Pins
 from services.frontdoor.requests.quotas import QuotaLimits, Quotas
 from services.frontdoor.requests.resolution import RequestLimits
+from services.frontdoor.requests.selections import SelectionLimits
 from services.frontdoor.routing import cache_writes, routes, scoring
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status
 from services.frontdoor.workers import attempts
+from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
 from services.frontdoor.workers.plan_watch import PlanWatch
 from services.frontdoor.workers.worker_links import WorkerLinks
@@ -104,6 +106,7 @@ def _parts(
     settings: FrontdoorSettings, journal: Journal, identity: Identity, interpreter: Interpreter, keeper: ObjectKeeper
 ) -> FrontdoorParts:
     clock, catalogue, jobs = SystemClock(), Catalogue(settings.default_model), Jobs(interpreter.submit)
+    adapters = AdapterCatalogue()
     inputs = Inputs(keeper, jobs.spawn_background)
     jobs.on_end = inputs.release
     results = Results(keeper, clock, build_version())
@@ -117,9 +120,11 @@ def _parts(
         identity=identity,
         jobs=jobs,
         catalogue=catalogue,
+        adapters=adapters,
         links=WorkerLinks(
             lambda address: open_channel(address, settings.channels),
             catalogue,
+            adapters,
             interpreter.submit,
             identity,
             settings.worker_silence_s,
@@ -175,6 +180,7 @@ def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
         accept_unscored=settings.accept_unscored,
         fall_back=settings.fall_back,
         hedge_after=settings.hedge_after or None,
+        adapter_load_s=settings.adapter_load_s,
         max_reruns=settings.max_reruns,
         suspect_wait_s=settings.suspect_wait_s,
         orphan_wait_s=settings.orphan_wait_s,
@@ -197,6 +203,11 @@ def request_limits(settings: FrontdoorSettings) -> RequestLimits:
         max_init_image_bytes=settings.max_init_image_bytes,
         default_deadline_ms=round(settings.default_deadline_s * 1000),
         max_deadline_ms=round(settings.max_deadline_s * 1000),
+        selections=SelectionLimits(
+            max_loras=settings.max_loras,
+            max_controlnets=settings.max_controlnets,
+            max_conditioning_image_bytes=settings.max_conditioning_image_bytes,
+        ),
     )
 
 

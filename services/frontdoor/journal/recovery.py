@@ -8,6 +8,7 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Route
 from pentimento.domain.requests import RequestState
+from pentimento.policies.adapter_needs import needs_of
 from pentimento.policies.serving.entry import Stage
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import JournalledRequest
@@ -61,6 +62,7 @@ def _recovered(job: Job, record: JournalledRequest) -> RecoveredRequest:
         worker_id=newest.worker_id if newest and tried else "",
         cascade=tuple(stage.pool for stage in request.stages),
         cascade_stage=stage,
+        needs=needs_of(request.resolved.spec.loras, request.resolved.spec.controlnets),
     )
 
 

@@ -10,6 +10,7 @@ from functools import partial
 
 from pentimento.dataplane.events import CancelRequested, RequestArrived
 from pentimento.dataplane.state import Phase
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import NotFound, PentimentoError
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.image_request import (
@@ -25,6 +26,7 @@ from pentimento.domain.image_request import (
 )
 from pentimento.domain.requests import RequestState
 from pentimento.domain.spec_inputs import take_inputs
+from pentimento.policies.adapter_needs import needs_of
 from pentimento.policies.serving.entry import Stage, request_stages
 from pentimento.stores.ledger.records import AcceptKind, JournalledRequest
 from pentimento.wire.image import replay_to_bytes, request_to_bytes
@@ -38,6 +40,7 @@ from services.frontdoor.requests.jobs import ClientRequest, Job
 from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.replays import recorded_picture, resolve_replay
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
+from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.routing.routes import embed
 from services.frontdoor.routing.stages import as_painted_by, choose_stages, fits
 from services.frontdoor.routing.start_choice import Asker, decide_route
@@ -148,7 +151,7 @@ class ImageApi:
     def _arrive(self, tenant: str, judged: Judged, key: KeyedCall) -> Listener:
         """Changes state: the dataplane hears of the request."""
         resolved, stages = judged.resolved, judged.stages
-        first = self._parts.catalogue.find(stages[0].model)
+        first, spec = self._parts.catalogue.find(stages[0].model), resolved.spec
         request_id = f"r-{secrets.token_hex(16)}"
         now, wall, deadline_s = self._parts.clock.monotonic(), self._parts.clock.wall(), resolved.deadline_ms / 1000
         accepted = ClientRequest(
@@ -166,7 +169,8 @@ class ImageApi:
         )
         listener = self._new_job(accepted).audience.join()
         pools, work = tuple(stage.pool for stage in stages), as_painted_by(resolved, first).cost
-        arrived = RequestArrived(request_id, tenant, pools[0], work, accepted.deadline, cascade=pools)
+        needs = needs_of(spec.loras, spec.controlnets)
+        arrived = RequestArrived(request_id, tenant, pools[0], work, accepted.deadline, cascade=pools, needs=needs)
         self._parts.submit(arrived)
         return listener
 
@@ -183,6 +187,7 @@ class ImageApi:
         request = await self._parts.pins.with_kept_inputs(tenant, request)
         model, draw, plan = recorded.provenance.spec.model, random.random(), self._parts.dataplane.state.plan
         held = self._parts.catalogue.find(model)
+        check_replayed_adapters(recorded.provenance.spec, self._parts.adapters)
         resolved = resolve_replay(request, recorded, held, self._limits, preview_interval_steps)
         return Judged(resolved, request_stages(plan.pools if plan is not None else (), model, draw), draw)
 
@@ -193,11 +198,12 @@ class ImageApi:
         catalogue, plan = self._parts.catalogue, self._parts.dataplane.state.plan
         held, stages = choose_stages(request, draw, catalogue, plan, self._cascade)
         seed = secrets.randbits(_SEED_BITS)
-        resolved = resolve(request, held, self._limits, seed, preview_interval_steps)
-        fitting = tuple(stage for stage in stages if fits(resolved, catalogue.find(stage.model)))
+        known = self._parts.adapters
+        resolved = resolve(request, held, known, self._limits, seed, preview_interval_steps)
+        fitting = tuple(stage for stage in stages if fits(resolved, catalogue.find(stage.model), known))
         if not fitting:
             # The last one says what is wrong.
-            resolve(request, catalogue.find(stages[-1].model), self._limits, seed)
+            resolve(request, catalogue.find(stages[-1].model), known, self._limits, seed)
         return Judged(resolved, fitting or stages, draw)
 
     async def pin(self, tenant: str, request_id: str, duration_ms: int) -> PinnedPicture:
@@ -240,6 +246,9 @@ class ImageApi:
 
     def list_models(self) -> tuple[ModelInfo, ...]:
         return self._parts.catalogue.infos(self._ready_worker_count)
+
+    def list_adapters(self) -> tuple[Adapter, ...]:
+        return self._parts.adapters.offered()
 
     def _new_job(self, request: ClientRequest) -> Job:
         """Changes state: counted, unless a quota of its tenant or a disk is exhausted."""

@@ -4,13 +4,15 @@ Each judgement raises InvalidArgument (or NotFound for names) that says which fi
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from pentimento.domain.errors import InvalidArgument, NotFound
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import GenerationSpec, InitImage, Scheduler
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest
 from pentimento.pictures import read_header
+from services.frontdoor.requests.selections import SelectionLimits, resolve_controlnets, resolve_loras
+from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
 MAX_SEED = 2**64 - 1
 MAX_GUIDANCE_SCALE = 100.0
@@ -29,18 +31,24 @@ class RequestLimits:
     default_deadline_ms: int = 120_000
     max_deadline_ms: int = 3_600_000
     default_cache: CacheMode = CacheMode.READ_WRITE
+    selections: SelectionLimits = field(default_factory=SelectionLimits)
 
 
 def resolve(
-    request: ImageRequest, held: HeldModel, limits: RequestLimits, drawn_seed: int, preview_interval_steps: int = 0
+    request: ImageRequest,
+    held: HeldModel,
+    known: AdapterCatalogue,
+    limits: RequestLimits,
+    drawn_seed: int,
+    preview_interval_steps: int = 0,
 ) -> ResolvedRequest:
-    """`drawn_seed` is used, and thereby recorded, where the client names none."""
+    """`drawn_seed` is used, and thereby recorded, where the client names none; `known` has the adapters that may be
+    named."""
     _check_prompt("prompt", request.prompt, limits, may_be_empty=False)
     _check_prompt("negative_prompt", request.negative_prompt, limits, may_be_empty=True)
-    _check_adapters(request)
     deadline_ms, interval = resolve_limits(request.deadline_ms, preview_interval_steps, limits)
     resolved = ResolvedRequest(
-        spec=_resolve_spec(request, held, limits, drawn_seed),
+        spec=_resolve_adapters(request, _resolve_spec(request, held, limits, drawn_seed), held, known, limits),
         cache=request.cache or limits.default_cache,
         format=request.format or ImageFormat.PNG,
         quality=None if request.quality is None else _in_range("quality", request.quality, 0.0, 1.0),
@@ -89,13 +97,17 @@ def _check_prompt(field: str, prompt: str, limits: RequestLimits, *, may_be_empt
         raise InvalidArgument.of(field, "must not hold NUL characters")
 
 
-def _check_adapters(request: ImageRequest) -> None:
-    """No adapter is served yet, so every name is an unknown one."""
-    for index, lora in enumerate(request.loras):
-        raise NotFound("UNKNOWN_LORA", f"loras[{index}].name: there is no LoRA {lora.name[:_SHOWN_LENGTH]!r}")
-    for index, controlnet in enumerate(request.controlnets):
-        name = controlnet.name[:_SHOWN_LENGTH]
-        raise NotFound("UNKNOWN_CONTROLNET", f"controlnets[{index}].name: there is no ControlNet {name!r}")
+def _resolve_adapters(
+    request: ImageRequest, spec: GenerationSpec, held: HeldModel, known: AdapterCatalogue, limits: RequestLimits
+) -> GenerationSpec:
+    if not request.loras and not request.controlnets:
+        return spec
+    size_px = (spec.width_px, spec.height_px)
+    return replace(
+        spec,
+        loras=resolve_loras(request.loras, held, known, limits.selections),
+        controlnets=resolve_controlnets(request.controlnets, size_px, held, known, limits.selections),
+    )
 
 
 def _resolve_side(field: str, asked: int | None, default: int, held: HeldModel) -> int:

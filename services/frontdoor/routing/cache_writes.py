@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from pentimento.clients.gateway import GatewayClient
 from pentimento.dataplane.effects import CommitCacheEntries, ReleaseGrant
+from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.generation import CacheGrant, FromImage, FromLatent, Route
+from pentimento.domain.generation import CacheGrant, CapturedEntries, FromImage, FromLatent, Route
 from pentimento.domain.image_request import CacheMode
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job, PendingEntries
@@ -26,7 +27,7 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
         return None
     if resolved.cache is CacheMode.READ:
         return None
-    scope, attempt = scope_of(job.request.tenant, resolved, held), execution.attempt
+    scope, attempt = scope_of(job.request.tenant, resolved, held, route.lora_patch_step), execution.attempt
     timeout_s = parts.timeouts.reserve_s
     call = parts.gateway.reserve(scope, attempt, steps_saved(route.start), timeout_s)
     grant = await bounded("reserve", timeout_s, call)
@@ -61,7 +62,7 @@ def report_bad_donor(parts: FrontdoorParts, route: Route, reason: str) -> None:
 
 async def _commit(parts: FrontdoorParts, gateway: GatewayClient, pending: PendingEntries) -> None:
     execution = pending.execution
-    captured = execution.result.captured if execution.result is not None else None
+    captured = _keepable(execution.result.captured, pending.scope) if execution.result is not None else None
     if captured is not None and captured.image is not None:
         picture = await _embed_picture(parts, pending)
         # Without its embedding nobody would find the image.
@@ -81,6 +82,17 @@ async def _commit(parts: FrontdoorParts, gateway: GatewayClient, pending: Pendin
         timeout_s=COMMIT_TIMEOUT_S,
     )
     await bounded("commit", COMMIT_TIMEOUT_S, call)
+
+
+def _keepable(captured: CapturedEntries, scope: CacheScope) -> CapturedEntries:
+    """What may be committed. A latent from up to the step by which LoRAs are in force is found by requests without
+    them: it is kept only where none had taken effect before."""
+    latents = (latent for latent in captured.latents if latent.adapter_free or latent.resume_step > _free_until(scope))
+    return replace(captured, latents=tuple(latents))
+
+
+def _free_until(scope: CacheScope) -> int:
+    return scope.adapters_from_step if scope.adapters_digest else 0
 
 
 async def _embed_picture(parts: FrontdoorParts, pending: PendingEntries) -> Embedding | None:

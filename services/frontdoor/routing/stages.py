@@ -11,6 +11,7 @@ from pentimento.domain.fleet import HeldModel, Plan
 from pentimento.domain.generation import CascadeStage, FromImage, Route, Scheduler, noise_form_of
 from pentimento.domain.image_request import ImageRequest, ResolvedRequest
 from pentimento.policies.serving.entry import Stage, request_stages, scaled_start_step
+from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
 
 RETRY_MS = 1000
@@ -97,7 +98,8 @@ def as_painted_by(resolved: ResolvedRequest, held: HeldModel) -> ResolvedRequest
     return replace(resolved, spec=spec)
 
 
-def fits(resolved: ResolvedRequest, held: HeldModel) -> bool:
-    """Whether the model can paint a picture of that size."""
+def fits(resolved: ResolvedRequest, held: HeldModel, known: AdapterCatalogue) -> bool:
+    """Whether the model can paint a picture of that size, and the request's adapters are made for it."""
     sides = (resolved.spec.width_px, resolved.spec.height_px)
-    return all(side <= held.max_size_px and side % held.size_multiple_px == 0 for side in sides)
+    sized = all(side <= held.max_size_px and side % held.size_multiple_px == 0 for side in sides)
+    return sized and known.change(resolved.spec, held)

@@ -62,6 +62,7 @@ async def decide_route(
         start=found.start,
         model=chosen.held.model,
         model_digest=chosen.held.model_digest,
+        lora_patch_step=parts.adapters.lora_patch_step(chosen.resolved.spec),
         plan_version=plan.version if plan is not None else PlanVersion(),
         reason=found.reason,
     )
@@ -97,15 +98,16 @@ def _not_asked(asked: Sequence[Asked], why: str) -> LookupAnswer:
 
 
 def _can_paint(parts: FrontdoorParts, asker: Asker, pool: PoolPlan) -> bool:
-    """Whether the pool's model was ever held, and can paint the size; the request's own stage can."""
+    """Whether the pool's model was ever held, and can paint the size with the adapters; the request's own stage can."""
     held = parts.catalogue.known(pool.model)
-    return pool.pool == asker.stage.pool or (held is not None and fits(asker.resolved, held))
+    return pool.pool == asker.stage.pool or (held is not None and fits(asker.resolved, held, parts.adapters))
 
 
 def _ask(parts: FrontdoorParts, asker: Asker, candidate: StartCandidate, own: HeldModel) -> Asked:
     held = _held(parts, candidate.model, own)
     resolved = as_painted_by(asker.resolved, held)
-    return Asked(candidate, held, resolved, scope_of(asker.tenant, resolved, held))
+    patch_step = parts.adapters.lora_patch_step(resolved.spec)
+    return Asked(candidate, held, resolved, scope_of(asker.tenant, resolved, held, patch_step))
 
 
 def _held(parts: FrontdoorParts, model: str, own: HeldModel) -> HeldModel:

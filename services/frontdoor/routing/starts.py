@@ -1,6 +1,7 @@
 """What a start means: what it saves, what is left, and in which scope of the cache it lies."""
 
 import hashlib
+from collections.abc import Iterable
 
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.fleet import HeldModel
@@ -9,23 +10,53 @@ from pentimento.domain.image_request import CacheMode, ResolvedRequest
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
 
 
-def scope_of(tenant: str, resolved: ResolvedRequest, held: HeldModel) -> CacheScope:
-    """Everything but prompt and seed that changes the picture; sampler and eta count as part of the scheduler."""
+def scope_of(tenant: str, resolved: ResolvedRequest, held: HeldModel, lora_patch_step: int) -> CacheScope:
+    """Everything but prompt and seed that changes the picture; sampler and eta count as part of the scheduler. The
+    request's LoRAs take effect after `lora_patch_step` steps."""
     spec = resolved.spec
     sampler = f"{held.scheduler_digest} {spec.scheduler.value} {spec.eta!r}"
     return CacheScope(
         tenant=tenant,
         model_digest=held.model_digest,
         vae_digest=held.vae_digest,
-        scheduler_digest="sha256:" + hashlib.sha256(sampler.encode()).hexdigest(),
+        scheduler_digest=_sha256(sampler.encode()),
         prediction_type=held.prediction_type,
         width_px=spec.width_px,
         height_px=spec.height_px,
         guidance_scale=spec.guidance_scale,
         negative_prompt=spec.negative_prompt,
         num_inference_steps=spec.num_inference_steps,
+        adapters_digest=_digest_of((lora.digest, lora.scale) for lora in spec.loras),
+        adapters_from_step=lora_patch_step,
+        conditioning_digest=_digest_of(zip(_controlnets(resolved), _conditions(resolved), strict=True)),
+        control_digest=_digest_of(
+            (net.conditioning_scale, net.start_fraction, net.end_fraction) for net in spec.controlnets
+        ),
         shared_pool=resolved.cache is CacheMode.SHARED,
     )
+
+
+def _controlnets(resolved: ResolvedRequest) -> list[str]:
+    return [controlnet.digest for controlnet in resolved.spec.controlnets]
+
+
+def _conditions(resolved: ResolvedRequest) -> list[str]:
+    """The digests of the conditioning images, those that are kept apart from the spec included."""
+    apart = {part.field: part.object.digest for part in resolved.inputs}
+    return [
+        apart.get(f"controlnets[{index}].conditioning_image") or _sha256(controlnet.conditioning_image)
+        for index, controlnet in enumerate(resolved.spec.controlnets)
+    ]
+
+
+def _digest_of(parts: Iterable[object]) -> str:
+    """Of what there is, in its order; empty for nothing."""
+    found = tuple(parts)
+    return _sha256(repr(found).encode()) if found else ""
+
+
+def _sha256(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def kind_of(start: Start) -> str:

@@ -111,6 +111,7 @@ async def _execute(
         cache_grant=execution.grant,
         image_format=execution.resolved.format.value,
         peer=execution.peer,
+        controlnet_endpoints=parts.adapters.endpoints(spec.controlnets),
         journal_id=parts.identity.journal_id,
     )
 

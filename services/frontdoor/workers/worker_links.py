@@ -9,13 +9,16 @@ import grpc.aio
 
 from pentimento.clients.worker import WorkerClient
 from pentimento.dataplane.events import Event, WorkerLost, WorkerReported
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability
 from pentimento.domain.reasons import Reason
+from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES, AdapterHoldings
 from services.frontdoor.identity import Identity
 from services.frontdoor.metrics import WORKERS
+from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
 
 logger = logging.getLogger(__name__)
@@ -57,6 +60,7 @@ class WorkerLink:
         self.refusal: PentimentoError | None = None
         # Streams of attempts, cancelled when the worker is lost: nobody would read on.
         self.runs: set[asyncio.Task[None]] = set()
+        self.adapters = LinkAdapters()
         self._channel = channel
         self._identity = identity
         self._silence_s = silence_s
@@ -107,7 +111,7 @@ class WorkerLink:
         self._on_loss(self)
         for run in self.runs:
             run.cancel()
-        self.worker_id = ""
+        self.worker_id, self.adapters = "", LinkAdapters()
 
     def _describe(self, error: Exception) -> dict[str, str]:
         reason = error.reason if isinstance(error, PentimentoError) else "SILENT"
@@ -121,12 +125,14 @@ class WorkerLinks:
         self,
         open_channel: Callable[[str], grpc.aio.Channel],
         catalogue: Catalogue,
+        adapters: AdapterCatalogue,
         submit: Callable[[Event], None],
         identity: Identity,
         silence_s: float,
     ) -> None:
         self._open_channel = open_channel
         self._catalogue = catalogue
+        self._adapters = adapters
         self._submit = submit
         self._identity = identity
         self._silence_s = silence_s
@@ -188,7 +194,8 @@ class WorkerLinks:
         link.worker_id, link.worker_generation = credits.worker_id, credits.held.worker_generation
         self._by_worker[link.worker_id] = link
         self._catalogue.learn(credits.held)
-        self._submit(_reported(credits, link.pinned))
+        self._adapters.learn(credits)
+        self._submit(_reported(credits, link.pinned, link.adapters.news(credits)))
         WORKERS.set(len(self._by_worker))
         self._leave_if_idle(link)
 
@@ -200,7 +207,30 @@ class WorkerLinks:
         WORKERS.set(len(self._by_worker))
 
 
-def _reported(credits: WorkerCredits, pinned: bool) -> WorkerReported:
+class LinkAdapters:
+    """What the worker of a link has told of its adapters, and what the dataplane has heard of it."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Adapter, ...] = ()
+        self._told: AdapterHoldings | None = None
+
+    def news(self, credits: WorkerCredits) -> AdapterHoldings | None:
+        """Changes state: what the worker has, where that is news; else None."""
+        if credits.known_adapters is not None:
+            self._known = credits.known_adapters
+        resident = set(credits.resident_components)
+        holdings = AdapterHoldings(
+            credits.capabilities & ADAPTER_CAPABILITIES,
+            frozenset(adapter.digest for adapter in self._known),
+            frozenset(adapter.digest for adapter in self._known if adapter.name in resident),
+        )
+        if holdings == self._told:
+            return None
+        self._told = holdings
+        return holdings
+
+
+def _reported(credits: WorkerCredits, pinned: bool, holdings: AdapterHoldings | None) -> WorkerReported:
     return WorkerReported(
         worker_id=credits.worker_id,
         model=credits.held.model,
@@ -211,5 +241,6 @@ def _reported(credits: WorkerCredits, pinned: bool) -> WorkerReported:
         draining=credits.draining,
         pinned=pinned,
         pairable=Capability.LATENT_PARALLEL in credits.capabilities,
+        holdings=holdings,
         running=frozenset((attempt.request_id, attempt.fencing_token) for attempt in credits.attempts),
     )

@@ -17,6 +17,8 @@ from pentimento.domain.errors import (
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import (
     Accepted,
+    AskedControlNet,
+    AskedLora,
     CacheMode,
     Completed,
     ImageFormat,
@@ -166,12 +168,15 @@ OTHER_VALUES: dict[str, object] = {
     "scheduler": "ddim",
     "eta": 0.5,
     "seed": 2,
+    "loras": (AskedLora("neon"),),
+    "controlnets": (AskedControlNet("edges", png()),),
     "init_image": InitImage(png(), 0.5),
     "cache": CacheMode.OFF,
     "format": ImageFormat.JPEG,
     "quality": 0.5,
     "deadline_ms": 50_000,
     "max_cost": 1e6,
+    "pin_ms": 1000,
 }
 
 
@@ -188,7 +193,7 @@ async def test_the_same_key_with_another_body_is_refused_whatever_differs(suite:
 
 
 def test_every_field_of_a_request_has_another_value_here() -> None:
-    assert OTHER_VALUES.keys() == {field.name for field in fields(ImageRequest)} - {"loras", "controlnets"}
+    assert OTHER_VALUES.keys() == {field.name for field in fields(ImageRequest)}
 
 
 async def test_twenty_clients_with_one_key_get_one_picture(suite: FrontdoorSuite, worker: PacedWorker) -> None:

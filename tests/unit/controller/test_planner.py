@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from prometheus_client import REGISTRY
 
-from pentimento.domain.fleet import Replica, ReplicaKind, ServiceEndpoint
+from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.fleet import AdapterPlacement, Replica, ReplicaKind, ServiceEndpoint
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator, ReplicaView, hold_resident
 from pentimento.policies.serving import ServingPolicy
@@ -127,3 +128,31 @@ def test_a_policy_is_not_asked_about_a_fleet_without_workers():
     planner.look(EMPTY)
 
     assert planner.look(ONE).admission_rate == 0.1
+
+
+def test_the_plan_says_where_adapters_are_and_changes_with_what_is_resident(planner):
+    neon = Adapter("neon", AdapterKind.LORA, "sha256:n", "sd")
+    edges = Adapter("edges", AdapterKind.CONTROLNET, "sha256:e", "sd")
+    other = replace(edges, digest="sha256:other")
+
+    def with_nets(*resident: str) -> AllocationContext:
+        worker = ReplicaView(replace(WORKER.replica, adapters=(neon,)))
+        nets = [
+            ReplicaView(Replica(name, ReplicaKind.CONTROLNET, f"unix:/{name}", 1, adapters=(held,), **held_now))
+            for name, held, held_now in (
+                ("c2", edges, {"resident_models": resident}),
+                ("c1", edges, {}),
+                ("c3", other, {}),
+            )
+        ]
+        return AllocationContext(0.0, (*nets, worker))
+
+    plan = planner.look(with_nets())
+    assert plan is not None and plan.placements == (
+        AdapterPlacement(edges, ("c1", "c2")),
+        AdapterPlacement(other, ("c3",)),
+        AdapterPlacement(neon, ("w1",)),
+    )
+    assert planner.look_again(with_nets()) is None
+    again = planner.look_again(with_nets("edges"))
+    assert again is not None and again.placements[0] == AdapterPlacement(edges, ("c1", "c2"), ("c2",))

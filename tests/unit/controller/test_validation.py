@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
 from services.controller.validation import MAX_COUNT, check_replica, check_report
@@ -48,6 +49,38 @@ def test_addresses_that_a_channel_takes_pass(address):
 def test_a_registration_that_cannot_be_used_is_refused_by_name(field, value):
     with pytest.raises(InvalidArgument, match=field):
         check_replica(replace(REPLICA, **{field: value}))
+
+
+NEON = Adapter("neon", AdapterKind.LORA, "sha256:" + "a" * 64, "sd", "sha256:" + "b" * 64)
+
+
+def test_adapters_may_be_of_one_model_or_of_a_family():
+    check_replica(replace(REPLICA, adapters=(NEON, replace(NEON, name="mosaic", base_digest=""))))
+    check_replica(replace(REPLICA, adapters=(NEON, replace(NEON, kind=AdapterKind.CONTROLNET))))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"name": "../neon"}, r"replica\.adapters\[1\]\.name"),
+        ({"name": "neon"}, r"replica\.adapters: must name each adapter once"),
+        ({"digest": ""}, r"adapters\[1\]\.digest"),
+        ({"digest": "sha256:A"}, r"adapters\[1\]\.digest"),
+        ({"base_digest": "heavy"}, r"adapters\[1\]\.base_digest"),
+        ({"family": "x" * 257}, r"adapters\[1\]\.family"),
+        ({"licence": "a\0"}, r"adapters\[1\]\.licence"),
+        ({"latest_start_fraction": math.nan}, r"adapters\[1\]\.latest_start_fraction"),
+    ],
+)
+def test_an_adapter_that_could_not_be_asked_for_is_refused_by_name(changed, message):
+    with pytest.raises(InvalidArgument, match=message):
+        check_replica(replace(REPLICA, adapters=(NEON, replace(NEON, **{"name": "other"} | changed))))
+
+
+def test_adapters_are_bounded():
+    many = tuple(replace(NEON, name=f"lora-{number}") for number in range(1025))
+    with pytest.raises(InvalidArgument, match="must be at most 1024, got 1025"):
+        check_replica(replace(REPLICA, adapters=many))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError
+from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import InitImage, Scheduler
 from pentimento.domain.image_request import (
-    AskedControlNet,
-    AskedLora,
     CacheMode,
     ImageFormat,
     ImageRequest,
@@ -20,12 +18,13 @@ from pentimento.domain.image_request import (
 from pentimento.testing.held_models import HELD
 from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
+from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
 LIMITS = RequestLimits(max_request_cost=64 * 64 * 100)
 
 
 def resolved(**fields: Any) -> ResolvedRequest:
-    return resolve(ImageRequest(**{"prompt": "a red circle", **fields}), HELD, LIMITS, drawn_seed=7)
+    return resolve(ImageRequest(**{"prompt": "a red circle", **fields}), HELD, AdapterCatalogue(), LIMITS, drawn_seed=7)
 
 
 def png(width: int, height: int) -> bytes:
@@ -111,20 +110,6 @@ def test_a_request_above_its_own_max_cost_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "selection", "reason"),
-    [
-        ("loras", (AskedLora("../../etc/passwd"),), "UNKNOWN_LORA"),
-        ("controlnets", (AskedControlNet("canny", b""),), "UNKNOWN_CONTROLNET"),
-    ],
-)
-def test_adapters_that_nobody_serves_are_not_found(field: str, selection: object, reason: str) -> None:
-    with pytest.raises(NotFound) as caught:
-        resolved(**{field: selection})
-
-    assert caught.value.reason == reason
-
-
-@pytest.mark.parametrize(
     ("image", "strength", "field"),
     [
         (b"", 0.5, "init_image.image"),
@@ -187,7 +172,7 @@ floats = st.one_of(st.none(), st.floats())
 )
 def test_any_request_is_resolved_within_its_limits_or_refused(request: ImageRequest) -> None:
     try:
-        accepted = resolve(request, HELD, LIMITS, drawn_seed=1)
+        accepted = resolve(request, HELD, AdapterCatalogue(), LIMITS, drawn_seed=1)
     except PentimentoError as error:
         assert isinstance(error, InvalidArgument)
         return

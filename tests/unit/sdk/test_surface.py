@@ -5,6 +5,8 @@ import pentimento.sdk
 
 def test_public_names() -> None:
     assert pentimento.sdk.__all__ == [
+        "AskedControlNet",
+        "AskedLora",
         "AsyncClient",
         "CacheMode",
         "Client",

@@ -1,0 +1,156 @@
+"""From the LoRAs and ControlNets that a client named to those that are painted with: each judged, each with its digest.
+
+Pure but for what it asks the catalogue. Errors name the field and its limit, as in `resolution`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, AdapterKind, is_adapter_name
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection
+from pentimento.domain.image_request import AskedControlNet, AskedLora
+from pentimento.pictures import read_header
+from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+
+MAX_LORA_SCALE = 10.0
+MAX_CONDITIONING_SCALE = 10.0
+RETRY_MS = 1000
+_SHOWN_LENGTH = 80
+_WORDS = {AdapterKind.LORA: "LoRA", AdapterKind.CONTROLNET: "ControlNet"}
+_NOT_SERVED = {AdapterKind.LORA: "LORAS_NOT_SERVED", AdapterKind.CONTROLNET: "CONTROLNETS_NOT_SERVED"}
+_UNKNOWN = {AdapterKind.LORA: "UNKNOWN_LORA", AdapterKind.CONTROLNET: "UNKNOWN_CONTROLNET"}
+_FIELDS = {AdapterKind.LORA: "loras", AdapterKind.CONTROLNET: "controlnets"}
+
+
+@dataclass(frozen=True)
+class SelectionLimits:
+    """Adapters of one request, and bytes of one conditioning image."""
+
+    max_loras: int = 8
+    max_controlnets: int = 4
+    max_conditioning_image_bytes: int = 8 * 1024 * 1024
+
+
+def resolve_loras(
+    asked: Sequence[AskedLora], held: HeldModel, known: AdapterCatalogue, limits: SelectionLimits
+) -> tuple[LoraSelection, ...]:
+    """Return the LoRAs with their digests and scales, for the model `held`. Raises InvalidArgument, NotFound for a name
+    that nobody knows, FailedPrecondition where no worker paints with LoRAs."""
+    _check_count(AdapterKind.LORA, len(asked), limits.max_loras)
+    selected: dict[str, LoraSelection] = {}
+    for index, lora in enumerate(asked):
+        where = f"loras[{index}]"
+        adapter = _find(AdapterKind.LORA, lora.name, where, held, known)
+        if lora.name in selected:
+            raise InvalidArgument.of(f"{where}.name", f"must be asked for once, {lora.name} is there twice")
+        scale = 1.0 if lora.scale is None else _within(f"{where}.scale", lora.scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
+        selected[lora.name] = LoraSelection(lora.name, scale, adapter.digest, adapter.object)
+    return tuple(selected.values())
+
+
+def resolve_controlnets(
+    asked: Sequence[AskedControlNet],
+    size_px: tuple[int, int],
+    held: HeldModel,
+    known: AdapterCatalogue,
+    limits: SelectionLimits,
+) -> tuple[ControlNetSelection, ...]:
+    """Return the ControlNets with their digests, scales and shares of the schedule, for a picture of (width, height).
+    Raises as `resolve_loras`, and Unavailable while no replica of one is there."""
+    _check_count(AdapterKind.CONTROLNET, len(asked), limits.max_controlnets)
+    return tuple(
+        _resolve_controlnet(controlnet, f"controlnets[{index}]", size_px, held, known, limits)
+        for index, controlnet in enumerate(asked)
+    )
+
+
+def check_replayed_adapters(spec: GenerationSpec, known: AdapterCatalogue) -> None:
+    """Raises FailedPrecondition ADAPTER_CHANGED unless every adapter of a recorded spec is there with the weights that
+    it had then."""
+    selected = [(AdapterKind.LORA, lora.name, lora.digest) for lora in spec.loras]
+    selected += [(AdapterKind.CONTROLNET, controlnet.name, controlnet.digest) for controlnet in spec.controlnets]
+    for kind, name, digest in selected:
+        if digest not in [adapter.digest for adapter in known.find(kind, name)]:
+            was = f"{name} is not served as {digest[:_SHOWN_LENGTH]}"
+            message = f"{_FIELDS[kind]}: {was}, which the picture was painted with"
+            raise FailedPrecondition("ADAPTER_CHANGED", message)
+
+
+def _resolve_controlnet(
+    asked: AskedControlNet,
+    where: str,
+    size_px: tuple[int, int],
+    held: HeldModel,
+    known: AdapterCatalogue,
+    limits: SelectionLimits,
+) -> ControlNetSelection:
+    adapter = _find(AdapterKind.CONTROLNET, asked.name, where, held, known)
+    scale = 1.0 if asked.conditioning_scale is None else asked.conditioning_scale
+    start, end = _resolve_shares(asked, where)
+    _check_image(asked.conditioning_image, f"{where}.conditioning_image", size_px, limits)
+    if not known.is_reachable(adapter):
+        message = f"{where}.name: no replica that serves {adapter.name} is there now"
+        raise Unavailable("CONTROLNET_UNAVAILABLE", message, retry_after_ms=RETRY_MS)
+    return ControlNetSelection(
+        name=adapter.name,
+        conditioning_image=asked.conditioning_image,
+        conditioning_scale=_within(f"{where}.conditioning_scale", scale, 0.0, MAX_CONDITIONING_SCALE),
+        start_fraction=start,
+        end_fraction=end,
+        digest=adapter.digest,
+        object=adapter.object,
+    )
+
+
+def _resolve_shares(asked: AskedControlNet, where: str) -> tuple[float, float]:
+    start = 0.0 if asked.start_fraction is None else asked.start_fraction
+    end = 1.0 if asked.end_fraction is None else asked.end_fraction
+    _within(f"{where}.start_fraction", start, 0.0, 1.0)
+    _within(f"{where}.end_fraction", end, 0.0, 1.0)
+    if start >= end:
+        limit = f"must be below end_fraction, {end:g}, got {start:g}"
+        raise InvalidArgument.of(f"{where}.start_fraction", limit)
+    return start, end
+
+
+def _check_image(image: bytes, field: str, size_px: tuple[int, int], limits: SelectionLimits) -> None:
+    if len(image) > limits.max_conditioning_image_bytes:
+        limit = f"must have at most {limits.max_conditioning_image_bytes} bytes, got {len(image)}"
+        raise InvalidArgument.of(field, limit)
+    header = read_header(image, field)
+    if (header.width_px, header.height_px) != size_px:
+        width, height = size_px
+        got = f"{header.width_px} x {header.height_px}"
+        raise InvalidArgument.of(field, f"must be of the picture's size, {width} x {height} pixels, got {got}")
+
+
+def _find(kind: AdapterKind, name: str, where: str, held: HeldModel, known: AdapterCatalogue) -> Adapter:
+    word = _WORDS[kind]
+    if not is_adapter_name(name):
+        raise InvalidArgument.of(f"{where}.name", f"{ADAPTER_NAME_RULE}, got {name[:_SHOWN_LENGTH]!r}")
+    if not known.takes(kind):
+        message = f"{where}: no worker of this deployment paints with {word}s"
+        raise FailedPrecondition(_NOT_SERVED[kind], message)
+    found = known.find(kind, name)
+    if not found:
+        raise NotFound(_UNKNOWN[kind], f"{where}.name: there is no {word} {name[:_SHOWN_LENGTH]!r}")
+    fitting = [adapter for adapter in found if adapter.changes(held.model_digest, held.family)]
+    if not fitting:
+        base = found[-1].base_digest[:_SHOWN_LENGTH] or f"the family {found[-1].family[:_SHOWN_LENGTH]}"
+        limit = f"must be a {word} for {held.model} ({held.family}, {held.model_digest[:_SHOWN_LENGTH]})"
+        raise InvalidArgument.of(f"{where}.name", f"{limit}, {name} is for {base}")
+    return fitting[-1]
+
+
+def _check_count(kind: AdapterKind, number: int, most: int) -> None:
+    if number > most:
+        raise InvalidArgument.of(_FIELDS[kind], f"must be at most {most}, got {number}")
+
+
+def _within(field: str, value: float, least: float, most: float) -> float:
+    if math.isnan(value) or not least <= value <= most:
+        raise InvalidArgument.of(field, f"must be between {least:g} and {most:g}, got {value:g}")
+    return value

@@ -1,0 +1,103 @@
+"""The LoRAs and ControlNets that requests may name: LoRAs as workers tell of them with their credits, ControlNets as
+their replicas told the controller, whose plan says where they are."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import count
+
+from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.execution import ControlNetEndpoint, WorkerCredits
+from pentimento.domain.fleet import AdapterPlacement, Capability, HeldModel, Plan
+from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection
+
+_CAPABILITIES = {AdapterKind.LORA: Capability.LORA, AdapterKind.CONTROLNET: Capability.CONTROLNET}
+# Of one name, so many kinds of weights are remembered; workers that disagree on more are not worth it.
+_MAX_NAMESAKES = 8
+
+
+class AdapterCatalogue:
+    """Forgets no name: what was once served is waited for, not unknown. Of one name there may be several, with other
+    weights each, and the one that was told of last counts."""
+
+    def __init__(self) -> None:
+        self._known: defaultdict[tuple[AdapterKind, str], dict[Adapter, None]] = defaultdict(dict)
+        self._capabilities: dict[str, frozenset[Capability]] = {}
+        self._placements: dict[Adapter, AdapterPlacement] = {}
+        self._addresses: dict[str, str] = {}
+        self._turn = count()
+
+    def learn(self, credits: WorkerCredits) -> None:
+        """Changes state: what a worker can do and has."""
+        self._capabilities[credits.worker_id] = credits.capabilities
+        for adapter in credits.known_adapters or ():
+            if adapter.kind is AdapterKind.LORA:
+                self._remember(adapter)
+
+    def follow(self, plan: Plan) -> None:
+        """Changes state: which ControlNets there are, and where."""
+        placed = (placement for placement in plan.placements if placement.adapter.kind is AdapterKind.CONTROLNET)
+        self._placements = {placement.adapter: placement for placement in placed}
+        self._addresses = {endpoint.instance_id: endpoint.address for endpoint in plan.endpoints}
+        for adapter in self._placements:
+            self._remember(adapter)
+
+    def takes(self, kind: AdapterKind) -> bool:
+        """Return whether any worker ever said that it paints with adapters of that kind."""
+        return any(_CAPABILITIES[kind] in capabilities for capabilities in self._capabilities.values())
+
+    def find(self, kind: AdapterKind, name: str) -> tuple[Adapter, ...]:
+        """Return those of that name, the newest last."""
+        return tuple(self._known.get((kind, name), ()))
+
+    def is_reachable(self, adapter: Adapter) -> bool:
+        """Return whether it can be had now. LoRAs are where their workers are; a ControlNet's replica must be there."""
+        return adapter.kind is AdapterKind.LORA or bool(self._reachable(adapter))
+
+    def change(self, spec: GenerationSpec, held: HeldModel) -> bool:
+        """Return whether every adapter of the spec, resolved, is made for that model."""
+        found = [self._resolved(AdapterKind.LORA, lora) for lora in spec.loras]
+        found += [self._resolved(AdapterKind.CONTROLNET, controlnet) for controlnet in spec.controlnets]
+        return all(adapter is not None and adapter.changes(held.model_digest, held.family) for adapter in found)
+
+    def lora_patch_step(self, spec: GenerationSpec) -> int:
+        """Return how many of the spec's steps may run before its LoRAs take effect: as many as each of them allows."""
+        found = (self._resolved(AdapterKind.LORA, lora) for lora in spec.loras)
+        shares = [adapter.latest_start_fraction if adapter is not None else 0.0 for adapter in found]
+        return int(min(shares, default=0.0) * spec.num_inference_steps)
+
+    def endpoints(self, controlnets: Iterable[ControlNetSelection]) -> tuple[ControlNetEndpoint, ...]:
+        """Return where the ControlNets are served now, each once: replicas that hold it first, taking turns."""
+        turn = next(self._turn)
+        found = []
+        for name, digest in dict.fromkeys((selected.name, selected.digest) for selected in controlnets):
+            adapter = next((one for one in self.find(AdapterKind.CONTROLNET, name) if one.digest == digest), None)
+            for instance_id in self._in_turn(adapter, turn) if adapter is not None else ():
+                found.append(ControlNetEndpoint(name, self._addresses[instance_id], digest))
+        return tuple(found)
+
+    def offered(self) -> tuple[Adapter, ...]:
+        """Return those that requests may name, the newest of each name, by kind and name."""
+        kinds = [kind for kind in AdapterKind if self.takes(kind)]
+        newest = [next(reversed(known)) for (kind, _), known in self._known.items() if kind in kinds]
+        return tuple(sorted(newest, key=lambda adapter: (adapter.kind.value, adapter.name)))
+
+    def _remember(self, adapter: Adapter) -> None:
+        known = self._known[adapter.kind, adapter.name]
+        known.pop(adapter, None)
+        known[adapter] = None
+        if len(known) > _MAX_NAMESAKES:
+            del known[next(iter(known))]
+
+    def _resolved(self, kind: AdapterKind, selected: LoraSelection | ControlNetSelection) -> Adapter | None:
+        return next((one for one in self.find(kind, selected.name) if one.digest == selected.digest), None)
+
+    def _reachable(self, adapter: Adapter) -> list[str]:
+        placement = self._placements.get(adapter)
+        there = placement.instance_ids if placement is not None else ()
+        return [instance_id for instance_id in there if instance_id in self._addresses]
+
+    def _in_turn(self, adapter: Adapter, turn: int) -> list[str]:
+        there = self._reachable(adapter)
+        resident = set(self._placements[adapter].resident_instance_ids) if there else set()
+        turned = there[turn % len(there) :] + there[: turn % len(there)] if there else []
+        return sorted(turned, key=lambda instance_id: instance_id not in resident)

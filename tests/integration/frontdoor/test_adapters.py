@@ -1,0 +1,222 @@
+"""A request's LoRAs and ControlNets on their way from the client to the worker: resolved, kept, keyed, run again."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, ReplicaKind, ServiceEndpoint
+from pentimento.domain.generation import ControlNetSelection, LoraSelection, PlanVersion
+from pentimento.domain.image_request import AskedControlNet, AskedLora, Completed, ImageRequest, ReplayRequest
+from pentimento.sdk.picture import Picture, read_provenance
+from pentimento.stores.ledger import open_journal
+from pentimento.stores.objects.store import digest_of
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of, until
+from pentimento.testing.held_models import HELD
+from pentimento.testing.paced_worker import PacedWorker, serve
+from pentimento.wire.fleet import plan_to_bytes
+from pentimento.wire.generation import spec_from_proto
+from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
+
+NEON = Adapter("neon", AdapterKind.LORA, "sha256:neon", HELD.family, HELD.model_digest, latest_start_fraction=0.2)
+MOSAIC = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", HELD.family)
+EDGES = Adapter("edges", AdapterKind.CONTROLNET, "sha256:edges", HELD.family, HELD.model_digest)
+PLAN = Plan(
+    PlanVersion(1, 1),
+    endpoints=tuple(ServiceEndpoint(ReplicaKind.CONTROLNET, name, f"unix:/{name}") for name in ("c1", "c2")),
+    placements=(AdapterPlacement(EDGES, ("c1", "c2"), ("c2",)),),
+)
+WAITS = {"embed_timeout_ms": 60_000, "lookup_timeout_ms": 60_000, "reserve_timeout_ms": 60_000}
+
+
+def png(colour: str = "white") -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (HELD.default_width_px, HELD.default_height_px), colour).save(buffer, "png")
+    return buffer.getvalue()
+
+
+STYLED = replace(REQUEST, loras=(AskedLora("neon", 0.5),))
+CONTROLLED = replace(STYLED, controlnets=(AskedControlNet("edges", png()),))
+
+
+@asynccontextmanager
+async def suite_with_adapters(folder: Path, worker: PacedWorker, **changes: Any) -> AsyncIterator[FrontdoorSuite]:
+    """A frontdoor whose worker has LoRAs, and that finds in its journal where a ControlNet is served."""
+    worker.known_adapters = (NEON, MOSAIC)
+    worker.change()
+    journal = open_journal(settings_of(folder).ledger_url)
+    journal.save_plan(plan_to_bytes(PLAN)).result()
+    journal.close()
+    async with running_suite(folder, **changes) as running:
+        yield running
+
+
+@pytest.fixture
+async def adapted(folder: Path, worker: PacedWorker) -> AsyncIterator[FrontdoorSuite]:
+    async with suite_with_adapters(folder, worker) as running:
+        yield running
+
+
+async def test_the_worker_is_told_which_weights_and_where_the_controlnet_is(
+    adapted: FrontdoorSuite, worker: PacedWorker
+) -> None:
+    await adapted.paint(CONTROLLED)
+
+    (order,) = worker.orders
+    spec = spec_from_proto(order.spec)
+    assert spec.loras == (LoraSelection("neon", 0.5, NEON.digest),)
+    assert spec.controlnets == (ControlNetSelection("edges", png(), digest=EDGES.digest),)
+    endpoints = [(end.name, end.address, end.controlnet_digest) for end in order.controlnet_endpoints]
+    assert endpoints == [("edges", "unix:/c2", EDGES.digest), ("edges", "unix:/c1", EDGES.digest)]
+
+
+async def test_a_picture_says_what_it_was_painted_with(adapted: FrontdoorSuite, tmp_path: Path) -> None:
+    completed = await adapted.paint(CONTROLLED)
+
+    provenance = completed.provenance
+    assert [lora.digest for lora in provenance.spec.loras] == [NEON.digest]
+    assert [(part.field, part.object.digest) for part in provenance.inputs] == [
+        ("controlnets[0].conditioning_image", digest_of(png()))
+    ]
+    saved = replace(Picture.of(completed), data=png()).save(tmp_path / "picture.png")
+    told = read_provenance(saved.read_bytes())["spec"]
+    assert told["loras"] == [{"name": "neon", "scale": 0.5, "digest": NEON.digest, "object": None}]
+    assert (told["controlnets"][0]["name"], told["controlnets"][0]["digest"]) == ("edges", EDGES.digest)
+
+
+async def test_how_late_the_lora_may_come_is_part_of_the_route(adapted: FrontdoorSuite, worker: PacedWorker) -> None:
+    await adapted.paint(replace(STYLED, num_inference_steps=50))
+    await adapted.paint(replace(STYLED, num_inference_steps=50, loras=(AskedLora("neon"), AskedLora("mosaic"))))
+
+    assert [order.route.lora_patch_step for order in worker.orders] == [10, 0]
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (replace(REQUEST, loras=(AskedLora("edges"),)), NotFound),
+        (replace(REQUEST, loras=(AskedLora("neon", float("nan")),)), InvalidArgument),
+        (replace(CONTROLLED, width_px=64), InvalidArgument),
+    ],
+)
+async def test_what_is_refused_is_never_accepted(
+    adapted: FrontdoorSuite, worker: PacedWorker, request_: ImageRequest, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await adapted.paint(request_)
+
+    assert (await adapted.operator.status()).accepted_count == 0
+
+
+async def test_without_a_worker_that_takes_any_what_is_missing_is_named(folder: Path, worker: PacedWorker) -> None:
+    worker.capabilities = frozenset()
+    async with suite_with_adapters(folder, worker) as suite:
+        for request in (STYLED, replace(REQUEST, controlnets=CONTROLLED.controlnets)):
+            with pytest.raises(FailedPrecondition, match="no worker of this deployment"):
+                await suite.paint(request)
+        assert await suite.client.list_adapters() == ()
+        worker.capabilities = frozenset(Capability)
+        worker.change()
+        await until(lambda: bool(suite.frontdoor.parts.adapters.offered()))
+        await suite.paint(CONTROLLED)
+
+
+async def test_clients_are_told_what_they_may_name(adapted: FrontdoorSuite) -> None:
+    assert await adapted.client.list_adapters() == (EDGES, MOSAIC, NEON)
+
+
+async def test_the_request_goes_to_the_worker_that_has_its_lora(folder: Path, worker: PacedWorker) -> None:
+    other = PacedWorker("w2", credit_count=4)
+    server = await serve(other, f"unix:{folder / 'w2'}")
+    addresses = tuple(f"unix:{folder / name}" for name in ("w1", "w2"))
+    async with suite_with_adapters(folder, worker, worker_addresses=addresses) as suite:
+        await suite.wait_for_workers(2)
+        await asyncio.gather(*(suite.paint(replace(STYLED, seed=seed)) for seed in range(4)))
+    await server.stop()
+
+    assert (len(worker.executed), len(other.executed)) == (4, 0)
+
+
+async def test_the_next_frontdoor_paints_it_with_the_same_weights(folder: Path, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with suite_with_adapters(folder, worker) as suite:
+        stream = suite.client.generate(CONTROLLED, "key")
+        request_id = await suite.accepted(stream)
+        await worker.wait_until(lambda: worker.running)
+    worker.running.clear()
+    worker.known_adapters = (replace(NEON, digest="sha256:newer"),)
+    worker.hold.set()
+
+    async with running_suite(folder, orphan_wait_s=0.0) as suite:
+        await suite.wait_for_workers(1)
+        assert len(worker.orders) == 1  # a worker with other weights under that name is not given it
+        worker.known_adapters = (NEON, MOSAIC)
+        worker.change()
+        *_, last = [event async for event in suite.client.generate(CONTROLLED, "key")]
+
+    assert isinstance(last, Completed) and last.request_id == request_id
+    first, second = (spec_from_proto(order.spec) for order in worker.orders)
+    assert second == first and second.controlnets[0].conditioning_image == png()
+    assert len(worker.orders[1].controlnet_endpoints) == 2
+
+
+async def test_a_replay_is_painted_with_the_same_weights_or_not_at_all(
+    adapted: FrontdoorSuite, worker: PacedWorker
+) -> None:
+    first = await adapted.paint(CONTROLLED)
+    inputs = (("controlnets[0].conditioning_image", png()),)
+    again = [event async for event in adapted.client.replay(ReplayRequest(first.request_id, inputs))][-1]
+    assert isinstance(again, Completed) and again.provenance.replay_equal
+    assert worker.executed[1] == worker.executed[0]
+
+    with pytest.raises(InvalidArgument, match="conditioning_image"):
+        _ = [event async for event in adapted.client.replay(ReplayRequest(first.request_id))]
+    # As after a start of the frontdoor that never heard of the first weights.
+    adapted.frontdoor.parts.adapters._known.clear()
+    worker.known_adapters = (replace(NEON, digest="sha256:newer"),)
+    worker.change()
+    await until(lambda: bool(adapted.frontdoor.parts.adapters.find(AdapterKind.LORA, "neon")))
+    with pytest.raises(FailedPrecondition) as caught:
+        _ = [event async for event in adapted.client.replay(ReplayRequest(first.request_id, inputs))]
+    assert caught.value.reason == "ADAPTER_CHANGED"
+
+
+async def test_what_the_cache_is_asked_holds_all_that_adapters_change(folder: Path, worker: PacedWorker) -> None:
+    gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
+    cache = await serve_cache(ChosenEmbedder(), gateway, address)
+    net = CONTROLLED.controlnets[0]
+    asked = [
+        REQUEST,
+        STYLED,
+        replace(STYLED, loras=(AskedLora("neon", 0.6),)),
+        replace(STYLED, loras=(AskedLora("mosaic", 0.5),)),
+        CONTROLLED,
+        replace(CONTROLLED, controlnets=(replace(net, conditioning_image=png("black")),)),
+        replace(CONTROLLED, controlnets=(replace(net, conditioning_scale=0.5),)),
+        replace(CONTROLLED, controlnets=(replace(net, end_fraction=0.5),)),
+    ]
+    async with suite_with_adapters(folder, worker, embedder_address=address, gateway_address=address, **WAITS) as suite:
+        for request in asked:
+            await suite.paint(replace(request, num_inference_steps=50))
+    await cache.stop()
+
+    scopes = [lookup.candidates[0].scope for lookup in gateway.lookups]
+    assert [scope.adapters_from_step for scope in scopes] == [0, 10, 10, 0, 10, 10, 10, 10]
+    plain, styled, heavier, mosaic, controlled, other_image, other_scale, other_end = scopes
+    assert not (plain.adapters_digest or plain.conditioning_digest or plain.control_digest)
+    assert len({scope.adapters_digest for scope in (plain, styled, heavier, mosaic)}) == 4
+    assert controlled.adapters_digest == styled.adapters_digest
+    assert len({scope.conditioning_digest for scope in (plain, controlled, other_image)}) == 3
+    for other in (other_scale, other_end):
+        assert other.conditioning_digest == controlled.conditioning_digest
+    assert len({scope.control_digest for scope in (plain, controlled, other_scale, other_end)}) == 4
+    # What an attempt may write is of the scope that it was looked up in.
+    assert [reserve.scope for reserve in gateway.reserved] == scopes

@@ -1,0 +1,35 @@
+"""Adapters, and a catalogue that knows them, for the tests beside this file."""
+
+from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.execution import WorkerCredits
+from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, ReplicaKind, ServiceEndpoint
+from pentimento.domain.generation import PlanVersion
+from pentimento.testing.held_models import HELD
+from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+
+FAMILY = HELD.family
+BOTH = frozenset({Capability.LORA, Capability.CONTROLNET})
+NEON = Adapter("neon", AdapterKind.LORA, "sha256:neon", FAMILY, HELD.model_digest, latest_start_fraction=0.2)
+MOSAIC = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", FAMILY, latest_start_fraction=0.5)
+FOREIGN = Adapter("foreign", AdapterKind.LORA, "sha256:foreign", "stable_diffusion_3")
+EDGES = Adapter("edges", AdapterKind.CONTROLNET, "sha256:edges", FAMILY, HELD.model_digest)
+LAYOUT = Adapter("layout", AdapterKind.CONTROLNET, "sha256:layout", FAMILY)
+GONE = Adapter("gone", AdapterKind.CONTROLNET, "sha256:gone", FAMILY)
+
+
+def credits(*known: Adapter, worker_id: str = "w1", capabilities: frozenset[Capability] = BOTH) -> WorkerCredits:
+    return WorkerCredits(worker_id, HELD, 1, capabilities=capabilities, known_adapters=known)
+
+
+def plan(*placements: AdapterPlacement, sequence: int = 1, there: tuple[str, ...] = ("c1", "c2", "c3")) -> Plan:
+    endpoints = tuple(ServiceEndpoint(ReplicaKind.CONTROLNET, name, f"unix:/{name}") for name in there)
+    return Plan(PlanVersion(1, sequence), endpoints=endpoints, placements=placements)
+
+
+def known_adapters() -> AdapterCatalogue:
+    """One that knows all of the above, of which `gone` is on no replica any more."""
+    catalogue = AdapterCatalogue()
+    catalogue.learn(credits(NEON, MOSAIC, FOREIGN))
+    catalogue.follow(plan(AdapterPlacement(GONE, ("c1",))))
+    catalogue.follow(plan(AdapterPlacement(EDGES, ("c1", "c2")), AdapterPlacement(LAYOUT, ("c3",)), sequence=2))
+    return catalogue

@@ -1,0 +1,109 @@
+from dataclasses import replace
+
+from pentimento.domain.adapters import AdapterKind
+from pentimento.domain.execution import ControlNetEndpoint
+from pentimento.domain.fleet import AdapterPlacement, Capability
+from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
+from pentimento.testing.held_models import HELD
+from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from services.frontdoor.workers.worker_links import LinkAdapters
+from tests.unit.frontdoor.adapters import BOTH, EDGES, FOREIGN, LAYOUT, MOSAIC, NEON, credits, known_adapters, plan
+
+SPEC = GenerationSpec("a red circle", "", HELD.model, 32, 32, 50, 3.0, Scheduler.DDIM, 7)
+SELECTED_NEON, SELECTED_MOSAIC = (LoraSelection(lora.name, 1.0, lora.digest) for lora in (NEON, MOSAIC))
+SELECTED_EDGES = ControlNetSelection("edges", b"", digest=EDGES.digest)
+SELECTED_LAYOUT = ControlNetSelection("layout", b"", digest=LAYOUT.digest)
+
+
+def test_of_one_name_the_newest_weights_count_and_the_older_ones_are_still_known() -> None:
+    catalogue = known_adapters()
+    newer = replace(NEON, digest="sha256:newer")
+    catalogue.learn(credits(newer))
+    assert catalogue.find(AdapterKind.LORA, "neon") == (NEON, newer)
+
+    catalogue.learn(credits(NEON, worker_id="w2"))
+    assert catalogue.find(AdapterKind.LORA, "neon") == (newer, NEON)
+
+
+def test_namesakes_are_bounded() -> None:
+    catalogue = AdapterCatalogue()
+    for number in range(100):
+        catalogue.learn(credits(replace(NEON, digest=f"sha256:{number}")))
+
+    assert [adapter.digest for adapter in catalogue.find(AdapterKind.LORA, "neon")] == [
+        f"sha256:{number}" for number in range(92, 100)
+    ]
+
+
+def test_a_worker_tells_of_loras_and_the_plan_of_controlnets() -> None:
+    catalogue = AdapterCatalogue()
+    catalogue.learn(credits(EDGES, NEON))
+    catalogue.follow(plan(AdapterPlacement(NEON, ("w1",)), AdapterPlacement(LAYOUT, ("c3",))))
+
+    assert [adapter.name for adapter in catalogue.offered()] == ["layout", "neon"]
+
+
+def test_what_is_offered_is_what_workers_can_use() -> None:
+    catalogue = known_adapters()
+    catalogue.learn(credits(NEON, capabilities=frozenset({Capability.LORA})))
+
+    assert [adapter.name for adapter in catalogue.offered()] == ["foreign", "mosaic", "neon"]
+
+
+def test_a_controlnet_is_asked_of_replicas_that_hold_it_first_and_they_take_turns() -> None:
+    catalogue = AdapterCatalogue()
+    catalogue.follow(plan(AdapterPlacement(EDGES, ("c1", "c2", "c3"), ("c2", "c3"))))
+
+    asked = [[end.address for end in catalogue.endpoints((SELECTED_EDGES,))] for _ in range(3)]
+
+    assert all(addresses[2] == "unix:/c1" and len(set(addresses)) == 3 for addresses in asked)
+    assert {addresses[0] for addresses in asked} == {"unix:/c2", "unix:/c3"}
+
+
+def test_endpoints_are_of_the_selected_weights_each_controlnet_once() -> None:
+    catalogue = known_adapters()
+    other = replace(SELECTED_EDGES, digest="sha256:other")
+
+    assert catalogue.endpoints((other,)) == ()
+    found = catalogue.endpoints((SELECTED_LAYOUT, SELECTED_LAYOUT))
+    assert found == (ControlNetEndpoint("layout", "unix:/c3", LAYOUT.digest),)
+
+
+def test_a_replica_that_left_the_plan_is_no_endpoint() -> None:
+    catalogue = known_adapters()
+    catalogue.follow(plan(AdapterPlacement(EDGES, ("c1", "c2")), sequence=3, there=("c2",)))
+
+    assert [end.address for end in catalogue.endpoints((SELECTED_EDGES,))] == ["unix:/c2"]
+    assert not catalogue.is_reachable(LAYOUT)
+
+
+def test_loras_may_come_as_late_as_each_of_them_allows() -> None:
+    catalogue = known_adapters()
+
+    assert catalogue.lora_patch_step(replace(SPEC, loras=(SELECTED_MOSAIC,))) == 25
+    assert catalogue.lora_patch_step(replace(SPEC, loras=(SELECTED_MOSAIC, SELECTED_NEON))) == 10
+    assert catalogue.lora_patch_step(SPEC) == 0
+    assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_NEON, digest="sha256:x"),))) == 0
+
+
+def test_a_model_fits_where_every_adapter_is_made_for_it() -> None:
+    catalogue = known_adapters()
+    spec = replace(SPEC, loras=(SELECTED_MOSAIC, SELECTED_NEON), controlnets=(SELECTED_EDGES,))
+
+    assert catalogue.change(spec, HELD)
+    assert not catalogue.change(spec, replace(HELD, model_digest="sha256:other"))
+    assert catalogue.change(replace(SPEC, loras=(SELECTED_MOSAIC,)), replace(HELD, model_digest="sha256:other"))
+    foreign = replace(SPEC, loras=(LoraSelection("foreign", 1.0, FOREIGN.digest),))
+    assert not catalogue.change(foreign, HELD)
+
+
+def test_the_dataplane_hears_what_a_worker_has_when_it_changes() -> None:
+    link = LinkAdapters()
+
+    first = link.news(replace(credits(NEON, MOSAIC), resident_components=("tiny", "neon")))
+    assert first is not None
+    assert (first.capabilities, first.loras, first.resident) == (BOTH, {NEON.digest, MOSAIC.digest}, {NEON.digest})
+    assert link.news(replace(credits(), known_adapters=None, resident_components=("neon",))) is None
+    second = link.news(replace(credits(), known_adapters=None, resident_components=("mosaic",)))
+    assert second is not None and second.resident == {MOSAIC.digest}
+    assert second.loras == first.loras

@@ -1,0 +1,202 @@
+import io
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError, Unavailable
+from pentimento.domain.fleet import Capability
+from pentimento.domain.generation import ControlNetSelection, LoraSelection
+from pentimento.domain.image_request import AskedControlNet, AskedLora, ImageRequest, ResolvedRequest
+from pentimento.testing.held_models import HELD
+from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_from_bytes, resolved_to_bytes
+from services.frontdoor.requests.resolution import RequestLimits, resolve
+from services.frontdoor.requests.selections import SelectionLimits, check_replayed_adapters
+from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+from tests.unit.frontdoor.adapters import EDGES, NEON, credits, known_adapters
+
+LIMITS = RequestLimits(selections=SelectionLimits(max_loras=2, max_controlnets=2, max_conditioning_image_bytes=4096))
+
+
+def png(width: int = 32, height: int = 32) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (width, height)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def resolved(catalogue: AdapterCatalogue | None = None, **fields: Any) -> ResolvedRequest:
+    known = known_adapters() if catalogue is None else catalogue
+    return resolve(ImageRequest(**{"prompt": "a red circle", **fields}), HELD, known, LIMITS, drawn_seed=7)
+
+
+def edges(image: bytes = b"", **fields: Any) -> dict[str, Any]:
+    return {"controlnets": (AskedControlNet("edges", image or png(), **fields),)}
+
+
+def test_what_is_left_open_is_filled_in() -> None:
+    spec = resolved(loras=(AskedLora("neon"),), **edges()).spec
+
+    assert spec.loras == (LoraSelection("neon", 1.0, NEON.digest),)
+    assert spec.controlnets == (ControlNetSelection("edges", png(), 1.0, 0.0, 1.0, EDGES.digest),)
+
+
+def test_what_was_said_is_taken_zero_as_well() -> None:
+    asked = edges(conditioning_scale=0.0, start_fraction=0.25, end_fraction=0.5)
+    spec = resolved(loras=(AskedLora("mosaic", 0.0), AskedLora("neon", -0.5)), **asked).spec
+
+    assert [(lora.name, lora.scale) for lora in spec.loras] == [("mosaic", 0.0), ("neon", -0.5)]
+    (net,) = spec.controlnets
+    assert (net.conditioning_scale, net.start_fraction, net.end_fraction) == (0.0, 0.25, 0.5)
+
+
+def test_a_resolved_request_is_journalled_with_its_adapters() -> None:
+    request = resolved(loras=(AskedLora("neon"),), **edges())
+
+    assert resolved_from_bytes(resolved_to_bytes(request), JOURNALLED_REQUEST) == request
+
+
+BAD_NAMES = ("", "../neon", "a/b", "neon\0", "Neon", "NEON", "ｎeon", "neon\u0301", "x" * 10_000, "%2e%2e")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        *[({"loras": (AskedLora(name),)}, "loras[0].name") for name in BAD_NAMES],
+        *[({"controlnets": (AskedControlNet(name, b""),)}, "controlnets[0].name") for name in BAD_NAMES],
+        *[
+            ({"loras": (AskedLora("neon"), AskedLora("mosaic", scale))}, "loras[1].scale")
+            for scale in (math.nan, math.inf, -math.inf, 10.5, -10.5, 1e308)
+        ],
+        ({"loras": (AskedLora("neon", 0.5), AskedLora("neon", 1.0))}, "loras[1].name"),
+        ({"loras": (AskedLora("neon"),) * 3}, "loras"),
+        ({"loras": (AskedLora("neon"),) * 10_000}, "loras"),
+        ({"loras": (AskedLora("foreign"),)}, "loras[0].name"),
+        ({"controlnets": edges()["controlnets"] * 3}, "controlnets"),
+        *[
+            (edges(conditioning_scale=scale), "controlnets[0].conditioning_scale")
+            for scale in (math.nan, math.inf, -0.1, 10.5)
+        ],
+        *[(edges(start_fraction=start), "controlnets[0].start_fraction") for start in (math.nan, -0.1, 1.0, 1.5)],
+        *[(edges(end_fraction=end), "controlnets[0].end_fraction") for end in (math.nan, -0.1, 1.1, math.inf)],
+        (edges(end_fraction=0.0), "controlnets[0].start_fraction"),
+        (edges(start_fraction=0.5, end_fraction=0.5), "controlnets[0].start_fraction"),
+        (edges(start_fraction=0.6, end_fraction=0.5), "controlnets[0].start_fraction"),
+        *[
+            (edges(image), "controlnets[0].conditioning_image")
+            for image in (b"GIF89a", png()[:20], png() + bytes(5000), png(32, 40), png(8, 8), b"\xff\xd8\xff\x00")
+        ],
+        ({"width_px": 64, **edges()}, "controlnets[0].conditioning_image"),
+        ({"controlnets": (AskedControlNet("edges", b""),)}, "controlnets[0].conditioning_image"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        resolved(**fields)
+
+    assert [violation.field for violation in caught.value.violations] == [field]
+    assert len(caught.value.message) < 400
+
+
+def test_the_error_says_what_an_adapter_of_another_family_is_for() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"must be a LoRA for tiny .*, foreign is for the family stable_diffusion_3"
+    ):
+        resolved(loras=(AskedLora("foreign"),))
+
+
+def test_a_picture_bomb_is_refused_by_its_header() -> None:
+    bomb = bytearray(png())
+    bomb[16:24] = (60_000).to_bytes(4, "big") * 2
+
+    with pytest.raises(
+        InvalidArgument, match=r"controlnets\[0\]\.conditioning_image: must have at most 8388608 pixels"
+    ):
+        resolved(**edges(bytes(bomb)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"loras": (AskedLora("no-such"),)}, "UNKNOWN_LORA"),
+        ({"loras": (AskedLora("edges"),)}, "UNKNOWN_LORA"),
+        ({"controlnets": (AskedControlNet("no-such", png()),)}, "UNKNOWN_CONTROLNET"),
+        ({"controlnets": (AskedControlNet("neon", png()),)}, "UNKNOWN_CONTROLNET"),
+    ],
+)
+def test_a_name_that_nobody_knows_is_not_found(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(NotFound) as caught:
+        resolved(**fields)
+
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "lacking", "reason"),
+    [
+        ({"loras": (AskedLora("neon"),)}, Capability.LORA, "LORAS_NOT_SERVED"),
+        (edges(), Capability.CONTROLNET, "CONTROLNETS_NOT_SERVED"),
+    ],
+)
+def test_what_no_worker_can_do_is_said_to_be_missing(fields: dict[str, Any], lacking: Capability, reason: str) -> None:
+    others = frozenset(Capability) - {lacking}
+    catalogue = known_adapters()
+    catalogue.learn(credits(NEON, capabilities=others))
+
+    with pytest.raises(FailedPrecondition) as caught:
+        resolved(catalogue, **fields)
+
+    assert caught.value.reason == reason
+    catalogue.learn(credits(NEON, worker_id="w2"))
+    assert resolved(catalogue, **fields)
+
+
+def test_a_controlnet_without_a_replica_may_come_back() -> None:
+    with pytest.raises(Unavailable) as caught:
+        resolved(controlnets=(AskedControlNet("gone", png()),))
+
+    assert caught.value.retry_after_ms is not None
+
+
+def test_a_replay_needs_the_weights_of_the_first_time() -> None:
+    catalogue = known_adapters()
+    spec = resolved(catalogue, loras=(AskedLora("neon"),), **edges()).spec
+    check_replayed_adapters(spec, catalogue)
+
+    for missing in (AdapterCatalogue(), _with_newer_neon()):
+        with pytest.raises(FailedPrecondition) as caught:
+            check_replayed_adapters(spec, missing)
+        assert caught.value.reason == "ADAPTER_CHANGED"
+
+
+def _with_newer_neon() -> AdapterCatalogue:
+    catalogue = AdapterCatalogue()
+    catalogue.learn(credits(replace(NEON, digest="sha256:newer")))
+    return catalogue
+
+
+floats = st.one_of(st.none(), st.floats())
+names = st.one_of(st.sampled_from(["neon", "mosaic", "edges", "layout"]), st.text(max_size=10))
+asked_loras = st.lists(st.builds(AskedLora, names, floats), max_size=3).map(tuple)
+asked_controlnets = st.lists(
+    st.builds(AskedControlNet, names, st.sampled_from([png(), png(8, 8), b"x"]), floats, floats, floats), max_size=3
+).map(tuple)
+
+
+@given(asked_loras, asked_controlnets)
+def test_whatever_is_asked_is_within_its_limits_or_refused(
+    loras: tuple[AskedLora, ...], controlnets: tuple[AskedControlNet, ...]
+) -> None:
+    try:
+        spec = resolved(loras=loras, controlnets=controlnets).spec
+    except PentimentoError:
+        return
+
+    assert [lora.name for lora in spec.loras] == [lora.name for lora in loras]
+    assert all(lora.digest and abs(lora.scale) <= 10.0 for lora in spec.loras)
+    for net in spec.controlnets:
+        assert net.digest and 0.0 <= net.start_fraction < net.end_fraction <= 1.0
+        assert 0.0 <= net.conditioning_scale <= 10.0
