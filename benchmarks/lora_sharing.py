@@ -71,7 +71,7 @@ def scope_of_choice(choice: Choice, patched_after: int) -> CacheScope:
         negative_prompt="",
         num_inference_steps=STEPS,
         adapters_digest=loras,
-        adapters_from_step=patched_after if loras else 0,
+        adapters_from_step=patched_after,
     )
 
 

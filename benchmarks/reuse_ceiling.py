@@ -16,7 +16,8 @@ from pentimento.policies.cache_selection import Thresholds, allowed_steps
 
 Vectors = npt.NDArray[np.float32]
 
-MOST_ANCESTORS = 5  # the gateway's default
+# The gateway's default: what has so many is nobody's donor.
+MOST_ANCESTORS = 5
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class _Replay:
         return [LogStart(False, steps, donor)] if steps else []
 
     def _image(self, row: int) -> list[LogStart]:
-        kept = [before for before in range(max(0, row - self.unseen)) if self.depths[before] <= MOST_ANCESTORS]
+        kept = [before for before in range(max(0, row - self.unseen)) if self.depths[before] < MOST_ANCESTORS]
         if not kept or not self.tables.images:
             return []
         donor, similarity = nearest_of(kept, self.images, self.texts[row])
