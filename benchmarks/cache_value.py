@@ -18,6 +18,7 @@ that neither route nor were trained on.
 """
 
 import argparse
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -234,7 +235,7 @@ def throughputs(one: ValuedLog, profiles: ReuseProfiles, encoder: LocalEncoder) 
 def starts_told(rounds: ArmRounds, served: Sequence[ServedPicture]) -> dict[str, Any]:
     """Return an arm's ceilings and hits: of the log, and as they were served."""
     starts, instant = ([start for part in of for start in part] for of in (rounds.starts, rounds.instant_starts))
-    told: dict[str, Any] = {"saved steps served": saved_counts(served)}
+    told: dict[str, Any] = {"saved steps served": saved_counts(served), "why from noise": reason_counts(served)}
     for name, found in (
         ("the log's hits", starts),
         ("the log's hits, were every picture there at once", instant),
@@ -292,6 +293,12 @@ def saved_counts(served: Sequence[ServedPicture]) -> dict[str, int]:
     """Return how many pictures left out so many steps, by the kind of start."""
     names = [f"{picture.kind} {picture.saved_steps}" for picture in served]
     return {name: names.count(name) for name in sorted(set(names))}
+
+
+def reason_counts(served: Sequence[ServedPicture]) -> dict[str, int]:
+    """Return how many pictures started from noise for each reason, whatever its numbers."""
+    reasons = [re.sub(r"[0-9.]+", "#", picture.reason) for picture in served if picture.kind == "noise"]
+    return {reason: reasons.count(reason) for reason in sorted(set(reasons))}
 
 
 def scored(one: ValuedLog, judges: PictureJudges) -> Iterator[Figure]:

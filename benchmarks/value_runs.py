@@ -23,7 +23,10 @@ from zoo.scene_log import SceneLog
 HEAVY, LIGHT = "tiny-heavy", "tiny-light"
 COPIES = 2
 OTHER_SEED = 1_000_000
-SETTINGS = f"""[controller]
+# No hit is painted again meanwhile: a suite that waits for its turn would take the cores of the one that serves.
+SETTINGS = f"""[common]
+quality_sample_share = 0.0
+[controller]
 heavy = "{HEAVY}"
 small = ["{LIGHT}"]
 """
@@ -48,17 +51,19 @@ ARMS = (VANILLA, *REUSING, ALL_LIGHT)
 
 @dataclass(frozen=True)
 class ServedPicture:
-    """A picture of the log: its bytes and where it started, with the steps that were left out of the model's own."""
+    """A picture of the log: its bytes and where it started and why, with the steps that were left out of the model's
+    own."""
 
     data: bytes
     model: str
     kind: str
     saved_steps: int
+    reason: str = ""
 
     @classmethod
     def of(cls, picture: Picture) -> "ServedPicture":
         made = picture.provenance
-        return cls(picture.data, made.route.model, start_kind(made), made.steps_saved)
+        return cls(picture.data, made.route.model, start_kind(made), made.steps_saved, made.route.reason)
 
 
 def start_kind(made: Provenance) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cache_value import retrieval_donors, saved_counts, starts_of_served
+from benchmarks.cache_value import reason_counts, retrieval_donors, saved_counts, starts_of_served
 from benchmarks.picture_judges import check_judges
 from benchmarks.report import Figure, at_least, informative
 from benchmarks.reuse_ceiling import FROM_NOISE, LogStart
@@ -102,10 +102,11 @@ def test_arms_take_turns_forwards_and_backwards() -> None:
 
 
 def test_what_was_served_is_counted_by_kind_and_steps() -> None:
-    noise = ServedPicture(b"", "tiny-heavy", "noise", 0)
+    noise = ServedPicture(b"", "tiny-heavy", "noise", 0, "miss: nearest similarity 0.8, needed 0.938")
     image = replace(noise, model="tiny-light", kind="image", saved_steps=7)
 
     assert saved_counts([noise, image, image]) == {"image 7": 2, "noise 0": 1}
+    assert reason_counts([noise, noise, image]) == {"miss: nearest similarity #, needed #": 2}
     assert starts_of_served([noise, image]) == [FROM_NOISE, LogStart(True, 7)]
 
 
