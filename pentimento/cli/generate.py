@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from pentimento.cli.adapters import CONTROLNET_FORM, LORA_FORM, controlnet_of, lora_of
 from pentimento.cli.connection import connection_options, frontdoor_address, read_token
 from pentimento.cli.durations import duration_ms
 from pentimento.domain.errors import Internal, InvalidArgument
@@ -39,6 +40,14 @@ UINT64 = click.IntRange(0, 2**64 - 1)
     "--init-image", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="picture to start from"
 )
 @click.option("--strength", type=float, default=0.8, show_default=True, help="how much of --init-image to paint over")
+@click.option("--lora", "loras", multiple=True, metavar=LORA_FORM, help="paint with this LoRA; may be repeated")
+@click.option(
+    "--controlnet",
+    "controlnets",
+    multiple=True,
+    metavar=CONTROLNET_FORM,
+    help="follow an image by this ControlNet, from one share of the steps to another; may be repeated",
+)
 @click.option(
     "--preview",
     type=click.IntRange(0, 1000),
@@ -86,6 +95,8 @@ def request_from(prompt: str, options: dict[str, Any]) -> ImageRequest:
         guidance_scale=options["guidance_scale"],
         scheduler=options["scheduler"],
         seed=options["seed"],
+        loras=tuple(lora_of(text) for text in options["loras"]),
+        controlnets=tuple(controlnet_of(text) for text in options["controlnets"]),
         init_image=InitImage(init.read_bytes(), options["strength"]) if init else None,
         cache=CacheMode.OFF if options["no_cache"] else None,
         deadline_ms=deadline_ms(options["deadline"]),

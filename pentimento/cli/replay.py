@@ -16,7 +16,7 @@ from pentimento.sdk.picture import Picture, provenance_as_json, read_provenance,
 
 # Of pictures and of what they came with; servers send and take less.
 MAX_FILE_BYTES = 256 << 20
-INIT_IMAGE = "init_image.image"
+INIT_IMAGE, CONDITIONING_IMAGE = "init_image.image", "controlnets[{}].conditioning_image"
 
 
 @click.command()
@@ -28,6 +28,13 @@ INIT_IMAGE = "init_image.image"
     "--init-image",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="the picture that the request came with, where it came with one",
+)
+@click.option(
+    "--conditioning-image",
+    "conditioning_images",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="the image that the request's first ControlNet went by; repeated, those of the others in their order",
 )
 @click.option("--deadline", type=float, metavar="SECONDS", help="give up after that long")
 @click.option("--json", "as_json", is_flag=True, help="print the provenance as JSON instead of a summary")
@@ -67,7 +74,9 @@ def request_of(png: bytes, options: dict[str, Any]) -> ReplayRequest:
     """Return what is asked of the server: the request that the file names. Of how it came to be, the server has its own
     record."""
     init = options["init_image"]
-    inputs = ((INIT_IMAGE, read_file(init)),) if init else ()
+    files = {INIT_IMAGE: init} if init else {}
+    files |= {CONDITIONING_IMAGE.format(index): file for index, file in enumerate(options["conditioning_images"])}
+    inputs = tuple((place, read_file(file)) for place, file in files.items())
     return ReplayRequest(request_id_of(png), inputs, deadline_ms(options["deadline"]))
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse as FrontdoorStatus
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatisticsResponse as CacheStatistics
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.fleet import Fleet, ReplicaStatus
+from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus
 from pentimento.domain.generation import PlanVersion
 from pentimento.sdk.picture import as_json
 
@@ -66,12 +66,20 @@ def render(status: SuiteStatus) -> Iterator[RenderableType]:
         yield Text(
             f"plan      {version(status.fleet.plan.version)}, {len(status.fleet.plan.assignments)} workers assigned"
         )
+        if status.fleet.plan.placements:
+            yield Text(f"adapters  {adapters_line(status.fleet.plan)}")
     if status.frontdoor is not None:
         yield from frontdoor_lines(status.frontdoor)
     if status.cache is not None:
         yield Text(f"cache     {cache_line(status.cache)}")
     for name, reason in status.unanswered.items():
         yield Text(f"{name} does not answer: {reason}", style="red")
+
+
+def adapters_line(plan: Plan) -> str:
+    """Return each LoRA and ControlNet with the number of replicas that have it."""
+    counts = ((placement.adapter.name, len(placement.instance_ids)) for placement in plan.placements)
+    return ", ".join(f"{name} ({count})" for name, count in counts)
 
 
 def fleet_table(fleet: Fleet) -> Table:

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.execution import WorkerCredits
 
 HEARTBEAT_S = 1.0
@@ -21,13 +23,17 @@ class CapacityFeed:
 
     async def watch(self, check: Callable[[], None]) -> AsyncGenerator[WorkerCredits, None]:
         """The state now, then on every change and at least once a second. `check` runs before each message; what it
-        raises ends the stream."""
+        raises ends the stream. Adapters are told when they are others than this watcher was told: they may be many."""
         news = asyncio.Event()
         self._watchers.add(news)
+        told: tuple[Adapter, ...] | None = None
         try:
             while True:
                 check()
-                yield self._snapshot()
+                credits = self._snapshot()
+                known = credits.known_adapters
+                yield credits if known != told else replace(credits, known_adapters=None)
+                told = known
                 await _wait_or_beat(news)
                 news.clear()
         finally:

@@ -17,7 +17,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import PinnedPicture, ReplayRequest
 from pentimento.pictures.png_chunks import HEADER_END, png_chunk
 
-OPTIONS: dict[str, Any] = {"init_image": None, "deadline": None}
+OPTIONS: dict[str, Any] = {"init_image": None, "conditioning_images": (), "deadline": None}
 
 
 def picture(provenance: object) -> bytes:
@@ -38,9 +38,24 @@ def test_a_forged_start_goes_nowhere() -> None:
 def test_the_picture_that_the_request_came_with_goes_along(tmp_path: Path) -> None:
     (tmp_path / "init.png").write_bytes(b"a picture")
 
-    request = request_of(picture({"request_id": "r-1"}), {"init_image": tmp_path / "init.png", "deadline": 1.5})
+    request = request_of(
+        picture({"request_id": "r-1"}), OPTIONS | {"init_image": tmp_path / "init.png", "deadline": 1.5}
+    )
 
     assert request == ReplayRequest("r-1", (("init_image.image", b"a picture"),), 1500)
+
+
+def test_the_images_that_controlnets_went_by_go_along_in_their_order(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("edges.png", "layout.png")]
+    for file in files:
+        file.write_bytes(file.stem.encode())
+
+    request = request_of(picture({"request_id": "r-1"}), OPTIONS | {"conditioning_images": tuple(files)})
+
+    assert request.inputs == (
+        ("controlnets[0].conditioning_image", b"edges"),
+        ("controlnets[1].conditioning_image", b"layout"),
+    )
 
 
 @pytest.mark.parametrize("provenance", [{}, {"request_id": 1}, {"request_id": None}, {"request_id": "\ud800"}, []])

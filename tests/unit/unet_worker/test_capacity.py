@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import Aborted
 from pentimento.domain.execution import WorkerCredits
 from services.unet_worker import capacity
@@ -39,6 +40,23 @@ async def test_without_a_change_the_state_is_repeated(monkeypatch: pytest.Monkey
     watcher = Feed().watch()
 
     assert await anext(watcher) == await anext(watcher)
+
+
+async def test_adapters_are_told_once_and_when_they_change() -> None:
+    neon = Adapter("neon", AdapterKind.LORA, "sha256:n", "sd")
+    known: tuple[Adapter, ...] = (neon,)
+    feed = CapacityFeed(lambda: WorkerCredits("worker", HELD, 1, known_adapters=known))
+    watcher, later = feed.watch(lambda: None), feed.watch(lambda: None)
+
+    async def told(by: AsyncGenerator[WorkerCredits, None]) -> tuple[Adapter, ...] | None:
+        feed.changed()
+        return (await anext(by)).known_adapters
+
+    assert [await told(watcher), await told(watcher)] == [(neon,), None]
+    known = ()
+    assert [await told(watcher), await told(watcher)] == [(), None]
+    known = (neon,)
+    assert [await told(watcher), await told(later)] == [(neon,), (neon,)]
 
 
 async def test_what_the_check_raises_ends_the_stream() -> None:
