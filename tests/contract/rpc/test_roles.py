@@ -58,6 +58,8 @@ MAY_CALL = {
     "vectordb.v1.VectordbGatewayService.ReportBadObject": SUITE,
     "vectordb.v1.VectordbGatewayService.PinObject": SUITE,
     "vectordb.v1.VectordbGatewayService.UnpinObjects": SUITE,
+    "vectordb.v1.VectordbGatewayService.ReportQuality": SUITE,
+    "vectordb.v1.VectordbGatewayService.GetReuseQuality": SUITE_AND_OPERATORS,
     "vectordb.v1.VectordbGatewayService.GetStatistics": SUITE_AND_OPERATORS,
     "worker.v1.UnetWorkerService.WatchCredits": SUITE,
     "worker.v1.UnetWorkerService.Execute": SUITE,
