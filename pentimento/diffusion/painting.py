@@ -22,6 +22,8 @@ from pentimento.diffusion.families.model import (
     PerSampleAdapters,
     is_guided,
 )
+from pentimento.diffusion.loras.bypass import stack_adapters
+from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.diffusion.schedulers import SamplerState, Schedule, make_schedule
 from pentimento.domain.generation import GenerationSpec, NoiseForm
@@ -77,11 +79,29 @@ class ControlSource(Protocol):
         ...
 
 
+class LoraSource(Protocol):
+    """Where the LoRAs of one picture come from (Katz, section 6: bounded asynchronous loading). Called on the engine's
+    thread; must not block.
+
+    The engine asks before each step until they are there. The picture goes on without them meanwhile, but not into
+    `latest_step`, before which it waits."""
+
+    @property
+    def latest_step(self) -> int:
+        """The first step that must not be taken without them: 0 where they act from the start."""
+        ...
+
+    def take(self) -> AdapterSet | None:
+        """Return them, None while they are under way. What it raises ends the picture. Whoever completes them wakes the
+        engine."""
+        ...
+
+
 @dataclass(frozen=True)
 class PaintingRequest:
     """What to paint. `deadline` is on the engine's monotonic clock in seconds; latents are handed out before each of
-    `capture_steps`, the predicted clean latent after every `preview_interval_steps` steps (0: never). `adapters` hold
-    one row, for all rows of this picture. `alone`: no other picture is in its forward passes."""
+    `capture_steps`, the predicted clean latent after every `preview_interval_steps` steps (0: never). `alone`: no other
+    picture is in its forward passes."""
 
     spec: GenerationSpec
     start: PaintingStart
@@ -89,7 +109,7 @@ class PaintingRequest:
     preview_interval_steps: int = 0
     deadline: float | None = None
     control: ControlSource | None = None
-    adapters: PerSampleAdapters | None = None
+    loras: LoraSource | None = None
     alone: bool = False
 
 
@@ -142,19 +162,41 @@ def first_img2img_step(step_count: int, strength: float, noise_form: NoiseForm) 
 
 
 @torch.inference_mode()
-def prepare(model: DiffusionModel, prompts: PromptMemo, request: PaintingRequest) -> Painting:
+def prepare(
+    model: DiffusionModel,
+    prompts: PromptMemo,
+    request: PaintingRequest,
+    adapters: AdapterSet = (),
+    row: PerSampleAdapters | None = None,
+) -> Painting:
     """Return a painting before its first step: conditioning, schedule and initial latent. Noise is drawn as diffusers'
-    pipelines draw it: on the CPU, from the request's seed, in the order image encoder, latent, steps."""
-    spec = request.spec
-    schedule = schedule_for(model, spec)
-    generator = torch.Generator("cpu").manual_seed(spec.seed)
-    prompt = prompts.encode(spec.prompt)
-    texts = [prompts.encode(spec.negative_prompt, negative=True), prompt] if is_guided(spec) else [prompt]
-    rows = [model.conditioning(text, spec.width_px, spec.height_px) for text in texts]
-    conditioning = model.project(Conditioning.concatenate(rows))
+    pipelines draw it: on the CPU, from the request's seed, in the order image encoder, latent, steps. For `adapters`
+    and `row` see `condition`."""
+    schedule = schedule_for(model, request.spec)
+    generator = torch.Generator("cpu").manual_seed(request.spec.seed)
+    conditioning, truncated = condition(model, prompts, request.spec, adapters, row)
     state = _initial_state(model, schedule, request, generator)
-    truncated = any(text.truncated for text in texts)
     return Painting(request, schedule, state, conditioning, generator, prompt_truncated=truncated)
+
+
+@torch.inference_mode()
+def condition(
+    model: DiffusionModel,
+    prompts: PromptMemo,
+    spec: GenerationSpec,
+    adapters: AdapterSet = (),
+    row: PerSampleAdapters | None = None,
+) -> tuple[Conditioning, bool]:
+    """Return what the denoiser sees of a request besides latents, and whether its prompt was cut off. `adapters` change
+    the text encoders; `row` is what they change of the denoiser where its weights do not hold them."""
+    prompt = prompts.encode(spec.prompt, adapters=adapters)
+    texts = [prompt]
+    if is_guided(spec):
+        texts = [prompts.encode(spec.negative_prompt, negative=True, adapters=adapters), prompt]
+    rows = [model.conditioning(text, spec.width_px, spec.height_px) for text in texts]
+    beside = stack_adapters([row], len(rows), len(rows))
+    conditioning = model.project(Conditioning.concatenate(rows), beside)
+    return conditioning, any(text.truncated for text in texts)
 
 
 def _initial_state(

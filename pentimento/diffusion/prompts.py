@@ -1,8 +1,14 @@
 """Prompts to text states, memoised: users try a prompt with many seeds, and guided ones share the empty one."""
 
 from collections import OrderedDict
+from contextlib import ExitStack
 
+from pentimento.diffusion.families.adapters import adapted
 from pentimento.diffusion.families.model import DiffusionModel, PromptStates
+from pentimento.diffusion.loras.bypass import RowUpdates
+from pentimento.diffusion.loras.lora import AdapterSet, set_key
+
+_Key = tuple[str, bool, tuple[tuple[tuple[str, float], ...], ...]]
 
 
 class PromptMemo:
@@ -11,13 +17,25 @@ class PromptMemo:
     def __init__(self, model: DiffusionModel, capacity: int) -> None:
         self._model = model
         self._capacity = capacity
-        self._states: OrderedDict[tuple[str, bool], PromptStates] = OrderedDict()
+        self._states: OrderedDict[_Key, PromptStates] = OrderedDict()
+        self._rows = RowUpdates(model.device, model.dtype)
 
-    def encode(self, prompt: str, *, negative: bool = False) -> PromptStates:
-        """Return the prompt's states, from memory where it was encoded lately."""
-        key = (prompt, negative and not prompt)  # only an empty prompt may mean something else as a negative one
-        states = self._states.pop(key, None) or self._model.encode_prompt(prompt, negative=negative)
+    def encode(self, prompt: str, *, negative: bool = False, adapters: AdapterSet = ()) -> PromptStates:
+        """Return the prompt's states, from memory where it was encoded lately by the same text encoders: LoRAs that
+        change those count."""
+        encoders = list(self._model.adaptable)[1:] if adapters else []
+        keys = tuple(set_key(adapters, encoder) for encoder in encoders)
+        changed = keys if any(keys) else ()
+        key = (prompt, negative and not prompt, changed)  # only an empty prompt may mean something else as a negative
+        states = self._states.pop(key, None) or self._encode(prompt, negative, adapters, encoders)
         self._states[key] = states
         while len(self._states) > self._capacity:
             self._states.popitem(last=False)
         return states
+
+    def _encode(self, prompt: str, negative: bool, adapters: AdapterSet, encoders: list[str]) -> PromptStates:
+        with ExitStack() as changes:
+            for encoder in encoders:
+                row = self._rows.of(adapters, encoder)
+                changes.enter_context(adapted(self._model.adaptable[encoder], row))
+            return self._model.encode_prompt(prompt, negative=negative)

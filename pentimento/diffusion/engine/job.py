@@ -8,8 +8,10 @@ from pentimento.diffusion.families.model import (
     ControlResiduals,
     DenoiserEncoding,
     DiffusionModel,
+    PerSampleAdapters,
     batch_key,
 )
+from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.painting import Painting, model_input
 from pentimento.domain.errors import DeadlineExceeded, PentimentoError
 from pentimento.policies.step_batching import Urgency
@@ -33,6 +35,10 @@ class EngineJob:
         # Of the next step, while its residuals are awaited.
         self.encoding: DenoiserEncoding | None = None
         self._asked_step: int | None = None
+        # In effect from `lora_patch_step` on; `adapter_row` is what of it the weights do not hold in the next pass.
+        self.adapters: AdapterSet = ()
+        self.adapter_row: PerSampleAdapters | None = None
+        self.lora_patch_step: int | None = None
 
     @property
     def running(self) -> bool:
@@ -51,6 +57,27 @@ class EngineJob:
         if self.ticket.stop_error is None and deadline is not None and now >= deadline:
             return DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done")
         return self.ticket.stop_error
+
+    def takes_adapters(self) -> bool:
+        """Ask for the LoRAs that are not there yet, between two steps; True when they have come."""
+        source = self.ticket.request.loras
+        if source is None or self.lora_patch_step is not None or self.encoding is not None:
+            return False
+        taken = source.take()
+        if taken is None:
+            return False
+        self.adapters, self.lora_patch_step = taken, self._next_step
+        return True
+
+    @property
+    def may_go_on_without_adapters(self) -> bool:
+        """Whether it has its LoRAs, or its next step may be taken before they come."""
+        source = self.ticket.request.loras
+        return source is None or self.lora_patch_step is not None or self._next_step < source.latest_step
+
+    @property
+    def _next_step(self) -> int:
+        return self.painting.state.step_index if self.painting else self.ticket.request.start.first_step
 
     @property
     def awaits_residuals(self) -> bool:
@@ -99,4 +126,5 @@ class EngineJob:
             prepared_at=self.prepared_at,
             finished_at=now,
             device_s=self.device_s,
+            lora_patch_step=self.lora_patch_step,
         )

@@ -27,6 +27,7 @@ class FinishedPainting:
     prepared_at: float
     finished_at: float
     device_s: float
+    lora_patch_step: int | None = None
 
 
 class PaintingListener(Protocol):

@@ -20,6 +20,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.engine.adapting import DenoiserAdapters
 from pentimento.diffusion.engine.denoiser import Denoiser
 from pentimento.diffusion.engine.faults import as_typed, is_out_of_memory, not_finite, release_unused
 from pentimento.diffusion.engine.job import EngineJob
@@ -28,7 +29,7 @@ from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, P
 from pentimento.diffusion.engine.rows import RowBuffers
 from pentimento.diffusion.engine.settings import EngineSettings
 from pentimento.diffusion.families.model import BatchKey, DenoiserEncoding, DiffusionModel
-from pentimento.diffusion.painting import prepare, take_step
+from pentimento.diffusion.painting import condition, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import PentimentoError
 from pentimento.policies.step_batching import GroupTurns, due_at
@@ -72,6 +73,7 @@ class StepLoop:
         self._observer = observer
         self._monotonic = monotonic
         self._prompts = PromptMemo(model, settings.prompt_memo_entries)
+        self._adapters = DenoiserAdapters(model)
         self._numbers = count()
         self._inbox: deque[PaintingTicket] = deque()
         self._jobs: dict[int, EngineJob] = {}
@@ -86,7 +88,7 @@ class StepLoop:
     def tick(self) -> bool:
         """Take one denoising step of the batch whose turn it is; False when there was none to take."""
         self._drop_stopped()
-        ready = [job for job in self._jobs.values() if self._guard(job, self._can_go_on)]
+        ready = [job for job in list(self._jobs.values()) if self._guard(job, self._can_go_on)]
         chosen = self._turns.choose(ready, self._limits.limit, preempt=self._settings.preempt)
         self._count_preempted(ready, chosen)
         seconds = sum(self._take_steps(forward) for forward in self._forwards(self._begun(chosen)))
@@ -120,6 +122,10 @@ class StepLoop:
         for number in list(self._jobs):
             self._fail(number, error)
 
+    def restore_weights(self) -> None:
+        """Give the model its own weights back; LoRAs stay in them for the next request that wants the same."""
+        self._adapters.restore()
+
     def _take_in(self) -> None:
         while self._inbox:
             ticket, number = self._inbox.popleft(), next(self._numbers)
@@ -137,8 +143,12 @@ class StepLoop:
         return job.has_residuals(self._model)
 
     def _can_go_on(self, job: EngineJob) -> bool:
-        """Whether it can take its next step, or that step's first half. Of those that wait behind the first half there
-        is at most a batch: each keeps what the half made."""
+        """Whether it can take its next step, or that step's first half, with its LoRAs or before them. Of those that
+        wait behind the first half there is at most a batch: each keeps what the half made."""
+        if job.takes_adapters() and job.running:
+            self._condition_anew(job)
+        if not job.may_go_on_without_adapters:
+            return False
         if job.has_residuals(self._model):
             return True
         waiting = sum(other.encoding is not None for other in self._jobs.values())
@@ -161,12 +171,29 @@ class StepLoop:
     def _begin(self, job: EngineJob) -> None:
         job.started_at = self._monotonic()
         self._observer.admitted(job.started_at - job.ticket.queued_at)
-        painting = prepare(self._model, self._prompts, job.ticket.request)
+        self._settle_adapters(job)
+        painting = prepare(self._model, self._prompts, job.ticket.request, job.adapters, job.adapter_row)
         job.painting = painting
         job.prepared_at = self._monotonic()
         job.device_s = job.prepared_at - job.started_at
         job.ticket.listener.started(painting.state.step_index, painting.schedule.step_count)
         self._finish_if_done(job)
+
+    def _settle_adapters(self, *jobs: EngineJob) -> None:
+        """Make the weights right for what these requests do next: with the LoRAs of all who paint where those have the
+        same, else without any."""
+        sharing = jobs if jobs[0].key.alone else (*jobs, *(other for other in self._jobs.values() if other.running))
+        self._adapters.settle(sharing)
+        for job in jobs:
+            job.adapter_row = self._adapters.row(job)
+
+    def _condition_anew(self, job: EngineJob) -> None:
+        """Its LoRAs have come after its first steps: what it made of its texts is another from here on."""
+        self._settle_adapters(job)
+        spec = job.ticket.request.spec
+        job.begun.conditioning, _ = condition(self._model, self._prompts, spec, job.adapters, job.adapter_row)
+        if (rows := self._groups.get(job.shape)) is not None:
+            rows.leave(job)
 
     def _forwards(self, jobs: list[EngineJob]) -> Iterator[_Forward]:
         """Yield the network's predictions for `jobs`. A batch that it cannot take is halved until what it fails on
@@ -187,6 +214,7 @@ class StepLoop:
 
     def _forward(self, jobs: list[EngineJob]) -> _Forward:
         began_at = self._monotonic()
+        self._settle_adapters(*jobs)
         rows = self._rows_for(jobs[0])
         if not any(job.awaits_residuals or job.encoding is not None for job in jobs):
             seated = rows.seat(jobs)

@@ -13,8 +13,15 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.engine.job import EngineJob
-from pentimento.diffusion.engine.seams import stack_adapters, stack_residuals
-from pentimento.diffusion.families.model import AsAlone, Conditioning, DenoiserInput, DiffusionModel
+from pentimento.diffusion.engine.seams import stack_residuals
+from pentimento.diffusion.families.model import (
+    AsAlone,
+    Conditioning,
+    DenoiserInput,
+    DiffusionModel,
+    PerSampleAdapters,
+)
+from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.painting import Painting, fill_model_input
 
 
@@ -41,6 +48,8 @@ class RowBuffers:
         self._term_slots = self._terms.split(self.rows_each) if self._terms is not None else ()
         self._inputs: dict[int, DenoiserInput] = {}
         self._seats: list[EngineJob | None] = []
+        self._adapter_rows: list[PerSampleAdapters | None] = []
+        self._adapters: PerSampleAdapters | None = None
 
     def seat(self, jobs: Sequence[EngineJob]) -> list[EngineJob]:
         """Return the batch's requests in the order of their rows; a request that has a slot keeps it if it can."""
@@ -70,9 +79,17 @@ class RowBuffers:
         plain = self._inputs.get(rows) or self._view(rows)
         parts = [job.residuals if controlled else None for job in jobs]
         residuals = stack_residuals(parts, self.rows_each, rows)
-        adapters = stack_adapters([job.ticket.request.adapters for job in jobs], self.rows_each, rows)
+        adapters = self._stacked([job.adapter_row for job in jobs], rows)
         as_alone = self._as_alone(jobs)
         return replace(plain, residuals=residuals, adapters=adapters, as_alone=as_alone)
+
+    def _stacked(self, parts: list[PerSampleAdapters | None], rows: int) -> PerSampleAdapters | None:
+        """The LoRAs of all rows: what was put together last, as long as the same requests sit in the same places."""
+        parts = [*parts, *[None] * (rows // self.rows_each - len(parts))]
+        same = len(parts) == len(self._adapter_rows)
+        if not same or any(one is not other for one, other in zip(parts, self._adapter_rows, strict=True)):
+            self._adapter_rows, self._adapters = parts, stack_adapters(parts, self.rows_each, rows)
+        return self._adapters
 
     def _as_alone(self, jobs: Sequence[EngineJob]) -> AsAlone | None:
         """Of two rows each all pictures, which is next to free. Of single rows those whose next step makes much of a

@@ -1,4 +1,4 @@
-"""What single requests bring along, put together by rows: residuals of ControlNets and LoRAs.
+"""What single requests bring along, put together by rows: residuals of ControlNets.
 
 Rows of requests that bring none are zero, which changes nothing of them. Without anybody who brings one the forward
 pass takes none at all.
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from pentimento.diffusion.families.model import ControlResiduals, LowRankUpdate, PerSampleAdapters
+from pentimento.diffusion.families.model import ControlResiduals
 
 
 def stack_residuals(
@@ -48,32 +48,3 @@ def _stack(parts: Iterable[Tensor | None], example: Tensor, rows_each: int, row_
                 raise ValueError(f"residuals of shape {list(part.shape)}, wanted {list(target.shape)}")
             target.copy_(part)
     return rows
-
-
-def stack_adapters(
-    parts: Sequence[PerSampleAdapters | None], rows_each: int, row_count: int
-) -> PerSampleAdapters | None:
-    """Return the adapters of all rows, each request's single row for all of its own; ranks are padded with zeros to the
-    highest. None when no part brings any."""
-    present = [part for part in parts if part is not None]
-    if not present:
-        return None
-    names = sorted({name for part in present for name in part.updates})
-    return PerSampleAdapters({name: _stack_updates(parts, name, rows_each, row_count) for name in names})
-
-
-def _stack_updates(
-    parts: Sequence[PerSampleAdapters | None], name: str, rows_each: int, row_count: int
-) -> LowRankUpdate:
-    updates = [part.updates.get(name) if part is not None else None for part in parts]
-    present = [update for update in updates if update is not None]
-    rank = max(update.down.shape[1] for update in present)
-    inputs, outputs = present[0].down.shape[2], present[0].up.shape[1]
-    down = present[0].down.new_zeros((row_count, rank, inputs))
-    up = present[0].up.new_zeros((row_count, outputs, rank))
-    for slot, update in enumerate(updates):
-        if update is not None:
-            rows = slice(slot * rows_each, (slot + 1) * rows_each)
-            down[rows, : update.down.shape[1]] = update.down
-            up[rows, :, : update.up.shape[2]] = update.up
-    return LowRankUpdate(down, up)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -122,11 +123,28 @@ def _filled_up(rows: Tensor, row_count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class LowRankUpdate:
-    """What one linear layer adds per row, up(down(x)) (Hu et al. 2021), scales multiplied in: down
-    (rows, rank, inputs), up (rows, outputs, rank); zero for rows without an adapter."""
+    """What one layer adds per row, up(down(x)) (Hu et al. 2021), scales multiplied in: up (rows, outputs, rank), down
+    (rows, rank, inputs) of a linear layer, (rows, rank, inputs, height, width) of a convolution; zero for rows without
+    an adapter."""
 
     down: Tensor
     up: Tensor
+
+    @cached_property
+    def down_columns(self) -> Tensor:
+        """`down` as (rows, inputs, rank)."""
+        return self.down.transpose(1, 2).contiguous()
+
+    @cached_property
+    def up_columns(self) -> Tensor:
+        """`up` as (rows, rank, outputs)."""
+        return self.up.transpose(1, 2).contiguous()
+
+    @cached_property
+    def down_taps(self) -> Tensor:
+        """A convolution's `down` as (rows, rank * height * width, inputs), the kernel's taps turned around, in the
+        order in which torch's `fold` puts them together."""
+        return self.down.flip(3, 4).permute(0, 1, 3, 4, 2).flatten(1, 3).contiguous()
 
 
 @dataclass(frozen=True)
@@ -229,8 +247,13 @@ class DiffusionModel(Protocol):
         """Return one row with all that the family conditions on."""
         ...
 
-    def project(self, conditioning: Conditioning) -> Conditioning:
-        """Return the conditioning with `projected`, where the family has such; the rows of one picture."""
+    def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
+        """Return the conditioning with `projected`, where the family has such; the rows of one picture, and their
+        adapters."""
+        ...
+
+    def forget_time_terms(self) -> None:
+        """Forget what was kept of weights that have changed."""
         ...
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:

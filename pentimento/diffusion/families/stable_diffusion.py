@@ -12,6 +12,7 @@ from pentimento.diffusion.families.model import (
     ControlResiduals,
     DenoiserEncoding,
     DenoiserInput,
+    PerSampleAdapters,
     PromptStates,
 )
 from pentimento.diffusion.families.unet import FOREIGN_KEYS, UNetDenoiser, describe_unet_model
@@ -64,9 +65,13 @@ class StableDiffusion:
         """Return one row with all that this family conditions on."""
         return prompt.conditioning
 
-    def project(self, conditioning: Conditioning) -> Conditioning:
+    def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
         """Return the conditioning with keys and values of its text states."""
-        return self._unet.project(conditioning)
+        return self._unet.project(conditioning, adapters)
+
+    def forget_time_terms(self) -> None:
+        """Forget what was kept of weights that have changed."""
+        self._unet.forget_time_terms()
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
         """Return the terms of a timestep (rows, widths)."""

@@ -19,6 +19,7 @@ from pentimento.diffusion.families.model import (
     DenoiserEncoding,
     DenoiserInput,
     LoadedModelInfo,
+    PerSampleAdapters,
     PromptStates,
 )
 from pentimento.diffusion.families.row_kernels import RowKernels
@@ -110,9 +111,12 @@ class StableDiffusion3:
         """Return one row with all that this family conditions on."""
         return prompt.conditioning
 
-    def project(self, conditioning: Conditioning) -> Conditioning:
+    def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
         """Return it as it is: a transformer's text states change from layer to layer."""
         return conditioning
+
+    def forget_time_terms(self) -> None:
+        """Do nothing: no terms are kept."""
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
         """Return None: the terms depend on the pooled text, too."""

@@ -16,6 +16,7 @@ from pentimento.diffusion.families.model import (
     ControlResiduals,
     DenoiserEncoding,
     DenoiserInput,
+    PerSampleAdapters,
     PromptStates,
 )
 from pentimento.diffusion.families.unet import FOREIGN_KEYS, UNetDenoiser, describe_unet_model
@@ -90,9 +91,13 @@ class StableDiffusionXl:
         sizes = torch.tensor([[height_px, width_px, 0, 0, height_px, width_px]], dtype=self.dtype, device=self.device)
         return Conditioning(prompt.conditioning.states, prompt.conditioning.pooled, sizes)
 
-    def project(self, conditioning: Conditioning) -> Conditioning:
+    def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
         """Return the conditioning with keys and values of its text states."""
-        return self._unet.project(conditioning)
+        return self._unet.project(conditioning, adapters)
+
+    def forget_time_terms(self) -> None:
+        """Forget what was kept of weights that have changed."""
+        self._unet.forget_time_terms()
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
         """Return None: the terms depend on the pooled text and the sizes, too."""

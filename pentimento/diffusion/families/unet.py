@@ -18,6 +18,7 @@ from pentimento.diffusion.families.model import (
     DenoiserEncoding,
     DenoiserInput,
     LoadedModelInfo,
+    PerSampleAdapters,
 )
 from pentimento.diffusion.families.row_kernels import RowKernels
 from pentimento.diffusion.families.unet_passes import UNetEncoding, UNetPasses, covers
@@ -31,13 +32,14 @@ FOREIGN_KEYS = ("class_embed_type", "num_class_embeds", "encoder_hid_dim_type", 
 _PIPELINE_SIZE_MULTIPLE = 8
 
 
+_TIME_LAYERS = ("time_embedding.", "time_emb_proj", "add_embedding.")
 # Timesteps whose terms are kept: those of some schedules at once.
 _KEPT_TIMESTEPS = 512
 
 
 class UNetDenoiser:
-    """A UNet behind `DiffusionModel.predict`: by the passes written out where they cover it and no adapter is there,
-    else by diffusers' own."""
+    """A UNet behind `DiffusionModel.predict`: by the passes written out where they cover it, else by
+    diffusers' own."""
 
     def __init__(self, unet: Any, dtype: torch.dtype) -> None:
         """Change the network: its attention modules skip their signature checks."""
@@ -49,11 +51,16 @@ class UNetDenoiser:
         self._passes = UNetPasses(unet) if covers(unet) else None
         self._terms: OrderedDict[tuple[float, int], Tensor] = OrderedDict()
 
-    def project(self, conditioning: Conditioning) -> Conditioning:
-        """Return the conditioning with keys and values of its text states."""
+    def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
+        """Return the conditioning with keys and values of its text states, as the rows' adapters make them."""
         if self._passes is None:
             return conditioning
-        return replace(conditioning, projected=self._passes.project_text(conditioning.states))
+        with adapted(self._unet, adapters):
+            return replace(conditioning, projected=self._passes.project_text(conditioning.states))
+
+    def forget_time_terms(self) -> None:
+        """Forget what was kept of weights that have changed."""
+        self._terms.clear()
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
         """Return the terms of a timestep (rows, widths), from memory where it was asked for lately. For networks
@@ -71,9 +78,10 @@ class UNetDenoiser:
 
     def predict(self, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> Tensor:
         """Return the prediction, shaped as the latents; `added` is what SDXL conditions on besides the text states."""
-        with self._kernels.held(inputs):
-            if self._passes is None or inputs.adapters is not None:
+        if self._passes is None:
+            with self._kernels.held(inputs):
                 return predict_with_unet(self._unet, inputs, added)
+        with self._kernels.held(inputs), adapted(self._unet, inputs.adapters):
             texts, terms = self._texts(self._passes, inputs), self._terms_of(self._passes, inputs, added)
             encoded = self._passes.encode(inputs.latents, texts, terms)
             return self._passes.decode(encoded, texts, terms, inputs.residuals)
@@ -81,23 +89,23 @@ class UNetDenoiser:
     def encode(self, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> DenoiserEncoding:
         """Return the mid block's output, the skip connections, and the terms of the timesteps where they had to be
         computed. Nothing where diffusers' own forward runs."""
-        if self._passes is None or inputs.adapters is not None:
+        if self._passes is None:
             return DenoiserEncoding()
-        with self._kernels.held(inputs, "encoder"):
+        with self._kernels.held(inputs, "encoder"), adapted(self._unet, inputs.adapters):
             terms = self._terms_of(self._passes, inputs, added)
             encoded = self._passes.encode(inputs.latents, self._texts(self._passes, inputs), terms)
-        computed = () if inputs.time_terms is not None else (terms,)
+        computed = () if terms is inputs.time_terms else (terms,)
         return DenoiserEncoding((encoded.hidden, *encoded.skips, *computed))
 
     def decode(
         self, inputs: DenoiserInput, encoding: DenoiserEncoding, added: dict[str, Tensor] | None = None
     ) -> Tensor:
         """Return the prediction from an encoding of the same rows."""
-        if self._passes is None or inputs.adapters is not None or not encoding.tensors:
+        if self._passes is None or not encoding.tensors:
             return self.predict(inputs, added)
         hidden, *rest = encoding.tensors
         skips, computed = tuple(rest[: self._passes.skip_count]), rest[self._passes.skip_count :]
-        with self._kernels.held(inputs, "decoder"):
+        with self._kernels.held(inputs, "decoder"), adapted(self._unet, inputs.adapters):
             terms = computed[0] if computed else self._terms_of(self._passes, inputs, added)
             texts = self._texts(self._passes, inputs)
             return self._passes.decode(UNetEncoding(hidden, skips), texts, terms, inputs.residuals)
@@ -114,9 +122,15 @@ class UNetDenoiser:
         return passes.project_text(inputs.conditioning.states) if texts is None else texts
 
     def _terms_of(self, passes: UNetPasses, inputs: DenoiserInput, added: dict[str, Tensor] | None) -> Tensor:
-        if inputs.time_terms is not None:
+        if inputs.time_terms is not None and not _changes_time_terms(inputs.adapters):
             return inputs.time_terms
         return passes.time_terms(inputs.timesteps.expand(inputs.latents.shape[0]), self._dtype, added)
+
+
+def _changes_time_terms(adapters: PerSampleAdapters | None) -> bool:
+    """Whether a row's adapters are in layers between the timestep and a residual block: no kept term is theirs."""
+    names = adapters.updates if adapters is not None else ()
+    return any(part in name for name in names for part in _TIME_LAYERS)
 
 
 def predict_with_unet(unet: Any, inputs: DenoiserInput, added: dict[str, Tensor] | None = None) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.engine.seams import stack_adapters, stack_residuals
+from pentimento.diffusion.engine.seams import stack_residuals
 from pentimento.diffusion.families import (
     ControlResiduals,
     DenoiserInput,
@@ -14,6 +14,7 @@ from pentimento.diffusion.families import (
     LowRankUpdate,
     PerSampleAdapters,
 )
+from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.painting import model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Internal, Unavailable
@@ -202,24 +203,3 @@ def test_adapters_of_different_ranks_and_layers_share_a_batch() -> None:
     assert applied["a"].shape == (8, 3, 5)
     assert applied["a"][:, 0, 0].tolist() == [2.0, 2.0, 0.0, 0.0, 16.0, 16.0, 0.0, 0.0]
     assert applied["b"][:, 0, 0].tolist() == [0.0, 0.0, 0.0, 0.0, 9.0, 9.0, 0.0, 0.0]
-
-
-LAYER = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
-
-
-@torch.inference_mode()
-def test_a_lora_changes_its_own_request_and_no_other(model: DiffusionModel) -> None:
-    generator = torch.Generator().manual_seed(0)
-    made = LowRankUpdate(torch.randn(1, 2, 16, generator=generator), torch.randn(1, 16, 2, generator=generator))
-    adapted = replace(request(1), adapters=PerSampleAdapters({LAYER: made}))
-    loop = Loop(model)
-    with_lora, plain = loop.add(adapted), loop.add(request(2))
-
-    loop.run()
-
-    both_rows = PerSampleAdapters({LAYER: LowRankUpdate(made.down.expand(2, 2, 16), made.up.expand(2, 16, 2))})
-    painting = prepare(model, PromptMemo(model, 8), adapted)
-    while not painting.done:
-        take_step(model, painting, model.predict(replace(model_input(model, painting), adapters=both_rows)))
-    torch.testing.assert_close(with_lora.heard.latent, painting.state.latent, rtol=0, atol=1e-4)
-    assert_same_picture(model, plain)

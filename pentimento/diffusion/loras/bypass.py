@@ -1,0 +1,73 @@
+"""Sets of LoRAs as updates beside unpatched weights, for one row and for those of a batch."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+
+from pentimento.diffusion.families.model import LowRankUpdate, PerSampleAdapters
+from pentimento.diffusion.loras.lora import AdapterSet, joined, set_key
+
+_KEPT_SETS = 16
+
+
+def row_updates(
+    adapters: AdapterSet, component: str, device: torch.device, dtype: torch.dtype
+) -> PerSampleAdapters | None:
+    """Return what the set changes of a component, as one row on `device`; None where it changes nothing of it."""
+    active = [(one.lora.components[component], one.weight) for one in adapters if component in one.lora.components]
+    active = [(modules, weight) for modules, weight in active if weight]
+    updates = {}
+    for name in sorted({name for modules, _ in active for name in modules}):
+        down, up = joined([(modules[name], weight) for modules, weight in active if name in modules])
+        updates[name] = LowRankUpdate(down.to(device, dtype)[None], up.to(device, dtype)[None])
+    return PerSampleAdapters(updates) if updates else None
+
+
+class RowUpdates:
+    """The rows of sets that were asked for lately, on the model's device. One thread only."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._rows: OrderedDict[tuple[str, tuple[tuple[str, float], ...]], PerSampleAdapters | None] = OrderedDict()
+
+    def of(self, adapters: AdapterSet, component: str) -> PerSampleAdapters | None:
+        """Return `row_updates`, the same object as long as it is remembered."""
+        key = (component, set_key(adapters, component))
+        if key in self._rows:
+            self._rows.move_to_end(key)
+            return self._rows[key]
+        row = row_updates(adapters, component, self._device, self._dtype)
+        self._rows[key] = row
+        while len(self._rows) > _KEPT_SETS:
+            self._rows.popitem(last=False)
+        return row
+
+
+def stack_adapters(
+    parts: Sequence[PerSampleAdapters | None], rows_each: int, row_count: int
+) -> PerSampleAdapters | None:
+    """Return the adapters of all rows, each request's single row for all of its own; ranks are padded with zeros to the
+    highest. None when no part brings any."""
+    present = [part for part in parts if part is not None]
+    if not present:
+        return None
+    names = sorted({name for part in present for name in part.updates})
+    return PerSampleAdapters({name: _stack_updates(parts, name, rows_each, row_count) for name in names})
+
+
+def _stack_updates(
+    parts: Sequence[PerSampleAdapters | None], name: str, rows_each: int, row_count: int
+) -> LowRankUpdate:
+    updates = [part.updates.get(name) if part is not None else None for part in parts]
+    present = [update for update in updates if update is not None]
+    rank = max(update.down.shape[1] for update in present)
+    down = present[0].down.new_zeros((row_count, rank, *present[0].down.shape[2:]))
+    up = present[0].up.new_zeros((row_count, present[0].up.shape[1], rank))
+    for slot, update in enumerate(updates):
+        if update is not None:
+            rows = slice(slot * rows_each, (slot + 1) * rows_each)
+            down[rows, : update.down.shape[1]] = update.down
+            up[rows, :, : update.up.shape[2]] = update.up
+    return LowRankUpdate(down, up)

@@ -1,0 +1,94 @@
+"""LoRAs in the weights themselves: W += scale * up @ down in place, and back to the very same bits (Katz, section 6).
+
+A layer's weight before the patch is kept in host memory for as long as it is patched. What is put back are these bits,
+not a difference: in floating point W + change - change is not W.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from pentimento.diffusion.loras.lora import AdapterSet, LowRankFactors, set_key
+
+
+class WeightPatch:
+    """The weights of one network with one set of LoRAs in them, or none. One thread only; nobody else may change the
+    weights meanwhile."""
+
+    def __init__(self, network: nn.Module, component: str, changed: Callable[[], None] = lambda: None) -> None:
+        """`changed` is called after each change of a weight."""
+        self._network = network
+        self._component = component
+        self._changed = changed
+        self._held: AdapterSet = ()
+        self._originals: dict[str, Tensor] = {}
+
+    @property
+    def held(self) -> AdapterSet:
+        """The set that is in the weights."""
+        return self._held
+
+    @property
+    def saved_bytes(self) -> int:
+        """Host memory that the kept weights take: those of the patched layers."""
+        return sum(original.nbytes for original in self._originals.values())
+
+    def holds(self, adapters: AdapterSet) -> bool:
+        """Return whether the weights are those of the set."""
+        return set_key(self._held, self._component) == set_key(adapters, self._component)
+
+    def hold(self, adapters: AdapterSet) -> None:
+        """Make the weights those of the set, of which each LoRA is added in turn. Whatever goes wrong, the network then
+        has its own weights."""
+        if self.holds(adapters):
+            return
+        parts = _parts(adapters, self._component)
+        try:
+            self._replace(parts)
+        except BaseException:
+            self._replace({})
+            self._held = ()
+            raise
+        self._held = adapters
+
+    @torch.no_grad()
+    def _replace(self, parts: dict[str, list[tuple[LowRankFactors, float]]]) -> None:
+        for name in list(self._originals):
+            self._weight(name).copy_(self._originals[name])
+            if name not in parts:
+                del self._originals[name]
+        for name, changes in parts.items():
+            weight = self._weight(name)
+            if name not in self._originals:
+                self._originals[name] = weight.to("cpu", copy=True)
+            for factors, strength in changes:
+                _add(weight, factors, strength)
+        self._changed()
+
+    def _weight(self, name: str) -> Tensor:
+        weight = self._network.get_submodule(name).weight
+        assert isinstance(weight, Tensor)
+        return weight.detach()
+
+
+def _parts(adapters: AdapterSet, component: str) -> dict[str, list[tuple[LowRankFactors, float]]]:
+    """What changes each module, in the order of the set."""
+    parts: dict[str, list[tuple[LowRankFactors, float]]] = {}
+    for one in adapters:
+        for name, factors in one.lora.components.get(component, {}).items() if one.weight else ():
+            parts.setdefault(name, []).append((factors, one.weight))
+    return parts
+
+
+def _add(weight: Tensor, factors: LowRankFactors, strength: float) -> None:
+    """A convolution's weight is a matrix too: (outputs, inputs * height * width)."""
+    scale = factors.scale * strength
+    if weight.dtype is torch.float32 and weight.is_contiguous():
+        up, down = factors.up.to(weight.device, weight.dtype), factors.down.to(weight.device, weight.dtype)
+        weight.view(weight.shape[0], -1).addmm_(up.flatten(1), down.flatten(1), alpha=scale)
+        return
+    # Half precision keeps what the product has in single precision until it is added.
+    up, down = factors.up.to(weight.device, torch.float32), factors.down.to(weight.device, torch.float32)
+    change = up.flatten(1) @ down.flatten(1)
+    weight.copy_((weight.float() + change.mul_(scale).view(weight.shape)).to(weight.dtype))

@@ -1,0 +1,285 @@
+"""LoRAs in the step engine: on time and late, patched and beside the weights, and nobody sees anybody else's."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pentimento.diffusion.engine import FinishedPainting
+from pentimento.diffusion.families import DenoiserInput, DiffusionModel
+from pentimento.diffusion.loras import AdapterSet, BaseLayers, WeightedLora, layers_of
+from pentimento.diffusion.loras.patching import WeightPatch
+from pentimento.diffusion.painting import PaintingRequest, condition, denoise_step, prepare
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.domain.errors import Unavailable
+from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
+from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.loras.made_loras import made_lora
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def base(model: DiffusionModel) -> BaseLayers:
+    return layers_of(model.info.family, model.adaptable)
+
+
+@pytest.fixture(scope="module")
+def sets(base: BaseLayers) -> list[AdapterSet]:
+    """None; one of all components; one of the denoiser alone, of another rank; both, at weights of their own."""
+    whole, unet = made_lora(base, 1), made_lora(base, 2, rank=2, alpha=1.0, components=["unet"], ends=("to_k", "conv1"))
+    return [(), (WeightedLora(whole),), (WeightedLora(unet, 0.6),), (WeightedLora(whole, 0.3), WeightedLora(unet))]
+
+
+@dataclass
+class Late:
+    """LoRAs that come after being asked for `late_asks` times; each tick asks once or twice."""
+
+    adapters: AdapterSet
+    late_asks: int = 0
+    latest_step: int = 0
+    error: Exception | None = None
+
+    def take(self) -> AdapterSet | None:
+        if self.error is not None:
+            raise self.error
+        if self.late_asks > 0:
+            self.late_asks -= 1
+            return None
+        return self.adapters
+
+
+@torch.inference_mode()
+def painted(model: DiffusionModel, asked: PaintingRequest, adapters: AdapterSet, from_step: int = 0) -> Tensor:
+    """What one picture is with patched weights, from a step on."""
+    prompts, patch = PromptMemo(model, 8), WeightPatch(model.denoiser, "unet", model.forget_time_terms)
+    painting = prepare(model, prompts, asked)
+    while not painting.done:
+        if painting.state.step_index >= from_step and not patch.held and adapters:
+            patch.hold(adapters)
+            painting.conditioning, _ = condition(model, prompts, asked.spec, adapters)
+        denoise_step(model, painting)
+    patch.hold(())
+    return painting.state.latent
+
+
+def patch_step(added: Added) -> int | None:
+    assert isinstance(added.heard.end, FinishedPainting), added.heard.end
+    return added.heard.end.lora_patch_step
+
+
+def assert_painted_with(model: DiffusionModel, added: Added, adapters: AdapterSet) -> None:
+    step = patch_step(added)
+    assert step is not None
+    wanted = painted(model, added.ticket.request, adapters, step)
+    torch.testing.assert_close(added.heard.latent, wanted, rtol=0, atol=TOLERANCE)
+
+
+@pytest.fixture(autouse=True)
+def _weights_as_they_were(model: DiffusionModel) -> Iterator[None]:
+    before = digest(model)
+    yield
+    assert digest(model) == before
+
+
+def finish(loop: Loop) -> None:
+    """Until nobody can go on; the model then has its own weights, which others use too."""
+    loop.run()
+    loop.steps.restore_weights()
+
+
+def with_loras(adapters: AdapterSet, seed: int = 1, **late: Any) -> PaintingRequest:
+    return replace(request(seed), loras=Late(adapters, **late))
+
+
+def digest(model: DiffusionModel) -> str:
+    found = hashlib.sha256()
+    for component in model.adaptable.values():
+        for value in component.state_dict().values():
+            found.update(value.numpy().tobytes())
+    return found.hexdigest()
+
+
+def seen_inputs(model: DiffusionModel) -> tuple[Scripted, list[DenoiserInput]]:
+    seen: list[DenoiserInput] = []
+
+    def note(_: int, inputs: DenoiserInput, prediction: Tensor) -> Tensor:
+        seen.append(inputs)
+        return prediction
+
+    return Scripted(model, note), seen
+
+
+def test_a_lone_set_is_patched_in_and_its_picture_has_the_bits_of_patched_weights(
+    model: DiffusionModel, sets: list[AdapterSet]
+) -> None:
+    denoiser, seen = seen_inputs(model)
+    before = digest(model)
+    loop = Loop(model, denoiser=denoiser)
+    added = loop.add(with_loras(sets[3]))
+
+    loop.run()
+    plain = loop.add(request(2))
+    loop.run()
+    assert digest(model) == before
+
+    assert all(inputs.adapters is None for inputs in seen)
+    assert torch.equal(added.heard.latent, painted(model, added.ticket.request, sets[3]))
+    assert (added.heard.latent - painted(model, added.ticket.request, ())).abs().max() > 0.01
+    assert_same_picture(model, plain)
+
+
+def test_requests_with_one_set_share_the_patched_weights(model: DiffusionModel, sets: list[AdapterSet]) -> None:
+    denoiser, seen = seen_inputs(model)
+    loop = Loop(model, denoiser=denoiser)
+    added = [loop.add(with_loras(sets[1], seed)) for seed in range(3)]
+
+    finish(loop)
+
+    assert loop.observer.sizes == [3] * 6
+    assert all(inputs.adapters is None for inputs in seen)
+    for one in added:
+        assert_painted_with(model, one, sets[1])
+
+
+def test_a_mixed_batch_shares_every_pass_and_nobody_sees_anothers_loras(
+    model: DiffusionModel, sets: list[AdapterSet]
+) -> None:
+    denoiser, seen = seen_inputs(model)
+    before = digest(model)
+    loop = Loop(model, denoiser=denoiser)
+    plain = loop.add(request(9))
+    added = [loop.add(with_loras(adapters, seed)) for seed, adapters in enumerate(sets[1:])]
+
+    finish(loop)
+
+    assert loop.observer.sizes == [4] * 6
+    assert all(inputs.adapters is not None for inputs in seen)
+    assert_same_picture(model, plain)
+    for one, adapters in zip(added, sets[1:], strict=True):
+        assert_painted_with(model, one, adapters)
+    assert digest(model) == before
+
+
+def test_whoever_joins_and_leaves_the_pictures_are_their_own(model: DiffusionModel, sets: list[AdapterSet]) -> None:
+    """From patched to mixed and back to patched, in the middle of the first picture."""
+    denoiser, seen = seen_inputs(model)
+    loop = Loop(model, denoiser=denoiser)
+    first = loop.add(with_loras(sets[1]))
+    loop.tick(2)
+    second = loop.add(replace(request(2, first_step=4), loras=Late(sets[2])))
+    finish(loop)
+
+    assert [inputs.adapters is not None for inputs in seen] == [False, False, True, True, False, False]
+    assert_painted_with(model, first, sets[1])
+    assert_painted_with(model, second, sets[2])
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    joins=st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 6), st.integers(0, 5), st.booleans()),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_in_any_mixture_each_is_what_it_is_alone(
+    joins: list[tuple[int, int, int, int, bool]], model: DiffusionModel, sets: list[AdapterSet]
+) -> None:
+    loop = Loop(model)
+    added = []
+    for number, (ticks, which, late, latest, guided) in enumerate(joins):
+        asked = request(number, guidance_scale=3.0 if guided else 1.0)
+        source = Late(sets[which], late_asks=late, latest_step=latest)
+        added.append((loop.add(replace(asked, loras=source)), which))
+        for _ in range(ticks):
+            loop.tick()
+    for _ in range(200):
+        loop.tick()
+    finish(loop)
+
+    for one, which in added:
+        assert_painted_with(model, one, sets[which])
+
+
+def test_late_loras_hold_up_nobody_and_wait_at_the_latest_step(model: DiffusionModel, sets: list[AdapterSet]) -> None:
+    loop = Loop(model)
+    source = Late(sets[1], late_asks=1000, latest_step=2)
+    late = loop.add(replace(request(1, prompt="late"), loras=source, capture_steps=frozenset({1, 2, 4})))
+    plain = loop.add(request(2))
+
+    finish(loop)
+    assert late.heard.steps == [1, 2]
+    assert plain.heard.steps == [1, 2, 3, 4, 5, 6]
+    source.late_asks = 0
+    finish(loop)
+
+    assert patch_step(late) == 2
+    assert_painted_with(model, late, sets[1])
+    assert_same_picture(model, plain)
+
+
+def test_latents_before_the_patch_are_those_without_any_lora(model: DiffusionModel, sets: list[AdapterSet]) -> None:
+    steps = frozenset({1, 2, 3, 4})
+    alone, late = Loop(model), Loop(model)
+    plain = alone.add(replace(request(1), capture_steps=steps))
+    source = Late(sets[3], late_asks=1000, latest_step=3)
+    adapted = late.add(replace(request(1), capture_steps=steps, loras=source))
+    finish(alone)
+    finish(late)
+    source.late_asks = 0
+    finish(late)
+
+    same = [torch.equal(plain.heard.latents[step], adapted.heard.latents[step]) for step in sorted(steps)]
+    assert same == [True, True, True, False]
+
+
+def test_loras_from_the_start_are_awaited_before_anything_is_computed(
+    model: DiffusionModel, sets: list[AdapterSet]
+) -> None:
+    loop = Loop(model)
+    source = Late(sets[1], late_asks=1000)
+    late = loop.add(replace(request(1), loras=source))
+
+    assert not loop.tick(2)
+    assert loop.steps.running_count == 0
+    source.late_asks = 0
+    finish(loop)
+
+    assert patch_step(late) == 0
+    assert torch.equal(late.heard.latent, painted(model, late.ticket.request, sets[1]))
+
+
+@pytest.mark.parametrize("latest_step", [0, 3])
+def test_loras_that_cannot_be_had_end_their_own_request_with_the_reason(
+    latest_step: int, model: DiffusionModel, sets: list[AdapterSet]
+) -> None:
+    loop = Loop(model)
+    before = digest(model)
+    source = Late(sets[1], late_asks=1000, latest_step=latest_step)
+    lost = loop.add(replace(request(1), loras=source))
+    plain = loop.add(request(2))
+    loop.tick(2)
+    source.error = Unavailable("LORA_LOST", "the loader died twice")
+
+    finish(loop)
+
+    assert isinstance(lost.heard.end, Unavailable) and lost.heard.end.reason == "LORA_LOST"
+    assert_same_picture(model, plain)
+    assert digest(model) == before
+
+
+def test_a_replay_is_patched_whoever_else_paints(model: DiffusionModel, sets: list[AdapterSet]) -> None:
+    loop = Loop(model)
+    loop.add(with_loras(sets[2], 5))
+    replay = loop.add(replace(with_loras(sets[1]), alone=True))
+
+    finish(loop)
+
+    assert torch.equal(replay.heard.latent, painted(model, replay.ticket.request, sets[1]))

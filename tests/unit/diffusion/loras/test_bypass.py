@@ -1,0 +1,125 @@
+"""The bypass by row: it adds to each row what a patched weight would, in layers of every shape."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pentimento.diffusion.families import DiffusionModel, PerSampleAdapters
+from pentimento.diffusion.families.adapters import adapted
+from pentimento.diffusion.loras import AdapterSet, BaseLayers, WeightedLora, layers_of
+from pentimento.diffusion.loras.bypass import RowUpdates, row_updates, stack_adapters
+from pentimento.diffusion.loras.patching import WeightPatch
+from pentimento.diffusion.prompts import PromptMemo
+from tests.unit.diffusion.loras.made_loras import made_lora
+
+LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "linear": (nn.Linear(6, 5), (7, 6)),
+    "linear of single rows": (nn.Linear(6, 5), (6,)),
+    "3x3": (nn.Conv2d(4, 6, 3, padding=1), (4, 8, 7)),
+    "1x1": (nn.Conv2d(4, 6, 1), (4, 8, 7)),
+    "5x3": (nn.Conv2d(4, 6, (5, 3), padding=(2, 1)), (4, 8, 7)),
+    "a downsampler's": (nn.Conv2d(4, 6, 3, stride=2, padding=1), (4, 8, 8)),
+    "without padding": (nn.Conv2d(4, 6, 3), (4, 8, 8)),
+    "dilated": (nn.Conv2d(4, 6, 3, padding=1, dilation=2), (4, 8, 8)),
+}
+
+
+def sets_for(base: BaseLayers) -> list[AdapterSet]:
+    """None, one, another of another rank, both together."""
+    first, second = made_lora(base, 1, ends=("0",)), made_lora(base, 2, rank=2, alpha=1.0, ends=("0",))
+    return [
+        (),
+        (WeightedLora(first, 0.8),),
+        (WeightedLora(second),),
+        (WeightedLora(first, 1.5), WeightedLora(second, -0.5)),
+    ]
+
+
+def patched(network: nn.Module, adapters: AdapterSet, inputs: Tensor) -> Tensor:
+    patch = WeightPatch(network, "unet")
+    patch.hold(adapters)
+    outputs: Tensor = network(inputs)
+    patch.hold(())
+    return outputs
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@torch.inference_mode()
+def test_each_row_of_a_mixed_batch_is_what_patched_weights_make_of_it(kind: str) -> None:
+    layer, shape = LAYERS[kind]
+    network = nn.Sequential(layer).eval()
+    base = layers_of("any", {"unet": network})
+    sets = sets_for(base)
+    inputs = torch.randn(2 * len(sets), *shape, generator=torch.Generator().manual_seed(0))
+    rows = [row_updates(adapters, "unet", torch.device("cpu"), torch.float32) for adapters in sets]
+
+    with adapted(network, stack_adapters(rows, 2, len(inputs))):
+        together = network(inputs)
+
+    for place, adapters in enumerate(sets):
+        own = slice(2 * place, 2 * place + 2)
+        torch.testing.assert_close(together[own], patched(network, adapters, inputs[own]), rtol=0, atol=2e-5)
+    assert torch.equal(together[:2], network(inputs)[:2])
+    assert (together[2:] - network(inputs)[2:]).abs().max() > 0.05
+
+
+@torch.inference_mode()
+def test_rows_of_a_set_are_made_once(model: DiffusionModel, base: BaseLayers) -> None:
+    rows = RowUpdates(model.device, model.dtype)
+    adapters = (WeightedLora(made_lora(base, 1)),)
+
+    first = rows.of(adapters, "unet")
+
+    assert rows.of((WeightedLora(made_lora(base, 1)),), "unet") is first
+    assert rows.of((WeightedLora(made_lora(base, 1), 0.5),), "unet") is not first
+    assert rows.of(adapters, "text_encoder") is not first
+    assert rows.of((), "unet") is None
+
+
+def test_a_convolutions_rows_are_stacked_with_zeros_for_missing_ranks() -> None:
+    base = layers_of("any", {"unet": nn.Sequential(nn.Conv2d(4, 6, 3))})
+    rows = [row_updates(one, "unet", torch.device("cpu"), torch.float32) for one in sets_for(base)]
+
+    stacked = stack_adapters(rows, 1, 5)
+
+    assert isinstance(stacked, PerSampleAdapters)
+    assert stacked.updates["0"].down.shape == (5, 5, 4, 3, 3)
+    assert not stacked.updates["0"].down[0].any() and not stacked.updates["0"].down[4].any()
+    assert not stacked.updates["0"].down[1, 3:].any()
+
+
+@torch.inference_mode()
+def test_prompts_are_remembered_by_the_loras_of_the_text_encoder(model: DiffusionModel, base: BaseLayers) -> None:
+    memo = PromptMemo(model, 8)
+    with_text = (WeightedLora(made_lora(base, 1)),)
+    without_text = (WeightedLora(made_lora(base, 2, components=["unet"])),)
+
+    plain = memo.encode("a red star")
+    changed = memo.encode("a red star", adapters=with_text)
+
+    assert memo.encode("a red star", adapters=without_text) is plain
+    assert memo.encode("a red star", adapters=with_text) is changed
+    assert (changed.conditioning.states - plain.conditioning.states).abs().max() > 0.01
+    assert torch.equal(model.encode_prompt("a red star").conditioning.states, plain.conditioning.states)
+    patch = WeightPatch(model.adaptable["text_encoder"], "text_encoder")
+    patch.hold(with_text)
+    patched_states = model.encode_prompt("a red star").conditioning.states
+    patch.hold(())
+    torch.testing.assert_close(changed.conditioning.states, patched_states, rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_both_text_encoders_of_sdxl_are_changed(xl_model: DiffusionModel, xl_base: BaseLayers) -> None:
+    memo = PromptMemo(xl_model, 8)
+    plain = memo.encode("a red star").conditioning.states
+
+    changed = [
+        memo.encode("a red star", adapters=(WeightedLora(made_lora(xl_base, seed, components=[encoder])),))
+        for seed, encoder in enumerate(("text_encoder", "text_encoder_2"))
+    ]
+
+    widths = (xl_model.adaptable["text_encoder"].config.hidden_size, plain.shape[-1])
+    first, second = (one.conditioning.states for one in changed)
+    assert not torch.equal(first[..., : widths[0]], plain[..., : widths[0]])
+    assert torch.equal(first[..., widths[0] :], plain[..., widths[0] :])
+    assert torch.equal(second[..., : widths[0]], plain[..., : widths[0]])

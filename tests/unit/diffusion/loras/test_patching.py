@@ -1,0 +1,175 @@
+"""The in-place patch: the weights it makes, and the bits that come back."""
+
+import hashlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.loras import AdapterSet, BaseLayers, Lora, WeightedLora
+from pentimento.diffusion.loras.patching import WeightPatch
+from tests.unit.diffusion.loras.made_loras import made_lora
+
+
+def weights(network: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in network.state_dict().items()}
+
+
+def digest(network: nn.Module) -> str:
+    found = hashlib.sha256()
+    for name, value in network.state_dict().items():
+        found.update(name.encode() + value.numpy().tobytes())
+    return found.hexdigest()
+
+
+def wanted(before: dict[str, Tensor], adapters: AdapterSet) -> dict[str, Tensor]:
+    """W + the sum of weight * alpha / rank * up @ down, in double precision."""
+    after = {name: value.double() for name, value in before.items()}
+    for one in adapters:
+        for module, factors in one.lora.components["unet"].items():
+            change = factors.up.double().flatten(1) @ factors.down.double().flatten(1)
+            scale = one.weight * factors.alpha / factors.down.shape[0]
+            after[f"{module}.weight"] = after[f"{module}.weight"] + scale * change.view(
+                before[f"{module}.weight"].shape
+            )
+    return after
+
+
+@pytest.fixture
+def patch(model: DiffusionModel) -> Iterator[WeightPatch]:
+    patch = WeightPatch(model.denoiser, "unet")
+    yield patch
+    patch.hold(())
+
+
+def test_several_loras_at_their_weights_are_in_the_weights(
+    model: DiffusionModel, base: BaseLayers, patch: WeightPatch
+) -> None:
+    adapters = (WeightedLora(made_lora(base, 1), 0.7), WeightedLora(made_lora(base, 2, rank=2, alpha=1.0), -0.4))
+    before = weights(model.denoiser)
+
+    patch.hold(adapters)
+
+    after = weights(model.denoiser)
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed == {f"{module}.weight" for one in adapters for module in one.lora.components["unet"]}
+    assert any(before[name].dim() == 4 for name in changed)
+    for name, value in wanted(before, adapters).items():
+        torch.testing.assert_close(after[name].double(), value, rtol=1e-6, atol=1e-6)
+
+
+def test_the_sum_of_two_is_not_the_product_of_sums(model: DiffusionModel, base: BaseLayers, patch: WeightPatch) -> None:
+    first, second = made_lora(base, 1), made_lora(base, 2)
+    before = weights(model.denoiser)
+    patch.hold((WeightedLora(first), WeightedLora(second)))
+    name = next(iter(first.components["unet"]))
+    one, other = first.components["unet"][name], second.components["unet"][name]
+
+    change = model.denoiser.get_submodule(name).weight - before[f"{name}.weight"]
+
+    sums = (one.up + other.up).flatten(1) @ (one.down + other.down).flatten(1)
+    assert (change.flatten(1) - one.scale * sums).abs().max() > 0.01
+
+
+def test_a_thousand_patches_come_back_to_the_same_bits_and_keep_no_more_than_the_layers(
+    model: DiffusionModel, base: BaseLayers, patch: WeightPatch
+) -> None:
+    ends = ("to_q", "conv1")
+    loras = [made_lora(base, seed, ends=ends, components=["unet"], size=3.0) for seed in range(3)]
+    before = digest(model.denoiser)
+    layers = {f"{module}.weight" for module in loras[0].components["unet"]}
+    touched_bytes = sum(value.nbytes for name, value in model.denoiser.state_dict().items() if name in layers)
+
+    for cycle in range(1000):
+        some = loras[: cycle % 4]
+        patch.hold(tuple(WeightedLora(lora, 0.1 + cycle % 7) for lora in some))
+        assert patch.saved_bytes == (touched_bytes if some else 0)
+        if cycle % 3 == 0:
+            patch.hold(())
+    patch.hold(())
+
+    assert digest(model.denoiser) == before
+    assert patch.saved_bytes == 0
+
+
+def test_a_set_after_another_is_made_of_the_base_alone(
+    model: DiffusionModel, base: BaseLayers, patch: WeightPatch
+) -> None:
+    first = (WeightedLora(made_lora(base, 1)),)
+    second = (WeightedLora(made_lora(base, 2, ends=("to_q", "conv2"))),)
+    patch.hold(second)
+    alone = weights(model.denoiser)
+    patch.hold(())
+
+    patch.hold(first)
+    patch.hold(second)
+
+    assert all(torch.equal(value, alone[name]) for name, value in weights(model.denoiser).items())
+
+
+def test_weight_zero_is_no_lora_and_the_same_set_is_not_added_twice(
+    model: DiffusionModel, base: BaseLayers, patch: WeightPatch
+) -> None:
+    before = digest(model.denoiser)
+    lora = made_lora(base, 1)
+
+    patch.hold((WeightedLora(lora, 0.0),))
+    assert digest(model.denoiser) == before
+    patch.hold((WeightedLora(lora),))
+    patched = digest(model.denoiser)
+    patch.hold((WeightedLora(lora),))
+
+    assert digest(model.denoiser) == patched != before
+
+
+def test_what_goes_wrong_in_the_middle_leaves_the_base(
+    model: DiffusionModel, base: BaseLayers, patch: WeightPatch
+) -> None:
+    before = digest(model.denoiser)
+    lora = made_lora(base, 1)
+    broken = Lora(
+        "sha256:broken",
+        0,
+        {"unet": {**lora.components["unet"], "no.such.layer": next(iter(lora.components["unet"].values()))}},
+    )
+    patch.hold((WeightedLora(lora, 0.5),))
+
+    with pytest.raises(AttributeError):
+        patch.hold((WeightedLora(broken),))
+
+    assert digest(model.denoiser) == before
+    assert patch.held == () and patch.saved_bytes == 0
+
+
+def test_kept_time_terms_are_forgotten_with_the_weights_that_made_them(model: DiffusionModel, base: BaseLayers) -> None:
+    patch = WeightPatch(model.denoiser, "unet", model.forget_time_terms)
+    plain = model.time_terms(500.0, 1)
+    assert plain is not None
+
+    patch.hold((WeightedLora(made_lora(base, 1, ends=("time_emb_proj",))),))
+    patched = model.time_terms(500.0, 1)
+    patch.hold(())
+    restored = model.time_terms(500.0, 1)
+
+    assert patched is not None and not torch.equal(patched, plain)
+    assert restored is not None and torch.equal(restored, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
+    layer = nn.Sequential(nn.Linear(8, 8, bias=False)).to(dtype)
+    base = BaseLayers("any", "unet", {"unet": {"0": (8, 8)}})
+    adapters = (WeightedLora(made_lora(base, 1, ends=("0",))),)
+    before = weights(layer)
+    patch = WeightPatch(layer, "unet")
+
+    patch.hold(adapters)
+    patched = weights(layer)["0.weight"]
+    patch.hold(())
+
+    exact = wanted(before, adapters)["0.weight"].float().to(dtype)
+    assert (patched == exact).float().mean() > 0.95  # a product in single precision may fall to either side of a half
+    torch.testing.assert_close(patched, exact)
+    assert torch.equal(weights(layer)["0.weight"], before["0.weight"])
