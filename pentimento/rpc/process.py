@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from pentimento.domain.errors import PentimentoError
 from pentimento.files.private_files import keep_files_private
+from pentimento.rpc.thread_pools import start_default_threads
 from pentimento.settings import SettingsError
 
 EXIT_BROKEN = 1
@@ -25,6 +26,7 @@ def run_service(main: Callable[[list[str]], Awaitable[None]], *, private: bool =
     are this user's alone unless `private` is False."""
 
     async def run() -> None:
+        start_default_threads()
         await main(sys.argv[1:])
 
     if private:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -20,6 +19,7 @@ from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.latents import LatentFormat
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.fleet import ModelCost
+from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import ObjectStore, open_objects
 from services.unet_worker import metrics
 from services.unet_worker.attempts.execution import EngineModelRunner
@@ -101,7 +101,7 @@ class CheckpointLoader:
         denoiser = _denoiser(model, settings.compile)
         engine = self._start_engine(model, denoiser, settings)
         measurement = _measure(engine, model, denoiser, default_batch_key(held), settings)
-        store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="objects")
+        store_threads = started_pool(STORE_THREADS, "objects")
         finisher = Finisher(model, settings.preview_side_px, settings.threads)
         energy = _energy_meter(model.device)
         model_runner = EngineModelRunner(

@@ -5,7 +5,6 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.policies.match_prediction import Ruling
 from pentimento.policies.reuse_rules import Reuse
+from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.vectors import VectorIndex
 from services.vectordb_gateway import metrics
@@ -61,7 +61,7 @@ class Lookup:
         self._bounds = bounds
         self._timeout_s = bounds.timeout_s
         self._uses = uses
-        self._threads = ThreadPoolExecutor(_SEARCH_THREAD_COUNT, "search")
+        self._threads = started_pool(_SEARCH_THREAD_COUNT, "search")
         self._in_outage = False
         self.lookup_count = 0
         self.hit_count = 0

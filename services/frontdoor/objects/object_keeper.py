@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,6 +10,7 @@ from typing import TypeVar
 from pentimento.domain.backoff import Backoff
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.generation import ObjectReference
+from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.errors import StoreFull, StoreUnavailable
 from pentimento.stores.ledger.journal_objects import JournalObjects
 from pentimento.stores.ledger.records import SpooledObject
@@ -52,7 +52,7 @@ class ObjectKeeper:
             self._store = open_store()
         self._journal = journal
         self._limits = limits
-        self._threads = ThreadPoolExecutor(_THREAD_COUNT, "objects")
+        self._threads = started_pool(_THREAD_COUNT, "objects")
         self._spooled: dict[str, SpooledObject] = {}
         self._largest_bytes = 0
         # From the first failure until everything that waits has been moved nothing new is tried on the store.

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, Ste
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, NoiseForm, Route
 from pentimento.emulation.device import DeviceSettings, EmulatedDevice, EmulatedJob
+from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import open_objects
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
@@ -162,7 +162,7 @@ class EmulatedBackend:
         self._fleet = fleet
         self._devices = devices
         objects = open_objects(settings.objects_url)
-        self._store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="objects")
+        self._store_threads = started_pool(STORE_THREADS, "objects")
         self._donors = DonorReader(objects, self._store_threads, settings.donor_timeout_s)
         self._progress_interval_s = settings.progress_interval_ms / 1000
         self._pictures = {name: EmulatedPictures(fleet, fleet.model(name)) for name in devices.models}

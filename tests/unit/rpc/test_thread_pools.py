@@ -1,0 +1,32 @@
+"""All threads of a pool are there from the start."""
+
+import asyncio
+import threading
+
+from pentimento.rpc.thread_pools import start_default_threads, started_pool
+
+
+def named(prefix: str) -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)}
+
+
+def test_no_work_starts_another_thread() -> None:
+    pool = started_pool(5, "ready-made")
+    at_the_start = named("ready-made")
+
+    together = threading.Barrier(5)
+    waiting = [pool.submit(together.wait) for _ in range(5)]
+
+    assert sorted(task.result() for task in waiting) == list(range(5))
+    assert named("ready-made") == at_the_start and len(at_the_start) == 5
+    pool.shutdown()
+    assert named("ready-made") == set()
+
+
+async def test_the_event_loop_has_its_threads_from_the_start() -> None:
+    start_default_threads()
+    at_the_start = named("asyncio_")
+
+    name = await asyncio.to_thread(lambda: threading.current_thread().name)
+
+    assert name in at_the_start and named("asyncio_") == at_the_start
