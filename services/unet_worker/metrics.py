@@ -3,6 +3,9 @@
 from pentimento.telemetry import counter, gauge, histogram
 
 STEP_SECONDS = histogram("pentimento_worker_step_seconds", "Time of a denoising step of a whole batch.")
+CONTROL_REPLAYS = counter(
+    "pentimento_worker_control_replays_total", "Steps whose residuals were asked for again, of another replica."
+)
 BATCH = histogram(
     "pentimento_worker_batch_count",
     "Requests that share a denoising step.",

@@ -8,6 +8,7 @@ import grpc.aio
 
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceServicer
+from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.wire.enumerations import CAPABILITIES
 from pentimento.wire.fleet import (
     attach_event_to_proto,
@@ -105,6 +106,10 @@ def _order(request: pb.ExecuteRequest) -> ExecuteOrder:
         return_latents=request.return_latents,
         journal_id=request.journal_id,
         latent_parallel=request.HasField("latent_parallel_peer"),
+        controlnet_endpoints=tuple(
+            ControlNetEndpoint(endpoint.name, endpoint.address, endpoint.controlnet_digest)
+            for endpoint in request.controlnet_endpoints
+        ),
     )
 
 

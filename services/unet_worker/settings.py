@@ -7,6 +7,7 @@ from pathlib import Path
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
+from pentimento.tensors.regions import DEFAULT_DIRECTORY
 
 
 class DeviceChoice(Enum):
@@ -97,6 +98,11 @@ class UnetWorkerSettings:
     upload_timeout_s: float = setting(2.0, help="wait for uploads once the picture is done", minimum=0)
     latent_format: LatentFormatChoice = setting(
         LatentFormatChoice.EXACT, help="what latents are stored as in the cache; any format is read"
+    )
+    shared_memory_dir: str = setting(
+        str(DEFAULT_DIRECTORY),
+        help="directory in memory that ControlNet replicas of its host share, closed to others; empty: tensors go in"
+        " chunks",
     )
     controller_address: str = setting("", help="controller to register with; empty for none")
     profiles: tuple[str, ...] = setting(

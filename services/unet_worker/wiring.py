@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -19,13 +20,16 @@ from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.latents import LatentFormat
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.fleet import ModelCost
+from pentimento.rpc import open_channel
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.tensors.regions import RegionDirectory
 from services.unet_worker import metrics
 from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.attempts.starts import StartResolver
+from services.unet_worker.control.replicas import ControlNetReplicas
 from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.energy import EnergyMeter, open_counter
 from services.unet_worker.device.engine_metrics import EngineMetrics
@@ -113,6 +117,7 @@ class CheckpointLoader:
             settings.progress_interval_ms / 1000,
             energy.watts if energy is not None else lambda since, until: None,
             LatentFormat(settings.latent_format.value),
+            _replicas(settings),
         )
         # What the engine does while nobody is here may go on.
         runner = AttemptRunner(model_runner, objects, store_threads, settings.upload_timeout_s, engine.wake)
@@ -159,6 +164,11 @@ def _measure(
 def _denoiser(model: DiffusionModel, choice: CompileChoice) -> Denoiser:
     mode = CompileMode(choice.value)
     return EagerDenoiser(model) if mode is CompileMode.OFF else CompiledDenoiser(model, mode)
+
+
+def _replicas(settings: UnetWorkerSettings) -> ControlNetReplicas:
+    directory = RegionDirectory(Path(settings.shared_memory_dir)) if settings.shared_memory_dir else None
+    return ControlNetReplicas(lambda address: open_channel(address, settings.channels), directory)
 
 
 def _energy_meter(device: torch.device) -> EnergyMeter | None:

@@ -90,7 +90,7 @@ class UnetWorker:
 
     def execute(self, order: ExecuteOrder) -> AsyncGenerator[StreamEvent, None]:
         loaded = self.loaded
-        check_order(order, loaded.held, loaded.noise_form, self._limits)
+        check_order(order, loaded.held, loaded.noise_form, self._limits, loaded.capabilities)
         loaded.check(order.spec)
         return self.attempts.execute(self._grants.admitted(order))
 

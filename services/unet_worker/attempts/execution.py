@@ -22,6 +22,8 @@ from services.unet_worker.attempts.runner import PaintedPicture
 from services.unet_worker.attempts.starts import ResolvedStart, StartResolver
 from services.unet_worker.attempts.yielding import PlaceWatch
 from services.unet_worker.cache.uploads import Uploads
+from services.unet_worker.control.remote_control import RemoteControl, remote_controlnets
+from services.unet_worker.control.replicas import ControlNetReplicas, lost
 
 TRUNCATED_NOTE = "prompt longer than the text encoder takes: its end was ignored"
 
@@ -104,7 +106,8 @@ class PaintingBridge:
 
 class EngineModelRunner:
     """Paints with one loaded model; `watts` gives the device's mean power between two times, where it is known;
-    `latent_format` is what captured latents are stored as. See `runner.ModelRunner`."""
+    `latent_format` is what captured latents are stored as; `replicas` are where ControlNets are served. See
+    `runner.ModelRunner`."""
 
     def __init__(
         self,
@@ -116,8 +119,10 @@ class EngineModelRunner:
         progress_interval_s: float,
         watts: Callable[[float, float], float | None] = lambda since, until: None,
         latent_format: LatentFormat = LatentFormat.EXACT,
+        replicas: ControlNetReplicas | None = None,
     ) -> None:
         self._latent_format = latent_format
+        self._replicas = replicas
         self._worker_id = worker_id
         self._held = held
         self._engine = engine
@@ -134,8 +139,13 @@ class EngineModelRunner:
         accepted_at: float,
         deadline: float | None,
     ) -> PaintedPicture:
-        start = await self._starts.resolve(order.spec, order.route)
-        painting = await self._denoise(order, start, uploads, emit, deadline)
+        control = self._control_of(order)
+        try:
+            start = await self._starts.resolve(order.spec, order.route)
+            painting = await self._denoise(order, start, uploads, emit, deadline, control)
+        finally:
+            if control is not None:
+                control.close()
         picture = await asyncio.wrap_future(
             self._finisher.finish(painting.latent, order.image_format, keep_png=uploads is not None)
         )
@@ -157,6 +167,15 @@ class EngineModelRunner:
             final_latents=_final_latents(order, painting) if order.return_latents else None,
         )
 
+    def _control_of(self, order: ExecuteOrder) -> RemoteControl | None:
+        """Raises Unavailable where one of its ControlNets is served nowhere."""
+        if not order.spec.controlnets:
+            return None
+        if self._replicas is None:
+            raise lost(order.spec.controlnets[0].name)
+        controlnets = remote_controlnets(order.spec.controlnets, order.controlnet_endpoints)
+        return RemoteControl(order, self._held, controlnets, self._replicas, self._engine.wake)
+
     def _joules(self, painting: FinishedPainting, picture: FinishedPicture, device_seconds: float) -> float | None:
         """The device's power while the picture was made, for the picture's share of its time."""
         watts = self._watts(painting.started_at, picture.decoded_at)
@@ -169,6 +188,7 @@ class EngineModelRunner:
         uploads: Uploads | None,
         emit: Callable[[ExecuteEvent], None],
         deadline: float | None,
+        control: RemoteControl | None,
     ) -> FinishedPainting:
         request = PaintingRequest(
             order.spec,
@@ -176,6 +196,7 @@ class EngineModelRunner:
             uploads.steps if uploads else frozenset(),
             order.preview_interval_steps,
             deadline,
+            control,
             alone=bool(order.route.replay_of),
         )
         bridge = PaintingBridge(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pentimento.domain.execution import AttemptResult
+from pentimento.domain.execution import AttemptResult, ControlNetEndpoint
 from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
 from pentimento.wire.tensors import WireTensor
 
@@ -22,6 +22,8 @@ class ExecuteOrder:
     image_format: str = "png"
     return_latents: bool = False
     latent_parallel: bool = False
+    # Where the spec's ControlNets are served; several of one name are replicas, to be tried in this order.
+    controlnet_endpoints: tuple[ControlNetEndpoint, ...] = ()
     notes: tuple[str, ...] = ()
     # In which the attempt's epoch was claimed.
     journal_id: str = ""

@@ -1,10 +1,11 @@
 """Whatever an ExecuteRequest may get wrong, judged before anything is allocated for it; errors name field and limit."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
-from pentimento.domain.fleet import HeldModel
+from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, GenerationSpec, NoiseForm, Scheduler, Start
 from pentimento.domain.image_request import ImageFormat
 from services.unet_worker.attempts.order import ExecuteOrder
@@ -22,14 +23,20 @@ class AttemptLimits:
     max_prompt_chars: int
 
 
-def check_order(order: ExecuteOrder, held: HeldModel, noise_form: NoiseForm, limits: AttemptLimits) -> None:
+def check_order(
+    order: ExecuteOrder,
+    held: HeldModel,
+    noise_form: NoiseForm,
+    limits: AttemptLimits,
+    capabilities: Collection[Capability] = (),
+) -> None:
     """Raises FailedPrecondition when the dispatcher believes in another model or start of this worker, NotFound for
     adapters that are not here, InvalidArgument for anything outside its limits."""
     _check_fencing(order, held)
     _check_prompts(order.spec, limits)
     _check_picture(order.spec, held)
     _check_sampling(order.spec, held)
-    _check_adapters(order)
+    _check_adapters(order, capabilities)
     _check_start(order.spec, order.route.start, noise_form)
     if order.image_format not in IMAGE_FORMATS:
         raise InvalidArgument.of("image_format", f"must be one of {', '.join(IMAGE_FORMATS)}")
@@ -85,11 +92,12 @@ def _check_range(name: str, value: float, least: float, most: float) -> None:
         raise InvalidArgument.of(name, f"must be between {least:g} and {most:g}, got {value}")
 
 
-def _check_adapters(order: ExecuteOrder) -> None:
+def _check_adapters(order: ExecuteOrder, capabilities: Collection[Capability]) -> None:
     for lora in order.spec.loras:
         raise NotFound("UNKNOWN_LORA", f"spec.loras: this worker has no LoRA {lora.name[:100]!r}")
-    for controlnet in order.spec.controlnets:
-        raise NotFound("UNKNOWN_CONTROLNET", f"spec.controlnets: no ControlNet {controlnet.name[:100]!r} is served")
+    for controlnet in order.spec.controlnets if Capability.CONTROLNET not in capabilities else ():
+        message = f"spec.controlnets: this worker cannot use the ControlNet {controlnet.name[:100]!r}"
+        raise NotFound("UNKNOWN_CONTROLNET", message)
     if order.latent_parallel:
         raise InvalidArgument.of("latent_parallel_peer", "must be absent: this worker runs both halves itself")
 

@@ -20,7 +20,13 @@ from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.model_card import default_batch_key
 
 CAPABILITIES = frozenset(
-    {Capability.LATENT_START, Capability.IMAGE_START, Capability.PREVIEW, Capability.STEP_BATCHING}
+    {
+        Capability.LATENT_START,
+        Capability.IMAGE_START,
+        Capability.PREVIEW,
+        Capability.STEP_BATCHING,
+        Capability.CONTROLNET,
+    }
 )
 
 

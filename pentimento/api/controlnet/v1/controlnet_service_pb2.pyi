@@ -183,6 +183,8 @@ class OpenStream(_message.Message):
     ENCODED_CONDITIONING_FIELD_NUMBER: _builtins.int
     CONTROLNET_DIGEST_FIELD_NUMBER: _builtins.int
     LATENT_DIMS_FIELD_NUMBER: _builtins.int
+    BASE_MODEL_FAMILY_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
     base_model_digest: _builtins.str
     guidance_mode: Global___GuidanceMode.ValueType
     stream_epoch: _builtins.int
@@ -191,6 +193,10 @@ class OpenStream(_message.Message):
     step_count: _builtins.int
     controlnet_digest: _builtins.str
     """"sha256:<hex>" that the ControlNet must have; empty for any of that name."""
+    base_model_family: _builtins.str
+    """Of the base model: for ControlNets that are for a family and not for one model."""
+    alone: _builtins.bool
+    """Its steps share no forward pass with others: a replay's."""
     @_builtins.property
     def attempt(self) -> _generation_pb2.Attempt: ...
     @_builtins.property
@@ -239,10 +245,12 @@ class OpenStream(_message.Message):
         encoded_conditioning: _tensor_pb2.Tensor | None = ...,
         controlnet_digest: _builtins.str = ...,
         latent_dims: _abc.Iterable[_builtins.int] | None = ...,
+        base_model_family: _builtins.str = ...,
+        alone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_encoded_conditioning", b"_encoded_conditioning", "_pooled_states", b"_pooled_states", "_time_ids", b"_time_ids", "attempt", b"attempt", "controlnet", b"controlnet", "encoded_conditioning", b"encoded_conditioning", "pooled_states", b"pooled_states", "text_states", b"text_states", "time_ids", b"time_ids", "transport", b"transport"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_encoded_conditioning", b"_encoded_conditioning", "_pooled_states", b"_pooled_states", "_time_ids", b"_time_ids", "attempt", b"attempt", "base_model_digest", b"base_model_digest", "controlnet", b"controlnet", "controlnet_digest", b"controlnet_digest", "encoded_conditioning", b"encoded_conditioning", "guidance_mode", b"guidance_mode", "height_px", b"height_px", "latent_dims", b"latent_dims", "pooled_states", b"pooled_states", "step_count", b"step_count", "stream_epoch", b"stream_epoch", "text_states", b"text_states", "time_ids", b"time_ids", "transport", b"transport", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_encoded_conditioning", b"_encoded_conditioning", "_pooled_states", b"_pooled_states", "_time_ids", b"_time_ids", "alone", b"alone", "attempt", b"attempt", "base_model_digest", b"base_model_digest", "base_model_family", b"base_model_family", "controlnet", b"controlnet", "controlnet_digest", b"controlnet_digest", "encoded_conditioning", b"encoded_conditioning", "guidance_mode", b"guidance_mode", "height_px", b"height_px", "latent_dims", b"latent_dims", "pooled_states", b"pooled_states", "step_count", b"step_count", "stream_epoch", b"stream_epoch", "text_states", b"text_states", "time_ids", b"time_ids", "transport", b"transport", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__encoded_conditioning: _TypeAlias = _typing.Literal["encoded_conditioning"]  # noqa: Y015
     _WhichOneofArgType__encoded_conditioning: _TypeAlias = _typing.Literal["_encoded_conditioning", b"_encoded_conditioning"]  # noqa: Y015

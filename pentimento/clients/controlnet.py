@@ -1,0 +1,237 @@
+"""Client of the ControlNet service."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+
+import grpc.aio
+
+from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
+from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceStub
+from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
+from pentimento.clients.errors import domain_errors
+from pentimento.domain.errors import Aborted, InvalidArgument, Unavailable
+from pentimento.domain.generation import Attempt, ControlNetSelection
+from pentimento.tensors.negotiation import transport_offer
+from pentimento.tensors.outgoing import OutgoingTensor
+from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
+from pentimento.tensors.regions import RegionDirectory
+from pentimento.tensors.sending import TensorSender
+from pentimento.wire.generation import attempt_to_proto, controlnet_to_proto
+from pentimento.wire.tensors import Binding, Dtype, size_of
+
+_GUIDANCE = {1: pb.GUIDANCE_MODE_CONDITIONAL_ONLY, 2: pb.GUIDANCE_MODE_BOTH_HALVES}
+# Of one answer: more than any network's residuals take, and no more than a machine has.
+MAX_RESIDUAL_BYTES = 1 << 30
+MAX_LAYERS = 256
+
+
+@dataclass(frozen=True)
+class ResidualStreamRequest:
+    """What a stream of residuals is opened with; its tensors are bound by `ResidualStream`. `states` has a row for each
+    half of the guidance that the latents carry. `latent_dims` are (channels, height, width); `encoded` is the
+    conditioning image as latents, for families whose ControlNets see those."""
+
+    attempt: Attempt
+    controlnet: ControlNetSelection = field(repr=False)
+    base_model_digest: str
+    base_model_family: str
+    width_px: int
+    height_px: int
+    step_count: int
+    latent_dims: tuple[int, int, int]
+    states: OutgoingTensor
+    pooled: OutgoingTensor | None = None
+    sizes: OutgoingTensor | None = None
+    encoded: OutgoingTensor | None = None
+    alone: bool = False
+
+    def tensors(self) -> list[tuple[str, OutgoingTensor]]:
+        """Return those there are, by the contract's fields."""
+        named = (
+            ("text_states", self.states),
+            ("pooled_states", self.pooled),
+            ("time_ids", self.sizes),
+            ("encoded_conditioning", self.encoded),
+        )
+        return [(name, tensor) for name, tensor in named if tensor is not None]
+
+
+class ControlNetClient:
+    """Calls a replica of the ControlNet service. `directory` is where memory is shared with it, None for chunks."""
+
+    def __init__(self, channel: grpc.aio.Channel, directory: RegionDirectory | None = None) -> None:
+        self._stub = ControlNetServiceStub(channel)
+        self._directory = directory
+
+    async def watch_credits(self) -> AsyncGenerator[pb.WatchCreditsResponse, None]:
+        """Yield what the replica takes and serves, on each change and every second."""
+        call = self._stub.WatchCredits(pb.WatchCreditsRequest())
+        try:
+            with domain_errors():
+                async for message in call:
+                    yield message
+        finally:
+            call.cancel()
+
+    async def open_stream(
+        self, request: ResidualStreamRequest, stream_epoch: int, timeout_s: float
+    ) -> "ResidualStream":
+        """Return an open stream. Raises what the replica refuses it for, and Unavailable where it does not answer in
+        time."""
+        stream = ResidualStream(self._stub.StreamResiduals(), request, stream_epoch, self._directory)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await stream.open()
+        except TimeoutError:
+            stream.close()
+            raise Unavailable("CONTROLNET_SILENT", "the ControlNet replica did not open a stream in time") from None
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def prefetch(self, names: Sequence[str], timeout_s: float | None = None) -> tuple[str, ...]:
+        """Have ControlNets loaded ahead of need; return what the replica holds then. Raises NotFound."""
+        with domain_errors():
+            answer = await self._stub.Prefetch(pb.PrefetchRequest(controlnets=names), timeout=timeout_s)
+        return tuple(answer.resident_controlnets)
+
+    async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
+        """Return the replica's status message."""
+        with domain_errors():
+            return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+
+
+class ResidualStream:
+    """One stream: a step's latents go out, its residuals come back. One step at a time; on the event loop only."""
+
+    def __init__(
+        self,
+        call: "grpc.aio.StreamStreamCall[pb.StreamResidualsRequest, pb.StreamResidualsResponse]",
+        request: ResidualStreamRequest,
+        stream_epoch: int,
+        directory: RegionDirectory | None,
+    ) -> None:
+        self._call = call
+        self._request = request
+        self._epoch = stream_epoch
+        self._directory = directory
+        self._sender = TensorSender()
+        self._receiver = TensorReceiver()
+        self._shapes: tuple[tuple[str, Dtype, tuple[int, ...]], ...] = ()
+        self._digest = ""
+        self._unread: tensor_pb.SharedMemoryAck | None = None
+
+    async def open(self) -> None:
+        """Open it. Raises what the replica refuses it for."""
+        request = self._request
+        message = pb.OpenStream(
+            attempt=attempt_to_proto(request.attempt),
+            controlnet=controlnet_to_proto(request.controlnet),
+            base_model_digest=request.base_model_digest,
+            base_model_family=request.base_model_family,
+            guidance_mode=_GUIDANCE[request.states.dims[0]],
+            transport=transport_offer(self._directory),
+            stream_epoch=self._epoch,
+            width_px=request.width_px,
+            height_px=request.height_px,
+            step_count=request.step_count,
+            controlnet_digest=request.controlnet.digest,
+            latent_dims=request.latent_dims,
+            alone=request.alone,
+        )
+        named = request.tensors()
+        digest = request.base_model_digest
+        packed = self._sender.pack([replace(tensor, binding=self._binding(0, name, digest)) for name, tensor in named])
+        for (name, _), tensor in zip(named, packed.tensors, strict=True):
+            getattr(message, name).CopyFrom(tensor)
+        await self._send(pb.StreamResidualsRequest(open=message))
+        for chunk in packed.chunks:
+            await self._send(pb.StreamResidualsRequest(chunk=chunk))
+        await self._opened(await self._read("opened"))
+
+    async def residuals(self, step_index: int, timestep: float, latents: OutgoingTensor) -> ReceivedTensors:
+        """Return a step's residuals by layer, as bound. Those in shared memory are valid until the next step
+        is asked for.
+
+        Raises what the replica ends the stream with; Aborted (STALE_FRAME) for an answer to anything else.
+        """
+        binding = self._binding(step_index, "latent", self._request.base_model_digest)
+        packed = self._sender.pack([replace(latents, binding=binding)])
+        if self._unread is not None:
+            ack, self._unread = self._unread, None
+            await self._send(pb.StreamResidualsRequest(ack=ack))
+        step = pb.ResidualStep(step_index=step_index, timestep=timestep, latent=packed.tensors[0])
+        await self._send(pb.StreamResidualsRequest(step=step))
+        for chunk in packed.chunks:
+            await self._send(pb.StreamResidualsRequest(chunk=chunk))
+        return await self._take(step_index, (await self._read("residuals")).residuals)
+
+    def close(self) -> None:
+        """End the stream at once."""
+        self._call.cancel()
+        self._receiver.close()
+
+    def _binding(self, step_index: int, layer: str, digest: str) -> Binding:
+        attempt = self._request.attempt
+        return Binding(attempt.request_id, attempt.fencing_token, step_index, layer, digest, self._epoch)
+
+    async def _opened(self, message: pb.StreamResidualsResponse) -> None:
+        opened = message.opened
+        if opened.stream_epoch != self._epoch:
+            raise Aborted("STALE_FRAME", f"the stream was opened for epoch {opened.stream_epoch}, not {self._epoch}")
+        if self._request.controlnet.digest not in ("", opened.controlnet_digest):
+            raise Aborted("STALE_FRAME", "the stream was opened for another ControlNet than was asked for")
+        self._digest = opened.controlnet_digest
+        self._shapes = _shapes(opened)
+        region = opened.region if opened.HasField("region") else None
+        self._receiver, told = open_receiver(region, self._directory)
+        if told is not None:
+            await self._send(pb.StreamResidualsRequest(region_opened=told))
+
+    async def _take(self, step_index: int, message: pb.Residuals) -> ReceivedTensors:
+        if (message.step_index, message.stream_epoch, message.last_part) != (step_index, self._epoch, True):
+            raise Aborted("STALE_FRAME", f"residuals came that are not of step {step_index} of this stream")
+        tensors = [*message.down_block_residuals]
+        if message.HasField("mid_block_residual"):
+            tensors.append(message.mid_block_residual)
+        tensors += [block.residual for block in message.block_residuals]
+        expected = [
+            ExpectedTensor(dtype, dims, self._binding(step_index, layer, self._digest))
+            for layer, dtype, dims in self._shapes
+        ]
+        found = self._receiver.begin(tensors, expected)
+        while found is None:
+            found = self._receiver.add((await self._read("chunk")).chunk)
+        self._unread = found.ack
+        return found
+
+    async def _send(self, message: pb.StreamResidualsRequest) -> None:
+        with domain_errors():
+            try:
+                await self._call.write(message)
+            except asyncio.InvalidStateError:
+                # The call has ended; its status says why.
+                await self._call.read()
+                raise Unavailable("CONTROLNET_GONE", "the ControlNet replica ended the stream") from None
+
+    async def _read(self, wanted: str) -> pb.StreamResidualsResponse:
+        with domain_errors():
+            message = await self._call.read()
+        if message is grpc.aio.EOF:
+            raise Unavailable("CONTROLNET_GONE", "the ControlNet replica ended the stream")
+        assert isinstance(message, pb.StreamResidualsResponse)
+        if message.WhichOneof("message") != wanted:
+            raise Aborted("STALE_FRAME", f"{message.WhichOneof('message')} came where {wanted} is due")
+        return message
+
+
+def _shapes(opened: pb.StreamOpened) -> tuple[tuple[str, Dtype, tuple[int, ...]], ...]:
+    """What each answer's tensors have to be. Raises InvalidArgument for more than any network's."""
+    shapes = tuple((shape.layer, Dtype(shape.dtype), tuple(shape.dims)) for shape in opened.shapes[: MAX_LAYERS + 1])
+    total = sum(size_of(dtype, dims) for _, dtype, dims in shapes)
+    if not 1 <= len(shapes) <= MAX_LAYERS or total > MAX_RESIDUAL_BYTES:
+        limit = f"must be 1 to {MAX_LAYERS} layers, {MAX_RESIDUAL_BYTES} bytes at most"
+        raise InvalidArgument.of("opened.shapes", f"{limit}, got {len(opened.shapes)} of {total}")
+    return shapes

@@ -1,0 +1,17 @@
+"""`python -m services.controlnet_svc --controlnets REGISTRY`"""
+
+from pentimento.rpc import run_service
+from pentimento.settings import load_settings
+from services.controlnet_svc.settings import ControlNetSettings
+
+
+async def main(argv: list[str]) -> None:
+    settings = load_settings(ControlNetSettings, "controlnet_svc", argv)
+    # Imported after the settings hold: a wrong flag is answered before torch is loaded.
+    from services.controlnet_svc.wiring import wire
+
+    await wire(settings).run()
+
+
+if __name__ == "__main__":
+    run_service(main)

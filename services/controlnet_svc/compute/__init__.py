@@ -1,0 +1,1 @@
+"""The one thread that computes, and what it computes with."""

@@ -1,0 +1,31 @@
+"""Residuals in the order in which they travel."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pentimento.diffusion.families.model import ControlResiduals
+
+
+@dataclass(frozen=True)
+class ResidualLayer:
+    """One tensor of every answer: its name in bindings, and its dims."""
+
+    layer: str
+    dims: tuple[int, ...]
+
+
+def named_tensors(residuals: ControlResiduals) -> Sequence[tuple[str, Tensor]]:
+    """Return residuals by name: of the down blocks, shallow to deep, of the mid block, of a transformer's blocks."""
+    mid = residuals.mid_block_residual
+    return (
+        *((f"down_block_{index}", tensor) for index, tensor in enumerate(residuals.down_block_residuals)),
+        *((("mid_block", mid),) if mid is not None else ()),
+        *((f"block_{index}", tensor) for index, tensor in enumerate(residuals.block_residuals)),
+    )
+
+
+def layers_of(residuals: ControlResiduals) -> tuple[ResidualLayer, ...]:
+    """Return names and dims of residuals."""
+    return tuple(ResidualLayer(name, tuple(tensor.shape)) for name, tensor in named_tensors(residuals))

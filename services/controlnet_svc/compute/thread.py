@@ -1,0 +1,166 @@
+"""Steps of many streams on the one thread that computes: those of one ControlNet and size share a forward pass."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from pentimento.diffusion.controlnets import ControlNet, ControlStep
+from pentimento.diffusion.families.model import ControlResiduals
+from pentimento.domain.errors import Internal, PentimentoError, Unavailable
+from pentimento.domain.reasons import Reason
+from services.controlnet_svc import metrics
+
+T = TypeVar("T")
+# What must be equal in one forward pass.
+BatchOf = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class StreamStep:
+    """One step of one stream. `deliver` takes its residuals, scaled, on the compute thread; what it returns is the
+    future's. A step with `alone` shares its forward pass with no other."""
+
+    network: ControlNet
+    step: ControlStep
+    deliver: Callable[[ControlResiduals], Any]
+    alone: bool = False
+
+    @property
+    def batch_of(self) -> BatchOf:
+        """Steps with equal values may share a forward pass."""
+        parts = (self.step.inputs.latents, self.step.embedded, *self.step.inputs.conditioning.parts)
+        shapes = tuple(None if part is None else tuple(part.shape[1:]) for part in parts)
+        return (id(self), shapes) if self.alone else (id(self.network), shapes)
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    step: StreamStep
+    arrived_s: float
+    future: "Future[Any]" = field(default_factory=Future)
+
+
+class ComputeThread:
+    """Computes steps in the order of their arrival, with as many as may share the forward pass, up to `max_batch`."""
+
+    def __init__(self, max_batch: int, busy: Callable[[float], None] = lambda seconds: None) -> None:
+        self._max_batch = max_batch
+        self._busy = busy
+        self._waiting: deque[_Waiting] = deque()
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._arrival = threading.Condition()
+        self._closed = False
+        self.step_count = 0
+        self._thread = threading.Thread(target=self._run, name="controlnets", daemon=True)
+        self._thread.start()
+
+    def submit(self, step: StreamStep) -> "Future[Any]":
+        """Return what the step's `deliver` will; a future cancelled in time costs nothing. Raises Unavailable once
+        it is closed."""
+        waiting = _Waiting(step, time.monotonic())
+        with self._arrival:
+            self._check_open()
+            self._waiting.append(waiting)
+            self._arrival.notify()
+        return waiting.future
+
+    def call(self, act: Callable[[], T]) -> "Future[T]":
+        """Run `act` on the thread, before what waits. Raises Unavailable once it is closed."""
+        future: Future[T] = Future()
+        with self._arrival:
+            self._check_open()
+            self._calls.append((act, future))
+            self._arrival.notify()
+        return future
+
+    def close(self) -> None:
+        """Take nothing more, finish what waits, end the thread."""
+        with self._arrival:
+            self._closed = True
+            self._arrival.notify()
+        self._thread.join()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable(Reason.DRAINING, "the ControlNet service is stopping", retry_after_ms=500)
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while (work := self._next()) is not None:
+                if isinstance(work, list):
+                    self._compute([item for item in work if item.future.set_running_or_notify_cancel()])
+                elif work[1].set_running_or_notify_cancel():
+                    _settle(work[1], work[0])
+                # What a step holds is not to wait for the next one to come.
+                del work
+
+    def _next(self) -> "list[_Waiting] | tuple[Callable[[], Any], Future[Any]] | None":
+        """Blocks for work; None when closed and all is done."""
+        with self._arrival:
+            while not self._waiting and not self._calls:
+                if self._closed:
+                    return None
+                self._arrival.wait()
+            if self._calls:
+                return self._calls.popleft()
+            key = self._waiting[0].step.batch_of
+            batch = [item for item in self._waiting if item.step.batch_of == key][: self._max_batch]
+            taken = {id(item) for item in batch}
+            self._waiting = deque(item for item in self._waiting if id(item) not in taken)
+            return batch
+
+    def _compute(self, batch: list[_Waiting]) -> None:
+        if not batch:
+            return
+        began_s = time.monotonic()
+        for item in batch:
+            metrics.QUEUE_SECONDS.observe(began_s - item.arrived_s)
+        try:
+            parts = _forward([item.step for item in batch])
+        except Exception as error:  # the thread outlives whatever a step does
+            self._compute_apart(batch, error)
+            return
+        for item, residuals in zip(batch, parts, strict=True):
+            _settle(item.future, partial(item.step.deliver, residuals))
+        self._count(len(batch), time.monotonic() - began_s)
+
+    def _compute_apart(self, batch: list[_Waiting], error: Exception) -> None:
+        """One bad step must not fail the others: each gets a forward pass of its own."""
+        if len(batch) == 1:
+            batch[0].future.set_exception(_typed(error))
+            return
+        for item in batch:
+            self._compute([item])
+
+    def _count(self, size: int, seconds: float) -> None:
+        self.step_count += size
+        metrics.STEPS.inc(size)
+        metrics.BATCH.observe(size)
+        metrics.STEP_SECONDS.observe(seconds)
+        self._busy(seconds)
+
+
+def _forward(steps: Sequence[StreamStep]) -> list[ControlResiduals]:
+    return steps[0].network.residuals([one.step for one in steps])
+
+
+def _settle(future: "Future[Any]", act: Callable[[], Any]) -> None:
+    try:
+        result = act()
+    except Exception as error:
+        future.set_exception(_typed(error))
+    else:
+        future.set_result(result)
+
+
+def _typed(error: Exception) -> PentimentoError:
+    if isinstance(error, PentimentoError):
+        return error
+    return Internal("CONTROLNET_FAILED", f"the ControlNet failed ({type(error).__name__})")

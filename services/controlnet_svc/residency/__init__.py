@@ -1,0 +1,1 @@
+"""Which ControlNets there are, and which of them are on the device."""

@@ -1,0 +1,132 @@
+"""The ControlNets of this replica: the popular ones stay on the device, the others are loaded on demand."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from pentimento.diffusion.controlnets import ControlNet
+from pentimento.domain.adapters import Adapter
+from pentimento.domain.errors import NotFound, PentimentoError, ResourceExhausted
+from pentimento.policies.residency import Loadable, ResidentSet
+from services.controlnet_svc import metrics
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ShelvedNetwork:
+    """A ControlNet that can be served: what it takes on the device, and how it is loaded (blocking; any thread)."""
+
+    adapter: Adapter
+    memory_bytes: int
+    load: Callable[[], ControlNet]
+
+
+class NetworkShelf:
+    """On the event loop only. Loads one at a time."""
+
+    def __init__(self, networks: Mapping[str, ShelvedNetwork], budget_bytes: int, changed: Callable[[], None]) -> None:
+        self._networks = dict(networks)
+        self._resident = ResidentSet(budget_bytes)
+        self._loaded: dict[str, ControlNet] = {}
+        self._in_use: Counter[str] = Counter()
+        self._load_s: dict[str, float] = {}
+        self._changed = changed
+        self._loading = asyncio.Lock()
+        self.load_count = 0
+        self.eviction_count = 0
+
+    @property
+    def networks(self) -> tuple[ShelvedNetwork, ...]:
+        """Return what can be served, by name."""
+        return tuple(self._networks[name] for name in sorted(self._networks))
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The adapters of all that can be served, by name."""
+        return tuple(shelved.adapter for shelved in self.networks)
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """What is on the device, the worthiest first."""
+        return self._resident.names
+
+    def find(self, name: str) -> ShelvedNetwork:
+        """Return a ControlNet by its registry name. Raises NotFound (UNKNOWN_CONTROLNET)."""
+        if name not in self._networks:
+            raise NotFound("UNKNOWN_CONTROLNET", f"no ControlNet {name[:100]!r} is served here")
+        return self._networks[name]
+
+    @asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[ControlNet]:
+        """Have it on the device for as long as the block lasts, and count a use. Raises NotFound; ResourceExhausted
+        (NO_DEVICE_MEMORY) while those in use leave no room; what is wrong with its files."""
+        shelved = self.find(name)
+        # From here on it is in use: what is loaded meanwhile does not push it out.
+        self._in_use[name] += 1
+        try:
+            self._resident.use(self._loadable(shelved))
+            yield await self._have(shelved)
+        finally:
+            self._in_use[name] -= 1
+            self._changed()
+
+    async def prefetch(self, names: Sequence[str]) -> None:
+        """Load ahead of need what fits without pushing out anything that is in use. Raises NotFound."""
+        for shelved in [self.find(name) for name in names]:
+            try:
+                await self._have(shelved)
+            except ResourceExhausted:
+                logger.info("no room for a prefetched ControlNet")
+
+    async def _have(self, shelved: ShelvedNetwork) -> ControlNet:
+        name = shelved.adapter.name
+        if name not in self._loaded:
+            async with self._loading:
+                if name not in self._loaded:
+                    await self._load(shelved)
+        return self._loaded[name]
+
+    async def _load(self, shelved: ShelvedNetwork) -> None:
+        name = shelved.adapter.name
+        self._make_room(shelved)
+        began_s = time.monotonic()
+        try:
+            # Shielded: who else waits for it is not to suffer from a stream that is cancelled.
+            network = await asyncio.shield(asyncio.to_thread(shelved.load))
+        except PentimentoError as error:
+            logger.warning("a ControlNet does not load: %s", error.reason)
+            raise
+        self._load_s[name] = time.monotonic() - began_s
+        self._resident.add(self._loadable(shelved))
+        self._loaded[name] = network
+        self.load_count += 1
+        metrics.LOADS.inc()
+        metrics.LOAD_SECONDS.observe(self._load_s[name])
+        self._tell()
+
+    def _make_room(self, shelved: ShelvedNetwork) -> None:
+        in_use = {name for name, count in self._in_use.items() if count > 0}
+        leaving = self._resident.leaving_for(self._loadable(shelved), in_use)
+        if leaving is None:
+            message = "the ControlNets in use leave no room on the device"
+            raise ResourceExhausted("NO_DEVICE_MEMORY", message, retry_after_ms=200)
+        for name in leaving:
+            self._resident.remove(name)
+            del self._loaded[name]
+            self.eviction_count += 1
+            metrics.EVICTIONS.inc()
+        self._tell()
+
+    def _loadable(self, shelved: ShelvedNetwork) -> Loadable:
+        """Its cost to load as it was last, by its size before it was."""
+        guess_s = shelved.memory_bytes / 1e9
+        return Loadable(shelved.adapter.name, shelved.memory_bytes, self._load_s.get(shelved.adapter.name, guess_s))
+
+    def _tell(self) -> None:
+        metrics.RESIDENT_BYTES.set(self._resident.used_bytes)
+        self._changed()

@@ -1,0 +1,273 @@
+"""pentimento.api.controlnet.v1 over the ControlNets. What a message says is believed only where it is what its stream
+waits for."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+from torch import Tensor
+
+from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
+from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceServicer
+from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
+from pentimento.diffusion.families.model import Conditioning, ControlResiduals
+from pentimento.domain.errors import InvalidArgument
+from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver
+from pentimento.tensors.regions import RegionDirectory
+from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender
+from pentimento.wire.generation import attempt_from_proto, controlnet_from_proto
+from pentimento.wire.tensors import Binding, Dtype, checked_description, size_of
+from pentimento.wire.torch_tensors import WIRE_DTYPES
+from services.controlnet_svc.compute.layers import named_tensors
+from services.controlnet_svc.credits import CreditNews
+from services.controlnet_svc.residency.shelf import ShelvedNetwork
+from services.controlnet_svc.streams import ControlNets, OpenedStream, StreamOrder
+
+FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name
+Context = grpc.aio.ServicerContext[Any, Any]
+Requests = AsyncIterator[pb.StreamResidualsRequest]
+FLOATS = (Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BFLOAT16)
+# Of an opening message's tensors together: SD3's text states and a condition's latents take a few MiB.
+MAX_OPENING_BYTES = 64 << 20
+MAX_LATENT_BYTES = 64 << 20
+_ROWS = {
+    pb.GUIDANCE_MODE_BOTH_HALVES: 2,
+    pb.GUIDANCE_MODE_CONDITIONAL_ONLY: 1,
+    pb.GUIDANCE_MODE_UNCONDITIONAL_ONLY: 1,
+}
+
+
+class ControlNetServicer(ControlNetServiceServicer):
+    """`directory` is where it shares memory with its host's workers, None where it does not."""
+
+    def __init__(
+        self, controlnets: ControlNets, news: CreditNews, directory: RegionDirectory | None, instance_id: str
+    ) -> None:
+        self._controlnets = controlnets
+        self._news = news
+        self._directory = directory
+        self._instance_id = instance_id
+
+    async def WatchCredits(
+        self, request: pb.WatchCreditsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchCreditsResponse]:
+        async with aclosing(self._news.beats()) as beats:
+            async for _ in beats:
+                yield pb.WatchCreditsResponse(
+                    instance_id=self._instance_id,
+                    credit_count=self._controlnets.credit_count,
+                    open_stream_count=self._controlnets.open_count,
+                    draining=self._controlnets.draining,
+                    controlnets=self._infos(),
+                )
+
+    async def StreamResiduals(self, request: Requests, context: Context) -> AsyncIterator[pb.StreamResidualsResponse]:
+        opening = await _Opening.read(request)
+        async with self._controlnets.opened(opening.order) as stream:
+            sizes = [size_of(WIRE_DTYPES[stream.dtype], layer.dims) for layer in stream.layers]
+            offer = opening.message.transport
+            sender, region = await asyncio.to_thread(open_sender, offer, self._directory, sizes)
+            conversation = _Conversation(opening, stream, sender)
+            try:
+                yield conversation.opened(region)
+                async with aclosing(conversation.answers(request)) as answers:
+                    async for answer in answers:
+                        yield answer
+            finally:
+                sender.close()
+
+    async def Prefetch(self, request: pb.PrefetchRequest, context: Context) -> pb.PrefetchResponse:
+        await self._controlnets.shelf.prefetch(request.controlnets)
+        return pb.PrefetchResponse(resident_controlnets=self._controlnets.shelf.resident)
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        controlnets = self._controlnets
+        return pb.GetStatusResponse(
+            instance_id=self._instance_id,
+            controlnets=self._infos(),
+            open_stream_count=controlnets.open_count,
+            step_count=controlnets.compute.step_count,
+            draining=controlnets.draining,
+            credit_count=controlnets.credit_count,
+            load_count=controlnets.shelf.load_count,
+            eviction_count=controlnets.shelf.eviction_count,
+        )
+
+    def _infos(self) -> list[pb.ControlNetInfo]:
+        resident = set(self._controlnets.shelf.resident)
+        return [_info(shelved, resident) for shelved in self._controlnets.shelf.networks]
+
+
+def _info(shelved: ShelvedNetwork, resident: set[str]) -> pb.ControlNetInfo:
+    adapter = shelved.adapter
+    return pb.ControlNetInfo(
+        name=adapter.name,
+        digest=adapter.digest,
+        family=adapter.family,
+        resident=adapter.name in resident,
+        memory_bytes=shelved.memory_bytes,
+    )
+
+
+class _Opening:
+    """The first message of a stream, with its tensors."""
+
+    def __init__(self, message: pb.OpenStream, order: StreamOrder) -> None:
+        self.message = message
+        self.order = order
+
+    def binding(self, step_index: int, layer: str, digest: str) -> Binding:
+        """What a tensor of this stream is bound to."""
+        return _binding(self.message, step_index, layer, digest)
+
+    @staticmethod
+    async def read(messages: Requests) -> "_Opening":
+        first = await anext(aiter(messages), None)
+        if first is None or first.WhichOneof("message") != "open":
+            raise InvalidArgument.of("message", "must be open: it is the first of its stream")
+        message = first.open
+        rows = _ROWS.get(message.guidance_mode, 0)
+        if not rows:
+            raise InvalidArgument.of("open.guidance_mode", "must say which halves of guidance the latents carry")
+        tensors = await _receive_opening(message, messages)
+        return _Opening(message, _order(message, rows, tensors))
+
+
+def _binding(message: pb.OpenStream, step_index: int, layer: str, digest: str) -> Binding:
+    attempt = message.attempt
+    return Binding(attempt.request_id, attempt.fencing_token, step_index, layer, digest, message.stream_epoch)
+
+
+async def _receive_opening(message: pb.OpenStream, messages: Requests) -> dict[str, Tensor]:
+    """The tensors that the message has, by field. Their dims are the caller's own: only their number is bounded."""
+    names = ["text_states"]
+    names += [name for name in ("pooled_states", "time_ids", "encoded_conditioning") if message.HasField(name)]
+    parts = [getattr(message, name) for name in names]
+    expected = []
+    for name, part in zip(names, parts, strict=True):
+        dtype, _ = checked_description(part, FLOATS, None, None)
+        binding = _binding(message, 0, name, message.base_model_digest)
+        expected.append(ExpectedTensor(dtype, tuple(part.dims), binding))
+    if sum(size_of(wanted.dtype, wanted.dims) for wanted in expected) > MAX_OPENING_BYTES:
+        raise InvalidArgument.of("open", f"must bring at most {MAX_OPENING_BYTES} bytes of tensors")
+    found = await _receive(TensorReceiver(), parts, expected, messages)
+    return {name: tensor_over(wire) for name, wire in zip(names, found.tensors, strict=True)}
+
+
+async def _receive(
+    receiver: TensorReceiver,
+    parts: Sequence[tensor_pb.Tensor],
+    expected: Sequence[ExpectedTensor],
+    messages: Requests,
+) -> ReceivedTensors:
+    found = receiver.begin(parts, expected)
+    while found is None:
+        message = await anext(aiter(messages), None)
+        if message is None or message.WhichOneof("message") != "chunk":
+            raise InvalidArgument.of("message", "must be a chunk of the tensors before it")
+        found = receiver.add(message.chunk)
+    return found
+
+
+def _order(message: pb.OpenStream, rows: int, tensors: dict[str, Tensor]) -> StreamOrder:
+    for name, rank in (("text_states", 3), ("pooled_states", 2), ("time_ids", 2)):
+        tensor = tensors.get(name)
+        if tensor is not None and (tensor.ndim != rank or tensor.shape[0] != rows or not tensor.numel()):
+            limit = f"must have {rank} dims, {rows} rows"
+            raise InvalidArgument.of(f"open.{name}", f"{limit}, got {list(tensor.shape)}")
+    encoded = tensors.get("encoded_conditioning")
+    if encoded is not None and (encoded.ndim != 4 or encoded.shape[0] not in (1, rows)):
+        raise InvalidArgument.of("open.encoded_conditioning", f"must have 4 dims, 1 or {rows} rows")
+    dims = message.latent_dims
+    if len(dims) != 3 or not all(dims) or size_of(Dtype.FLOAT32, (rows, *dims)) > MAX_LATENT_BYTES:
+        raise InvalidArgument.of("open.latent_dims", f"must be channels, height and width, got {list(dims)[:8]}")
+    return StreamOrder(
+        attempt=attempt_from_proto(message.attempt),
+        controlnet=controlnet_from_proto(message.controlnet),
+        base_model_digest=message.base_model_digest,
+        base_model_family=message.base_model_family,
+        controlnet_digest=message.controlnet_digest,
+        conditioning=Conditioning(tensors["text_states"], tensors.get("pooled_states"), tensors.get("time_ids")),
+        width_px=message.width_px,
+        height_px=message.height_px,
+        step_count=message.step_count,
+        latent_dims=(dims[0], dims[1], dims[2]),
+        encoded=encoded,
+        alone=message.alone,
+    )
+
+
+class _Conversation:
+    """What follows the opening: a step, its residuals, and so on."""
+
+    def __init__(self, opening: _Opening, stream: OpenedStream, sender: TensorSender) -> None:
+        self._opening = opening
+        self._stream = stream
+        self._sender = sender
+        self._receiver = TensorReceiver()
+        self._latent_dtype, _ = checked_description(opening.message.text_states, FLOATS, None, None)
+
+    def opened(self, region: tensor_pb.SharedMemoryRegion | None) -> pb.StreamResidualsResponse:
+        """The answer to the opening."""
+        shared = tensor_pb.TENSOR_TRANSPORT_SHARED_MEMORY
+        dtype = tensor_pb.Dtype.ValueType(WIRE_DTYPES[self._stream.dtype].value)
+        message = pb.StreamOpened(
+            controlnet_digest=self._stream.digest,
+            transport=shared if region is not None else tensor_pb.TENSOR_TRANSPORT_CHUNKS,
+            stream_epoch=self._opening.message.stream_epoch,
+            shapes=[pb.ResidualShape(layer=layer.layer, dtype=dtype, dims=layer.dims) for layer in self._stream.layers],
+            region=region,
+        )
+        return pb.StreamResidualsResponse(opened=message)
+
+    async def answers(self, messages: Requests) -> AsyncGenerator[pb.StreamResidualsResponse, None]:
+        """The residuals of each step, until the other end has no more."""
+        async for message in messages:
+            match message.WhichOneof("message"):
+                case "step":
+                    packed = await self._residuals(message.step, messages)
+                    yield pb.StreamResidualsResponse(residuals=self._message(message.step.step_index, packed.tensors))
+                    for chunk in packed.chunks:
+                        yield pb.StreamResidualsResponse(chunk=chunk)
+                case "ack":
+                    self._sender.acknowledged(message.ack)
+                case "region_opened":
+                    self._sender.region_opened(message.region_opened)
+                case other:
+                    raise InvalidArgument.of("message", f"must be step, ack or region_opened, got {other or 'none'}")
+
+    async def _residuals(self, step: pb.ResidualStep, messages: Requests) -> PackedTensors:
+        self._stream.begin(step.step_index, step.timestep)
+        order = self._stream.order
+        binding = self._opening.binding(step.step_index, "latent", order.base_model_digest)
+        wanted = ExpectedTensor(self._latent_dtype, (order.row_count, *order.latent_dims), binding)
+        found = await _receive(self._receiver, [step.latent], [wanted], messages)
+        latents = tensor_over(found.tensors[0])
+
+        def pack(residuals: ControlResiduals) -> PackedTensors:
+            digest = self._stream.digest
+            return self._sender.pack(
+                [
+                    outgoing_tensor(tensor, self._opening.binding(step.step_index, name, digest))
+                    for name, tensor in named_tensors(residuals)
+                ]
+            )
+
+        packed: PackedTensors = await self._stream.residuals(step.timestep, latents, pack)
+        return packed
+
+    def _message(self, step_index: int, tensors: Sequence[tensor_pb.Tensor]) -> pb.Residuals:
+        message = pb.Residuals(step_index=step_index, stream_epoch=self._opening.message.stream_epoch, last_part=True)
+        for tensor in tensors:
+            layer = tensor.binding.layer
+            if layer == "mid_block":
+                message.mid_block_residual.CopyFrom(tensor)
+            elif layer.startswith("down_block_"):
+                message.down_block_residuals.append(tensor)
+            else:
+                block = pb.BlockResidual(block_index=int(layer.removeprefix("block_")), residual=tensor)
+                message.block_residuals.append(block)
+        return message

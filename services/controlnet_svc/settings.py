@@ -1,0 +1,36 @@
+"""Settings of the ControlNet service: flags, PENTIMENTO_CONTROLNET_SVC_… and the table [controlnet_svc]."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
+from pentimento.settings import setting
+from pentimento.tensors.regions import DEFAULT_DIRECTORY
+
+
+@dataclass(frozen=True)
+class ControlNetSettings:
+    rpc: RpcServerSettings
+    channels: RpcChannelSettings
+    controlnets: Path = setting(help="registry of models (JSON) whose ControlNets are served", must_exist=True)
+    prefetch: tuple[str, ...] = setting((), help="ControlNets loaded before the first request, as far as they fit")
+    device: str = setting("auto", help="auto, cpu or cuda; auto takes CUDA where it is there")
+    dtype: str = setting("auto", help="float32, float16 or bfloat16; auto: float32 on a CPU, else float16")
+    threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
+    memory_budget_mib: int = setting(
+        0, help="for the weights of resident ControlNets; 0: half of the device's memory", minimum=0
+    )
+    max_streams: int = setting(32, help="streams that are open at once: its credits", minimum=1, maximum=1024)
+    max_batch: int = setting(8, help="steps of different streams in a forward pass", minimum=1, maximum=64)
+    shared_memory_dir: str = setting(
+        str(DEFAULT_DIRECTORY),
+        help="directory in memory that workers of its host share, closed to others; empty: tensors go in chunks",
+    )
+    controller_address: str = setting("", help="controller to register with; empty for none")
+    advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
+
+    def __post_init__(self) -> None:
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"--device must be auto, cpu or cuda, got {self.device!r}")
+        if self.dtype not in ("auto", "float32", "float16", "bfloat16"):
+            raise ValueError(f"--dtype must be auto, float32, float16 or bfloat16, got {self.dtype!r}")

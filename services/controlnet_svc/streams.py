@@ -1,0 +1,196 @@
+"""Streams of residuals, transport-neutral: opened within the credits, then one step after the other."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.controlnets import ControlNet, ControlSetting, ControlStep
+from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
+from pentimento.domain.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from pentimento.domain.generation import Attempt, ControlNetSelection
+from pentimento.domain.reasons import Reason
+from services.controlnet_svc import metrics
+from services.controlnet_svc.compute.layers import ResidualLayer, layers_of
+from services.controlnet_svc.compute.thread import ComputeThread, StreamStep
+from services.controlnet_svc.condition import condition_pixels
+from services.controlnet_svc.residency.shelf import NetworkShelf
+
+MAX_STEPS = 10_000
+MAX_SIDE_PX = 8192
+
+
+@dataclass(frozen=True)
+class StreamOrder:
+    """OpenStream in domain values. `latent_dims` are (channels, height, width); `encoded` is the conditioning image as
+    latents (1, channels, height, width) where the base model's VAE made them, None where the image itself is given."""
+
+    attempt: Attempt
+    controlnet: ControlNetSelection
+    base_model_digest: str
+    base_model_family: str
+    controlnet_digest: str
+    conditioning: Conditioning
+    width_px: int
+    height_px: int
+    step_count: int
+    latent_dims: tuple[int, int, int]
+    encoded: Tensor | None = None
+    alone: bool = False
+
+    @property
+    def row_count(self) -> int:
+        """Two with both halves of guidance, else one."""
+        return self.conditioning.states.shape[0]
+
+
+@dataclass
+class OpenedStream:
+    """A stream that holds its ControlNet and a credit. `layers` are every answer's tensors."""
+
+    order: StreamOrder
+    digest: str
+    layers: tuple[ResidualLayer, ...]
+    dtype: torch.dtype
+    _network: ControlNet = field(repr=False)
+    _compute: ComputeThread = field(repr=False)
+    _conditioning: Conditioning = field(repr=False)
+    _embedded: Tensor = field(repr=False)
+    _last_step: int = -1
+
+    def begin(self, step_index: int, timestep: float) -> None:
+        """Judge a step before its latent is read. Raises Aborted (STALE_FRAME) for one that was there, InvalidArgument
+        for one beyond the last, and for a timestep that is no number."""
+        if step_index <= self._last_step:
+            raise Aborted("STALE_FRAME", f"step {step_index} came after step {self._last_step}")
+        if step_index >= self.order.step_count:
+            limit = f"must be below {self.order.step_count}"
+            raise InvalidArgument.of("step.step_index", f"{limit}, got {step_index}")
+        if not math.isfinite(timestep):
+            raise InvalidArgument.of("step.timestep", f"must be finite, got {timestep}")
+        self._last_step = step_index
+
+    async def residuals(self, timestep: float, latents: Tensor, deliver: Callable[[ControlResiduals], Any]) -> Any:
+        """Return what `deliver` makes of the step's residuals, scaled, on the compute thread. Raises Internal for
+        residuals that are not finite."""
+        network = self._network
+        inputs = _inputs(latents.to(network.device, network.dtype), timestep, self._conditioning)
+        setting = ControlSetting(self.order.controlnet.conditioning_scale)
+        step = StreamStep(network, ControlStep(inputs, self._embedded, setting), deliver, self.order.alone)
+        return await asyncio.wrap_future(self._compute.submit(step))
+
+
+class ControlNets:
+    """The service as one thing. On the event loop only."""
+
+    def __init__(
+        self, shelf: NetworkShelf, compute: ComputeThread, max_streams: int, changed: Callable[[], None]
+    ) -> None:
+        self.shelf = shelf
+        self.compute = compute
+        self.max_streams = max_streams
+        self.open_count = 0
+        self.draining = False
+        self._changed = changed
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
+        self._layers: dict[tuple[object, ...], tuple[ResidualLayer, ...]] = {}
+
+    @property
+    def credit_count(self) -> int:
+        """Streams that it is ready to hold at once."""
+        return 0 if self.draining else self.max_streams
+
+    @asynccontextmanager
+    async def opened(self, order: StreamOrder) -> AsyncIterator[OpenedStream]:
+        """Hold a stream open for as long as the block lasts: its ControlNet on the device, its image embedded.
+
+        Raises what is wrong with the order, before anything is allocated for it: Unavailable while it drains,
+        ResourceExhausted beyond the credits, NotFound, FailedPrecondition for another base model or digest,
+        InvalidArgument for anything outside its limits.
+        """
+        self._take_credit()
+        try:
+            self._check(order)
+            async with self.shelf.hold(order.controlnet.name) as network:
+                yield await self._embed(order, network)
+        finally:
+            self._give_credit_back()
+
+    async def drain(self) -> None:
+        """Take no more streams, and wait until those that are open have ended."""
+        self.draining = True
+        self._changed()
+        await self._all_closed.wait()
+
+    def _take_credit(self) -> None:
+        if self.draining:
+            raise Unavailable(Reason.DRAINING, "the ControlNet service is stopping", retry_after_ms=500)
+        if self.open_count >= self.max_streams:
+            message = f"at most {self.max_streams} streams may be open"
+            raise ResourceExhausted("NO_CREDIT", message, retry_after_ms=100)
+        self._count_streams(1)
+        self._all_closed.clear()
+
+    def _give_credit_back(self) -> None:
+        self._count_streams(-1)
+        if not self.open_count:
+            self._all_closed.set()
+
+    def _count_streams(self, change: int) -> None:
+        self.open_count += change
+        metrics.OPEN_STREAMS.set(self.open_count)
+        self._changed()
+
+    def _check(self, order: StreamOrder) -> None:
+        adapter = self.shelf.find(order.controlnet.name).adapter
+        if order.controlnet_digest not in ("", adapter.digest):
+            message = f"{adapter.name} is {adapter.digest} here, not {order.controlnet_digest[:100]!r}"
+            raise FailedPrecondition("CONTROLNET_DIGEST_MISMATCH", message)
+        if not adapter.changes(order.base_model_digest, order.base_model_family):
+            message = f"{adapter.name} is not for the model {order.base_model_digest[:100]!r}"
+            raise FailedPrecondition("WRONG_BASE_MODEL", message)
+        for name, value, most in (
+            ("width_px", order.width_px, MAX_SIDE_PX),
+            ("height_px", order.height_px, MAX_SIDE_PX),
+            ("step_count", order.step_count, MAX_STEPS),
+        ):
+            if not 1 <= value <= most:
+                raise InvalidArgument.of(f"open.{name}", f"must be between 1 and {most}, got {value}")
+        ControlSetting(order.controlnet.conditioning_scale).check("open.controlnet")
+
+    async def _embed(self, order: StreamOrder, network: ControlNet) -> OpenedStream:
+        condition = order.encoded
+        if condition is None:
+            image = order.controlnet.conditioning_image
+            condition = await asyncio.to_thread(condition_pixels, image, order.width_px, order.height_px)
+        device, dtype = network.device, network.dtype
+        given = condition.to(device, dtype)
+        parts = (None if part is None else part.to(device, dtype) for part in order.conditioning.parts)
+        conditioning = Conditioning(*parts)
+        embedded = await asyncio.wrap_future(self.compute.call(lambda: network.embed(given)))
+        layers = await self._layers_of(order, network, conditioning, embedded)
+        digest = self.shelf.find(order.controlnet.name).adapter.digest
+        return OpenedStream(order, digest, layers, dtype, network, self.compute, conditioning, embedded)
+
+    async def _layers_of(
+        self, order: StreamOrder, network: ControlNet, conditioning: Conditioning, embedded: Tensor
+    ) -> tuple[ResidualLayer, ...]:
+        """Of this ControlNet and size: known after the first stream, whose first forward pass it costs."""
+        key = (order.controlnet.name, order.row_count, order.latent_dims)
+        if key not in self._layers:
+            latents = torch.zeros(order.row_count, *order.latent_dims, device=network.device, dtype=network.dtype)
+            inputs = ControlStep(_inputs(latents, 1.0, conditioning), embedded, ControlSetting())
+            step = StreamStep(network, inputs, layers_of, alone=True)
+            self._layers[key] = await asyncio.wrap_future(self.compute.submit(step))
+        return self._layers[key]
+
+
+def _inputs(latents: Tensor, timestep: float, conditioning: Conditioning) -> DenoiserInput:
+    timesteps = torch.full((latents.shape[0],), timestep, dtype=torch.float32, device=latents.device)
+    return DenoiserInput(latents, timesteps, conditioning)

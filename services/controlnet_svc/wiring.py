@@ -1,0 +1,130 @@
+"""Puts a ControlNet process together."""
+
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import add_ControlNetServiceServicer_to_server
+from pentimento.domain.errors import FailedPrecondition
+from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
+from pentimento.rpc import RpcServer
+from pentimento.service.fleet_member import FleetMember
+from pentimento.service.process import ServiceProcess
+from pentimento.tensors.regions import RegionDirectory
+from services.controlnet_svc.catalogue import shelved_networks
+from services.controlnet_svc.compute.thread import ComputeThread
+from services.controlnet_svc.credits import CreditNews
+from services.controlnet_svc.residency.shelf import NetworkShelf
+from services.controlnet_svc.servicer import FULL_NAME, ControlNetServicer
+from services.controlnet_svc.settings import ControlNetSettings
+from services.controlnet_svc.streams import ControlNets
+
+# Of the device: the rest is for what the networks make of their inputs.
+BUDGET_SHARE = 0.5
+
+
+class BusySeconds:
+    """Added up on the compute thread, asked on the event loop."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._asked_s = 0.0
+        self._asked_at = time.monotonic()
+
+    def add(self, seconds: float) -> None:
+        """Count seconds in which the device computed."""
+        self.total_s += seconds
+
+    def share(self) -> float:
+        """Return the busy share, 0..1, since it was asked last."""
+        now, total_s = time.monotonic(), self.total_s
+        share = min((total_s - self._asked_s) / max(now - self._asked_at, 1e-9), 1.0)
+        self._asked_s, self._asked_at = total_s, now
+        return share
+
+
+@dataclass(kw_only=True)
+class ControlNetProcess(ServiceProcess):
+    controlnets: ControlNets
+    settings: ControlNetSettings
+
+    async def prepare(self) -> None:
+        """Load what is to be there before the first request."""
+        await self.controlnets.shelf.prefetch(self.settings.prefetch)
+
+    async def finish(self) -> None:
+        await self.controlnets.drain()
+
+    async def close(self) -> None:
+        self.controlnets.compute.close()
+
+
+def wire(settings: ControlNetSettings) -> ControlNetProcess:
+    """Call it inside the event loop that the process runs on. Raises what is wrong with the registry, and
+    FailedPrecondition when CUDA is asked for and not there."""
+    torch.set_num_threads(settings.threads)
+    device = _device(settings.device)
+    dtype = _dtype(settings.dtype, device)
+    server, news, busy = RpcServer(settings.rpc, "controlnet_svc"), CreditNews(), BusySeconds()
+    networks = shelved_networks(settings.controlnets, device, dtype)
+    compute = ComputeThread(settings.max_batch, busy.add)
+    shelf = NetworkShelf(networks, _budget_bytes(settings.memory_budget_mib, device), news.changed)
+    controlnets = ControlNets(shelf, compute, settings.max_streams, news.changed)
+    directory = RegionDirectory(Path(settings.shared_memory_dir)) if settings.shared_memory_dir else None
+    servicer = ControlNetServicer(controlnets, news, directory, server.instance_id)
+    server.add(add_ControlNetServiceServicer_to_server, servicer, FULL_NAME)
+    registration = FleetMember(server, ReplicaKind.CONTROLNET, settings).registration(
+        lambda replica: _described(replica, controlnets, device),
+        lambda report: _reported(report, controlnets, busy),
+    )
+    return ControlNetProcess(server=server, registration=registration, controlnets=controlnets, settings=settings)
+
+
+def _described(replica: Replica, controlnets: ControlNets, device: torch.device) -> Replica:
+    shelf = controlnets.shelf
+    names = tuple(adapter.name for adapter in shelf.adapters)
+    return replace(
+        replica,
+        device=str(device),
+        device_memory_bytes=_memory_bytes(device),
+        available_models=names,
+        resident_models=shelf.resident,
+        adapters=shelf.adapters,
+    )
+
+
+def _reported(report: ReplicaReport, controlnets: ControlNets, busy: BusySeconds) -> ReplicaReport:
+    return replace(
+        report,
+        resident_models=controlnets.shelf.resident,
+        running_count=controlnets.open_count,
+        busy_share=busy.share(),
+        completed_count=controlnets.compute.step_count,
+        draining=controlnets.draining,
+    )
+
+
+def _device(choice: str) -> torch.device:
+    available = torch.cuda.is_available()
+    if choice == "cuda" and not available:
+        raise FailedPrecondition("NO_DEVICE", "--device cuda: no CUDA device can be used")
+    return torch.device("cuda" if available and choice != "cpu" else "cpu")
+
+
+def _dtype(choice: str, device: torch.device) -> torch.dtype:
+    if choice == "auto":
+        return torch.float32 if device.type == "cpu" else torch.float16
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[choice]
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _budget_bytes(budget_mib: int, device: torch.device) -> int:
+    return budget_mib * 2**20 if budget_mib else int(_memory_bytes(device) * BUDGET_SHARE)

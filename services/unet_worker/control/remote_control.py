@@ -1,0 +1,140 @@
+"""The engine's source of residuals for one picture: its ControlNets, on their replicas, all at once."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from pentimento.clients.controlnet import ResidualStreamRequest
+from pentimento.diffusion.controlnets import ControlSetting, summed
+from pentimento.diffusion.families.model import NO_CONTROL, Conditioning, ControlResiduals, DenoiserInput
+from pentimento.domain.execution import ControlNetEndpoint
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import ControlNetSelection
+from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.outgoing import OutgoingTensor
+from pentimento.tensors.receiving import ReceivedTensors
+from pentimento.wire.tensors import UNBOUND
+from services.unet_worker.attempts.order import ExecuteOrder
+from services.unet_worker.control.replayed_stream import ReplayedStream
+from services.unet_worker.control.replicas import ControlNetReplicas, addresses_of
+
+
+@dataclass(frozen=True)
+class RemoteControlNet:
+    """One ControlNet of a picture: the request's selection, when it acts, and where it is served."""
+
+    selection: ControlNetSelection
+    setting: ControlSetting
+    addresses: tuple[str, ...]
+
+
+def remote_controlnets(
+    selections: Sequence[ControlNetSelection], endpoints: Sequence[ControlNetEndpoint]
+) -> tuple[RemoteControlNet, ...]:
+    """Return a request's ControlNets in its order. Raises Unavailable (CONTROLNET_LOST) for one that is served nowhere,
+    InvalidArgument for a scale or shares of the schedule that are out of bounds."""
+    return tuple(_remote(index, selection, endpoints) for index, selection in enumerate(selections))
+
+
+def _remote(index: int, selection: ControlNetSelection, endpoints: Sequence[ControlNetEndpoint]) -> RemoteControlNet:
+    setting = ControlSetting(selection.conditioning_scale, selection.start_fraction, selection.end_fraction)
+    setting.check(f"spec.controlnets[{index}]")
+    return RemoteControlNet(selection, setting, addresses_of(selection, endpoints))
+
+
+class RemoteControl:
+    """A `ControlSource`. The engine's thread asks and takes; what goes over the wire does so on the event loop. `wake`
+    is called from there when residuals have come. Make it, and close it, on the event loop."""
+
+    def __init__(
+        self,
+        order: ExecuteOrder,
+        held: HeldModel,
+        controlnets: Sequence[RemoteControlNet],
+        replicas: ControlNetReplicas,
+        wake: Callable[[], None],
+    ) -> None:
+        self._order = order
+        self._held = held
+        self._controlnets = tuple(controlnets)
+        self._replicas = replicas
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._streams: list[ReplayedStream] = []
+        self._asked: Future[list[ReceivedTensors]] | None = None
+        self._closed = False
+
+    def ask(self, step_index: int, inputs: DenoiserInput) -> None:
+        """Ask those that act in this step, beginning with the first step that there is."""
+        step_count = self._order.spec.num_inference_steps
+        acting = [
+            place
+            for place, controlnet in enumerate(self._controlnets)
+            if controlnet.setting.acts_at(step_index, step_count)
+        ]
+        asking = asyncio.run_coroutine_threadsafe(self._ask(step_index, inputs, acting), self._loop)
+        asking.add_done_callback(lambda _: self._wake())
+        self._asked = asking if acting else None
+
+    def take(self, step_index: int) -> ControlResiduals | None:
+        """Return the sum of what was asked for, valid until the next step is asked for; None while it is under way.
+        Raises what the picture cannot go on for."""
+        if self._asked is None:
+            return NO_CONTROL
+        if not self._asked.done():
+            return None
+        return summed([_residuals_of(received) for received in self._asked.result()])
+
+    def close(self) -> None:
+        """End the streams. Harmless twice."""
+        self._closed = True
+        for stream in self._streams:
+            stream.close()
+
+    async def _ask(self, step_index: int, inputs: DenoiserInput, acting: Sequence[int]) -> list[ReceivedTensors]:
+        if not self._streams and not self._closed:
+            self._open(inputs)
+        latents = outgoing_tensor(inputs.latents, UNBOUND)
+        timestep = float(inputs.timesteps.flatten()[0])
+        streams = [self._streams[place] for place in acting]
+        return await asyncio.gather(*(stream.residuals(step_index, timestep, latents) for stream in streams))
+
+    def _open(self, inputs: DenoiserInput) -> None:
+        for controlnet in self._controlnets:
+            request = self._request(controlnet.selection, inputs)
+            stream = ReplayedStream(controlnet.selection.name, controlnet.addresses, self._replicas.client, request)
+            self._streams.append(stream)
+
+    def _request(self, selection: ControlNetSelection, inputs: DenoiserInput) -> ResidualStreamRequest:
+        order, spec, texts = self._order, self._order.spec, inputs.conditioning
+        channels, height, width = inputs.latents.shape[1:]
+        return ResidualStreamRequest(
+            attempt=order.attempt,
+            controlnet=selection,
+            base_model_digest=self._held.model_digest,
+            base_model_family=self._held.family,
+            width_px=spec.width_px,
+            height_px=spec.height_px,
+            step_count=spec.num_inference_steps,
+            latent_dims=(channels, height, width),
+            states=outgoing_tensor(texts.states, UNBOUND),
+            pooled=_optional(texts, "pooled"),
+            sizes=_optional(texts, "sizes"),
+            alone=bool(order.route.replay_of),
+        )
+
+
+def _optional(texts: Conditioning, name: str) -> OutgoingTensor | None:
+    tensor = getattr(texts, name)
+    return None if tensor is None else outgoing_tensor(tensor, UNBOUND)
+
+
+def _residuals_of(received: ReceivedTensors) -> ControlResiduals:
+    """By layer, over the very bytes that came. Raises InvalidArgument for values that are not finite."""
+    tensors = {wire.binding.layer: tensor_over(wire) for wire in received.tensors}
+    return ControlResiduals(
+        tuple(tensor for layer, tensor in tensors.items() if layer.startswith("down_block_")),
+        tensors.get("mid_block"),
+        tuple(tensor for layer, tensor in tensors.items() if layer.startswith("block_")),
+    )

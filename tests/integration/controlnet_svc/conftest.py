@@ -1,0 +1,106 @@
+"""A ControlNet service on a Unix socket, in this process: real server, channel and client, the zoo's ControlNets."""
+
+import io
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from pentimento.clients.controlnet import ControlNetClient, ResidualStreamRequest
+from pentimento.domain.generation import Attempt, ControlNetSelection
+from pentimento.files.adapter_registry import read_adapters
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
+from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.receiving import ReceivedTensors
+from pentimento.tensors.regions import RegionDirectory
+from pentimento.wire.tensors import UNBOUND
+from services.controlnet_svc.settings import ControlNetSettings
+from services.controlnet_svc.wiring import ControlNetProcess, wire
+
+ROOT = Path(__file__).parents[3]
+REGISTRY = ROOT / "zoo" / "weights" / "registry.json"
+EDGES, LAYOUT = "tiny-controlnet-edges", "tiny-controlnet-layout"
+SIDE_PX, LATENT_DIMS = 64, (8, 16, 16)
+
+
+def condition(side_px: int = SIDE_PX, seed: int = 1) -> bytes:
+    """A conditioning image, as PNG."""
+    values = torch.randint(0, 256, (side_px, side_px, 3), generator=torch.Generator().manual_seed(seed))
+    buffer = io.BytesIO()
+    Image.fromarray(values.to(torch.uint8).numpy()).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def states(rows: int = 2) -> torch.Tensor:
+    return torch.randn(rows, 77, 128, generator=torch.Generator().manual_seed(2))
+
+
+def latents(rows: int = 2, seed: int = 3) -> torch.Tensor:
+    return torch.randn(rows, *LATENT_DIMS, generator=torch.Generator().manual_seed(seed))
+
+
+def request_for(name: str = EDGES, rows: int = 2, **changes: Any) -> ResidualStreamRequest:
+    adapter = read_adapters(REGISTRY)[name].adapter
+    request = ResidualStreamRequest(
+        attempt=Attempt("request", 1, 7, "frontdoor", 1, "tenant"),
+        controlnet=ControlNetSelection(name, condition(), digest=adapter.digest),
+        base_model_digest=adapter.base_digest,
+        base_model_family="stable_diffusion",
+        width_px=SIDE_PX,
+        height_px=SIDE_PX,
+        step_count=10,
+        latent_dims=LATENT_DIMS,
+        states=outgoing_tensor(states(rows), UNBOUND),
+    )
+    return replace(request, **changes)
+
+
+def tensors_of(received: ReceivedTensors) -> dict[str, torch.Tensor]:
+    return {wire.binding.layer: tensor_over(wire).clone() for wire in received.tensors}
+
+
+@dataclass(frozen=True)
+class Service:
+    """A process that serves, where it listens, where it shares memory, and a client of it."""
+
+    process: ControlNetProcess
+    address: str
+    directory: RegionDirectory
+    client: ControlNetClient
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short enough for a socket, which pytest's own tmp_path may not be; in memory, as regions are."""
+    with tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def overrides() -> dict[str, Any]:
+    """Of the service's settings; a test's parameter may take its place."""
+    return {}
+
+
+@pytest.fixture
+async def service(folder: Path, overrides: dict[str, Any]) -> AsyncIterator[Service]:
+    address, shared = f"unix:{folder / 's'}", folder / "shared"
+    shared.mkdir(mode=0o700)
+    rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
+    process = wire(
+        ControlNetSettings(rpc, channels, REGISTRY, device="cpu", shared_memory_dir=str(shared), **overrides)
+    )
+    await process.server.start()
+    await process.warm()
+    process.server.set_serving()
+    directory = RegionDirectory(shared)
+    async with open_channel(address, RpcChannelSettings()) as channel:
+        yield Service(process, address, directory, ControlNetClient(channel, directory))
+    await process.drain()
+    await process.server.stop()
+    await process.close()

@@ -1,0 +1,266 @@
+"""Residuals over real sockets: those of diffusers' ControlNet, by either transport; typed errors for all else."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from diffusers import ControlNetModel
+from torch import Tensor
+
+from pentimento.clients.controlnet import ControlNetClient
+from pentimento.domain.errors import (
+    Aborted,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PentimentoError,
+    ResourceExhausted,
+    Unavailable,
+)
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.tensors.device import outgoing_tensor
+from pentimento.wire.tensors import UNBOUND, Binding
+from tests.integration.controlnet_svc.conftest import (
+    EDGES,
+    LAYOUT,
+    REGISTRY,
+    Service,
+    condition,
+    latents,
+    request_for,
+    states,
+    tensors_of,
+)
+
+OPEN_S = 30.0
+
+
+def pixels() -> Tensor:
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    values = np.array(Image.open(io.BytesIO(condition())))
+    return torch.from_numpy(values).permute(2, 0, 1).unsqueeze(0).float() / 255.0
+
+
+@torch.inference_mode()
+def of_diffusers(name: str, timestep: float, scale: float, rows: int = 2, seed: int = 3) -> dict[str, Tensor]:
+    network = ControlNetModel.from_pretrained(REGISTRY.parent / name)
+    down, mid = network(
+        latents(rows, seed),
+        torch.tensor(timestep),
+        states(rows),
+        pixels().expand(rows, -1, -1, -1),
+        conditioning_scale=scale,
+        return_dict=False,
+    )
+    return {**{f"down_block_{index}": tensor for index, tensor in enumerate(down)}, "mid_block": mid}
+
+
+def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for layer, tensor in wanted.items():
+        torch.testing.assert_close(found[layer], tensor, atol=1e-5, rtol=1e-5)
+    assert max(float(tensor.abs().max()) for tensor in found.values()) > 1e-3
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_residuals_are_those_of_diffusers(service: Service, shared: bool) -> None:
+    directory = service.directory if shared else None
+    async with open_channel(service.address, RpcChannelSettings()) as channel:
+        scaled = replace(request_for().controlnet, conditioning_scale=0.7)
+        client = ControlNetClient(channel, directory)
+        stream = await client.open_stream(request_for(controlnet=scaled), 1, OPEN_S)
+        for step, timestep in enumerate((901.0, 501.0, 1.0)):
+            sent = outgoing_tensor(latents(seed=step), UNBOUND)
+            received = await stream.residuals(step, timestep, sent)
+            assert (received.ack is not None) == shared
+            assert_equal(tensors_of(received), of_diffusers(EDGES, timestep, 0.7, seed=step))
+        stream.close()
+
+
+async def test_streams_of_two_requests_share_forward_passes_and_keep_their_own(service: Service) -> None:
+    streams = [await service.client.open_stream(request_for(rows=rows), 1, OPEN_S) for rows in (2, 1, 2)]
+
+    async def steps(stream: Any, rows: int) -> dict[str, Tensor]:
+        received = None
+        for step in range(8):
+            received = await stream.residuals(step, 500.0, outgoing_tensor(latents(rows), UNBOUND))
+        assert received is not None
+        return tensors_of(received)
+
+    found = await asyncio.gather(*(steps(stream, rows) for stream, rows in zip(streams, (2, 1, 2), strict=True)))
+
+    for got, rows in zip(found, (2, 1, 2), strict=True):
+        assert_equal(got, of_diffusers(EDGES, 500.0, 1.0, rows))
+
+
+async def test_no_region_outlives_its_stream(service: Service) -> None:
+    stream = await service.client.open_stream(request_for(), 1, OPEN_S)
+    assert service.directory.region_count() == 0  # its name went when both had it
+    stream.close()
+
+    await asyncio.wait_for(service.process.drain(), 10)
+    assert service.process.controlnets.open_count == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "reason"),
+    [
+        ({"base_model_digest": "sha256:" + "0" * 64}, FailedPrecondition, "WRONG_BASE_MODEL"),
+        ({"step_count": 0}, InvalidArgument, "INVALID_FIELD"),
+        ({"width_px": 128}, InvalidArgument, "INVALID_FIELD"),
+        ({"width_px": 2**31}, InvalidArgument, "INVALID_FIELD"),
+        ({"latent_dims": (4, 16, 16)}, InvalidArgument, "INVALID_FIELD"),
+        ({"latent_dims": (8, 4096, 4096)}, InvalidArgument, "INVALID_FIELD"),
+        ({"states": outgoing_tensor(torch.full((2, 77, 128), torch.nan), UNBOUND)}, InvalidArgument, "INVALID_FIELD"),
+        ({"states": outgoing_tensor(torch.zeros(2, 0, 128), UNBOUND)}, InvalidArgument, "INVALID_FIELD"),
+    ],
+)
+async def test_a_stream_is_refused_for_what_it_asks(
+    service: Service, change: dict[str, Any], error: type[PentimentoError], reason: str
+) -> None:
+    with pytest.raises(error) as caught:
+        await service.client.open_stream(request_for(**change), 1, OPEN_S)
+
+    assert caught.value.reason == reason
+    assert service.process.controlnets.open_count == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "reason"),
+    [
+        ({"name": "../tiny-controlnet-edges"}, NotFound, "UNKNOWN_CONTROLNET"),
+        ({"name": "tiny-lora-neon"}, NotFound, "UNKNOWN_CONTROLNET"),
+        ({"digest": "sha256:" + "1" * 64}, FailedPrecondition, "CONTROLNET_DIGEST_MISMATCH"),
+        ({"conditioning_image": b""}, InvalidArgument, "INVALID_FIELD"),
+        ({"conditioning_image": b"no picture"}, InvalidArgument, "INVALID_FIELD"),
+        ({"conditioning_image": condition()[:-40]}, InvalidArgument, "INVALID_FIELD"),
+        ({"conditioning_image": condition(32)}, InvalidArgument, "INVALID_FIELD"),
+        ({"conditioning_scale": float("nan")}, InvalidArgument, "INVALID_FIELD"),
+        ({"conditioning_scale": float("inf")}, InvalidArgument, "INVALID_FIELD"),
+    ],
+)
+async def test_a_selection_is_refused_by_name(
+    service: Service, change: dict[str, Any], error: type[PentimentoError], reason: str
+) -> None:
+    wrong = replace(request_for().controlnet, **change)
+
+    with pytest.raises(error) as caught:
+        await service.client.open_stream(request_for(controlnet=wrong), 1, OPEN_S)
+
+    assert caught.value.reason == reason
+    good = await service.client.open_stream(request_for(), 2, OPEN_S)
+    received = await good.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0))
+    good.close()
+
+
+@pytest.mark.parametrize(
+    ("step", "timestep", "sent", "error"),
+    [
+        (0, 1.0, latents(), Aborted),
+        (10, 1.0, latents(), InvalidArgument),
+        (1, float("nan"), latents(), InvalidArgument),
+        (1, 1.0, latents(rows=1), InvalidArgument),
+        (1, 1.0, latents().half(), InvalidArgument),
+        (1, 1.0, torch.full_like(latents(), torch.inf), InvalidArgument),
+    ],
+)
+async def test_a_step_that_is_not_the_next_is_refused(
+    service: Service, step: int, timestep: float, sent: Tensor, error: type[PentimentoError]
+) -> None:
+    stream = await service.client.open_stream(request_for(), 1, OPEN_S)
+    await stream.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+
+    with pytest.raises(error):
+        await stream.residuals(step, timestep, outgoing_tensor(sent, UNBOUND))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"request_id": "another"}, {"fencing_token": 8}, {"step_index": 5}, {"layer": "text"}, {"stream_epoch": 1}],
+)
+async def test_a_latent_of_another_stream_is_refused(
+    service: Service, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = await service.client.open_stream(request_for(), 2, OPEN_S)
+    adapter = request_for().base_model_digest
+    right = Binding("request", 7, 0, "latent", adapter, 2)
+    monkeypatch.setattr(stream, "_binding", lambda *_: replace(right, **change))
+
+    with pytest.raises(Aborted) as caught:
+        await stream.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    assert caught.value.reason == "STALE_FRAME"
+
+
+@pytest.mark.parametrize("overrides", [{"max_streams": 1}])
+async def test_streams_beyond_the_credits_are_refused_and_welcome_later(service: Service) -> None:
+    first = await service.client.open_stream(request_for(), 1, OPEN_S)
+
+    with pytest.raises(ResourceExhausted) as caught:
+        await service.client.open_stream(request_for(LAYOUT), 1, OPEN_S)
+    assert (caught.value.reason, caught.value.retry_after_ms) == ("NO_CREDIT", 100)
+
+    first.close()
+    async for credits in service.client.watch_credits():
+        if credits.open_stream_count == 0:
+            break
+    second = await service.client.open_stream(request_for(LAYOUT), 1, OPEN_S)
+    second.close()
+
+
+@pytest.mark.parametrize("overrides", [{"memory_budget_mib": 2}])
+async def test_one_leaves_for_another_and_never_while_it_is_in_use(service: Service) -> None:
+    """Each takes more than half of the budget."""
+    shelf = service.process.controlnets.shelf
+    assert all(network.memory_bytes > 2**20 for network in shelf.networks)
+    edges = await service.client.open_stream(request_for(EDGES), 1, OPEN_S)
+
+    with pytest.raises(ResourceExhausted) as caught:
+        await service.client.open_stream(request_for(LAYOUT), 1, OPEN_S)
+    assert caught.value.reason == "NO_DEVICE_MEMORY"
+    assert await service.client.prefetch([LAYOUT]) == (EDGES,)
+
+    edges.close()
+    async for credits in service.client.watch_credits():
+        if credits.open_stream_count == 0:
+            break
+    layout = await service.client.open_stream(request_for(LAYOUT), 1, OPEN_S)
+    received = await layout.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    assert_equal(tensors_of(received), of_diffusers(LAYOUT, 500.0, 1.0))
+    assert (shelf.resident, shelf.eviction_count) == ((LAYOUT,), 1)
+    layout.close()
+
+
+async def test_a_drain_lets_open_streams_end_and_takes_no_new_ones(service: Service) -> None:
+    stream = await service.client.open_stream(request_for(), 1, OPEN_S)
+    draining = asyncio.create_task(service.process.controlnets.drain())
+    await asyncio.sleep(0)
+
+    with pytest.raises(Unavailable) as caught:
+        await service.client.open_stream(request_for(), 1, OPEN_S)
+    assert caught.value.reason == "DRAINING"
+    received = await stream.residuals(0, 500.0, outgoing_tensor(latents(), UNBOUND))
+    assert_equal(tensors_of(received), of_diffusers(EDGES, 500.0, 1.0))
+    assert not draining.done()
+    stream.close()
+    await asyncio.wait_for(draining, 10)
+
+
+async def test_the_status_says_what_is_there(service: Service) -> None:
+    before = await service.client.status()
+    assert {info.name for info in before.controlnets} == {EDGES, LAYOUT}
+    assert not any(info.resident for info in before.controlnets)
+
+    assert await service.client.prefetch([LAYOUT]) == (LAYOUT,)
+
+    after = await service.client.status()
+    assert [info.name for info in after.controlnets if info.resident] == [LAYOUT]
+    assert (after.load_count, after.credit_count, after.draining) == (1, 32, False)
+    with pytest.raises(NotFound):
+        await service.client.prefetch(["none"])

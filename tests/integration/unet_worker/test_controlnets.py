@@ -1,0 +1,246 @@
+"""Pictures under ControlNets that run in processes of their own: those of diffusers' pipelines, whatever dies."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from PIL import Image
+from torch import Tensor
+
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.clients.controlnet import ControlNetClient
+from pentimento.clients.errors import domain_errors
+from pentimento.diffusion.controlnets import ControlSetting
+from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
+from pentimento.domain.generation import (
+    Attempt,
+    ControlNetSelection,
+    FromNoise,
+    GenerationSpec,
+    Route,
+    Scheduler,
+)
+from pentimento.files.adapter_registry import read_adapters
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.tensors.regions import RegionDirectory
+from pentimento.testing.controlled_painting import ControlledByDiffusers, ControlledCase, conditions_for
+from pentimento.testing.diffusers_reference import Case
+from pentimento.testing.worker_under_test import png_of
+from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
+from pentimento.wire.tensors import tensor_from_proto
+from pentimento.wire.torch_tensors import tensor_from_wire
+from tests.integration.unet_worker.conftest import Served, serve
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+WEIGHTS = Path(__file__).parents[3] / "zoo" / "weights"
+REGISTRY = WEIGHTS / "registry.json"
+EDGES, LAYOUT = "tiny-controlnet-edges", "tiny-controlnet-layout"
+SIDE_PX, STEPS = 64, 20
+CASE = Case("a red circle", "blurred", Scheduler.DDIM, seed=3, steps=STEPS, guidance_scale=3.0)
+CONDITIONS = conditions_for(2, SIDE_PX, SIDE_PX)
+_numbers = count(1)
+
+
+@dataclass
+class Replica:
+    """A process of the ControlNet service."""
+
+    process: "subprocess.Popen[bytes]"
+    address: str
+    stopped: bool = False
+
+
+@dataclass
+class Parts:
+    """A worker that shares memory with the replicas of its host."""
+
+    worker: Served
+    folder: Path
+    directory: RegionDirectory
+
+
+def start_replica(folder: Path) -> Replica:
+    address = f"unix:{folder}/c{next(_numbers)}"
+    command = [sys.executable, "-m", "services.controlnet_svc", "--controlnets", str(REGISTRY), "--device", "cpu"]
+    command += ["--listen", address, "--shared-memory-dir", f"{folder}/shared", "--log-level", "warning"]
+    process = subprocess.Popen([*command, "--prefetch", EDGES], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return Replica(process, address)
+
+
+async def serving(replica: Replica) -> None:
+    async with open_channel(replica.address, RpcChannelSettings()) as channel:
+        async with asyncio.timeout(170):
+            while True:
+                try:
+                    if (await ControlNetClient(channel).status(5.0)).load_count:
+                        return
+                except PentimentoError:
+                    await asyncio.sleep(0.1)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def parts() -> AsyncIterator[Parts]:
+    with tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm") as name:
+        folder = Path(name)
+        shared = folder / "shared"
+        shared.mkdir(mode=0o700)
+        async with serve(WEIGHTS / "tiny-heavy", folder, shared_memory_dir=str(shared)) as served:
+            yield Parts(served, folder, RegionDirectory(shared))
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[list[Replica]]:
+    """The processes of this module; a test takes those that still run."""
+    made: list[Replica] = []
+    yield made
+    for replica in made:
+        replica.process.kill()
+        replica.process.wait()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def replicas(parts: Parts, started: list[Replica]) -> list[Replica]:
+    """Two that serve."""
+    started[:] = [replica for replica in started if replica.process.poll() is None and not replica.stopped]
+    while len(started) < 2:
+        started.append(start_replica(parts.folder))
+    for replica in started:
+        await serving(replica)
+    return list(started)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def selection(name: str, pixels: Tensor, setting: ControlSetting) -> ControlNetSelection:
+    values = (pixels[0].permute(1, 2, 0) * 255.0).round().to(torch.uint8)
+    image = png_of(Image.fromarray(values.numpy()))
+    digest = read_adapters(REGISTRY)[name].adapter.digest
+    return ControlNetSelection(name, image, setting.scale, setting.start_fraction, setting.end_fraction, digest=digest)
+
+
+def request_for(
+    worker: Served, controlnets: Sequence[ControlNetSelection], addresses: Sequence[str]
+) -> pb.ExecuteRequest:
+    number = next(_numbers)
+    spec = GenerationSpec(
+        CASE.prompt, CASE.negative_prompt, "tiny", SIDE_PX, SIDE_PX, CASE.steps, CASE.guidance_scale,
+        CASE.scheduler, CASE.seed, controlnets=tuple(controlnets),
+    )  # fmt: skip
+    endpoints = [
+        pb.ControlNetEndpoint(name=controlnet.name, address=address, controlnet_digest=controlnet.digest)
+        for controlnet in controlnets
+        for address in addresses
+    ]
+    return pb.ExecuteRequest(
+        attempt=attempt_to_proto(Attempt(f"r{number}", 1, number, "frontdoor", 1, "tenant")),
+        spec=spec_to_proto(spec),
+        route=route_to_proto(Route("route", FromNoise(), "tiny", worker.held.model_digest)),
+        worker_generation=worker.held.worker_generation,
+        controlnet_endpoints=endpoints,
+        return_latents=True,
+    )
+
+
+async def latents_of(
+    worker: Served, request: pb.ExecuteRequest, stepped: Callable[[int], None] = lambda step: None
+) -> Tensor:
+    with domain_errors():
+        async for answer in UnetWorkerServiceStub(worker.channel).Execute(request):
+            if answer.WhichOneof("event") == "progress":
+                stepped(answer.progress.step)
+    return tensor_from_wire(tensor_from_proto(answer.result.final_latents))
+
+
+def edges() -> ControlNetSelection:
+    return selection(EDGES, CONDITIONS[0], ControlSetting())
+
+
+ACTING = {
+    "one": {EDGES: ControlSetting()},
+    "two, each in its share": {
+        EDGES: ControlSetting(0.7, end_fraction=0.5),
+        LAYOUT: ControlSetting(1.3, start_fraction=0.2),
+    },
+}
+
+
+@pytest.mark.parametrize("acting", ACTING)
+async def test_a_controlled_picture_is_that_of_diffusers(parts: Parts, replicas: list[Replica], acting: str) -> None:
+    settings = ACTING[acting]
+    controlnets = [
+        selection(name, pixels, setting) for (name, setting), pixels in zip(settings.items(), CONDITIONS, strict=False)
+    ]
+
+    ours = await latents_of(parts.worker, request_for(parts.worker, controlnets, [replicas[0].address]))
+
+    reference = ControlledByDiffusers(WEIGHTS / "tiny-heavy", [WEIGHTS / name for name in settings])
+    theirs = reference.controlled(ControlledCase(CASE, tuple(settings.values())), CONDITIONS[: len(settings)])
+    assert float((ours - theirs).abs().max()) <= 1e-4
+    untold = await latents_of(parts.worker, request_for(parts.worker, [], []))
+    assert float((ours - untold).abs().max()) > 0.1
+    assert parts.directory.region_count() == 0
+
+
+async def test_what_a_replica_refuses_ends_the_picture_by_name(parts: Parts, replicas: list[Replica]) -> None:
+    small = selection(EDGES, CONDITIONS[0][:, :, :32, :32], ControlSetting())
+    with pytest.raises(InvalidArgument) as caught:
+        await latents_of(parts.worker, request_for(parts.worker, [small], [replicas[0].address]))
+    assert caught.value.violations[0].field == "controlnet.conditioning_image"
+
+    nan = replace(edges(), conditioning_scale=float("nan"))
+    with pytest.raises(InvalidArgument):
+        await latents_of(parts.worker, request_for(parts.worker, [nan], [replicas[0].address]))
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_replica_that_is_lost_costs_a_replay_and_no_bit(
+    parts: Parts, replicas: list[Replica], how: signal.Signals
+) -> None:
+    addresses = [replica.address for replica in replicas]
+    wanted = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses))
+
+    def lose(step: int) -> None:
+        if step == 5:
+            replicas[0].stopped = True
+            replicas[0].process.send_signal(how)
+
+    found = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses), lose)
+
+    replicas[0].process.kill()
+    assert torch.equal(found, wanted)
+    assert parts.directory.region_count() == 0
+
+
+async def test_without_any_replica_left_there_is_no_picture(parts: Parts, replicas: list[Replica]) -> None:
+    def lose(step: int) -> None:
+        if step == 5:
+            for replica in replicas:
+                replica.process.kill()
+                replica.process.wait()
+
+    addresses = [replica.address for replica in replicas]
+    with pytest.raises(Unavailable) as caught:
+        await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses), lose)
+    assert caught.value.reason == "CONTROLNET_LOST"
+
+    with pytest.raises(Unavailable):
+        await latents_of(parts.worker, request_for(parts.worker, [edges()], []))
+    assert (await latents_of(parts.worker, request_for(parts.worker, [], []))).isfinite().all()
