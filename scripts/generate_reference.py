@@ -40,6 +40,7 @@ SETTINGS = (
     ("vectordb_gateway", "python -m services.vectordb_gateway", "services.vectordb_gateway.settings:GatewaySettings"),
     ("controller", "python -m services.controller", "services.controller.settings:ControllerSettings"),
     ("unet_worker", "python -m services.unet_worker", "services.unet_worker.settings:UnetWorkerSettings"),
+    ("controlnet_svc", "python -m services.controlnet_svc", "services.controlnet_svc.settings:ControlNetSettings"),
     (
         "emulated_worker",
         "python -m services.unet_worker.emulation",
@@ -59,6 +60,7 @@ METRICS = (
     "services.vectordb_gateway.metrics",
     "services.unet_worker.metrics",
     "services.controller.metrics",
+    "services.controlnet_svc.metrics",
 )
 
 File = descriptor_pb2.FileDescriptorProto

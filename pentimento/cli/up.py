@@ -19,7 +19,13 @@ from pentimento.devices.emulation import EmulatedFleet, read_fleet
 from pentimento.files.private_files import keep_files_private
 from pentimento.supervisor.access import SuiteTokens, write_grant_key
 from pentimento.supervisor.leftovers import clean_leftovers
-from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_models, shipped_selector_profiles
+from pentimento.supervisor.models import (
+    DEFAULT_ENCODER,
+    find_controlnets,
+    find_encoder,
+    find_models,
+    shipped_selector_profiles,
+)
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import Surroundings
 from pentimento.supervisor.state import Endpoint, StateDirectory, make_private
@@ -67,6 +73,19 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     " repeated [those of the tiny models]",
 )
 @click.option("--unprofiled-reuse", is_flag=True, help="let models without a selector profile reuse latents too")
+@click.option(
+    "--controlnets",
+    default="",
+    metavar="tiny|REGISTRY.JSON",
+    help="serve the ControlNets of a registry of models; `tiny`: those of the tiny models [none]",
+)
+@click.option(
+    "--controlnet-replicas",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="processes that serve ControlNets",
+)
 @click.option("--quiet", is_flag=True, help="keep the services' logs in the state directory only")
 @click.option("--detach", is_flag=True, help="return once all serve; `pentimento down` stops it")
 def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, detach: bool, **options: Any) -> int:
@@ -90,6 +109,8 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
         profiles=tuple(path.resolve() for path in options["profiles"]),
         selector_profiles=tuple(path.resolve() for path in selector_profiles) if fleet is None else (),
         unprofiled_reuse=options["unprofiled_reuse"],
+        controlnets=find_controlnets(options["controlnets"]),
+        controlnet_copies=options["controlnet_replicas"],
     )
     state = StateDirectory(state_dir)
     if detach:

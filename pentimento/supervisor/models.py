@@ -47,6 +47,17 @@ def _packaged(name: str) -> Path:
     return Path(found.origin).parent / "model"
 
 
+def find_controlnets(given: str, weights: Path = WEIGHTS) -> Path | None:
+    """Return the registry that `--controlnets` stands for: that of the tiny models for `tiny`, else the file; None for
+    an empty one. Raises NotFound."""
+    if not given:
+        return None
+    path = weights / "registry.json" if given == "tiny" else Path(given).resolve()
+    if not path.is_file():
+        raise NotFound("MODEL_NOT_FOUND", f"controlnets {given!r} is neither a file nor `tiny`, or {path} is not there")
+    return path
+
+
 def shipped_selector_profiles(encoder: Path) -> tuple[Path, ...]:
     """The folder of the tiny models' selector profiles; none for another encoder than theirs, which they say nothing
     of."""

@@ -14,7 +14,8 @@ class SuiteSettings:
     """`copies` workers for each model; `public` is the host:port of the public API beside its unix socket. With a
     `fleet` its emulated devices take the place of the models. `policy` is what the controller plans by, and `slo_s` the
     SLO that it plans for; `profiles` are what models were measured to cost, `selector_profiles` from which similarity
-    on they may reuse. `unprofiled_reuse`: the others may reuse too, by thresholds that nobody measured."""
+    on they may reuse. `unprofiled_reuse`: the others may reuse too, by thresholds that nobody measured. `controlnets`:
+    the registry whose ControlNets `controlnet_copies` processes serve; None for none."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path
@@ -32,6 +33,8 @@ class SuiteSettings:
     profiles: tuple[Path, ...] = ()
     selector_profiles: tuple[Path, ...] = ()
     unprofiled_reuse: bool = False
+    controlnets: Path | None = None
+    controlnet_copies: int = 1
 
     @property
     def default_model(self) -> str:
@@ -71,7 +74,8 @@ def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:
     """Every service once and a worker for each copy of each model: unix sockets, stores in the state directory."""
     cache = (embedder(settings, state), gateway(settings, state)) if settings.cached else ()
     unet_workers = emulated_devices(settings, state) if settings.fleet is not None else workers(settings, state)
-    return Suite((*cache, controller(settings, state), *unet_workers, frontdoor(settings, state)))
+    beside = (*cache, *controlnet_replicas(settings, state))
+    return Suite((*beside, controller(settings, state), *unet_workers, frontdoor(settings, state)))
 
 
 def workers(settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:
@@ -143,6 +147,20 @@ def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     arguments += reuse_arguments(settings)
     arguments += grant_arguments(settings) + shared_arguments(settings, "gateway") + caller_arguments(settings, state)
     return ProcessSpec("gateway", "services.vectordb_gateway", arguments, address, CACHE_STAGE)
+
+
+def controlnet_replicas(settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:
+    """Workers call them, and are stopped before them."""
+    count = settings.controlnet_copies if settings.controlnets is not None and settings.fleet is None else 0
+    return tuple(controlnet_replica(settings, state, f"controlnet-{number}") for number in range(count))
+
+
+def controlnet_replica(settings: SuiteSettings, state: StateDirectory, name: str) -> ProcessSpec:
+    address = unix_address(state, name)
+    arguments: tuple[str, ...] = ("--listen", address, "--controlnets", str(settings.controlnets))
+    arguments += ("--device", settings.device, "--threads", str(settings.threads))
+    arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
+    return ProcessSpec(name, "services.controlnet_svc", arguments, address, CACHE_STAGE)
 
 
 def reuse_arguments(settings: SuiteSettings) -> tuple[str, ...]:

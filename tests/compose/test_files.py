@@ -21,6 +21,7 @@ SETTINGS = {
     "vectordb-gateway": ("vectordb_gateway", "GatewaySettings"),
     "unet-worker-heavy": ("unet_worker", "UnetWorkerSettings"),
     "unet-worker-light": ("unet_worker", "UnetWorkerSettings"),
+    "controlnet-svc": ("controlnet_svc", "ControlNetSettings"),
     "frontdoor": ("frontdoor", "FrontdoorSettings"),
 }
 EVERY_SERVICE = [(file, name) for file in (EMBEDDED, REAL) for name in services(file)]
