@@ -171,8 +171,9 @@ class ControlNets:
             condition = await asyncio.to_thread(condition_pixels, image, order.width_px, order.height_px)
         device, dtype = network.device, network.dtype
         given = condition.to(device, dtype)
-        parts = (None if part is None else part.to(device, dtype) for part in order.conditioning.parts)
-        conditioning = Conditioning(*parts)
+        texts = order.conditioning
+        pooled, sizes = (None if part is None else part.to(device, dtype) for part in (texts.pooled, texts.sizes))
+        conditioning = Conditioning(texts.states.to(device, dtype), pooled, sizes)
         embedded = await asyncio.wrap_future(self.compute.call(lambda: network.embed(given)))
         layers = await self._layers_of(order, network, conditioning, embedded)
         digest = self.shelf.find(order.controlnet.name).adapter.digest
