@@ -1,9 +1,11 @@
 """A cache with any number of entries in it, for benchmarks: vectors that lie as prompts do, ledger and index filled.
 
-The ledger's rows are written in bulk, as commits would have made them, and the index through its own interface. Nothing
+The ledger's rows are written in bulk, as commits would have made them, and the index as a build of it makes it. Nothing
 lies in the object store: a lookup reads the ledger alone.
 """
 
+import json
+import math
 import time
 import uuid
 from collections.abc import Iterator
@@ -19,7 +21,8 @@ from pentimento.stores.ledger import cache_tables as tables
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.vectors import IndexBuilding, VectorPoint
-from pentimento.stores.vectors.edge import EdgeVectorIndex
+from pentimento.stores.vectors.generations import Generation, Generations
+from pentimento.stores.vectors.shard_process import ShardProcess, ShardTiming
 
 DIMENSION_COUNT = 512
 ENCODER = "sha256:" + "e" * 64
@@ -34,6 +37,10 @@ _CHUNK_COUNT = 10_000
 _MEMBERS_COUNT = 20
 _SPREAD = 0.5
 _BUILD_LIMIT_S = 4 * 3600.0
+_START_LIMIT_S = 300.0
+_STOP_LIMIT_S = 600.0
+_PAGE_COUNT = 1000
+_CREATED_AT = 1000.0
 
 Vectors = NDArray[np.float32]
 
@@ -88,43 +95,52 @@ def entry_id(number: int) -> str:
 
 
 def fill(directory: Path, entries_count: int, threads_count: int) -> FilledCache:
-    """Ledger and built index with that many entries."""
+    """Ledger and built index with that many entries: the points go straight to the process that builds the graph."""
     directory.mkdir(parents=True, exist_ok=True)
     cache = FilledCache(directory, entries_count, 0.0, 0.0)
-    ledger = open_cache_ledger(cache.ledger_url)
-    ledger.close()
-    index = EdgeVectorIndex(cache.index, building=IndexBuilding(least_points_count=10**9))
-    index.prepare(DIMENSION_COUNT)
+    open_cache_ledger(cache.ledger_url).close()
+    generations = Generations(cache.index, DIMENSION_COUNT)
+    generations.hold(_START_LIMIT_S)
+    generations.clean()
+    path = generations.following()
+    builder = _builder(path, threads_count)
     insert_s = 0.0
     for first, part in chunks(entries_count):
         write_rows(cache.ledger_url, first, part)
-        points = [point(first + at, vector) for at, vector in enumerate(part)]
         began = time.monotonic()
-        index.upsert(points)
+        for at in range(0, len(part), _PAGE_COUNT):
+            _put(builder, first + at, part[at : at + _PAGE_COUNT])
         insert_s += time.monotonic() - began
-    index.close()
-    return FilledCache(directory, entries_count, insert_s, build(cache.index, entries_count, threads_count))
+    began = time.monotonic()
+    builder.call({"op": "optimise"}, timeout_s=_BUILD_LIMIT_S)
+    builder.close()
+    generations.publish(Generation(path, entries_count))
+    generations.release()
+    return FilledCache(directory, entries_count, insert_s, time.monotonic() - began)
+
+
+def _builder(path: Path, threads_count: int) -> ShardProcess:
+    shape = json.dumps(IndexBuilding(threads_count=threads_count).shape())
+    arguments = ("--directory", str(path), "--dimension-count", str(DIMENSION_COUNT), "--shape", shape)
+    builder = ShardProcess(arguments, ShardTiming(hang_s=math.inf, stop_s=_STOP_LIMIT_S), restarts=False)
+    builder.start()
+    builder.wait_ready(_START_LIMIT_S)
+    return builder
+
+
+def _put(builder: ShardProcess, first: int, part: Vectors) -> None:
+    points = [_described(first + at) for at in range(len(part))]
+    builder.call({"op": "upsert", "points": points}, part.tobytes(), timeout_s=_BUILD_LIMIT_S)
+
+
+def _described(number: int) -> dict[str, object]:
+    """A point as the index sends it to its process."""
+    payload = {"tenant": SCOPE.tenant, "compatibility_key": [KEY], "created_at": _CREATED_AT}
+    return {"id": entry_id(number), "spaces": ["text"], "payload": payload}
 
 
 def point(number: int, vector: Vectors) -> VectorPoint:
-    return VectorPoint(entry_id(number), SCOPE.tenant, (KEY,), 1000.0, vector.tobytes())
-
-
-def build(index_directory: Path, entries_count: int, threads_count: int) -> float:
-    """Seconds of a build of the whole index, copy and swap included."""
-    building = IndexBuilding(least_points_count=entries_count, threads_count=threads_count)
-    index = EdgeVectorIndex(index_directory, building=building)
-    began = time.monotonic()
-    index.prepare(DIMENSION_COUNT)
-    while index.schedule is None or index.schedule.builds_count == 0:
-        if index.schedule is not None and index.schedule.failures_count:
-            raise RuntimeError("the index could not be built")
-        if time.monotonic() > began + _BUILD_LIMIT_S:
-            raise RuntimeError("the index was not built in time")
-        time.sleep(0.1)
-    took_s = time.monotonic() - began
-    index.close()
-    return took_s
+    return VectorPoint(entry_id(number), SCOPE.tenant, (KEY,), _CREATED_AT, vector.tobytes())
 
 
 def write_rows(ledger_url: str, first: int, part: Vectors, indexed: bool = True) -> None:
