@@ -37,6 +37,7 @@ from pentimento.stores.ledger.cache_records import (
 )
 from pentimento.stores.ledger.database import insert_unless_present, open_engine, typed_errors
 from pentimento.stores.ledger.migrations import migrate
+from pentimento.stores.ledger.prepared_read import PreparedRead
 from pentimento.stores.ledger.writer import GroupCommitWriter
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ _entries = tables.entries
 _objects = tables.objects
 _state = tables.state
 _IS_LIVE = _entries.c.doomed_at.is_(None)
-# Every lookup runs it: made once, since building a statement costs more than running it.
+# Every lookup runs it.
 _LIVE_ENTRY = (
     select(
         _entries.c.entry_id,
@@ -82,6 +83,7 @@ class CacheLedger:
 
     def __init__(self, engine: Engine, clock: Clock, cache_id: str) -> None:
         self._engine = engine
+        self._live_entry = PreparedRead(engine, _LIVE_ENTRY)
         self._writer = GroupCommitWriter(engine, "cache-ledger")
         self._clock = clock
         self._rule: EvictionRule = FifoRule()
@@ -203,8 +205,8 @@ class CacheLedger:
 
     def live_entry(self, entry_id: str) -> CachedEntry | None:
         """Return the entry with the objects it holds, or None where it is not live."""
-        with self._reading() as connection:
-            rows = connection.execute(_LIVE_ENTRY, {"entry_id": entry_id}).all()
+        with typed_errors():
+            rows = self._live_entry.rows(entry_id=entry_id)
         return _entry(rows) if rows else None
 
     def unindexed(self, limit_count: int) -> list[EntryVectors]:

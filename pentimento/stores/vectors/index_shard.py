@@ -17,7 +17,7 @@ import time
 import uuid
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +216,14 @@ def _configuration(dimension_count: int, shape: dict[str, int] | None) -> "edge.
     )
 
 
+def _yield_to_everybody() -> None:
+    """Run when nobody else wants the processor. A process of low priority alone may keep its slice for milliseconds
+    while a search that has just been woken waits."""
+    os.nice(_LOWEST_PRIORITY)
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 def _die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # It may have died before the call above.
@@ -237,7 +245,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if arguments.shape is not None:
-        os.nice(_LOWEST_PRIORITY)
+        _yield_to_everybody()
     directory, dimension_count = arguments.directory, arguments.dimension_count
     with _owner(directory.with_name(f"{directory.name}{LOCK_SUFFIX}")):
         _serve(socket.socket(fileno=arguments.wire_fd), IndexShard(directory, dimension_count, arguments.shape))

@@ -1,6 +1,7 @@
 """The embedded index is built anew beside the one that serves: nothing is lost, searches go on, and whatever fails
 leaves the old one serving."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -201,6 +202,26 @@ def test_searches_go_on_through_builds_and_swaps(tmp_path: Path) -> None:
     index.close()
 
     assert failures == []
+
+
+def test_who_builds_runs_when_nobody_else_wants_to_and_who_serves_as_usual(tmp_path: Path) -> None:
+    policies: list[tuple[int, int]] = []
+
+    def look(phase: str) -> None:
+        if phase == "graph" and not policies:
+            builder = next(child for child in children_for(tmp_path) if "--shape" in child.cmdline())
+            serving = next(child for child in children_for(tmp_path) if "--shape" not in child.cmdline())
+            policies.append((os.sched_getscheduler(builder.pid), os.sched_getscheduler(serving.pid)))
+
+    index = opened(tmp_path, on_phase=look)
+    index.upsert(points_at(clustered(1200)))
+    wait_until(lambda: built(index) > 0)
+    process = index.process
+    assert process is not None
+    assert process.pid is not None
+    assert policies == [(os.SCHED_IDLE, os.SCHED_OTHER)]
+    assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER
+    index.close()
 
 
 def test_a_builder_that_is_killed_costs_its_build_and_the_next_one_is_made(tmp_path: Path) -> None:

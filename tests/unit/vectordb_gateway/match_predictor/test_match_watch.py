@@ -1,5 +1,6 @@
 """The predictor beside lookups: a real ledger, a real SVM, and searches that take what the test says."""
 
+import itertools
 import logging
 import uuid
 from collections.abc import Iterator
@@ -116,6 +117,20 @@ def test_where_searches_are_quick_nothing_is_trained(ledger: CacheLedger) -> Non
 
     assert rulings(watch, STRANGE[300:], LOCAL_S) == [Ruling.SEARCH] * 100
     assert not watch.wants_to_study(watch.forecast(("tenant",), STRANGE[0].tobytes()))
+
+
+def test_while_it_is_off_predictions_take_a_tenth_of_the_time_of_searches(
+    ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr(
+        "services.vectordb_gateway.match_predictor.match_watch.perf_counter", lambda: float(next(seconds))
+    )
+    watch = learnt(ledger)  # a prediction takes a second by this clock, a search `FAR_S`
+    asked = [watch.wants_to_study(watch.forecast(("tenant",), STRANGE[0].tobytes())) for _ in range(10_000)]
+
+    assert watch.prices.prediction_s == pytest.approx(1.0)
+    assert sum(asked) == pytest.approx(10_000 * 0.1 * FAR_S, rel=0.3)
 
 
 def test_off_is_off(ledger: CacheLedger) -> None:

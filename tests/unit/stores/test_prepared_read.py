@@ -1,0 +1,54 @@
+"""A statement that the driver runs: its rows, and its errors as ours."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, bindparam, text
+
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.ledger import cache_tables as tables
+from pentimento.stores.ledger.cache_ledger import open_cache_ledger
+from pentimento.stores.ledger.database import open_engine, typed_errors
+from pentimento.stores.ledger.prepared_read import PreparedRead
+
+_STATE = tables.state.c
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    url = f"sqlite:///{tmp_path}/ledger.sqlite"
+    open_cache_ledger(url).close()
+    return open_engine(url)
+
+
+def read(engine: Engine) -> PreparedRead:
+    is_between = _STATE.singleton.between(bindparam("least"), bindparam("most"))
+    return PreparedRead(engine, tables.state.select().with_only_columns(_STATE.cache_id, _STATE.tick).where(is_between))
+
+
+def test_rows_have_the_columns_as_attributes_and_parameters_find_their_places(engine: Engine) -> None:
+    (row,) = read(engine).rows(most=5, least=1)
+
+    assert (len(row.cache_id), row.tick) == (16, 0)
+    assert read(engine).rows(least=5, most=1) == []
+
+
+def test_it_sees_what_was_committed_since(engine: Engine) -> None:
+    reading = read(engine)
+    reading.rows(least=1, most=1)
+    with engine.begin() as connection:
+        connection.execute(tables.state.update().values(tick=7))
+
+    assert reading.rows(least=1, most=1)[0].tick == 7
+
+
+def test_the_drivers_errors_are_ours_without_the_values(engine: Engine) -> None:
+    reading = read(engine)
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE cache_state"))
+
+    with pytest.raises(StoreUnavailable) as caught, typed_errors():
+        reading.rows(least="secret", most=1)
+
+    assert "OperationalError" in caught.value.message
+    assert "secret" not in caught.value.message
