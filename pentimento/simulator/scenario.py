@@ -9,6 +9,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.emulation.costs import ModelCosts
 from pentimento.emulation.device import DeviceSettings
 from pentimento.policies.serving import DeferralCurve, ServingPolicy
+from pentimento.simulator.adapters import AdapterSettings
 from pentimento.simulator.cache import CacheSettings
 
 
@@ -98,6 +99,7 @@ class Scenario:
     default_model: str = ""
     cascade: tuple[str, ...] = ()
     pixels: int = 1
+    adapters: AdapterSettings = field(default_factory=AdapterSettings)
 
     def __post_init__(self) -> None:
         known = {model.name for model in self.models}

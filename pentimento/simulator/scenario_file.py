@@ -35,6 +35,7 @@ from pentimento.policies.serving import (
     check_needs,
     fleet_settings,
 )
+from pentimento.simulator.adapters import AdapterSettings
 from pentimento.simulator.cache import CacheSettings
 from pentimento.simulator.scenario import Delays, Outage, Scenario, SimulatedDevices, SimulatedModel
 from pentimento.simulator.workload_table import existing, read_workload
@@ -119,6 +120,7 @@ def _base(table: TomlTable, fleet: EmulatedFleet) -> Scenario:
         ),
         dataplane=_dataplane(table.table("dataplane"), fleet),
         delays=_delays(table.table("delays"), fleet),
+        adapters=_adapters(table.table("adapters")),
         cache=_cache(table.table("cache")),
         deferral=DeferralCurve(*(tuple(values) for values in zip(*fleet.deferral, strict=True))),
         control_period_s=table.number("control_period_s", 5.0, minimum=0.01),
@@ -237,6 +239,13 @@ def _delays(table: TomlTable | None, fleet: EmulatedFleet) -> Delays:
         if f"{field.name}_s" in table.fields
     }
     return replace(delays, **given)
+
+
+def _adapters(table: TomlTable | None) -> AdapterSettings:
+    """None simulated without the table."""
+    if table is None:
+        return AdapterSettings()
+    return AdapterSettings(table.whole("resident_count", 1, minimum=1), steady(table.number("load_s", 0.0)))
 
 
 def _cache(table: TomlTable | None) -> CacheSettings:

@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -21,6 +22,7 @@ from pentimento.emulation.device import EmulatedDevice, EmulatedJob
 from pentimento.policies.serving import CacheUse
 from pentimento.policies.serving.entry import Stage, request_stages
 from pentimento.reports import Outcome, RequestRecord, StageSpan
+from pentimento.simulator.adapters import AdapterShelves
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.cache import MISS
 from pentimento.simulator.controller import SimulatedController
@@ -65,6 +67,7 @@ class Simulation:
             self._fleet.available,
             self._fleet.profiles,
         )
+        self._shelves = AdapterShelves(scenario.adapters, workload.arrivals)
         self._reuse = Reuse(scenario, workload, self._fleet, self.dataplane.service_s)
         # The request that Deliver has just taken away; CommitCacheEntries comes right after it.
         self._delivered: tuple[SimulatedRequest, SimulatedPicture]
@@ -132,6 +135,11 @@ class Simulation:
         """Seconds that all devices together computed."""
         return sum(device.busy_s for device in self._fleet.devices.values())
 
+    @property
+    def loaded_count(self) -> int:
+        """LoRAs that devices had to load."""
+        return self._shelves.loaded_count
+
     def submit(self, event: events.Event) -> None:
         """It comes after all effects of the events before it, as in the live interpreter."""
         self._events.append(event)
@@ -197,7 +205,8 @@ class Simulation:
         request.steps = self._fleet.steps_of(request.model, arrival)
         deadline = NEVER_S if self._scenario.answers_late else arrival.at_s + arrival.deadline_s
         work = float(request.steps * self._scenario.pixels)
-        self.submit(events.RequestArrived(request_id, arrival.tenant, pool, work, deadline, arrival.slo_class, cascade))
+        asked = (request_id, arrival.tenant, pool, work, deadline, arrival.slo_class, cascade)
+        self.submit(events.RequestArrived(*asked, needs=self._shelves.needs_of(arrival)))
 
     def _break(self, outage: Outage) -> None:
         device = self._fleet.devices[outage.worker_id]
@@ -219,6 +228,7 @@ class Simulation:
                 device.credit_count,
                 draining=device.draining,
                 reserve_count=device.reserve_count,
+                holdings=self._shelves.news(device.worker_id, device.generation),
             )
         )
 
@@ -319,7 +329,18 @@ class Simulation:
         steps = self._steps_left(request, device.costs.model)
         if self._scenario.even_split:
             device = self._random.choice(self._fleet.holding(device.costs.model))
-        device.start(attempt, steps, effect.deadline, self._drop_at_s(request.arrival))
+        load_s = self._shelves.take(device.worker_id, request.arrival, self._random)
+        start = partial(device.start, attempt, steps, effect.deadline, self._drop_at_s(request.arrival))
+        if load_s <= 0.0:
+            start()
+            return
+        self.device_reports(device)
+        self._agenda.at(self._agenda.now + load_s, self._start_loaded, (attempt, device, device.generation, start))
+
+    def _start_loaded(self, waited: tuple[AttemptKey, EmulatedDevice[AttemptKey], int, Callable[[], None]]) -> None:
+        attempt, device, generation, start = waited
+        if attempt in self.dataplane.state.attempt_workers and device.generation == generation and not device.lost:
+            start()
 
     def _drop_at_s(self, arrival: Arrival) -> float:
         after = self._scenario.device_settings.drop_after

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
@@ -124,4 +124,9 @@ def _lane(
     parts: FrontdoorParts, asker: Asker, entered: PoolOption, pool: PoolPlan, own: HeldModel
 ) -> PoolOption | None:
     held = _held(parts, pool.model, own)
-    return as_started_by(entered, pool.pool, as_painted_by(asker.resolved, held), held)
+    option = as_started_by(entered, pool.pool, as_painted_by(asker.resolved, held), held)
+    if option is None:
+        return None
+    # Of other steps another one may be the last by which LoRAs are to be in force.
+    patch_step = parts.adapters.lora_patch_step(option.resolved.spec)
+    return replace(option, route=replace(option.route, lora_patch_step=patch_step))

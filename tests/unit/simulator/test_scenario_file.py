@@ -242,3 +242,15 @@ def test_an_unknown_rule_of_eviction_is_named_with_file_and_line(scenario: Path)
 
     with pytest.raises(InvalidArgument, match=r"cache\.eviction: must be one of fifo, lru, lfu, lcbfu, aged"):
         read_scenario(scenario)
+
+
+def test_adapters_are_simulated_where_a_table_asks_for_them(scenario: Path) -> None:
+    assert read_scenario(scenario).scenarios[0].adapters.resident_count == 0
+    scenario.write_text(f"{SCENARIO}[adapters]\nresident_count = 3\nload_s = 0.5\n")
+
+    adapters = read_scenario(scenario).scenarios[0].adapters
+
+    assert (adapters.resident_count, adapters.load.mean_s) == (3, 0.5)
+    scenario.write_text(f"{SCENARIO}[adapters]\nresident_count = 0\n")
+    with pytest.raises(InvalidArgument, match="resident_count"):
+        read_scenario(scenario)
