@@ -107,10 +107,14 @@ class ControlledByEngine:
 
     def controlled(self, controlled: ControlledCase, conditions: Sequence[Tensor]) -> Tensor:
         """Return the final latents (1, channels, height, width). Raises what the picture fails with."""
-        request = self.request(controlled, conditions)
-        heard = _Heard()
-        self._engine.submit(request, heard)
-        return heard.done.result().latent
+        return self.together([(controlled, conditions)])[0]
+
+    def together(self, pictures: Sequence[tuple[ControlledCase, Sequence[Tensor]]]) -> list[Tensor]:
+        """Return the final latents of pictures that are submitted at once, and share what passes they can."""
+        heard = [_Heard() for _ in pictures]
+        for (controlled, conditions), listener in zip(pictures, heard, strict=True):
+            self._engine.submit(self.request(controlled, conditions), listener)
+        return [listener.done.result().latent for listener in heard]
 
     @torch.inference_mode()
     def request(self, controlled: ControlledCase, conditions: Sequence[Tensor]) -> PaintingRequest:
@@ -127,6 +131,7 @@ class ControlledByEngine:
             Control(
                 network,
                 self.model.condition(pixels, rows, generator, unshifted=network.info.unshifted),
+                1 if setting.conditional_only else rows,
                 setting,
             )
             for network, pixels, setting in zip(self.networks, conditions, controlled.settings, strict=False)

@@ -18,10 +18,12 @@ from pentimento.diffusion.families.model import NO_CONTROL, ControlResiduals, De
 
 @dataclass(frozen=True)
 class Control:
-    """One ControlNet of a picture: its condition (1 or rows, channels, height, width), and how it acts."""
+    """One ControlNet of a picture: its condition (1 or rows, channels, height, width), how it acts, and the rows of the
+    picture that it acts on."""
 
     network: ControlNet
     condition: Tensor
+    row_count: int = 1
     setting: ControlSetting = field(default_factory=ControlSetting)
 
 
@@ -59,7 +61,9 @@ class LocalControl:
         step_count: int,
     ) -> None:
         self._ask = ask
-        self._controls = [(control, control.network.embed(control.condition)) for control in controls]
+        self._controls = [
+            (control, control.network.embed(control.condition, control.row_count)) for control in controls
+        ]
         self._step_count = step_count
         self._asked: Future[ControlResiduals] | None = None
 

@@ -61,9 +61,10 @@ class ControlNet(Protocol):
         """The type of its weights."""
         ...
 
-    def embed(self, condition: Tensor) -> Tensor:
+    def embed(self, condition: Tensor, row_count: int = 1) -> Tensor:
         """Return what the network makes of a condition (1 or rows, channels, height, width), which does not change from
-        step to step: computed once a stream. Raises InvalidArgument naming `condition` and its limit."""
+        step to step: computed once a stream. With the `row_count` of the picture's rows it has diffusers' bits:
+        convolutions choose their kernels by it. Raises InvalidArgument naming `condition` and its limit."""
         ...
 
     def residuals(self, steps: Sequence[ControlStep]) -> list[ControlResiduals]:
@@ -132,13 +133,15 @@ def _for_all_rows(residuals: ControlResiduals, step: ControlStep, is_half: bool)
     return with_unconditional_rows(own) if is_half else own
 
 
-def check_condition(condition: Tensor, channels: int) -> None:
-    """Raise InvalidArgument for a condition that is no (rows, `channels`, height, width) of finite numbers."""
+def condition_rows(condition: Tensor, channels: int, row_count: int) -> Tensor:
+    """Return a condition by rows. Raises InvalidArgument for one that is no (rows, `channels`, height, width) of finite
+    numbers."""
     shape = list(condition.shape)
     if len(shape) != 4 or shape[1] != channels or 0 in shape:
         raise InvalidArgument.of("condition", f"must be of shape (rows, {channels}, height, width), got {shape}")
     if not torch.isfinite(condition).all():
         raise InvalidArgument.of("condition", "must hold finite numbers")
+    return condition.repeat(row_count, 1, 1, 1) if shape[0] == 1 else condition
 
 
 def check_rows(rows: ControlRows, latent_channels: int, text_width: int | None, pooled_width: int | None) -> None:

@@ -11,8 +11,8 @@ from pentimento.diffusion.controlnets.network import (
     ControlNetInfo,
     ControlStep,
     by_picture,
-    check_condition,
     check_rows,
+    condition_rows,
     rows_of,
 )
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
@@ -33,10 +33,10 @@ class TransformerControlNet:
         self._network = network
 
     @torch.inference_mode()
-    def embed(self, condition: Tensor) -> Tensor:
+    def embed(self, condition: Tensor, row_count: int = 1) -> Tensor:
         """Return the patches (rows, patches, width) of a latent (1 or rows, channels, height, width)."""
-        check_condition(condition, self.info.condition_channels)
-        embedded: Tensor = self._embedder(condition.to(self.device, self.dtype))
+        rows = condition_rows(condition, self.info.condition_channels, row_count)
+        embedded: Tensor = self._embedder(rows.to(self.device, self.dtype))
         return embedded
 
     @torch.inference_mode()

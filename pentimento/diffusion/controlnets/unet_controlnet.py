@@ -12,8 +12,8 @@ from pentimento.diffusion.controlnets.network import (
     ControlRows,
     ControlStep,
     by_picture,
-    check_condition,
     check_rows,
+    condition_rows,
     rows_of,
 )
 from pentimento.diffusion.families.lean_attention import skip_signature_checks
@@ -39,10 +39,10 @@ class UNetControlNet:
         self._added_width = _pooled_width(self.config) if info.family == "stable_diffusion_xl" else None
 
     @torch.inference_mode()
-    def embed(self, condition: Tensor) -> Tensor:
+    def embed(self, condition: Tensor, row_count: int = 1) -> Tensor:
         """Return what the network makes of pixels (1 or rows, channels, height, width) in 0..1."""
-        check_condition(condition, self.info.condition_channels)
-        pixels = condition.to(self.device, self.dtype)
+        rows = condition_rows(condition, self.info.condition_channels, row_count)
+        pixels = rows.to(self.device, self.dtype)
         embedded: Tensor = self._embedder(torch.flip(pixels, dims=[1]) if self._flips else pixels)
         return embedded
 

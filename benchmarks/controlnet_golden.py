@@ -1,0 +1,193 @@
+"""Controlled pictures against diffusers' ControlNet pipelines: same weights, conditions, seed and scheduler, float32.
+
+    python -m benchmarks.controlnet_golden
+
+Ours: the step engine, with the ControlNets on a thread beside it; each picture alone, and all of a model submitted at
+once, so that they share forward passes with others whose residuals come earlier, later or never. Theirs: the family's
+ControlNet pipeline in this process. Models: tiny-heavy with the zoo's two ControlNets, told the edges and layouts of
+drawn scenes, and tiny random ones of Stable Diffusion, SDXL and SD3. One ControlNet and several; guided by both halves,
+by the conditional one alone, and not guided; with shares of the schedule. The figure is the largest absolute difference
+of any element of the final latents.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.report import Figure, Options, at_most, measured, parse_options, publish
+from pentimento.diffusion.controlnets import ControlSetting
+from pentimento.domain.generation import Scheduler
+from pentimento.testing.checkpoints import (
+    SIDE_PX,
+    write_checkpoint,
+    write_controlnet,
+    write_flow_checkpoint,
+    write_flow_controlnet,
+    write_xl_checkpoint,
+)
+from pentimento.testing.controlled_painting import (
+    ControlledByDiffusers,
+    ControlledByEngine,
+    ControlledCase,
+    conditions_for,
+)
+from pentimento.testing.diffusers_reference import Case
+from zoo.drawing.conditions import as_picture
+from zoo.painting.samples import conditions_of, example_scenes
+from zoo.registry import WEIGHTS
+
+TARGET = at_most(1e-4)
+PROMPTS = (("a red circle above a blue square", ""), ("three small green stars", "blurred"))
+EVERYWHERE = ControlSetting()
+EARLY = ControlSetting(scale=0.7, end_fraction=0.5)
+LATE = ControlSetting(scale=1.3, start_fraction=0.4)
+MIDDLE = ControlSetting(scale=0.5, start_fraction=0.2, end_fraction=0.8)
+ONE = ((EVERYWHERE,), (MIDDLE,))
+SEVERAL = (EARLY, LATE, MIDDLE)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, its ControlNets, and what each of them is told."""
+
+    model: Path
+    controlnets: list[Path]
+    conditions: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One picture: how far ours is from diffusers', alone and among others; None where diffusers' is not finite."""
+
+    subject: str
+    controlled: ControlledCase
+    alone: float | None
+    among_others: float | None
+
+
+def zoo(folder: Path) -> Subject:
+    names = ["tiny-controlnet-edges", "tiny-controlnet-layout"]
+    told = [as_picture(conditions_of(name, example_scenes(1))).contiguous() for name in names]
+    return Subject(WEIGHTS / "tiny-heavy", [WEIGHTS / name for name in names], told)
+
+
+def random_sd(folder: Path) -> Subject:
+    model = write_checkpoint(folder / "model", beta_schedule="scaled_linear", vae="kl")
+    return _random(model, [write_controlnet(folder / str(seed), seed=seed) for seed in range(3)])
+
+
+def random_sdxl(folder: Path) -> Subject:
+    model = write_xl_checkpoint(folder / "model", beta_schedule="scaled_linear")
+    return _random(model, [write_controlnet(folder / str(seed), xl=True, seed=seed) for seed in range(3)])
+
+
+def random_sd3(folder: Path) -> Subject:
+    model = write_flow_checkpoint(folder / "model", max_sequence_length=0)
+    return _random(model, [write_flow_controlnet(folder / str(seed), seed=seed) for seed in range(3)])
+
+
+def random_sd3_with_pooled_texts(folder: Path) -> Subject:
+    model = write_flow_checkpoint(folder / "model", t5=True, max_sequence_length=12, dual_layers=(0,))
+    own = {"num_layers": 2, "force_zeros_for_pooled_projection": False}
+    return _random(model, [write_flow_controlnet(folder / str(seed), seed=seed, **own) for seed in range(3)])
+
+
+def _random(model: Path, controlnets: list[Path]) -> Subject:
+    return Subject(model, controlnets, conditions_for(len(controlnets), SIDE_PX, SIDE_PX))
+
+
+SUBJECTS: dict[str, Callable[[Path], Subject]] = {
+    "tiny-heavy, edges and layout": zoo,
+    "random-sd": random_sd,
+    "random-sdxl": random_sdxl,
+    "random-sd3": random_sd3,
+    "random-sd3, pooled texts": random_sd3_with_pooled_texts,
+}
+
+
+def all_cases(schedulers: Sequence[Scheduler], most: int, quick: bool) -> Iterator[ControlledCase]:
+    """Yield every scheduler under one ControlNet and under `most`, in shares of the schedule too; with the first one no
+    and strong guidance, and the conditional half alone."""
+    steps = 4 if quick else 10
+    for scheduler in schedulers[:1] if quick else schedulers:
+        for seed, settings in enumerate([*ONE, SEVERAL[:most]]):
+            yield ControlledCase(Case(*PROMPTS[seed % 2], scheduler, seed, steps, 3.0), settings)
+    guessed = (ControlSetting(scale=0.8, conditional_only=True),) * most
+    for guidance in (1.0, 7.5):
+        yield ControlledCase(Case(*PROMPTS[0], schedulers[0], 11, steps, guidance), SEVERAL[:most])
+        if Scheduler.FLOW_MATCH_EULER not in schedulers:  # diffusers has no such mode for flows
+            yield ControlledCase(Case(*PROMPTS[1], schedulers[0], 12, steps, guidance), guessed[:1])
+            yield ControlledCase(Case(*PROMPTS[1], schedulers[0], 13, steps, guidance), guessed)
+
+
+def compare(name: str, subject: Subject, quick: bool) -> Iterator[Compared]:
+    """Yield each picture's differences."""
+    with ExitStack() as open_ones:
+        engine = open_ones.enter_context(engine_of(subject))
+        theirs = ControlledByDiffusers(subject.model, subject.controlnets)
+        cases = list(all_cases(engine.model.info.schedulers, len(subject.controlnets), quick))
+        pictures = [(case, subject.conditions[: len(case.settings)]) for case in cases]
+        together = engine.together(pictures)
+        for (case, conditions), among in zip(pictures, together, strict=True):
+            wanted = theirs.controlled(case, conditions)
+            alone = engine.controlled(case, conditions)
+            yield Compared(name, case, largest(wanted, alone), largest(wanted, among))
+
+
+@contextmanager
+def engine_of(subject: Subject) -> Iterator[ControlledByEngine]:
+    engine = ControlledByEngine(subject.model, subject.controlnets)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def largest(wanted: Tensor, found: Tensor) -> float | None:
+    return float((wanted - found).abs().max()) if torch.isfinite(wanted).all() else None
+
+
+def figures_of(compared: Sequence[Compared]) -> list[Figure]:
+    """Over all first, then by model."""
+    finite = [(one, one.alone, one.among_others) for one in compared if one.alone is not None]
+    alone = [value for _, value, _ in finite]
+    among = [value for _, _, value in finite if value is not None]
+    figures = [
+        measured("max abs difference of the final latents, pictures alone", alone, max, TARGET),
+        measured("max abs difference of the final latents, pictures that share passes", among, max, TARGET),
+    ]
+    for name in dict.fromkeys(one.subject for one in compared):
+        own = [value for one, value, _ in finite if one.subject == name]
+        figures.append(measured(f"{name}, pictures alone", own, max, TARGET))
+    return figures
+
+
+def main() -> int:
+    options: Options = parse_options("controlnet_golden", __doc__)
+    torch.set_num_threads(1)
+    compared: list[Compared] = []
+    for name, write in SUBJECTS.items():
+        with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+            compared += compare(name, write(Path(folder)), options.quick)
+    rows = [
+        {
+            "subject": one.subject,
+            "case": {**asdict(one.controlled.case), "scheduler": one.controlled.case.scheduler.value},
+            "settings": [asdict(setting) for setting in one.controlled.settings],
+            "alone": one.alone,
+            "among_others": one.among_others,
+        }
+        for one in compared
+    ]
+    not_finite = sum(one.alone is None for one in compared)
+    notes = {"dtype": "float32", "threads": 1, "not_finite_in_diffusers": not_finite, "cases": rows}
+    return publish(options, figures_of(compared), notes=notes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
