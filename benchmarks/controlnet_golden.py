@@ -52,7 +52,7 @@ SEVERAL = (EARLY, LATE, MIDDLE)
 
 
 @dataclass(frozen=True)
-class Subject:
+class ControlledSubject:
     """A model, its ControlNets, and what each of them is told."""
 
     model: Path
@@ -61,7 +61,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedPicture:
     """One picture: how far ours is from diffusers', alone and among others; None where diffusers' is not finite."""
 
     subject: str
@@ -70,38 +70,38 @@ class Compared:
     among_others: float | None
 
 
-def zoo(folder: Path) -> Subject:
+def zoo(folder: Path) -> ControlledSubject:
     names = ["tiny-controlnet-edges", "tiny-controlnet-layout"]
     told = [as_picture(conditions_of(name, example_scenes(1))).contiguous() for name in names]
-    return Subject(WEIGHTS / "tiny-heavy", [WEIGHTS / name for name in names], told)
+    return ControlledSubject(WEIGHTS / "tiny-heavy", [WEIGHTS / name for name in names], told)
 
 
-def random_sd(folder: Path) -> Subject:
+def random_sd(folder: Path) -> ControlledSubject:
     model = write_checkpoint(folder / "model", beta_schedule="scaled_linear", vae="kl")
     return _random(model, [write_controlnet(folder / str(seed), seed=seed) for seed in range(3)])
 
 
-def random_sdxl(folder: Path) -> Subject:
+def random_sdxl(folder: Path) -> ControlledSubject:
     model = write_xl_checkpoint(folder / "model", beta_schedule="scaled_linear")
     return _random(model, [write_controlnet(folder / str(seed), xl=True, seed=seed) for seed in range(3)])
 
 
-def random_sd3(folder: Path) -> Subject:
+def random_sd3(folder: Path) -> ControlledSubject:
     model = write_flow_checkpoint(folder / "model", max_sequence_length=0)
     return _random(model, [write_flow_controlnet(folder / str(seed), seed=seed) for seed in range(3)])
 
 
-def random_sd3_with_pooled_texts(folder: Path) -> Subject:
+def random_sd3_with_pooled_texts(folder: Path) -> ControlledSubject:
     model = write_flow_checkpoint(folder / "model", t5=True, max_sequence_length=12, dual_layers=(0,))
     own = {"num_layers": 2, "force_zeros_for_pooled_projection": False}
     return _random(model, [write_flow_controlnet(folder / str(seed), seed=seed, **own) for seed in range(3)])
 
 
-def _random(model: Path, controlnets: list[Path]) -> Subject:
-    return Subject(model, controlnets, conditions_for(len(controlnets), SIDE_PX, SIDE_PX))
+def _random(model: Path, controlnets: list[Path]) -> ControlledSubject:
+    return ControlledSubject(model, controlnets, conditions_for(len(controlnets), SIDE_PX, SIDE_PX))
 
 
-SUBJECTS: dict[str, Callable[[Path], Subject]] = {
+SUBJECTS: dict[str, Callable[[Path], ControlledSubject]] = {
     "tiny-heavy, edges and layout": zoo,
     "random-sd": random_sd,
     "random-sdxl": random_sdxl,
@@ -125,7 +125,7 @@ def all_cases(schedulers: Sequence[Scheduler], most: int, quick: bool) -> Iterat
             yield ControlledCase(Case(*PROMPTS[1], schedulers[0], 13, steps, guidance), guessed)
 
 
-def compare(name: str, subject: Subject, quick: bool) -> Iterator[Compared]:
+def compare(name: str, subject: ControlledSubject, quick: bool) -> Iterator[ComparedPicture]:
     """Yield each picture's differences."""
     with ExitStack() as open_ones:
         engine = open_ones.enter_context(engine_of(subject))
@@ -136,11 +136,11 @@ def compare(name: str, subject: Subject, quick: bool) -> Iterator[Compared]:
         for (case, conditions), among in zip(pictures, together, strict=True):
             wanted = theirs.controlled(case, conditions)
             alone = engine.controlled(case, conditions)
-            yield Compared(name, case, largest(wanted, alone), largest(wanted, among))
+            yield ComparedPicture(name, case, largest(wanted, alone), largest(wanted, among))
 
 
 @contextmanager
-def engine_of(subject: Subject) -> Iterator[ControlledByEngine]:
+def engine_of(subject: ControlledSubject) -> Iterator[ControlledByEngine]:
     engine = ControlledByEngine(subject.model, subject.controlnets)
     try:
         yield engine
@@ -152,7 +152,7 @@ def largest(wanted: Tensor, found: Tensor) -> float | None:
     return float((wanted - found).abs().max()) if torch.isfinite(wanted).all() else None
 
 
-def figures_of(compared: Sequence[Compared]) -> list[Figure]:
+def figures_of(compared: Sequence[ComparedPicture]) -> list[Figure]:
     """Over all first, then by model."""
     finite = [(one, one.alone, one.among_others) for one in compared if one.alone is not None]
     alone = [value for _, value, _ in finite]
@@ -170,7 +170,7 @@ def figures_of(compared: Sequence[Compared]) -> list[Figure]:
 def main() -> int:
     options: Options = parse_options("controlnet_golden", __doc__)
     torch.set_num_threads(1)
-    compared: list[Compared] = []
+    compared: list[ComparedPicture] = []
     for name, write in SUBJECTS.items():
         with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
             compared += compare(name, write(Path(folder)), options.quick)

@@ -111,7 +111,7 @@ class ControlledByEngine:
 
     def together(self, pictures: Sequence[tuple[ControlledCase, Sequence[Tensor]]]) -> list[Tensor]:
         """Return the final latents of pictures that are submitted at once, and share what passes they can."""
-        heard = [_Heard() for _ in pictures]
+        heard = [_HeardOnce() for _ in pictures]
         for (controlled, conditions), listener in zip(pictures, heard, strict=True):
             self._engine.submit(self.request(controlled, conditions), listener)
         return [listener.done.result().latent for listener in heard]
@@ -144,7 +144,7 @@ class ControlledByEngine:
         self._beside.close()
 
 
-class _Heard:
+class _HeardOnce:
     def __init__(self) -> None:
         self.done: Future[FinishedPainting] = Future()
 
