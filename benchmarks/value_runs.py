@@ -23,12 +23,20 @@ from zoo.scene_log import SceneLog
 HEAVY, LIGHT = "tiny-heavy", "tiny-light"
 COPIES = 2
 OTHER_SEED = 1_000_000
-# No hit is painted again meanwhile: a suite that waits for its turn would take the cores of the one that serves.
+PATIENCE_MS = 1_000
+# No hit is painted again meanwhile: a suite that waits for its turn would take the cores of the one that serves. The
+# cache is waited for: the workers have all cores, and a lookup that waits for one longer than usual is no miss here.
 SETTINGS = f"""[common]
 quality_sample_share = 0.0
 [controller]
 heavy = "{HEAVY}"
 small = ["{LIGHT}"]
+[vectordb_gateway]
+search_timeout_ms = {PATIENCE_MS}
+[frontdoor]
+embed_timeout_ms = {PATIENCE_MS}
+lookup_timeout_ms = {2 * PATIENCE_MS}
+reserve_timeout_ms = {PATIENCE_MS}
 """
 
 
