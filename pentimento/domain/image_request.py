@@ -11,6 +11,7 @@ from pentimento.domain.generation import (
     Route,
     SpecInput,
 )
+from pentimento.domain.online_quality import ReuseQuality
 from pentimento.domain.requests import RequestState
 
 
@@ -180,6 +181,8 @@ class Explanation:
     plan_version: PlanVersion
     pool: str
     predicted_wait_ms: float
+    # The thresholds by which the route's model reuses what the cache has; none where the cache cannot be asked.
+    reuse_quality: tuple[ReuseQuality, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ to do, it goes first, and all of them together take at most a share of the time.
 
 import hashlib
 from dataclasses import dataclass
+from enum import Enum
 
 _DRAWS = 1 << 64
 
@@ -14,6 +15,14 @@ def is_sampled(request_id: str, share: float) -> bool:
     """Return whether a hit is one of the `share` (0..1) that is painted again; the same for every time it is asked."""
     draw = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big")
     return draw < share * _DRAWS
+
+
+class GivesWay(Enum):
+    """For whom a shadow is stopped: for any request of the suite, whose devices may be one machine's, or for those
+    alone that its own worker is given."""
+
+    SUITE = "suite"
+    WORKER = "worker"
 
 
 @dataclass(frozen=True)
@@ -29,18 +38,21 @@ class IdleWorker:
 
 @dataclass(frozen=True)
 class SuiteLoad:
-    """What goes on at one moment: requests that were taken in and have no worker yet, for how many seconds there have
-    been none, and the workers that hold the model wanted."""
+    """What goes on at one moment: requests that were taken in and have no worker yet, those that have one, for how many
+    seconds nobody has come, and the workers that hold the model wanted."""
 
     waiting_count: int
+    running_count: int
     quiet_s: float
     workers: tuple[IdleWorker, ...]
 
 
-def shadow_worker(load: SuiteLoad, least_quiet_s: float) -> str | None:
-    """Return the worker that may paint a shadow now, None off no peak: only while nobody waits, and nobody has for a
-    while, on a worker that has nothing to do at all."""
+def shadow_worker(load: SuiteLoad, least_quiet_s: float, gives_way: GivesWay) -> str | None:
+    """Return the worker that may paint a shadow now, or None: only while nobody waits and nobody has come for a while,
+    on a worker that has nothing to do at all, and, where it gives way to the suite, while no other has."""
     if load.waiting_count or load.quiet_s < least_quiet_s:
+        return None
+    if load.running_count and gives_way is GivesWay.SUITE:
         return None
     idle = (worker for worker in load.workers if worker.eligible and not worker.used_count and worker.credit_count)
     return min((worker.worker_id for worker in idle), default=None)

@@ -198,6 +198,8 @@ class PacedWorker(UnetWorkerServiceServicer):
 
     def _result(self, running: Running) -> AttemptResult:
         picture = picture_of(running.spec).ljust(self.picture_bytes, b"\0")
+        start = running.grant.route.start
+        saved = start.latent.resume_step or start.image.start_step
         return AttemptResult(
             attempt=running.attempt,
             image=picture,
@@ -205,8 +207,8 @@ class PacedWorker(UnetWorkerServiceServicer):
             height_px=running.spec.height_px,
             image_digest=digest_of(picture),
             captured=self._captured(running),
-            steps_run=running.spec.num_inference_steps,
-            steps_saved=0,
+            steps_run=running.spec.num_inference_steps - saved,
+            steps_saved=saved,
             model_digest=self.held.model_digest,
             worker_generation=self.held.worker_generation,
             device_seconds=self.device_s,

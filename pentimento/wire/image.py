@@ -30,6 +30,7 @@ from pentimento.wire.generation import (
     route_from_proto,
     route_to_proto,
 )
+from pentimento.wire.online_quality import reuse_quality_from_proto, reuse_quality_to_proto
 
 # Present or absent in the contract, so that 0 can be told from "not said".
 _OPTIONAL_NUMBERS = (
@@ -211,6 +212,7 @@ def explanation_to_proto(explanation: Explanation) -> pb.ExplainResponse:
         plan_version=plan_version_to_proto(explanation.plan_version),
         pool=explanation.pool,
         predicted_wait_ms=explanation.predicted_wait_ms,
+        reuse_quality=[reuse_quality_to_proto(quality) for quality in explanation.reuse_quality],
     )
 
 
@@ -220,6 +222,7 @@ def explanation_from_proto(message: pb.ExplainResponse) -> Explanation:
         plan_version_from_proto(message.plan_version),
         message.pool,
         message.predicted_wait_ms,
+        tuple(reuse_quality_from_proto(quality) for quality in message.reuse_quality),
     )
 
 

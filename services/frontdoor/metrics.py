@@ -39,6 +39,14 @@ FORGOTTEN = counter(
     "pentimento_frontdoor_forgotten_pictures_total", "Pictures forgotten early because of their tenant's quota."
 )
 SWEPT = counter("pentimento_frontdoor_swept_objects_total", "Objects deleted because no request named them.")
+SHADOWS = counter(
+    "pentimento_frontdoor_shadows_total",
+    "Hits that were to be painted again: counted, not_counted, stopped (for a request), gone, failed, dropped.",
+    ["outcome"],
+)
+SHADOW_SECONDS = counter(
+    "pentimento_frontdoor_shadow_seconds_total", "Seconds that workers painted hits again, stopped ones included."
+)
 DEFERRED = gauge("pentimento_frontdoor_deferred_count", "Requests sent on to the next pool, since the start.", ["pool"])
 REFUSED_PLANS = gauge("pentimento_frontdoor_refused_plans_count", "Plans that made no sense, since the start.")
 WORKERS = gauge("pentimento_frontdoor_workers_count", "Workers with an open stream of credits.")

@@ -14,6 +14,7 @@ from services.frontdoor.identity import Identity
 from services.frontdoor.journal.retention import Retention
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.results import Results
+from services.frontdoor.quality.shadows import Shadows
 from services.frontdoor.requests.jobs import Jobs, PendingEntries
 from services.frontdoor.requests.pins import Pins
 from services.frontdoor.routing.discriminators import Discriminators
@@ -58,6 +59,7 @@ class FrontdoorParts:
     results: Results
     pins: Pins
     retention: Retention
+    shadows: Shadows
     starts: StartCounts
     timeouts: PartTimeouts
     grants: dict[AttemptKey, PendingEntries] = field(default_factory=dict)

@@ -80,6 +80,7 @@ class Frontdoor:
     async def drain(self) -> None:
         """Wait until every accepted request has ended; those that have not are in the journal for the next start."""
         try:
+            self.parts.shadows.close()
             self.parts.submit(DrainRequested())
             if self._superseded:
                 return
@@ -113,6 +114,7 @@ class Frontdoor:
         self._keep(self.keeper.move_forever())
         self._keep(self.parts.retention.run_forever())
         self._keep(self.quotas.watch_disks_forever())
+        self._keep(self.parts.shadows.run_forever())
         self._keep(self.plans.run(self._on_plan))
         if self.registration is not None:
             self.registration.start()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pentimento.policies.shadow_painting import GivesWay
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 
@@ -62,6 +63,18 @@ class FrontdoorSettings:
     max_conditioning_image_bytes: int = setting(8 << 20, help="bytes of an image that a ControlNet goes by", minimum=1)
     adapter_load_s: float = setting(
         0.5, help="what it counts against a worker, in seconds, that it would have to load a LoRA first", minimum=0
+    )
+    quality_sample_share: float = setting(
+        0.02, help="share of hits that are painted again from noise when nobody waits; 0 for none", minimum=0, maximum=1
+    )
+    quality_work_share: float = setting(
+        0.05, help="share of the time that painting hits again may take at most", minimum=0, maximum=1
+    )
+    quality_quiet_s: float = setting(2.0, help="seconds without a request before a hit is painted again", minimum=0)
+    quality_gives_way: GivesWay = setting(
+        GivesWay.SUITE,
+        help="painting a hit again stops for any request (suite), or for those on its worker alone (worker: devices"
+        " that share nothing)",
     )
     embed_timeout_ms: int = setting(250, help="wait for the embedder before the cache is skipped", minimum=1)
     lookup_timeout_ms: int = setting(60, help="wait for the lookup before painting from noise", minimum=1)

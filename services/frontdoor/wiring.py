@@ -32,6 +32,8 @@ from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper
 from services.frontdoor.objects.results import Results
 from services.frontdoor.parts import FrontdoorParts, PartTimeouts
 from services.frontdoor.process import Frontdoor
+from services.frontdoor.quality.shadow_painter import ShadowPainter
+from services.frontdoor.quality.shadows import Shadows, ShadowSettings
 from services.frontdoor.recorder import EffectsRecorder
 from services.frontdoor.requests.callers import Callers
 from services.frontdoor.requests.image_api import ImageApi
@@ -112,6 +114,26 @@ def _parts(
     results = Results(keeper, clock, build_version())
     embedder, gateway = _channel(settings, settings.embedder_address), _channel(settings, settings.gateway_address)
     cache = GatewayClient(gateway) if gateway is not None else None
+    texts_and_pictures = EmbedderClient(embedder) if embedder is not None else None
+    links = WorkerLinks(
+        lambda address: open_channel(address, settings.channels),
+        catalogue,
+        adapters,
+        interpreter.submit,
+        identity,
+        settings.worker_silence_s,
+    )
+    shadows = Shadows(
+        settings=shadow_settings(settings),
+        journal=journal,
+        results=results,
+        catalogue=catalogue,
+        dataplane=interpreter.dataplane,
+        clock=clock,
+        painter=ShadowPainter(links, identity),
+        embedder=texts_and_pictures,
+        gateway=cache,
+    )
     return FrontdoorParts(
         journal=journal,
         dataplane=interpreter.dataplane,
@@ -121,15 +143,8 @@ def _parts(
         jobs=jobs,
         catalogue=catalogue,
         adapters=adapters,
-        links=WorkerLinks(
-            lambda address: open_channel(address, settings.channels),
-            catalogue,
-            adapters,
-            interpreter.submit,
-            identity,
-            settings.worker_silence_s,
-        ),
-        embedder=EmbedderClient(embedder) if embedder is not None else None,
+        links=links,
+        embedder=texts_and_pictures,
         gateway=cache,
         discriminators=Discriminators(
             lambda address: DiscriminatorClient(open_channel(address, settings.channels)),
@@ -139,6 +154,7 @@ def _parts(
         results=results,
         pins=Pins(journal, cache, keeper, clock, pin_limits(settings)),
         retention=Retention(journal, keeper, results, inputs, clock, retention_limits(settings)),
+        shadows=shadows,
         starts=StartCounts(),
         timeouts=part_timeouts(settings),
     )
@@ -193,6 +209,15 @@ def part_timeouts(settings: FrontdoorSettings) -> PartTimeouts:
         lookup_s=settings.lookup_timeout_ms / 1000,
         reserve_s=settings.reserve_timeout_ms / 1000,
         score_s=settings.score_timeout_ms / 1000,
+    )
+
+
+def shadow_settings(settings: FrontdoorSettings) -> ShadowSettings:
+    return ShadowSettings(
+        sample_share=settings.quality_sample_share,
+        work_share=settings.quality_work_share,
+        quiet_s=settings.quality_quiet_s,
+        gives_way=settings.quality_gives_way,
     )
 
 

@@ -36,6 +36,7 @@ def deliver(parts: FrontdoorParts, effect: Deliver) -> None:
     assert completed is not None
     _count(parts, job, RequestState.COMPLETED)
     job.audience.tell(completed)
+    parts.shadows.note(job.request.tenant, job.request.request_id, completed.provenance)
     drop_job(parts, job, None)
 
 

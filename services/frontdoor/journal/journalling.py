@@ -43,6 +43,7 @@ _RETRIES = Backoff(first_s=0.05, max_s=2.0)
 
 def persist_accepted(parts: FrontdoorParts, effect: PersistAccepted) -> None:
     job = parts.jobs.get(effect.request_id)
+    parts.shadows.make_way()
     parts.jobs.spawn(job, _accept(parts, job), effect)
 
 
@@ -51,6 +52,7 @@ def persist_attempt(parts: FrontdoorParts, effect: PersistAttempt) -> None:
     attempt = parts.identity.attempt(
         job.request.request_id, job.request.tenant, effect.attempt_number, effect.fencing_token
     )
+    parts.shadows.make_way(effect.worker_id)
     routed = job.routed[effect.cascade_stage]
     execution = job.execution(attempt, effect.worker_id, effect.cascade_stage, effect.option, parts.catalogue.known)
     if effect.option and routed.journalled is None:

@@ -24,6 +24,7 @@ from pentimento.domain.image_request import (
     RequestStatus,
     ResolvedRequest,
 )
+from pentimento.domain.online_quality import ReuseQuality
 from pentimento.domain.requests import RequestState
 from pentimento.domain.spec_inputs import take_inputs
 from pentimento.policies.adapter_needs import needs_of
@@ -41,11 +42,14 @@ from services.frontdoor.requests.quotas import Quotas
 from services.frontdoor.requests.replays import recorded_picture, resolve_replay
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
+from services.frontdoor.routing.bounded_calls import bounded
 from services.frontdoor.routing.routes import embed
 from services.frontdoor.routing.stages import as_painted_by, choose_stages, fits
 from services.frontdoor.routing.start_choice import Asker, decide_route
 
 _SEED_BITS = 32
+# What is only told may be waited for.
+EXPLAIN_TIMEOUT_S = 1.0
 _MAX_ID_LENGTH = 64
 # What a request that is under way is to its client, by its phase.
 _PUBLIC_STATE = {
@@ -242,7 +246,14 @@ class ImageApi:
         asker = Asker(tenant, resolved, stage, judged.draw)
         option, *_ = await decide_route(self._parts, asker, held, embedding, notes.append)
         wait_s = self._parts.dataplane.predicted_wait_s(option.pool)
-        return Explanation(option.route, option.route.plan_version, option.pool, wait_s * 1000)
+        quality = await self._reuse_quality(option.route.model_digest)
+        return Explanation(option.route, option.route.plan_version, option.pool, wait_s * 1000, quality)
+
+    async def _reuse_quality(self, model_digest: str) -> tuple[ReuseQuality, ...]:
+        gateway = self._parts.gateway
+        if gateway is None:
+            return ()
+        return await bounded("quality", EXPLAIN_TIMEOUT_S, gateway.reuse_quality(model_digest)) or ()
 
     def list_models(self) -> tuple[ModelInfo, ...]:
         return self._parts.catalogue.infos(self._ready_worker_count)

@@ -64,6 +64,7 @@ def attach(parts: FrontdoorParts, effect: Attach) -> None:
 
 def reserve_pair(parts: FrontdoorParts, effect: ReservePair) -> None:
     execution = parts.jobs.get(effect.request_id).executions[effect.fencing_token]
+    parts.shadows.make_way(effect.peer_id)
     execution.peer = (effect.peer_id, parts.links.address_of(effect.peer_id))
 
 
@@ -100,6 +101,7 @@ async def _execute(
 ) -> Stream:
     """What the request came with is read now and passed on: it is here for running attempts alone."""
     spec = await parts.inputs.load(job, execution.resolved)
+    await parts.shadows.left(execution.worker_id)
     remaining_ms = max(int((effect.deadline - parts.clock.monotonic()) * 1000), 1)
     return client.execute(
         execution.attempt,

@@ -42,6 +42,10 @@ class Catalogue:
         """None for a model that no worker ever held."""
         return self._models.get(name)
 
+    def of_digest(self, model_digest: str) -> HeldModel | None:
+        """The model with these weights as it was last held; None where none has them now."""
+        return next((held for held in self._models.values() if held.model_digest == model_digest), None)
+
     def default(self) -> HeldModel | None:
         """The deployment's default model; None where it names none, or it was never held."""
         return self.known(self._default_model)

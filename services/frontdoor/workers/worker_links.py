@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import grpc.aio
 
@@ -59,7 +59,7 @@ class WorkerLink:
         # Why the worker there takes another start of this frontdoor for the newer one; None while it does not.
         self.refusal: PentimentoError | None = None
         # Streams of attempts, cancelled when the worker is lost: nobody would read on.
-        self.runs: set[asyncio.Task[None]] = set()
+        self.runs: set[asyncio.Task[Any]] = set()
         self.adapters = LinkAdapters()
         self._channel = channel
         self._identity = identity

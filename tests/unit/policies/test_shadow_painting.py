@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.policies.shadow_painting import IdleWorker, ShadowBudget, SuiteLoad, is_sampled, shadow_worker
+from pentimento.policies.shadow_painting import GivesWay, IdleWorker, ShadowBudget, SuiteLoad, is_sampled, shadow_worker
 
 IDLE = IdleWorker("w-1", used_count=0, credit_count=4, eligible=True)
-QUIET = SuiteLoad(waiting_count=0, quiet_s=5.0, workers=(IDLE,))
+QUIET = SuiteLoad(waiting_count=0, running_count=0, quiet_s=5.0, workers=(IDLE,))
 
 
 def test_the_share_of_hits_that_is_asked_for_is_drawn() -> None:
@@ -26,7 +26,7 @@ def test_a_hit_is_drawn_or_not_once_and_for_all(request_id: str) -> None:
 
 
 def test_an_idle_worker_paints_while_nobody_waits() -> None:
-    assert shadow_worker(QUIET, least_quiet_s=2.0) == "w-1"
+    assert shadow_worker(QUIET, 2.0, GivesWay.SUITE) == "w-1"
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,19 @@ def test_an_idle_worker_paints_while_nobody_waits() -> None:
     ids=["somebody waits", "somebody waited", "no worker", "at work", "no credit", "not to be used"],
 )
 def test_it_is_not_off_peak(load: SuiteLoad) -> None:
-    assert shadow_worker(load, least_quiet_s=2.0) is None
+    assert shadow_worker(load, 2.0, GivesWay.SUITE) is None
+    assert shadow_worker(load, 2.0, GivesWay.WORKER) is None
+
+
+def test_while_others_work_a_shadow_is_painted_only_where_devices_are_apart() -> None:
+    at_work = replace(QUIET, running_count=1)
+    assert shadow_worker(at_work, 2.0, GivesWay.SUITE) is None
+    assert shadow_worker(at_work, 2.0, GivesWay.WORKER) == "w-1"
 
 
 def test_of_several_workers_an_idle_one_is_taken() -> None:
     busy = replace(IDLE, worker_id="a", used_count=2)
-    assert shadow_worker(replace(QUIET, workers=(busy, IDLE)), least_quiet_s=2.0) == "w-1"
+    assert shadow_worker(replace(QUIET, workers=(busy, IDLE)), 2.0, GivesWay.WORKER) == "w-1"
 
 
 def test_shadows_take_their_share_of_the_time_and_save_up_only_so_much() -> None:

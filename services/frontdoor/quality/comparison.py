@@ -1,0 +1,42 @@
+"""What two pictures of a prompt are worth: CLIPScore, the cosine of picture and prompt, as in selector profiles."""
+
+import math
+import struct
+from dataclasses import dataclass
+
+from pentimento.clients.embedder import EmbedderClient
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import FailedPrecondition
+
+EMBED_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of the picture served, and of the one from noise, by an encoder."""
+
+    encoder_digest: str
+    quality: float
+    scratch_quality: float
+
+
+async def score(embedder: EmbedderClient, tenant: str, prompt: str, served: bytes, scratch: bytes) -> Scores:
+    """Return the scores of two encoded pictures. Raises FailedPrecondition where the embedder's pictures and texts are
+    not of one encoder, and as the embedder."""
+    (text,) = await embedder.embed_text([prompt], EMBED_TIMEOUT_S, memo_partition=tenant)
+    pictures = await embedder.embed_image([served, scratch], EMBED_TIMEOUT_S, memo_partition=tenant)
+    if len(pictures) != 2 or {picture.encoder_digest for picture in pictures} != {text.encoder_digest}:
+        raise FailedPrecondition("ENCODERS_DIFFER", "pictures and texts are not of one encoder")
+    return Scores(text.encoder_digest, *(cosine(text, picture) for picture in pictures))
+
+
+def cosine(one: Embedding, other: Embedding) -> float:
+    """Return the cosine of two unit vectors, -1..1. Raises FailedPrecondition for two of other lengths."""
+    if one.dimension_count != other.dimension_count:
+        raise FailedPrecondition("ENCODERS_DIFFER", "the vectors are not of one length")
+    pairs = zip(_values(one), _values(other), strict=True)
+    return max(-1.0, min(1.0, math.fsum(left * right for left, right in pairs)))
+
+
+def _values(embedding: Embedding) -> tuple[float, ...]:
+    return struct.unpack(f"<{embedding.dimension_count}f", embedding.values)

@@ -1,0 +1,93 @@
+"""What a sampled hit is painted again as: by the journal's record of it, and by what its threshold promises."""
+
+from dataclasses import dataclass, replace
+
+from pentimento.clients.gateway import GatewayClient
+from pentimento.domain.errors import NotFound
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import Donor, FromImage, FromLatent, GenerationSpec, Provenance
+from pentimento.domain.image_request import CacheMode, ImageFormat, ResolvedRequest
+from pentimento.domain.online_quality import PaintedAgain
+from services.frontdoor.requests.replays import Recorded
+from services.frontdoor.routing.stages import as_painted_by
+from services.frontdoor.routing.starts import steps_saved
+from services.frontdoor.workers.catalogue import Catalogue
+
+GATEWAY_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class ShadowPlan:
+    """What a hit's provenance says, and what the model that it is compared with paints from noise; `expected_s` is
+    what the hit took of a device, for all of its steps."""
+
+    tenant: str
+    provenance: Provenance
+    format: ImageFormat
+    spec: GenerationSpec
+    held: HeldModel
+    expected_s: float
+
+    def painted_again(self, encoder_digest: str, quality: float, scratch_quality: float) -> PaintedAgain:
+        """Return what is reported of it."""
+        provenance, donor = self.provenance, donor_of(self.provenance)
+        assert donor is not None
+        return PaintedAgain(
+            request_id=provenance.request_id,
+            model_digest=provenance.model_digest,
+            reference_model_digest=self.held.model_digest,
+            encoder_digest=encoder_digest,
+            from_image=isinstance(provenance.route.start, FromImage),
+            skipped_steps=steps_saved(provenance.route.start),
+            step_count=provenance.spec.num_inference_steps,
+            similarity=donor.similarity,
+            quality=quality,
+            scratch_quality=scratch_quality,
+        )
+
+
+def donor_of(provenance: Provenance) -> Donor | None:
+    """Return what a picture started from; None for one from noise, also where its start could not be read."""
+    match provenance.route.start:
+        case FromLatent(donor=donor) | FromImage(donor=donor) if provenance.steps_saved:
+            return donor
+    return None
+
+
+def may_be_compared(provenance: Provenance) -> bool:
+    """Return whether a picture is a hit that can be painted again, and that its profile speaks of: the images that a
+    request came with are not kept, adapters were not profiled, and a replay was counted when it was painted first."""
+    spec = provenance.spec
+    if provenance.inputs or spec.loras or spec.controlnets or provenance.route.replay_of:
+        return False
+    return donor_of(provenance) is not None
+
+
+async def plan_shadow(tenant: str, served: Recorded, gateway: GatewayClient, catalogue: Catalogue) -> ShadowPlan:
+    """Return how the hit is painted again: of latents by its own model, of images by the one that its profile compares
+    with. Raises NotFound NOT_WATCHED where no table has such a hit any more, MODEL_GONE where no worker has had that
+    model, and as the gateway."""
+    provenance = served.provenance
+    from_image = isinstance(provenance.route.start, FromImage)
+    rows = await gateway.reuse_quality(provenance.model_digest, GATEWAY_TIMEOUT_S)
+    reference = next((row.reference_model_digest for row in rows if row.from_image == from_image), None)
+    if reference is None:
+        raise NotFound("NOT_WATCHED", "the model has no thresholds of that kind")
+    held = catalogue.of_digest(reference)
+    if held is None:
+        raise NotFound("MODEL_GONE", "no worker holds the model that the hit is compared with")
+    spec = _spec_of(served, held)
+    full = provenance.device_seconds / max(provenance.steps_run, 1)
+    return ShadowPlan(tenant, provenance, served.format, spec, held, full * spec.num_inference_steps)
+
+
+def _spec_of(served: Recorded, held: HeldModel) -> GenerationSpec:
+    resolved = ResolvedRequest(
+        spec=served.provenance.spec,
+        cache=CacheMode.OFF,
+        format=served.format,
+        quality=None,
+        deadline_ms=0,
+        preview_interval_steps=0,
+    )
+    return replace(as_painted_by(resolved, held).spec, model=held.model)

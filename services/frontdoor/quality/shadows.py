@@ -1,0 +1,235 @@
+"""Shadows: a sample of hits is painted again from noise when nobody waits, compared, and reported to the gateway.
+
+A shadow is no request: it is not admitted, queued, journalled, billed or cached, and the dataplane does not know of it.
+One is painted at a time. It begins while its worker has nothing to do, and is stopped as soon as somebody comes.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pentimento.clients.embedder import EmbedderClient
+from pentimento.clients.gateway import GatewayClient
+from pentimento.dataplane import Dataplane
+from pentimento.dataplane.credits import is_eligible
+from pentimento.domain.clock import Clock
+from pentimento.domain.errors import NotFound, PentimentoError
+from pentimento.domain.generation import Provenance
+from pentimento.policies.shadow_painting import (
+    GivesWay,
+    IdleWorker,
+    ShadowBudget,
+    SuiteLoad,
+    is_sampled,
+    shadow_worker,
+)
+from pentimento.stores.ledger import Journal
+from pentimento.stores.ledger.records import JournalledRequest
+from services.frontdoor.metrics import SHADOW_SECONDS, SHADOWS
+from services.frontdoor.objects.results import Results
+from services.frontdoor.quality.comparison import score
+from services.frontdoor.quality.shadow_painter import ShadowPainter, ShadowRun
+from services.frontdoor.quality.shadow_plans import GATEWAY_TIMEOUT_S, ShadowPlan, may_be_compared, plan_shadow
+from services.frontdoor.requests.replays import recorded_picture
+from services.frontdoor.workers.catalogue import Catalogue
+
+logger = logging.getLogger(__name__)
+
+# Hits that wait to be painted again; beyond it the oldest goes.
+MOST_HITS = 64
+# A hit whose shadow gave way so often is let go.
+MOST_TRIES = 5
+# What shadows may save up for busy hours to end.
+MOST_SAVED_S = 600.0
+# None begins with less to spend than it is expected to take, so many times over, or than so many seconds.
+MARGIN = 1.5
+LEAST_S = 1.0
+_TICK_S = 0.25
+
+
+@dataclass(frozen=True)
+class ShadowSettings:
+    """`sample_share` of the hits (0: none), `work_share` of the time at most, after `quiet_s` without anybody."""
+
+    sample_share: float
+    work_share: float
+    quiet_s: float
+    gives_way: GivesWay
+
+
+@dataclass(frozen=True)
+class SampledHit:
+    """A hit that waits; `plan` is known once its turn came."""
+
+    request_id: str
+    tenant: str
+    tries: int = 0
+    plan: ShadowPlan | None = None
+
+
+@dataclass
+class Shadows:
+    """The parts that it works with, and what waits. Without embedder or gateway nothing is sampled."""
+
+    settings: ShadowSettings
+    journal: Journal
+    results: Results
+    catalogue: Catalogue
+    dataplane: Dataplane
+    clock: Clock
+    painter: ShadowPainter
+    embedder: EmbedderClient | None
+    gateway: GatewayClient | None
+    hits: deque[SampledHit] = field(default_factory=lambda: deque(maxlen=MOST_HITS))
+    run: ShadowRun | None = None
+
+    def __post_init__(self) -> None:
+        now = self.clock.monotonic()
+        self._budget = ShadowBudget(self.settings.work_share, MOST_SAVED_S, now)
+        self._busy_at = now
+        self._closed = False
+
+    def note(self, tenant: str, request_id: str, provenance: Provenance) -> None:
+        """A picture was delivered: remember it where it is a hit that is to be painted again."""
+        if self.embedder is None or self.gateway is None or self._closed or not may_be_compared(provenance):
+            return
+        if is_sampled(request_id, self.settings.sample_share):
+            if len(self.hits) == MOST_HITS:
+                SHADOWS.labels("dropped").inc()
+            self.hits.append(SampledHit(request_id, tenant))
+
+    def make_way(self, worker_id: str = "") -> None:
+        """Somebody comes, and, where `worker_id` is given, is about to be painted there."""
+        self._busy_at = self.clock.monotonic()
+        run = self.run
+        if run is not None and (self.settings.gives_way is GivesWay.SUITE or run.worker_id == worker_id):
+            run.stop()
+
+    async def left(self, worker_id: str) -> None:
+        """Return once no shadow that was told to go holds a place at the worker."""
+        if self.run is not None and self.run.worker_id == worker_id:
+            await self.run.left()
+
+    async def run_forever(self) -> None:
+        """Paint shadows when nobody waits, until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(_TICK_S)
+                if self.hits and not self._closed:
+                    await self._safely(self._turn())
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Changes state: the one that runs is stopped, and none begins any more."""
+        self._closed = True
+        if self.run is not None:
+            self.run.stop()
+
+    async def _safely(self, turn: Coroutine[Any, Any, None]) -> None:
+        """A defect costs one hit, not all that come after it."""
+        try:
+            await turn
+        except Exception:
+            SHADOWS.labels("failed").inc()
+            logger.exception("a hit is not painted again because of a defect")
+
+    async def _turn(self) -> None:
+        """One look whether the first hit can be painted again now; one that cannot goes to the back."""
+        if self._load("").waiting_count:
+            self._busy_at = self.clock.monotonic()
+            return
+        if self._load("").quiet_s < self.settings.quiet_s or not self._budget.left_s(self.clock.monotonic()):
+            return
+        hit = self.hits.popleft()
+        try:
+            hit = hit if hit.plan is not None else replace(hit, plan=await self._plan(hit))
+            kept = await self._try(hit)
+        except PentimentoError as error:
+            kept = None
+            outcome = "gone" if isinstance(error, NotFound) else "failed"
+            SHADOWS.labels(outcome).inc()
+            logger.info("a hit is not painted again", extra={"reason": error.reason})
+        if kept is not None and len(self.hits) < MOST_HITS:
+            self.hits.append(kept)
+
+    async def _plan(self, hit: SampledHit) -> ShadowPlan:
+        assert self.gateway is not None
+        served = recorded_picture(await self._record(hit.request_id, hit.tenant))
+        return await plan_shadow(hit.tenant, served, self.gateway, self.catalogue)
+
+    async def _record(self, request_id: str, tenant: str) -> JournalledRequest:
+        record = await asyncio.wrap_future(self.journal.get(request_id, tenant))
+        if record is None:
+            raise NotFound("UNKNOWN_REQUEST", "the hit is not known any more")
+        return record
+
+    async def _try(self, hit: SampledHit) -> SampledHit | None:
+        """Return the hit where it has to wait, None where it is done with."""
+        plan = hit.plan
+        assert plan is not None
+        load, left_s = self._load(plan.held.model_digest), self._budget.left_s(self.clock.monotonic())
+        worker_id = shadow_worker(load, self.settings.quiet_s, self.settings.gives_way)
+        least_s = min(max(plan.expected_s * MARGIN, LEAST_S), MOST_SAVED_S / 2)
+        if worker_id is None or left_s < least_s:
+            return hit
+        return await self._paint(hit, plan, worker_id, left_s)
+
+    async def _paint(self, hit: SampledHit, plan: ShadowPlan, worker_id: str, left_s: float) -> SampledHit | None:
+        run = self.run = self.painter.begin(worker_id, plan.tenant, self.dataplane.state.first_token)
+        began_at = self.clock.monotonic()
+        watch = asyncio.ensure_future(self._watch(run, plan.held.model_digest))
+        try:
+            result = await self.painter.paint(run, plan, left_s)
+        except (PentimentoError, TimeoutError) as error:
+            if isinstance(error, PentimentoError) and not run.stopped:
+                # The worker's own failure: another try would meet it again.
+                raise
+            SHADOWS.labels("stopped").inc()
+            return replace(hit, tries=hit.tries + 1) if hit.tries + 1 < MOST_TRIES else None
+        finally:
+            watch.cancel()
+            self.run = None
+            took_s = self.clock.monotonic() - began_at
+            self._budget.spend(took_s)
+            SHADOW_SECONDS.inc(took_s)
+        await self._compare(plan, result.image)
+        return None
+
+    async def _watch(self, run: ShadowRun, model_digest: str) -> None:
+        """Stop it where its worker is to do something else."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            workers = {worker.worker_id: worker for worker in self._load(model_digest).workers}
+            if run.worker_id not in workers or not workers[run.worker_id].eligible:
+                run.stop()
+
+    async def _compare(self, plan: ShadowPlan, scratch: bytes) -> None:
+        assert self.embedder is not None and self.gateway is not None
+        served = await self.results.load(await self._record(plan.provenance.request_id, plan.tenant))
+        scores = await score(self.embedder, plan.tenant, plan.spec.prompt, served.image, scratch)
+        seen = plan.painted_again(scores.encoder_digest, scores.quality, scores.scratch_quality)
+        counted = await self.gateway.report_quality(seen, GATEWAY_TIMEOUT_S)
+        SHADOWS.labels("counted" if counted else "not_counted").inc()
+
+    def _load(self, model_digest: str) -> SuiteLoad:
+        state = self.dataplane.state
+        pools = tuple(state.pools.values())
+        return SuiteLoad(
+            waiting_count=sum(pool.waiting_count for pool in pools),
+            running_count=sum(pool.running_count for pool in pools),
+            quiet_s=self.clock.monotonic() - self._busy_at,
+            workers=tuple(
+                IdleWorker(
+                    worker.worker_id,
+                    len(worker.in_flight) + len(worker.abandoned),
+                    worker.credit_count,
+                    is_eligible(state, worker),
+                )
+                for worker in state.workers.values()
+                if worker.holds(model_digest)
+            ),
+        )

@@ -1,0 +1,72 @@
+"""Quality kept online by real processes: a hit is painted again, and what it kept is told."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pentimento.domain.generation import FromLatent
+from pentimento.domain.image_request import ImageRequest
+from pentimento.domain.online_quality import ReuseQuality
+from pentimento.sdk import AsyncClient, Picture
+from pentimento.supervisor.local import LocalSuite, local_suite
+
+# Any prompt is near enough to any other, and every hit is painted again as soon as nobody waits.
+SETTINGS = """
+[vectordb_gateway]
+latent_thresholds = ["-1:0.4"]
+image_thresholds = []
+
+[frontdoor]
+quality_sample_share = 1.0
+quality_work_share = 1.0
+quality_quiet_s = 0.1
+"""
+
+
+@pytest.fixture
+def suite_that_watches(tmp_path: Path) -> Iterator[LocalSuite]:
+    config = tmp_path / "settings.toml"
+    config.write_text(SETTINGS)
+    with local_suite(["--model", "tiny-light", "--config", str(config)]) as running:
+        yield running
+
+
+def asking(prompt: str, seed: int) -> ImageRequest:
+    return ImageRequest(prompt, model="tiny-light", seed=seed, num_inference_steps=10)
+
+
+async def paint_hit(client: AsyncClient) -> Picture:
+    """An entry is committed once its picture was answered, so the first looks may be too early."""
+    await client.generate(asking("a small blue star on black", 1))
+    async with asyncio.timeout(60):
+        while True:
+            picture = await client.generate(asking("a large red circle on white", 2))
+            if isinstance(picture.provenance.route.start, FromLatent):
+                return picture
+
+
+async def watched_row(client: AsyncClient) -> ReuseQuality:
+    """The row of the table by which the hit started, once a hit by it was painted again."""
+    async with asyncio.timeout(120):
+        while True:
+            (row,) = (await client.explain(asking("a large red circle on white", 3))).reuse_quality
+            if row.achieved is not None:
+                return row
+            await asyncio.sleep(0.5)
+
+
+async def test_a_hit_is_painted_again_and_explain_tells_what_it_kept(suite_that_watches: LocalSuite) -> None:
+    async with AsyncClient(suite_that_watches.endpoint.public) as client:
+        hit = await paint_hit(client)
+        row = await watched_row(client)
+
+    assert hit.provenance.steps_saved == 4
+    assert (row.from_image, row.saved_share, row.profiled_similarity, row.similarity) == (False, 0.4, -1.0, -1.0)
+    assert row.achieved is not None
+    assert row.achieved.sample_count >= 1
+    assert row.achieved.alpha_low <= row.achieved.alpha <= row.achieved.alpha_high
+    assert 0 <= row.achieved.kept_share_low <= row.achieved.kept_share <= row.achieved.kept_share_high <= 1
+    # Both pictures are of the prompt, and neither is the other.
+    assert 0 < row.achieved.alpha != 1

@@ -1,0 +1,236 @@
+"""Hits painted again when nobody waits, with workers, embedder and gateway whose answers a test chooses."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
+from pentimento.domain.errors import Internal
+from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
+from pentimento.domain.image_request import CacheMode, ImageRequest
+from pentimento.domain.online_quality import AchievedQuality, ReuseQuality
+from pentimento.policies.shadow_painting import GivesWay
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, until
+from pentimento.testing.paced_worker import PacedWorker, serve
+from pentimento.wire.online_quality import reuse_quality_to_proto
+from services.frontdoor.metrics import SHADOWS
+from services.frontdoor.quality.shadows import MOST_HITS
+from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
+
+ACHIEVED = AchievedQuality(20, 0.9, 0.7, 0.99, 0.91, 0.5, 0.97)
+
+
+class WatchingGateway(ChosenGateway):
+    """Has a row of latents; what is reported is remembered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: list[gateway_pb.ReportQualityRequest] = []
+        self.rows = True
+
+    async def GetReuseQuality(
+        self, request: gateway_pb.GetReuseQualityRequest, context: Any
+    ) -> gateway_pb.GetReuseQualityResponse:
+        row = ReuseQuality(False, 0.4, 0.8, 0.85, 0.9, "a profile", request.model_digest, ACHIEVED)
+        return gateway_pb.GetReuseQualityResponse(thresholds=[reuse_quality_to_proto(row)] if self.rows else [])
+
+    async def ReportQuality(
+        self, request: gateway_pb.ReportQualityRequest, context: Any
+    ) -> gateway_pb.ReportQualityResponse:
+        self.reports.append(request)
+        return gateway_pb.ReportQualityResponse(counted=True)
+
+
+FIFTY = ImageRequest("a red circle", num_inference_steps=50, seed=1)
+LATENT = FromLatent(
+    ObjectReference("latents/x", "sha256:0", 2048), 20, 50, 4.5, Donor("entry", "sha256:1", 0.91, ancestor_depth=1)
+)
+# As often as may be, and as soon; waits are generous on a busy machine.
+ALWAYS = {
+    "quality_sample_share": 1.0,
+    "quality_work_share": 1.0,
+    "quality_quiet_s": 0.0,
+    "embed_timeout_ms": 20_000,
+    "lookup_timeout_ms": 20_000,
+    "reserve_timeout_ms": 20_000,
+}
+
+
+@pytest.fixture
+async def gateway() -> WatchingGateway:
+    found = WatchingGateway()
+    found.start = LATENT
+    return found
+
+
+@asynccontextmanager
+async def watched(folder: Path, gateway: WatchingGateway, **changes: Any) -> AsyncIterator[FrontdoorSuite]:
+    address = f"unix:{folder / 'c'}"
+    server = await serve_cache(ChosenEmbedder(), gateway, address)
+    given = {**ALWAYS, "embedder_address": address, "gateway_address": address, **changes}
+    async with running_suite(folder, **given) as suite:
+        yield suite
+    await server.stop()
+
+
+def shadows(worker: PacedWorker) -> list[Any]:
+    return [order for order in worker.orders if order.attempt.request_id.startswith("shadow-")]
+
+
+def told(outcome: str) -> float:
+    return float(SHADOWS.labels(outcome)._value.get())
+
+
+async def test_a_hit_is_painted_again_from_noise_and_reported(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    async with watched(folder, gateway) as suite:
+        hit = await suite.paint(FIFTY)
+        await until(lambda: bool(gateway.reports))
+        recorded = suite.frontdoor.parts.dataplane.state.counters
+
+    (order,) = shadows(worker)
+    assert order.route.start.WhichOneof("kind") == "noise"
+    assert order.spec == worker.orders[0].spec
+    assert not order.HasField("cache_grant") and not order.deadline_remaining_ms
+    (report,) = gateway.reports
+    assert (report.request_id, report.model_digest) == (hit.request_id, "sha256:model")
+    assert (report.reference_model_digest, report.encoder_digest) == ("sha256:model", "sha256:encoder")
+    assert (report.from_image, report.skipped_steps, report.step_count) == (False, 20, 50)
+    # The chosen embedder's pictures are at right angles to its texts.
+    assert (report.similarity, report.quality, report.scratch_quality) == (0.91, 0.0, 0.0)
+    # It is nobody's request, and leaves nothing.
+    assert (recorded.accepted, recorded.completed) == (1, 1)
+    assert len(gateway.reserved) == len(gateway.committed) + len(gateway.released) == 1
+
+
+async def test_a_request_does_not_wait_for_a_shadow(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    """The worker's only place is the shadow's, which gives it up; afterwards the hits are painted again."""
+    stopped = told("stopped")
+    async with watched(folder, gateway) as suite:
+        await suite.paint(FIFTY)
+        worker.hold.clear()
+        await until(lambda: bool(shadows(worker)))
+        painting = asyncio.ensure_future(suite.paint(replace(FIFTY, seed=2)))
+        await worker.wait_until(lambda: len(worker.orders) == 3)
+        first = {request_id.split("-")[0] for request_id, _ in worker.running}
+        worker.hold.set()
+        second = await painting
+        await until(lambda: len(gateway.reports) == 2)
+        reruns = suite.frontdoor.parts.dataplane.state.counters.rerun
+
+    assert first == {"r"}
+    assert (second.provenance.attempt_number, reruns) == (1, 0)
+    assert worker.most_running == 1
+    assert told("stopped") == stopped + 1
+
+
+@pytest.mark.parametrize("gives_way", GivesWay)
+async def test_a_shadow_leaves_for_its_own_workers_requests_or_for_everybodys(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway, gives_way: GivesWay
+) -> None:
+    other = PacedWorker("w2")
+    other.held = replace(other.held, model="other", model_digest="sha256:other")
+    server = await serve(other, f"unix:{folder / 'w2'}")
+    addresses = (f"unix:{folder / 'w1'}", f"unix:{folder / 'w2'}")
+    async with watched(folder, gateway, worker_addresses=addresses, quality_gives_way=gives_way) as suite:
+        await suite.wait_for_workers(2)
+        await suite.paint(replace(FIFTY, model="tiny"))
+        worker.hold.clear()
+        await until(lambda: bool(worker.running))
+        stays = dict(worker.running)
+        await suite.paint(replace(FIFTY, model="other", cache=CacheMode.OFF))
+        left = not stays.keys() & worker.running.keys()
+        worker.hold.set()
+    await server.stop()
+
+    assert left == (gives_way is GivesWay.SUITE)
+
+
+async def test_what_is_no_hit_or_not_sampled_is_not_painted_again(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    async with watched(folder, gateway) as suite:
+        hits = suite.frontdoor.parts.shadows.hits
+        gateway.start = FromNoise()
+        await suite.paint(FIFTY)
+        gateway.start = LATENT
+        await suite.paint(replace(FIFTY, cache=CacheMode.OFF))
+        assert not hits
+    async with watched(folder, gateway, quality_sample_share=0.0) as suite:
+        await suite.paint(FIFTY)
+        assert not suite.frontdoor.parts.shadows.hits
+
+
+async def test_a_hit_of_a_threshold_that_is_gone_is_let_go(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    gone, gateway.rows = told("gone"), False
+    async with watched(folder, gateway) as suite:
+        await suite.paint(FIFTY)
+        await until(lambda: told("gone") == gone + 1)
+
+        assert not suite.frontdoor.parts.shadows.hits
+    assert not shadows(worker)
+
+
+async def test_a_worker_that_fails_a_shadow_is_asked_no_more_for_it(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    failed = told("failed")
+    async with watched(folder, gateway) as suite:
+        await suite.paint(FIFTY)
+        worker.hold.clear()
+        await until(lambda: bool(shadows(worker)))
+        worker.fail_with = Internal("BROKEN", "as the test chose")
+        worker.hold.set()
+        await until(lambda: told("failed") == failed + 1)
+
+        assert not suite.frontdoor.parts.shadows.hits
+    assert len(shadows(worker)) == 1 and not gateway.reports
+
+
+async def test_shadows_keep_to_their_share_of_the_time(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    """Where they may take nothing, none begins, and the hits that wait are bounded."""
+    async with watched(folder, gateway, quality_work_share=0.0) as suite:
+        waiting = suite.frontdoor.parts.shadows
+        hit = await suite.paint(FIFTY)
+        for number in range(MOST_HITS + 5):
+            waiting.note("default", f"r-{number}", hit.provenance)
+
+        assert len(waiting.hits) == MOST_HITS
+        assert waiting.hits[0].request_id == "r-5"
+    assert not shadows(worker)
+
+
+async def test_nothing_begins_while_the_frontdoor_drains(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    async with watched(folder, gateway) as suite:
+        await suite.paint(FIFTY)
+        worker.hold.clear()
+        await until(lambda: bool(shadows(worker)))
+        await suite.frontdoor.drain()
+        await worker.wait_until(lambda: not worker.running)
+        worker.hold.set()
+
+
+async def test_explain_tells_thresholds_and_what_hits_by_them_kept(
+    folder: Path, worker: PacedWorker, gateway: WatchingGateway
+) -> None:
+    async with watched(folder, gateway) as suite:
+        (row,) = (await suite.client.explain(FIFTY)).reuse_quality
+    async with running_suite(folder) as suite:
+        without = (await suite.client.explain(FIFTY)).reuse_quality
+
+    assert row == ReuseQuality(False, 0.4, 0.8, 0.85, 0.9, "a profile", "sha256:model", ACHIEVED)
+    assert without == ()
