@@ -40,7 +40,7 @@ DEV_READY := $(VENV)/.installed-dev-$(DEVICE)
 BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-training lint format protos reference client-wheel bench bench-quick setup clean distclean
+.PHONY: help demo test test-faults test-training lint contracts format protos reference client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -65,6 +65,9 @@ lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts and the
 	cd protos && ../$(BIN)/buf lint
 	$(BIN)/python scripts/generate_protos.py --check
 	$(BIN)/python scripts/generate_reference.py --check
+
+contracts: $(DEV_READY) ## what in the contracts would break a peer of the last version; fails from version 1.0 on
+	$(BIN)/python scripts/breaking_contracts.py
 
 format: $(DEV_READY) ## put the code into the project's form
 	$(BIN)/ruff check --fix .

@@ -1,8 +1,10 @@
 """Small directories of encoders with random weights: CLIPModel as transformers writes it, BERT sentence encoders as
 sentence-transformers lays them out."""
 
+import atexit
 import functools
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,16 @@ PREPROCESSING = {
 }
 
 
+def directory_for_the_run(prefix: str) -> Path:
+    """Make a directory that is deleted when the process ends: for what several tests build once."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @functools.cache
 def tokenizer() -> CLIPTokenizer:
-    folder = Path(tempfile.mkdtemp(prefix="pmt-tokenizer-"))
-    return build_tokenizer(folder, count=300, merges=120)
+    return build_tokenizer(directory_for_the_run("pmt-tokenizer-"), count=300, merges=120)
 
 
 def write_encoder(directory: Path, *, end_token: int | None = None, shards: bool = False, **towers: Any) -> Path:

@@ -35,7 +35,7 @@ def find_encoder(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
     """Likewise of the embedder's models, and those that installed packages carry (PACKAGED_ENCODERS)."""
     if given in PACKAGED_ENCODERS:
         return ModelDirectory(given, _packaged(given))
-    return _find("encoder", given, weights, ENCODER)
+    return _find("encoder", given, weights, ENCODER, packaged=tuple(PACKAGED_ENCODERS))
 
 
 def _packaged(name: str) -> Path:
@@ -73,14 +73,15 @@ def find_models(given: tuple[str, ...], weights: Path = WEIGHTS) -> tuple[ModelD
     return models
 
 
-def _find(what: str, given: str, weights: Path, kind: str) -> ModelDirectory:
+def _find(what: str, given: str, weights: Path, kind: str, packaged: tuple[str, ...] = ()) -> ModelDirectory:
     known = registry(weights)
     entry = known.get(given)
     if entry is not None and entry.kind == kind:
         return ModelDirectory(given, entry.path)
     directory = Path(given).resolve()
     if not directory.is_dir():
-        there = ", ".join(sorted(name for name, other in known.items() if other.kind == kind)) or f"none in {weights}"
+        names = sorted([*packaged, *(name for name, other in known.items() if other.kind == kind)])
+        there = ", ".join(names) or f"none in {weights}"
         wrong = f"is a {entry.kind}, not a {kind}" if entry else "is neither a directory nor a known name"
         raise NotFound("MODEL_NOT_FOUND", f"{what} {given!r} {wrong} ({there})")
     return ModelDirectory(directory.name, directory)

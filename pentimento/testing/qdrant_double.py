@@ -6,7 +6,6 @@ speaks the wire of qdrant-client, keeps what a collection was asked to be (`requ
 create a collection twice, and in a collection with shard keys takes no point without one.
 """
 
-import shutil
 import tempfile
 import threading
 import uuid
@@ -209,19 +208,18 @@ class PointsDouble(points_service.PointsServicer):
 @contextmanager
 def running_qdrant_double() -> Iterator[tuple[str, QdrantDouble]]:
     """The double on a port of its own: its `qdrant:` url, and what it holds."""
-    directory = Path(tempfile.mkdtemp(prefix="qdrant-double-"))
-    double = QdrantDouble(directory)
-    server = grpc.server(ThreadPoolExecutor(4))
-    collections_service.add_CollectionsServicer_to_server(CollectionsDouble(double), server)
-    points_service.add_PointsServicer_to_server(PointsDouble(double), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"qdrant://127.0.0.1:{port}", double
-    finally:
-        server.stop(None).wait()
-        double.close()
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="qdrant-double-", ignore_cleanup_errors=True) as directory:
+        double = QdrantDouble(Path(directory))
+        server = grpc.server(ThreadPoolExecutor(4))
+        collections_service.add_CollectionsServicer_to_server(CollectionsDouble(double), server)
+        points_service.add_PointsServicer_to_server(PointsDouble(double), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"qdrant://127.0.0.1:{port}", double
+        finally:
+            server.stop(None).wait()
+            double.close()
 
 
 def _point(point: Any) -> "edge.Point":

@@ -10,7 +10,7 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CacheTotals
 from pentimento.stores.objects import ObjectStore
 from services.vectordb_gateway import metrics
-from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice
+from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice, GrantSettings
 
 logger = logging.getLogger(__name__)
 
@@ -24,20 +24,22 @@ class Capacity:
     """Blocking. Methods raise StoreUnavailable."""
 
     def __init__(
-        self, ledger: CacheLedger, objects: ObjectStore, settings: CapacitySettings, max_open_grants: int
+        self, ledger: CacheLedger, objects: ObjectStore, settings: CapacitySettings, grants: GrantSettings
     ) -> None:
         self._ledger = ledger
         self._objects = objects
         self._settings = settings
-        self._max_open_grants = max_open_grants
+        self._grants = grants
         self._shortage = ""
         self._store_bytes = 0
 
     def refusal(self, tenant: str) -> str:
         """Why nothing is reserved for the tenant now; empty when it is."""
         totals = self._ledger.totals()
-        if totals.open_grant_count >= self._max_open_grants:
+        if totals.open_grant_count >= self._grants.max_open_grants:
             return f"{totals.open_grant_count} grants are open already"
+        if self._ledger.open_grant_count(tenant) >= self._grants.tenant_open_grants:
+            return f"{self._grants.tenant_open_grants} grants of the tenant are open already"
         return self.read_only_reason(totals) or self._over_quota(tenant)
 
     def read_only_reason(self, totals: CacheTotals) -> str:

@@ -176,6 +176,7 @@ class GrantSettings:
 
     grant_ttl_s: float = setting(900.0, help="life of a grant", minimum=0.1, maximum=86_400)
     max_open_grants: int = setting(4096, help="grants neither committed nor released", minimum=1)
+    tenant_open_grants: int = setting(1024, help="of these, grants of one tenant", minimum=1)
     grant_key_file: Path | None = setting(
         None, help="keys shared with the workers, one a line; the first one signs grants", must_exist=True
     )

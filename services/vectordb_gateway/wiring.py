@@ -108,7 +108,7 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     guard = EncoderGuard(stores.ledger, stores.index)
     watch = MatchWatch(stores.ledger, settings.predictor)
     indexing = Indexing(stores.ledger, stores.index, guard, watch.follow)
-    capacity = Capacity(stores.ledger, stores.objects, settings.capacity, settings.grants.max_open_grants)
+    capacity = Capacity(stores.ledger, stores.objects, settings.capacity, settings.grants)
     selection = settings.selection
     reuse = selection.reuse()
     bounds = LookupBounds(settings.search_timeout_ms / 1000, selection.max_ancestor_depth, selection.scratch_share)

@@ -283,6 +283,13 @@ class CacheLedger:
                 row.entry_count, row.object_count, row.size_bytes, connection.execute(open_grants).scalar_one()
             )
 
+    def open_grant_count(self, tenant: str) -> int:
+        """Return how many grants of the tenant are neither committed nor released."""
+        is_open = (tables.grants.c.entry_id.is_(None), tables.grants.c.tenant == tenant)
+        of_tenant = select(func.count()).select_from(tables.grants).where(*is_open)
+        with self._reading() as connection:
+            return int(connection.execute(of_tenant).scalar_one())
+
     def holdings(self) -> dict[str, CacheHolding]:
         """Return what each tenant holds in live entries."""
         with self._reading() as connection:

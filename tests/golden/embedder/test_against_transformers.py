@@ -19,7 +19,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from pentimento.pictures.decoding import decode
 from services.embedder.model import EmbeddingModel, open_model
 from services.embedder.preprocessing import ImagePreprocessing, read_preprocessing, to_pixels
-from tests.encoders import PREPROCESSING, SIDE_PX, write_encoder
+from tests.encoders import PREPROCESSING, SIDE_PX, directory_for_the_run, write_encoder
 
 TOLERANCE = 1e-5
 ZOO = Path(__file__).parents[3] / "zoo" / "weights" / "tiny-clip"
@@ -46,7 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def directory(variant: str) -> Path:
     if variant == "zoo":
         return ZOO
-    return write_encoder(Path(tempfile.mkdtemp(prefix="pmt-encoder-")), **VARIANTS[variant])
+    return write_encoder(directory_for_the_run("pmt-encoder-"), **VARIANTS[variant])
 
 
 @functools.cache

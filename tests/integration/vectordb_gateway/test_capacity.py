@@ -166,3 +166,15 @@ async def test_what_was_evicted_counts_until_it_has_left_the_store(tmp_path: Pat
 def test_a_store_smaller_than_what_may_live_in_it_is_refused() -> None:
     with pytest.raises(ValueError, match="--max-store-bytes"):
         CapacitySettings(max_size_bytes=600, max_store_bytes=599)
+
+
+async def test_one_tenants_grants_leave_some_for_others(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, "--tenant-open-grants", "2", "--max-open-grants", "3") as gateway:
+        grants = [await gateway.client.reserve(scope("a"), attempt("a")) for _ in range(3)]
+        of_another = [await gateway.client.reserve(scope("b"), attempt("b")) for _ in range(2)]
+
+        assert [grant is not None for grant in grants] == [True, True, False]
+        assert [grant is not None for grant in of_another] == [True, False], "there are no more in all"
+        assert grants[0] is not None
+        await gateway.client.release(grants[0].grant_id)
+        assert await gateway.client.reserve(scope("a"), attempt("a")) is not None

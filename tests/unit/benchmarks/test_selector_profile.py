@@ -8,26 +8,12 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.selector_profile import HeldOut, figures_of_rule
-from pentimento.policies.selector_profiles import ProfiledStep, ReuseKind, SelectorProfile
+from pentimento.policies.selector_profiles import ProfiledStep
 from pentimento.policies.selector_profiling import ThresholdRule
 from services.unet_worker.models.reuse_study import ReuseOutcome, ReusePair
+from tests.selector_profiles import LATENT_PROFILE
 
-PROFILE = SelectorProfile(
-    kind=ReuseKind.LATENTS,
-    model="heavy",
-    model_digest="sha256:heavy",
-    reference_model="heavy",
-    reference_model_digest="sha256:heavy",
-    encoder="clip",
-    encoder_digest="sha256:clip",
-    quality="clip_score",
-    alpha=0.9,
-    rule=ThresholdRule.LOWER_BOUND,
-    step_count=50,
-    model_step_count=50,
-    pair_count=80,
-    steps=(ProfiledStep(5, 80, None, 0.8, 0.8), ProfiledStep(10, 80, None, 0.9, 0.9)),
-)
+PROFILE = replace(LATENT_PROFILE, steps=(ProfiledStep(5, 80, None, 0.8, 0.8), ProfiledStep(10, 80, None, 0.9, 0.9)))
 PAIRS = tuple(ReusePair(number, 0, 0.75 + number * 0.001) for number in range(200))
 
 

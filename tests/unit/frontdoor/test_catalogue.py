@@ -34,12 +34,36 @@ def test_no_name_means_the_deployments_default_or_the_first(default: str, found:
     assert catalogue.find("").model == found
 
 
-def test_the_newest_report_of_a_model_counts() -> None:
-    catalogue = Catalogue("")
-    catalogue.learn(HELD)
-    catalogue.learn(replace(HELD, model_digest="sha256:newer"))
+def test_of_two_weights_under_one_name_the_later_start_counts_and_it_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [100.0]
+    catalogue = Catalogue("", monotonic=lambda: now[0])
+    older, newer = (replace(HELD, model_digest=f"sha256:{word}", worker_generation=n) for n, word in enumerate("on"))
 
-    assert catalogue.find("tiny").model_digest == "sha256:newer"
+    for held in (older, newer, older, newer, older):
+        catalogue.learn(held)
+        now[0] += 1.0
+
+    assert catalogue.find("tiny") == newer
+    (told,) = caplog.records
+    assert told.levelname == "ERROR" and "other weights under one model name" in told.message
+    assert (told.model, told.used, told.not_used) == ("tiny", "sha256:n", "sha256:o")  # type: ignore[attr-defined]
+
+
+def test_weights_whose_workers_are_silent_give_way_to_an_older_start() -> None:
+    now = [100.0]
+    catalogue = Catalogue("", monotonic=lambda: now[0])
+    older, newer = (replace(HELD, model_digest=f"sha256:{word}", worker_generation=n) for n, word in enumerate("on"))
+    catalogue.learn(newer)
+
+    now[0] += 9.0
+    catalogue.learn(older)
+    assert catalogue.find("tiny") == newer
+    now[0] += 1.0
+    catalogue.learn(older)
+
+    assert catalogue.find("tiny") == older
 
 
 async def test_a_model_can_be_waited_for() -> None:

@@ -14,7 +14,6 @@ from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS, Thres
 from pentimento.policies.selector_profiles import (
     ProfiledStep,
     ReuseKind,
-    SelectorProfile,
     SelectorProfiles,
     biased,
     profile_from_json,
@@ -24,24 +23,8 @@ from pentimento.policies.selector_profiles import (
     read_selector_profiles,
 )
 from pentimento.policies.selector_profiling import StepThresholds, ThresholdRule
+from tests.selector_profiles import LATENT_PROFILE as PROFILE
 
-ROWS = (ProfiledStep(5, 80, 0.7, 0.6, 0.5), ProfiledStep(10, 80, 0.9, 0.8, 0.7), ProfiledStep(15, 80, None, None, 0.9))
-PROFILE = SelectorProfile(
-    kind=ReuseKind.LATENTS,
-    model="heavy",
-    model_digest="sha256:heavy",
-    reference_model="heavy",
-    reference_model_digest="sha256:heavy",
-    encoder="clip",
-    encoder_digest="sha256:clip",
-    quality="clip_score",
-    alpha=0.9,
-    rule=ThresholdRule.LOWER_BOUND,
-    step_count=50,
-    model_step_count=50,
-    pair_count=80,
-    steps=ROWS,
-)
 IMAGES = replace(PROFILE, kind=ReuseKind.IMAGES, model="light", model_digest="sha256:light", alpha=0.95)
 
 similarities = st.none() | st.floats(-1, 1)
@@ -53,7 +36,11 @@ tables = st.lists(similarities, min_size=1, max_size=9).map(
 def test_the_table_is_by_the_profiles_rule_unless_another_is_asked_for() -> None:
     assert PROFILE.thresholds() == (Threshold(0.6, 0.1), Threshold(0.8, 0.2))
     assert PROFILE.thresholds(ThresholdRule.MINIMUM) == (Threshold(0.7, 0.1), Threshold(0.9, 0.2))
-    assert PROFILE.thresholds(ThresholdRule.MEAN) == (Threshold(0.5, 0.1), Threshold(0.7, 0.2), Threshold(0.9, 0.3))
+    assert PROFILE.thresholds(ThresholdRule.MEAN) == (
+        Threshold(0.5, 0.1),
+        Threshold(0.7, 0.2),
+        Threshold(0.9, 0.3),
+    )
 
 
 @given(tables, st.sampled_from(ReuseKind), st.sampled_from(ThresholdRule))

@@ -43,8 +43,9 @@ def test_what_is_no_pipeline_is_no_model_to_serve(weights: Path, name: str) -> N
 
 def test_an_encoder_is_a_name_among_the_dual_encoders(weights: Path) -> None:
     assert find_encoder("tiny-clip", weights) == ModelDirectory("tiny-clip", weights / "tiny-clip")
-    with pytest.raises(NotFound, match=r"not a dual_encoder \(tiny-clip\)"):
-        find_encoder("tiny-heavy", weights)
+    for wrong, why in (("tiny-heavy", "is a pipeline, not a dual_encoder"), ("nobody", "is neither a directory nor")):
+        with pytest.raises(NotFound, match=rf"{why}.* \(all-minilm-l6-v2, tiny-clip\)"):
+            find_encoder(wrong, weights)
 
 
 def test_an_encoder_of_a_package_lies_in_its_folder_and_is_not_imported(tmp_path: Path, monkeypatch) -> None:

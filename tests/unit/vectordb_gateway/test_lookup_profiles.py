@@ -8,27 +8,18 @@ import pytest
 
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.policies.cache_selection import SelectionRules
-from pentimento.policies.selector_profiles import ProfiledStep, ReuseKind, SelectorProfile, SelectorProfiles
-from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.policies.selector_profiles import ProfiledStep, SelectorProfiles
 from pentimento.stores.ledger.cache_ledger import open_cache_ledger
 from pentimento.stores.ledger.cache_records import EncoderBinding
 from tests.gateways import scope
+from tests.selector_profiles import LATENT_PROFILE
 from tests.unit.vectordb_gateway.test_lookup import ENCODER, Gateway
 
-PROFILE = SelectorProfile(
-    kind=ReuseKind.LATENTS,
-    model="heavy",
+PROFILE = replace(
+    LATENT_PROFILE,
     model_digest="sha256:model",
-    reference_model="heavy",
     reference_model_digest="sha256:model",
-    encoder="clip",
     encoder_digest=ENCODER,
-    quality="clip_score",
-    alpha=0.9,
-    rule=ThresholdRule.LOWER_BOUND,
-    step_count=50,
-    model_step_count=50,
-    pair_count=80,
     steps=(ProfiledStep(5, 80, 0.9, 0.8, 0.7),),
 )
 
