@@ -113,6 +113,10 @@ def started() -> Iterator[list[Replica]]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def replicas(parts: Parts, started: list[Replica]) -> list[Replica]:
     """Two that serve."""
+    for replica in started:
+        if replica.stopped:
+            replica.process.kill()
+            replica.process.wait()
     started[:] = [replica for replica in started if replica.process.poll() is None and not replica.stopped]
     while len(started) < 2:
         started.append(start_replica(parts.folder))

@@ -1,0 +1,233 @@
+"""How fast residuals get from one process to another: through shared memory, in chunks, and in one message.
+
+    python -m benchmarks.tensor_transport
+
+A server process has the residuals ready (SDXL's of one step: 107.5 MB, which Katz gives as 108 MiB; the zoo's: 0.2 MB),
+a client in this process asks for one step after the other over a Unix socket: the suite's own contract and client. The
+three ways take turns. GB/s is bytes over the time from asking until the tensors are there, unread.
+
+Then streams are opened while either process is killed at a random moment, and regions are counted.
+"""
+
+import asyncio
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+import psutil
+
+from benchmarks.report import Figure, Options, at_least, at_most, counted, informative, measured, parse_options, publish
+from benchmarks.tensor_streams import MAX_MESSAGE_BYTES, ONE_MESSAGE, SDXL, ZOO, ResidualSet
+from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
+from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceStub
+from pentimento.clients.controlnet import ControlNetClient, ResidualStream, ResidualStreamRequest
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import Attempt, ControlNetSelection
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.tensors.outgoing import OutgoingTensor, outgoing
+from pentimento.tensors.receiving import ReceivedTensors
+from pentimento.tensors.regions import RegionDirectory, RegionSize
+from pentimento.wire.tensors import UNBOUND, Dtype, WireTensor
+
+WAYS = ("shared memory", "chunks", "one message")
+STREAMS_A_KILL = 250
+OPEN_S = 60.0
+LATENT = WireTensor(Dtype.FLOAT32, (2, 8, 16, 16), bytes(2 * 8 * 16 * 16 * 4), UNBOUND)
+CHANNEL = RpcChannelSettings(channel_max_message_bytes=MAX_MESSAGE_BYTES)
+TARGETS_GB_S = {"shared memory": at_least(8.0, "GB/s"), "chunks": at_least(1.0, "GB/s")}
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of a step, and of the processor for it in both processes: others may use it meanwhile."""
+
+    seconds: float
+    cpu_s: float
+
+
+# A step by each way, in the order of `WAYS`.
+Round = tuple[Step, ...]
+
+
+@contextmanager
+def server(address: str, directory: Path) -> "Iterator[subprocess.Popen[str]]":
+    command = [sys.executable, "-m", "benchmarks.tensor_streams", address, str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+class WholeMessages(ResidualStream):
+    """Takes residuals that come inside one message, which the suite's own receiver refuses."""
+
+    async def _take(self, step_index: int, message: pb.Residuals) -> ReceivedTensors:
+        parts = message.down_block_residuals
+        return ReceivedTensors(
+            tuple(WireTensor(Dtype(part.dtype), tuple(part.dims), part.inline, UNBOUND) for part in parts)
+        )
+
+
+def stream_request(residuals: ResidualSet, number: int = 1, condition: bytes = b"") -> ResidualStreamRequest:
+    states = outgoing(WireTensor(Dtype.FLOAT32, (2, 1, 1), bytes(8), UNBOUND))
+    return ResidualStreamRequest(
+        attempt=Attempt(f"r{number}", 1, number, "benchmark", 1, "benchmark"),
+        controlnet=ControlNetSelection(residuals.name, condition),
+        base_model_digest="",
+        base_model_family="",
+        width_px=64,
+        height_px=64,
+        step_count=10**9,
+        latent_dims=(8, 16, 16),
+        states=states,
+    )
+
+
+async def whole_messages(channel: grpc.aio.Channel, residuals: ResidualSet) -> ResidualStream:
+    call = ControlNetServiceStub(channel).StreamResiduals()
+    stream = WholeMessages(call, stream_request(residuals, condition=ONE_MESSAGE), 1, None)
+    await stream.open()
+    return stream
+
+
+async def timed_step(stream: ResidualStream, step: int, latents: OutgoingTensor, other: psutil.Process) -> Step:
+    began, began_cpu = time.perf_counter(), cpu_seconds(other)
+    await stream.residuals(step, 500.0, latents)
+    return Step(time.perf_counter() - began, cpu_seconds(other) - began_cpu)
+
+
+def cpu_seconds(other: psutil.Process) -> float:
+    times = other.cpu_times()
+    return time.process_time() + times.user + times.system
+
+
+async def rounds_of(residuals: ResidualSet, count: int, folder: Path) -> list[Round]:
+    """The three ways in turn, each on a stream of its own."""
+    shared, address = folder / "shared", f"unix:{folder}/s"
+    directory, latents = RegionDirectory(shared), outgoing(LATENT)
+    with server(address, shared) as serving:
+        other = psutil.Process(serving.pid)
+        async with open_channel(address, CHANNEL) as channel:
+            streams = (
+                await ControlNetClient(channel, directory).open_stream(stream_request(residuals), 1, OPEN_S),
+                await ControlNetClient(channel).open_stream(stream_request(residuals), 1, OPEN_S),
+                await whole_messages(channel, residuals),
+            )
+            rounds: list[Round] = []
+            for step in range(count + 2):
+                rounds.append(tuple([await timed_step(stream, step, latents, other) for stream in streams]))
+            for stream in streams:
+                stream.close()
+    # The first two fill pages and connections.
+    return rounds[2:]
+
+
+async def use_streams(address: str, directory: RegionDirectory, count: int) -> int:
+    """Open streams and take steps on them until the server is gone; return how many were opened."""
+    opened = 0
+
+    async def use(number: int) -> None:
+        nonlocal opened
+        with suppress(PentimentoError):
+            stream = await client.open_stream(stream_request(ZOO, number), 1, OPEN_S)
+            opened += 1
+            for step in range(10**6):
+                await stream.residuals(step, 500.0, outgoing(LATENT))
+
+    async with open_channel(address, CHANNEL) as channel:
+        client = ControlNetClient(channel, directory)
+        await asyncio.gather(*(use(number) for number in range(count)))
+    return opened
+
+
+def kill_round(source: random.Random, folder: Path) -> tuple[str, int, int]:
+    """Who was killed, the regions that had a name then, and those after the next one was made."""
+    shared, address = folder / "shared", f"unix:{folder}/k"
+    directory = RegionDirectory(shared)
+    with server(address, shared) as serving:
+        command = [sys.executable, "-m", "benchmarks.tensor_transport", "--use", address, str(shared)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None
+            client.stdout.readline()
+            time.sleep(source.uniform(0.0, 0.4))
+            who = source.choice(("server", "client"))
+            (serving if who == "server" else client).send_signal(signal.SIGKILL)
+            (serving if who == "server" else client).wait()
+            if who == "client":
+                # The server finds out by the connection, and lets go of what nobody mapped.
+                deadline = time.monotonic() + 10
+                while directory.region_count() and time.monotonic() < deadline:
+                    time.sleep(0.01)
+            left = directory.region_count()
+            client.kill()
+    directory.create(RegionSize(1, 1)).close()
+    return who, left, directory.region_count()
+
+
+def speed_figures(rounds: Sequence[Round]) -> list[Figure]:
+    figures = []
+    for place, way in enumerate(WAYS):
+        name = f"SDXL's residuals ({SDXL.size_bytes / 1e6:.1f} MB) by {way}"
+        speeds = [SDXL.size_bytes / one[place].seconds / 1e9 for one in rounds]
+        figures.append(measured(name, speeds, statistics.median, TARGETS_GB_S.get(way, informative("GB/s"))))
+        figures.append(measured(f"{name}, the fastest step", speeds, max, informative("GB/s")))
+        cpu = [1e3 * one[place].cpu_s for one in rounds]
+        figures.append(measured(f"{name}, processor time", cpu, statistics.median, informative("ms")))
+    return figures
+
+
+def latency_figures(rounds: Sequence[Round]) -> list[Figure]:
+    figures = []
+    for place, way in enumerate(WAYS):
+        name = f"a step of the zoo ({ZOO.size_bytes / 2**10:.0f} KiB) there and back by {way}"
+        waits = [1e3 * one[place].seconds for one in rounds]
+        target = at_most(1.0, "ms") if place == 0 else informative("ms")
+        figures.append(measured(name, waits, statistics.median, target))
+        figures.append(measured(f"{name}, the fastest", waits, min, informative("ms")))
+    return figures
+
+
+def run(options: Options) -> int:
+    steps, zoo_steps, kills = (3, 50, 2) if options.quick else (12, 400, 40)
+    source = random.Random(1)
+    with tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm") as name:
+        folder = Path(name)
+        (folder / "shared").mkdir(mode=0o700)
+        large = asyncio.run(rounds_of(SDXL, steps, folder))
+        small = asyncio.run(rounds_of(ZOO, zoo_steps, folder))
+        killed = [kill_round(source, folder) for _ in range(kills)]
+    figures = [*speed_figures(large), *latency_figures(small)]
+    left = sum(after for _, _, after in killed)
+    streams = kills * STREAMS_A_KILL
+    samples = [[who, before, after] for who, before, after in killed]
+    figures.append(counted(f"regions left of {streams} streams", left, streams, at_most(0, "regions"), samples))
+    by_name = sum(before for _, before, _ in killed)
+    name = f"regions that had a name right after the kill, of {streams} streams"
+    figures.append(counted(name, by_name, streams, informative("regions"), samples))
+    notes = {"steps": steps, "zoo_steps": zoo_steps, "kills": kills, "streams_a_kill": STREAMS_A_KILL, "seed": 1}
+    return publish(options, figures, notes=notes)
+
+
+def use(address: str, directory: Path) -> None:
+    """The client process of a kill."""
+    print("using", flush=True)
+    asyncio.run(use_streams(address, RegionDirectory(directory), STREAMS_A_KILL))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--use"]:
+        use(sys.argv[2], Path(sys.argv[3]))
+    else:
+        raise SystemExit(run(parse_options("tensor_transport", __doc__)))
