@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
+from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Plan, PoolPlan, RouteShare, WorkerAssignment
 from pentimento.domain.generation import Donor, FromImage, FromLatent, NoiseForm, ObjectReference, PlanVersion, Start
-from pentimento.domain.image_request import CacheMode, ImageRequest
+from pentimento.domain.image_request import AskedLora, CacheMode, ImageRequest
 from pentimento.policies.serving.entry import EVERY_START
 from pentimento.policies.serving.mixture import HITS, SPARING
 from pentimento.stores.ledger import open_journal
 from pentimento.testing.cascade import running_parts
-from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, settings_of
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, settings_of, until
+from pentimento.testing.held_models import HELD
 from pentimento.testing.paced_worker import PacedWorker
 from pentimento.wire.fleet import plan_to_bytes
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
@@ -69,6 +71,26 @@ async def test_a_hit_goes_to_the_pool_of_hits_and_starts_at_the_same_share_of_it
         2,
     )
     assert provenance.route.start == replace(IMAGE, start_step=1)
+
+
+async def test_loras_are_in_force_by_the_step_of_the_model_that_paints(folder: Path) -> None:
+    """One that may come after half of the schedule: of the light model's two steps, or of the heavy one's four."""
+    mosaic = Adapter("mosaic", AdapterKind.LORA, "sha256:mosaic", HELD.family, latest_start_fraction=0.5)
+    asked = replace(UNNAMED, loras=(AskedLora("mosaic"),))
+    async with planned(folder, MIXTURE, IMAGE) as run:
+        for worker in (run.light, run.heavy):
+            worker.known_adapters = (mosaic,)
+            worker.change()
+        workers = run.suite.frontdoor.parts.dataplane.state.workers
+        await until(lambda: all(mosaic.digest in worker.holdings.loras for worker in workers.values()))
+        run.light.hold.clear()
+        hit = asyncio.ensure_future(run.suite.paint(asked))
+        await run.light.wait_until(lambda: run.light.running)
+        await run.suite.paint(replace(asked, seed=2))
+        run.light.hold.set()
+        await hit
+
+    assert [order.route.lora_patch_step for order in (*run.light.orders, *run.heavy.orders)] == [1, 2]
 
 
 async def test_a_large_worker_without_misses_takes_a_hit_that_would_wait(folder: Path) -> None:
