@@ -1,0 +1,153 @@
+"""ControlNets through every process: from the public API to residuals and back, on the tiny models."""
+
+import asyncio
+import io
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.image_request import AskedControlNet, AskedLora, CacheMode, ImageRequest
+from pentimento.files.adapter_registry import read_adapters
+from pentimento.sdk import AsyncClient, Picture
+from pentimento.sdk.picture import read_provenance
+from pentimento.supervisor.local import LocalSuite, local_suite
+from zoo.drawing.conditions import edge_f1, edges
+
+EDGES, LAYOUT = "tiny-controlnet-edges", "tiny-controlnet-layout"
+REGISTRY = read_adapters(Path(__file__).parents[2] / "zoo" / "weights" / "registry.json")
+SIDE_PX = 64
+PROMPT = "a large red circle on a white background"
+
+
+@pytest.fixture(scope="module")
+def adapted() -> Iterator[LocalSuite]:
+    with local_suite(["--controlnets", "tiny"]) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(adapted: LocalSuite) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(adapted.endpoint.public) as opened:
+        # The plan that names them may come a moment after the suite serves.
+        for _ in range(600):
+            if {EDGES, LAYOUT} <= {adapter.name for adapter in await opened.list_adapters()}:
+                break
+            await asyncio.sleep(0.1)
+        yield opened
+
+
+def outline() -> bytes:
+    """The thin white outline of a circle at the left, on black."""
+    drawing = Image.new("L", (SIDE_PX, SIDE_PX))
+    ImageDraw.Draw(drawing).ellipse((6, 18, 34, 46), outline=255)
+    return png_of(drawing)
+
+
+def png_of(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "png")
+    return buffer.getvalue()
+
+
+def request(*controlnets: AskedControlNet, seed: int = 3, **fields: object) -> ImageRequest:
+    asked = {"num_inference_steps": 20, "cache": CacheMode.OFF, "seed": seed, "controlnets": controlnets}
+    return ImageRequest(PROMPT, **{**asked, **fields})  # type: ignore[arg-type]
+
+
+def pixels(data: bytes) -> Tensor:
+    array = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), dtype=np.float32) / 255.0
+    return torch.from_numpy(array).permute(2, 0, 1)[None]
+
+
+def obedience(picture: Picture) -> float:
+    """How well the picture's edges are those that it was told, 0..1."""
+    wanted = (pixels(outline())[:, :1] > 0.5).to(torch.float32)
+    return float(edge_f1(edges(pixels(picture.data)), wanted))
+
+
+async def test_a_picture_follows_its_conditioning_image_and_says_by_what(client: AsyncClient) -> None:
+    free = await client.generate(request())
+    told = await client.generate(request(AskedControlNet(EDGES, outline())))
+
+    assert obedience(told) > obedience(free) + 0.2
+    (selected,) = told.provenance.spec.controlnets
+    assert (selected.name, selected.digest) == (EDGES, REGISTRY[EDGES].adapter.digest)
+    assert [part.field for part in told.provenance.inputs] == ["controlnets[0].conditioning_image"]
+
+
+async def test_at_no_scale_and_in_no_steps_it_changes_nothing(client: AsyncClient) -> None:
+    free = await client.generate(request())
+    weightless = await client.generate(request(AskedControlNet(EDGES, outline(), conditioning_scale=0.0)))
+
+    assert pixels(weightless.data).sub(pixels(free.data)).abs().max() <= 2 / 255
+
+
+async def test_two_controlnets_are_painted_again_to_the_same_bytes(client: AsyncClient) -> None:
+    nets = (AskedControlNet(EDGES, outline(), 0.7), AskedControlNet(LAYOUT, outline(), 0.5, 0.0, 0.5))
+    first = await client.generate(request(*nets))
+    inputs = {f"controlnets[{index}].conditioning_image": outline() for index in range(2)}
+
+    again = await client.replay(first.provenance.request_id, inputs=inputs)
+
+    assert again.provenance.replay_equal and again.data == first.data
+
+
+async def test_the_command_takes_them_and_paints_them_again(
+    adapted: LocalSuite, client: AsyncClient, tmp_path: Path
+) -> None:
+    told, picture = tmp_path / "told.png", tmp_path / "picture.png"
+    told.write_bytes(outline())
+    where = ["--state-dir", str(adapted.state.path)]
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "pentimento.cli", *arguments, *where]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    asked = ["--steps", "8", "--seed", "5", "--no-cache", "-o", str(picture)]
+    painted = await asyncio.to_thread(run, "generate", PROMPT, "--controlnet", f"{EDGES}:{told}:0.8:0-0.9", *asked)
+    assert painted.returncode == 0, painted.stderr
+    (selected,) = read_provenance(picture.read_bytes())["spec"]["controlnets"]
+    assert (selected["conditioning_scale"], selected["end_fraction"]) == (0.8, 0.9)
+
+    again = await asyncio.to_thread(run, "replay", str(picture), "--conditioning-image", str(told))
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+def undecodable() -> bytes:
+    """A PNG whose container is sound and whose pixels are not."""
+    data = bytearray(outline())
+    start = data.index(b"IDAT") + 4
+    data[start + 2 : start + 12] = b"\xff" * 10
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("fields", "errors", "field"),
+    [
+        ({"controlnets": (AskedControlNet("no-such", outline()),)}, NotFound, "controlnets[0].name"),
+        ({"controlnets": (AskedControlNet(EDGES, b"GIF89a"),)}, InvalidArgument, "controlnets[0].conditioning_image"),
+        ({"controlnets": (AskedControlNet(EDGES, undecodable()),)}, InvalidArgument, "conditioning_image"),
+        (
+            {"controlnets": (AskedControlNet(EDGES, png_of(Image.new("L", (32, 32)))),)},
+            InvalidArgument,
+            "controlnets[0].conditioning_image",
+        ),
+        ({"loras": (AskedLora("no-such"),)}, (NotFound, FailedPrecondition), "loras[0]"),
+    ],
+)
+async def test_what_is_wrong_is_named_and_the_next_request_succeeds(
+    client: AsyncClient, fields: dict[str, object], errors: type[Exception], field: str
+) -> None:
+    with pytest.raises(errors) as caught:
+        await client.generate(request(**fields))
+
+    assert field in str(caught.value)
+    assert (await client.generate(request(num_inference_steps=1))).data
