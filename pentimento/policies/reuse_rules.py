@@ -52,7 +52,7 @@ class ModelReuse:
         )
 
 
-class Reuse(Protocol):
+class ReuseSource(Protocol):
     """Says what models may reuse."""
 
     def of(self, model_digest: str, encoder_digest: str | None) -> ModelReuse:

@@ -13,7 +13,7 @@ from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.policies.match_prediction import Ruling
-from pentimento.policies.reuse_rules import Reuse
+from pentimento.policies.reuse_rules import ReuseSource
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.vectors import VectorIndex
@@ -48,7 +48,7 @@ class Lookup:
         guard: EncoderGuard,
         index: VectorIndex,
         ledger: CacheLedger,
-        reuse: Reuse,
+        reuse: ReuseSource,
         bounds: LookupBounds,
         watch: MatchWatch,
         uses: UseNotes | None = None,

@@ -9,7 +9,7 @@ from functools import partial
 from pentimento.domain.online_quality import PaintedAgain, QualitySample, ReuseQuality, ThresholdPosition
 from pentimento.policies.followed_rules import FollowedRow, Positions, followed_rows, in_force, row_of
 from pentimento.policies.online_quality import achieved_quality, followed
-from pentimento.policies.reuse_rules import ModelReuse, Reuse
+from pentimento.policies.reuse_rules import ModelReuse, ReuseSource
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.encoder_guard import EncoderGuard
@@ -33,7 +33,7 @@ class QualityWatch:
     """Says what models may reuse, by `reuse` as it is and by what hits kept; the ledger knows the latter. With
     `follows` False thresholds stay where they are, and only figures are kept."""
 
-    def __init__(self, ledger: CacheLedger, guard: EncoderGuard, reuse: Reuse, *, follows: bool) -> None:
+    def __init__(self, ledger: CacheLedger, guard: EncoderGuard, reuse: ReuseSource, *, follows: bool) -> None:
         self._ledger = ledger
         self._guard = guard
         self._reuse = reuse
