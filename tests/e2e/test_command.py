@@ -91,6 +91,26 @@ def test_a_saved_picture_is_painted_again(suite: LocalSuite, tmp_path: Path) -> 
     assert read_provenance(again.read_bytes())["route"]["replay_of"] == asked
 
 
+def test_a_picture_is_pinned_and_replayed_with_what_it_was_painted_from(suite: LocalSuite, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.png", tmp_path / "second.png"
+    run(suite, "generate", "a yellow star", "--steps", "4", "--no-cache", "-o", str(first))
+    from_first = ("generate", "a red star", "--steps", "8", "--init-image", str(first), "-o", str(second))
+    assert run(suite, *from_first, "--pin", "1h").returncode == 0
+
+    pinned, again = run(suite, "pin", str(second), "--for", "2h"), run(suite, "replay", str(second))
+    unpinned = run(suite, "unpin", str(second))
+
+    assert (pinned.returncode, pinned.stderr) == (0, "")
+    assert pinned.stdout.startswith(f"{second} can be replayed until 20") and pinned.stdout.endswith("bytes pinned)\n")
+    assert (again.returncode, again.stdout.splitlines()[-1]) == (0, f"the same bytes as {second}")
+    assert (unpinned.returncode, unpinned.stdout) == (0, f"{second} is not pinned\n")
+    too_long = run(suite, "pin", str(second), "--for", "9999d")
+    assert (too_long.returncode, too_long.stderr.startswith("pentimento: duration_ms: must be between 1 and")) == (
+        1,
+        True,
+    )
+
+
 def test_a_picture_of_an_unknown_request_is_not_painted_again(suite: LocalSuite, tmp_path: Path) -> None:
     first = tmp_path / "first.png"
     run(suite, "generate", "a yellow star", "--steps", "4", "-o", str(first))
