@@ -107,8 +107,8 @@ class DenoiserEncoding:
     @staticmethod
     def concatenate(parts: "Sequence[DenoiserEncoding]", row_count: int) -> "DenoiserEncoding":
         """Return the rows of parts of one model, one after the other, and zeros up to `row_count`. Where one part has
-        no tensors the result has none."""
-        if not all(part.tensors for part in parts):
+        no tensors, or others than the rest (time terms of its own), the result has none."""
+        if len({len(part.tensors) for part in parts}) != 1 or not parts[0].tensors:
             return DenoiserEncoding()
         if len(parts) == 1 and parts[0].tensors[0].shape[0] == row_count:
             return parts[0]

@@ -97,6 +97,15 @@ def test_rows_encoded_apart_are_decoded_together(any_model: DiffusionModel) -> N
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("other", [(), (torch.ones(1, 2), torch.ones(1, 2))], ids=["none", "one more"])
+def test_rows_of_which_different_things_were_computed_take_the_whole_pass(other: tuple[Tensor, ...]) -> None:
+    one = DenoiserEncoding((torch.ones(1, 2),))
+
+    for parts in ([one, DenoiserEncoding(other)], [DenoiserEncoding(other), one]):
+        assert DenoiserEncoding.concatenate(parts, row_count=2) == DenoiserEncoding()
+
+
+@torch.inference_mode()
 def test_a_network_that_the_passes_do_not_know_runs_whole(model: DiffusionModel) -> None:
     inputs = example_input(model, BatchKey(32, 32, guided=True), 2)
     inputs = replace(inputs, residuals=residuals_for(model, inputs, seed=1))
