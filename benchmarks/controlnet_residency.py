@@ -1,0 +1,110 @@
+"""How many loads of ControlNets a resident set of 1 to 8 avoids on the production mixes of Katz (section 3.1).
+
+    python -m benchmarks.controlnet_residency
+
+Katz: five of service A's 47 ControlNets take 95 to 98 % of the calls, eight of service B's 94 do. The calls of both
+mixes, one after the other, go through the policy of controlnet_svc (`pentimento.policies.residency`), through LRU and
+through LFU over the same calls; beside them the share that the N most called serve if they are held from the first to
+the last, which nobody knows beforehand. All ControlNets are of one size and one time to load, as Katz's are. A call is
+a hit where its ControlNet is held when it comes.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from benchmarks.report import Figure, Options, at_least, informative, measured, parse_options, publish
+from pentimento.policies.residency import Loadable, ResidentSet
+from pentimento.workloads.production import KATZ_A, KATZ_B, ProductionMix, choose
+
+SIZES = range(1, 9)
+# Katz, section 3.1: the size of the resident set, and the share of calls that its most called serve.
+PUBLISHED = {"A": (KATZ_A, 5, 0.95), "B": (KATZ_B, 8, 0.95)}
+Calls = Sequence[str]
+
+
+def calls_of(mix: ProductionMix, count: int, seed: int) -> Calls:
+    choices = choose(mix, count, np.random.default_rng(seed))
+    return [name for choice in choices for name in choice.controlnets]
+
+
+def ours(calls: Calls, places: int) -> float:
+    held, hits = ResidentSet(places), 0
+    for name in calls:
+        called = Loadable(name, memory_bytes=1, load_s=1.0)
+        hits += name in held.names
+        held.use(called)
+        for leaving in held.leaving_for(called, ()) or ():
+            held.remove(leaving)
+        if name not in held.names:
+            held.add(called)
+    return hits / len(calls)
+
+
+def lru(calls: Calls, places: int) -> float:
+    held: OrderedDict[str, None] = OrderedDict()
+    hits = 0
+    for name in calls:
+        hits += name in held
+        held[name] = None
+        held.move_to_end(name)
+        if len(held) > places:
+            held.popitem(last=False)
+    return hits / len(calls)
+
+
+def lfu(calls: Calls, places: int) -> float:
+    held: set[str] = set()
+    uses: Counter[str] = Counter()
+    hits = 0
+    for name in calls:
+        hits += name in held
+        uses[name] += 1
+        if name not in held and len(held) == places:
+            held.remove(min(held, key=lambda other: (uses[other], other)))
+        held.add(name)
+    return hits / len(calls)
+
+
+def most_called(calls: Calls, places: int) -> float:
+    return sum(count for _, count in Counter(calls).most_common(places)) / len(calls)
+
+
+POLICIES: dict[str, Callable[[Calls, int], float]] = {
+    "controlnet_svc": ours,
+    "LRU": lru,
+    "LFU": lfu,
+    "the most called, known beforehand": most_called,
+}
+
+
+def figures_of(service: str, runs: Sequence[Calls]) -> list[Figure]:
+    _, published_places, share = PUBLISHED[service]
+    figures = []
+    for places in SIZES:
+        for policy, played in POLICIES.items():
+            judged = policy == "controlnet_svc" and places == published_places
+            name = f"service {service}, {places} resident, {policy}"
+            shares = [played(calls, places) for calls in runs]
+            figures.append(measured(name, shares, _mean, at_least(share) if judged else informative()))
+    return sorted(figures, key=lambda figure: figure.target.limit is None)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def run(options: Options) -> int:
+    count, seeds = (2_000, 2) if options.quick else (10_000, 5)
+    figures = []
+    for service, (mix, _, _) in PUBLISHED.items():
+        runs = [calls_of(mix, count, seed) for seed in range(seeds)]
+        figures += figures_of(service, runs)
+    figures.sort(key=lambda figure: figure.target.limit is None)
+    notes = {"requests": count, "seeds": list(range(seeds)), "mixes": [KATZ_A.source, KATZ_B.source]}
+    return publish(options, figures, notes=notes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(parse_options("controlnet_residency", __doc__)))
