@@ -30,6 +30,11 @@ class Reason(StrEnum):
         "the request was cancelled because the connection of its client broke",
         "ask again, under a new idempotency key; the SDK does so by itself",
     )
+    CONTROLNET_LOST = (
+        "CONTROLNET_LOST",
+        "no replica serves a ControlNet of the request now; the picture is not painted without it",
+        "look at the ControlNet replicas; ask again once one is there",
+    )
     DEVICE_OUT_OF_MEMORY = (
         "DEVICE_OUT_OF_MEMORY",
         "the device had no memory for the picture",

@@ -12,6 +12,7 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFou
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection
 from pentimento.domain.image_request import AskedControlNet, AskedLora
+from pentimento.domain.reasons import Reason
 from pentimento.pictures import read_header
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 
@@ -93,7 +94,7 @@ def _resolve_controlnet(
     _check_image(asked.conditioning_image, f"{where}.conditioning_image", size_px, limits)
     if not known.is_reachable(adapter):
         message = f"{where}.name: no replica that serves {adapter.name} is there now"
-        raise Unavailable("CONTROLNET_UNAVAILABLE", message, retry_after_ms=RETRY_MS)
+        raise Unavailable(Reason.CONTROLNET_LOST, message, retry_after_ms=RETRY_MS)
     return ControlNetSelection(
         name=adapter.name,
         conditioning_image=asked.conditioning_image,

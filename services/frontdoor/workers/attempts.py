@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 Stream = AsyncIterator[ExecuteEvent]
 
 STOP_TIMEOUT_S = 2.0
+# Something else than the worker is away.
+NOT_THE_WORKERS = frozenset({Reason.INPUT_UNAVAILABLE, Reason.CONTROLNET_LOST})
 ON_ITS_WAY_OUT = frozenset({Reason.DRAINING, Reason.WORKER_STOPPED})
 
 
@@ -198,7 +200,7 @@ def time_attempt(job: Job, execution: Execution, result: AttemptResult, now: flo
 def failure_kind(error: PentimentoError) -> FailureKind:
     """What a worker's error means for the request."""
     match error:
-        case Unavailable() if error.reason == Reason.INPUT_UNAVAILABLE:
+        case Unavailable() if error.reason in NOT_THE_WORKERS:
             # Another try would keep the place of one that can be painted.
             return FailureKind.FATAL
         case Unavailable():

@@ -8,6 +8,7 @@ from pentimento.clients.controlnet import ControlNetClient
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.generation import ControlNetSelection
+from pentimento.domain.reasons import Reason
 from pentimento.tensors.regions import RegionDirectory
 
 
@@ -41,4 +42,5 @@ def addresses_of(selection: ControlNetSelection, endpoints: Sequence[ControlNetE
 
 def lost(name: str) -> Unavailable:
     """Return the error of a picture whose ControlNet nobody serves now: it is never painted without."""
-    return Unavailable("CONTROLNET_LOST", f"no replica serves the ControlNet {name[:100]!r} now", retry_after_ms=1000)
+    message = f"no replica serves the ControlNet {name[:100]!r} now"
+    return Unavailable(Reason.CONTROLNET_LOST, message, retry_after_ms=1000)

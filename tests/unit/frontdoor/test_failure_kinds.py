@@ -12,6 +12,8 @@ from services.frontdoor.workers.attempts import failure_kind
         (errors.Unavailable("UNAVAILABLE", ""), FailureKind.WORKER_LOST),
         (errors.Unavailable("DRAINING", ""), FailureKind.NO_CREDIT),
         (errors.Unavailable("WORKER_STOPPED", ""), FailureKind.NO_CREDIT),
+        (errors.Unavailable("INPUT_UNAVAILABLE", ""), FailureKind.FATAL),
+        (errors.Unavailable("CONTROLNET_LOST", ""), FailureKind.FATAL),
         (errors.ResourceExhausted("NO_CREDIT", ""), FailureKind.NO_CREDIT),
         (errors.ResourceExhausted("DEVICE_OUT_OF_MEMORY", ""), FailureKind.WORKER_LOST),
         (errors.FailedPrecondition("MODEL_DIGEST_MISMATCH", ""), FailureKind.NOT_HELD),
