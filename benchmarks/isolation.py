@@ -134,6 +134,13 @@ class WithoutFilter:
     def search(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch]:
         return self._index.search(replace(query, tenants=(*TENANTS, SHARED_POOL)), timeout_s)
 
+    async def search_soon(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch] | None:
+        index: Any = self._index
+        found: list[VectorMatch] | None = await index.search_soon(
+            replace(query, tenants=(*TENANTS, SHARED_POOL)), timeout_s
+        )
+        return found
+
 
 class EveryPool(str):
     """Equal to any pool."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, PentimentoError
@@ -16,11 +17,18 @@ from pentimento.policies.match_prediction import Ruling
 from pentimento.policies.reuse_rules import ReuseSource
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.ledger.cache_ledger import CacheLedger
-from pentimento.stores.vectors import VectorIndex
+from pentimento.stores.vectors import AwaitedSearches, VectorIndex, VectorQuery
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.encoder_guard import EncoderGuard
 from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch
-from services.vectordb_gateway.searches import LookupBounds, Matches, SharedSearches
+from services.vectordb_gateway.searches import (
+    LookupBounds,
+    Matches,
+    Search,
+    SharedSearches,
+    image_query,
+    latent_query,
+)
 from services.vectordb_gateway.selection import RuledCandidate, decide
 from services.vectordb_gateway.use_notes import UseNotes
 from services.vectordb_gateway.validation import check_candidates, check_quality, pools_of
@@ -138,6 +146,8 @@ class Lookup:
         started = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout_s):
+                if (searched := await self._nearest_soon(asked, embedding.values)) is not None:
+                    return searched
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._threads, self._nearest, asked, embedding.values)
         finally:
@@ -151,15 +161,40 @@ class Lookup:
         if forecast is not None and forecast.ruling is Ruling.SKIP:
             return Searched(forecast, None)
         began_s = time.perf_counter()
-        search = SharedSearches(self._index, self._ledger, vector, pools, self._bounds)
-        matches = [
+        search = partial(self._index.search, timeout_s=self._timeout_s)
+        matches = self._matches(asked, search, vector, pools)
+        return Searched(forecast, matches, time.perf_counter() - began_s)
+
+    async def _nearest_soon(self, asked: Sequence[RuledCandidate], vector: bytes) -> Searched | None:
+        """What `_nearest` does, without handing it to a thread and back, which takes as long as some searches; None
+        where a part of it could keep the event loop waiting."""
+        index = self._index
+        if self._watch.rules or not self._ledger.reads_at_once or not isinstance(index, AwaitedSearches):
+            return None
+        pools = pools_of(asked[0].candidate.scope)
+        wanted = _queries(asked, vector, pools)
+        forecast = self._watch.forecast(pools, vector) if wanted else None
+        if forecast is not None and forecast.ruling is Ruling.SKIP:
+            return Searched(forecast, None)
+        began_s = time.perf_counter()
+        gathered = await asyncio.gather(*(index.search_soon(query, self._timeout_s) for query in wanted))
+        found = {query: matches for query, matches in zip(wanted, gathered, strict=True) if matches is not None}
+        if len(found) < len(wanted):
+            return None
+        answers = self._matches(asked, found.__getitem__, vector, pools)
+        return Searched(forecast, answers, time.perf_counter() - began_s)
+
+    def _matches(
+        self, asked: Sequence[RuledCandidate], search: Search, vector: bytes, pools: tuple[str, ...]
+    ) -> list[Matches]:
+        searches = SharedSearches(search, self._ledger, vector, pools, self._bounds)
+        return [
             Matches(
-                search.latent(one.candidate.scope) if one.wants_latent else None,
-                search.image(one.candidate.scope) if one.wants_image else None,
+                searches.latent(one.candidate.scope) if one.wants_latent else None,
+                searches.image(one.candidate.scope) if one.wants_image else None,
             )
             for one in asked
         ]
-        return Searched(forecast, matches, time.perf_counter() - began_s)
 
     def _count(self, answer: LookupAnswer) -> None:
         """A lookup is a hit when any candidate has a start; it is counted by the first kind found."""
@@ -168,6 +203,13 @@ class Lookup:
         self.hit_count += bool(kinds)
         outcome = "skipped" if answer.search_skipped else "miss"
         metrics.LOOKUPS.labels(kinds[0].__name__.removeprefix("From").lower() if kinds else outcome).inc()
+
+
+def _queries(asked: Sequence[RuledCandidate], vector: bytes, pools: tuple[str, ...]) -> list[VectorQuery]:
+    """Return the searches that the candidates need, each once."""
+    latents = [latent_query(vector, pools, one.candidate.scope) for one in asked if one.wants_latent]
+    images = [image_query(vector, pools, one.candidate.scope) for one in asked if one.wants_image]
+    return list(dict.fromkeys([*latents, *images]))
 
 
 def _skipped(asked: Sequence[RuledCandidate], why: str) -> LookupAnswer:

@@ -1,12 +1,12 @@
 """The searches of one lookup: the nearest live entry of the asker's pools that holds something for a scope."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pentimento.domain.cache import CacheScope, image_key, latent_key, latent_keys
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CachedEntry, HeldLatent
-from pentimento.stores.vectors import Space, VectorIndex, VectorQuery
+from pentimento.stores.vectors import Space, VectorMatch, VectorQuery
 
 # The nearest may have been evicted a moment ago.
 _NEAREST_COUNT = 4
@@ -38,13 +38,16 @@ class LookupBounds:
     scratch_share: float = 0.0
 
 
+Search = Callable[[VectorQuery], Sequence[VectorMatch]]
+
+
 class SharedSearches:
-    """The searches of one lookup; each distinct one is made once."""
+    """The searches of one lookup, which `search` answers; each distinct one is made once."""
 
     def __init__(
-        self, index: VectorIndex, ledger: CacheLedger, vector: bytes, pools: tuple[str, ...], bounds: LookupBounds
+        self, search: Search, ledger: CacheLedger, vector: bytes, pools: tuple[str, ...], bounds: LookupBounds
     ) -> None:
-        self._index = index
+        self._answer = search
         self._ledger = ledger
         self._vector = vector
         self._pools = pools
@@ -53,13 +56,12 @@ class SharedSearches:
 
     def latent(self, scope: CacheScope) -> Match | None:
         """The nearest entry by its prompt that holds a latent for the scope."""
-        query = VectorQuery(Space.TEXT, self._vector, self._pools, latent_keys(scope), _NEAREST_COUNT)
+        query = latent_query(self._vector, self._pools, scope)
         return self._nearest(query, scope.adapters_from_step, lambda entry: bool(latents_for(scope, entry)))
 
     def image(self, scope: CacheScope) -> Match | None:
         """The nearest entry by its picture whose image the scope may start from."""
-        key = image_key(scope)
-        query = VectorQuery(Space.IMAGE, self._vector, self._pools, (key,), _NEAREST_COUNT)
+        key, query = image_key(scope), image_query(self._vector, self._pools, scope)
         return self._nearest(query, 0, lambda entry: entry.image is not None and entry.image_key == key)
 
     def _nearest(self, query: VectorQuery, part: int, serves: Callable[[CachedEntry], bool]) -> Match | None:
@@ -69,7 +71,7 @@ class SharedSearches:
         return self._found[query, part]
 
     def _search(self, query: VectorQuery, serves: Callable[[CachedEntry], bool]) -> Match | None:
-        for match in self._index.search(query, self._bounds.timeout_s):
+        for match in self._answer(query):
             entry = self._ledger.live_entry(match.entry_id)
             # The ledger is the truth: whatever the index says, nobody gets another pool's entry, or an unfit object.
             if entry is not None and entry.pool in self._pools and self._is_young(entry) and serves(entry):
@@ -79,6 +81,16 @@ class SharedSearches:
     def _is_young(self, entry: CachedEntry) -> bool:
         """Whether one more picture may descend from it: quality drifts from each to the next (MoDM, A.6)."""
         return entry.ancestor_depth < self._bounds.max_ancestor_depth
+
+
+def latent_query(vector: bytes, pools: tuple[str, ...], scope: CacheScope) -> VectorQuery:
+    """The search for entries with a latent for the scope, by their prompts."""
+    return VectorQuery(Space.TEXT, vector, pools, latent_keys(scope), _NEAREST_COUNT)
+
+
+def image_query(vector: bytes, pools: tuple[str, ...], scope: CacheScope) -> VectorQuery:
+    """The search for entries with an image for the scope, by their pictures."""
+    return VectorQuery(Space.IMAGE, vector, pools, (image_key(scope),), _NEAREST_COUNT)
 
 
 def latents_for(scope: CacheScope, entry: CachedEntry) -> tuple[HeldLatent, ...]:

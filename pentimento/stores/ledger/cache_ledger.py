@@ -187,6 +187,11 @@ class CacheLedger:
 
     # Reads.
 
+    @property
+    def reads_at_once(self) -> bool:
+        """Whether a read of one entry takes microseconds: the ledger is a file of this machine."""
+        return self._engine.dialect.name == "sqlite"
+
     def binding(self) -> EncoderBinding | None:
         """Return the encoder that the cache is bound to."""
         with self._reading() as connection:

@@ -6,6 +6,7 @@ A small index is compared vector by vector. A larger one is built anew with a gr
 process beside the one that serves, which catches up with what was written meanwhile and takes its place (`rebuild`).
 """
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,14 +15,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from pentimento.stores.errors import SchemaMismatch
+from pentimento.stores.errors import SchemaMismatch, StoreUnavailable
+from pentimento.stores.vectors.frames import Frame
 from pentimento.stores.vectors.generations import Generations
 from pentimento.stores.vectors.index import VectorMatch, VectorPoint, VectorQuery, check_vector
 from pentimento.stores.vectors.index_building import IndexBuilding, IndexCounts
 from pentimento.stores.vectors.rebuild import OnPhase, Rebuild
 from pentimento.stores.vectors.rebuild_schedule import RebuildSchedule
 from pentimento.stores.vectors.serving_shard import ServingShard, batches
-from pentimento.stores.vectors.shard_process import DEFAULT_TIMING, ShardProcess, ShardTiming
+from pentimento.stores.vectors.shard_process import DEFAULT_TIMING, ShardProcess, ShardTiming, without_error
 from pentimento.stores.vectors.snapshots import SnapshotManifest, take_snapshot
 
 logger = logging.getLogger(__name__)
@@ -91,17 +93,25 @@ class EdgeVectorIndex:
         if self._serving is None:
             return []
         check_vector("vector", query.vector, self._dimension_count)
-        header = {
-            "op": "search",
-            "space": query.space.value,
-            "conditions": query.conditions(),
-            "limit": query.limit_count,
-            "candidates": self._building.search_candidates_count,
-            # Both processes read the same monotonic clock: a search that nobody waits for is skipped.
-            "deadline": monotonic() + timeout_s,
-        }
-        reply = self._serving.search(header, query.vector, timeout_s)
-        return [VectorMatch(entry_id, similarity) for entry_id, similarity in reply.header["matches"]]
+        reply = self._serving.search(self._search_header(query, timeout_s), query.vector, timeout_s)
+        return _matches(reply)
+
+    async def search_soon(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch] | None:
+        """Return what `search` does, without a thread that waits; None where even beginning would have to wait. The
+        caller keeps the time."""
+        serving = self._serving
+        if serving is None:
+            return []
+        check_vector("vector", query.vector, self._dimension_count)
+        process = serving.process
+        try:
+            begun = process.begin(self._search_header(query, timeout_s), query.vector)
+            return None if begun is None else _matches(without_error(await asyncio.wrap_future(begun)))
+        except StoreUnavailable:
+            if process is serving.process:
+                raise
+        # It was replaced meanwhile.
+        return None
 
     def upsert(self, points: Sequence[VectorPoint]) -> None:
         """Insert or replace points."""
@@ -148,6 +158,17 @@ class EdgeVectorIndex:
         if generations is not None:
             generations.release()
 
+    def _search_header(self, query: VectorQuery, timeout_s: float) -> dict[str, Any]:
+        return {
+            "op": "search",
+            "space": query.space.value,
+            "conditions": query.conditions(),
+            "limit": query.limit_count,
+            "candidates": self._building.search_candidates_count,
+            # Both processes read the same monotonic clock: a search that nobody waits for is skipped.
+            "deadline": monotonic() + timeout_s,
+        }
+
     def _start(self, dimension_count: int) -> ServingShard:
         generations = Generations(self._directory, dimension_count)
         generations.hold(_START_TIMEOUT_S)
@@ -174,6 +195,10 @@ class EdgeVectorIndex:
         self._serving.write(header, body, entry_ids, added_count)
         if self._schedule is not None:
             self._schedule.look()
+
+
+def _matches(reply: Frame) -> list[VectorMatch]:
+    return [VectorMatch(entry_id, similarity) for entry_id, similarity in reply.header["matches"]]
 
 
 def _described(point: VectorPoint) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The wire between an index and its child process: a JSON header beside raw bytes (float32 vectors). Never pickle."""
 
 import json
+import select
 import socket
 import struct
 from dataclasses import dataclass, field
@@ -29,6 +30,18 @@ def send_frame(wire: socket.socket, frame: Frame) -> None:
         wire.sendall(_SIZES.pack(len(header), len(frame.body)) + header + frame.body)
     except OSError as error:
         raise BrokenWire(str(error)) from error
+
+
+def takes_at_once(wire: socket.socket) -> bool:
+    """Return whether a small frame can be sent without waiting: a socket that can be written to has most of its buffer
+    free."""
+    poll = select.poll()
+    try:
+        poll.register(wire, select.POLLOUT)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):
+        # Closed meanwhile.
+        return False
 
 
 def receive_frame(wire: socket.socket) -> Frame:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pentimento.domain.errors import InvalidArgument
 
@@ -98,6 +98,15 @@ class VectorIndex(Protocol):
 
     def close(self) -> None:
         """Let go of the backend."""
+
+
+@runtime_checkable
+class AwaitedSearches(Protocol):
+    """What an index may offer besides: searches that an event loop awaits, so that no thread waits for them."""
+
+    async def search_soon(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch] | None:
+        """Return what `VectorIndex.search` does, without ever blocking; None where even beginning would. The caller
+        keeps the time. Raises StoreUnavailable."""
 
 
 def check_vector(name: str, values: bytes, dimension_count: int) -> None:

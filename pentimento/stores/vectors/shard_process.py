@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame
+from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame, takes_at_once
 
 logger = logging.getLogger(__name__)
 
@@ -95,9 +95,18 @@ class ShardProcess:
         finally:
             with self._lock:
                 self._waiting.pop(call_id, None)
-        if "error" in reply.header:
-            raise StoreUnavailable(_STORE, reply.header["error"])
-        return reply
+        return without_error(reply)
+
+    def begin(self, header: dict[str, Any], body: bytes = b"") -> "Future[Frame] | None":
+        """Send a frame and return what its reply will be in, or None where sending would have to wait. Never blocks;
+        the future may be cancelled. Raises StoreUnavailable."""
+        call_id, future = self._register()
+        if not self._send_at_once(Frame(header | {"id": call_id}, body)):
+            with self._lock:
+                self._waiting.pop(call_id, None)
+                self._outstanding.pop(call_id, None)
+            return None
+        return future
 
     def wait_idle(self, timeout_s: float) -> None:
         """Wait until every call was answered, `timeout_s` at most."""
@@ -141,6 +150,21 @@ class ShardProcess:
             raise StoreUnavailable(_STORE, f"its process went away: {error}") from error
         finally:
             self._send_lock.release()
+
+    def _send_at_once(self, frame: Frame) -> bool:
+        wire = self._wire
+        if wire is None or not self._send_lock.acquire(blocking=False):
+            return False
+        try:
+            if not takes_at_once(wire):
+                return False
+            send_frame(wire, frame)
+        except BrokenWire as error:
+            _shut_down(wire)
+            raise StoreUnavailable(_STORE, f"its process went away: {error}") from error
+        finally:
+            self._send_lock.release()
+        return True
 
     def _supervise(self) -> None:
         delay = self._timing.first_restart_s
@@ -194,7 +218,8 @@ class ShardProcess:
         with self._lock:
             self._outstanding.pop(call_id, None)
             future = self._waiting.pop(call_id, None)
-        if future is not None:
+        # Whoever began a call may have cancelled its future.
+        if future is not None and future.set_running_or_notify_cancel():
             future.set_result(reply)
 
     def _hangs(self) -> bool:
@@ -209,7 +234,8 @@ class ShardProcess:
             lost, self._waiting = self._waiting, {}
             self._outstanding.clear()
         for future in lost.values():
-            future.set_exception(StoreUnavailable(_STORE, "its process went away"))
+            if future.set_running_or_notify_cancel():
+                future.set_exception(StoreUnavailable(_STORE, "its process went away"))
 
     def _reap(self, child: "subprocess.Popen[bytes]") -> None:
         try:
@@ -217,6 +243,13 @@ class ShardProcess:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+def without_error(reply: Frame) -> Frame:
+    """Return the reply. Raises StoreUnavailable when it reports an error."""
+    if "error" in reply.header:
+        raise StoreUnavailable(_STORE, reply.header["error"])
+    return reply
 
 
 def _shut_down(wire: socket.socket) -> None:

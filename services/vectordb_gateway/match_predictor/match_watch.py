@@ -73,6 +73,11 @@ class MatchWatch:
         """Return what a search, a picture and a prediction take, in seconds, as measured so far."""
         return LookupPrices(self._search_s, self._settings.match_predictor_generation_s, self._prediction_s)
 
+    @property
+    def rules(self) -> bool:
+        """Whether lookups are scored before their searches."""
+        return self._predictor is not None and self._gate.on
+
     def forecast(self, pools: tuple[str, ...], vector: bytes) -> Forecast:
         """Return whether a search for the vector among the entries of these pools is worth its time."""
         predictor = self._predictor

@@ -1,5 +1,6 @@
 """The embedded index's child process: it dies, hangs, is shared and is broken, and the index goes on."""
 
+import asyncio
 import os
 import signal
 import struct
@@ -9,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -83,6 +85,57 @@ def test_a_search_is_abandoned_when_its_time_is_over(index: EdgeVectorIndex) -> 
 
     child.resume()
     assert index.search(QUERY, TIMEOUT_S) == []
+
+
+async def test_a_search_that_is_awaited_finds_what_one_that_waits_finds(index: EdgeVectorIndex) -> None:
+    kept = point()
+    index.upsert([kept])
+
+    found = await index.search_soon(QUERY, TIMEOUT_S)
+
+    assert found == index.search(QUERY, TIMEOUT_S)
+    assert [match.entry_id for match in found] == [kept.entry_id]
+
+
+async def test_an_awaited_search_may_be_cancelled_and_its_late_answer_is_nobodys(index: EdgeVectorIndex) -> None:
+    child = child_of(index)
+    child.suspend()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await index.search_soon(QUERY, TIMEOUT_S)
+    child.resume()
+
+    assert await index.search_soon(QUERY, TIMEOUT_S) == []
+    assert index.process is not None
+    assert index.process.start_count == 1
+
+
+async def test_an_awaited_search_ends_when_the_child_dies(index: EdgeVectorIndex) -> None:
+    child = child_of(index)
+    child.suspend()
+    waiting = asyncio.create_task(index.search_soon(QUERY, TIMEOUT_S))
+    await asyncio.sleep(0)
+    child.kill()
+
+    with pytest.raises(StoreUnavailable):
+        await waiting
+
+
+async def test_an_awaited_search_never_waits_for_a_full_socket(tmp_path: Path) -> None:
+    index = EdgeVectorIndex(tmp_path / "index", replace(TIMING, send_s=TIMEOUT_S, hang_s=TIMEOUT_S))
+    index.prepare(8192)  # 32 KiB a search: a few fill the socket's buffer
+    query = VectorQuery(Space.TEXT, struct.pack("<8192f", 1, *[0] * 8191), ("t",), ("k",))
+    child_of(index).suspend()
+    waiting = [asyncio.create_task(index.search_soon(query, TIMEOUT_S)) for _ in range(32)]
+    done, pending = await asyncio.wait(waiting, timeout=0)
+    while not done:
+        done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+
+    assert {each.result() for each in done} == {None}
+    assert pending
+    child_of(index).kill()
+    await asyncio.gather(*pending, return_exceptions=True)
+    index.close()
 
 
 def test_a_stuck_child_is_not_flooded(index: EdgeVectorIndex) -> None:

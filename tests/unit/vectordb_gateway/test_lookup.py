@@ -81,6 +81,19 @@ class SaidIndex:
     def close(self) -> None: ...
 
 
+class AwaitedIndex(SaidIndex):
+    """One whose searches can be awaited; `busy` ones cannot begin at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awaited_count = 0
+        self.busy = False
+
+    async def search_soon(self, query: VectorQuery, timeout_s: float) -> list[VectorMatch] | None:
+        self.awaited_count += 1
+        return None if self.busy else self.search(query, timeout_s)
+
+
 def candidates(*of: CacheScope) -> list[LookupCandidate]:
     return [LookupCandidate(each) for each in of]
 
@@ -181,6 +194,28 @@ async def test_the_nearest_entry_s_latent_is_where_it_starts(gateway: Gateway) -
     assert answer.start == FromLatent(answer.start.latent, 5, 50, 0.25, donor)
     assert answer.start.latent.key.endswith("/5")
     assert answer.text_similarity == 0.7
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_an_index_that_can_be_awaited_is_and_asked_by_a_thread_where_it_would_wait(
+    gateway: Gateway, busy: bool
+) -> None:
+    gateway.index = index = AwaitedIndex()
+    index.busy = busy
+    gateway.rules = SelectionRules(images=IMAGES)
+    gateway.say(gateway.store(pool="another"), gateway.store(), similarity=0.7)
+    others = scope(adapters_digest="sha256:lora")
+
+    answer = await gateway.ask(scope(), scope(), others)
+
+    # One search a space and set of keys, under the filters of its scope, whoever makes it.
+    asked = {(query.space, query.tenants, query.compatibility_keys) for query, _ in index.queries}
+    keys = {(Space.TEXT, latent_keys(scope())), (Space.TEXT, latent_keys(others)), (Space.IMAGE, (image_key(scope()),))}
+    assert asked == {(space, ("tenant",), of) for space, of in keys}
+    assert len(index.queries) == 3
+    assert index.awaited_count == 3
+    assert isinstance(answer.starts[0].start, FromLatent)
+    assert answer.starts[0].text_similarity == 0.7
 
 
 async def test_an_entry_of_another_pool_is_never_served_whatever_the_index_says(gateway: Gateway) -> None:
