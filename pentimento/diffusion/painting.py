@@ -91,9 +91,9 @@ class LoraSource(Protocol):
         """The first step that must not be taken without them: 0 where they act from the start."""
         ...
 
-    def take(self) -> AdapterSet | None:
-        """Return them, None while they are under way. What it raises ends the picture. Whoever completes them wakes the
-        engine."""
+    def take(self, step_index: int) -> AdapterSet | None:
+        """Return them before the step `step_index`, None while they are under way. What it raises ends the picture.
+        Whoever completes them wakes the engine."""
         ...
 
 

@@ -68,7 +68,8 @@ class PlaceYielded:
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """`bad_donor_reason` says what is wrong with the object that the route starts from, where something is."""
+    """`bad_donor_reason` says what is wrong with the object that the route starts from, where something is.
+    `lora_patch_step` is the first step that was taken with the request's LoRAs, None where it has none."""
 
     attempt: Attempt
     image: bytes = field(repr=False)
@@ -85,6 +86,7 @@ class AttemptResult:
     energy_joules: float | None = None
     notes: tuple[str, ...] = ()
     bad_donor_reason: str = ""
+    lora_patch_step: int | None = None
 
 
 ExecuteEvent = Started | StepProgress | PlaceYielded | AttemptResult

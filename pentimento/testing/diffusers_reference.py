@@ -65,7 +65,7 @@ class DiffusersReference:
         extra: dict[str, Any] = {"height": image.height, "width": image.width}
         if case.strength is not None:
             extra = {"image": _tensor_of(image), "strength": case.strength}
-        latents: torch.Tensor = self._pipeline(case)(
+        latents: torch.Tensor = self.pipeline(case)(
             case.prompt,
             negative_prompt=case.negative_prompt or None,
             num_inference_steps=case.steps,
@@ -77,7 +77,8 @@ class DiffusersReference:
         ).images
         return latents
 
-    def _pipeline(self, case: Case) -> Any:
+    def pipeline(self, case: Case) -> Any:
+        """A pipeline of the case's scheduler and kind, over the networks that all of this reference's have."""
         scheduler = _class(_SCHEDULERS[case.scheduler]).from_pretrained(self._model, subfolder="scheduler")
         kind = _class(self._kinds[0 if case.strength is None else 1])
         pipeline = kind(**{**self._components, "scheduler": scheduler}, **self._settings)

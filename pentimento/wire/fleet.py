@@ -252,6 +252,7 @@ def result_to_proto(result: AttemptResult) -> worker_pb.AttemptResult:
         worker_generation=result.worker_generation,
         notes=result.notes,
         bad_donor_reason=result.bad_donor_reason,
+        lora_patch_step=result.lora_patch_step,
     )
 
 
@@ -272,6 +273,7 @@ def result_from_proto(message: worker_pb.AttemptResult) -> AttemptResult:
         energy_joules=message.energy_joules if message.HasField("energy_joules") else None,
         notes=tuple(message.notes),
         bad_donor_reason=message.bad_donor_reason,
+        lora_patch_step=message.lora_patch_step if message.HasField("lora_patch_step") else None,
     )
 
 

@@ -57,6 +57,13 @@ class UnetWorkerSettings:
     other_models: tuple[Path, ...] = setting(
         (), help="checkpoint directories that a plan may have it hold instead, by their names", must_exist=True
     )
+    adapters_dir: Path | None = setting(
+        None, help="directory of LoRAs: its registry.json, or its files and folders by name", must_exist=True
+    )
+    lora_bounds: Path | None = setting(
+        None, help="file of `pentimento bench lora-bound`: how many steps may run without a LoRA", must_exist=True
+    )
+    lora_memory_mib: int = setting(1024, help="host memory for LoRAs that were used lately", minimum=0)
     objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
     grant_key_file: Path | None = setting(
         None, help="keys shared with the gateway, one a line, by which its grants are known", must_exist=True

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -18,13 +18,16 @@ from pentimento.diffusion.engine import (
 )
 from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.latents import LatentFormat
+from pentimento.diffusion.loras import layers_of
 from pentimento.diffusion.weights import quiet_loaders
-from pentimento.domain.fleet import ModelCost
+from pentimento.domain.fleet import HeldModel, ModelCost
 from pentimento.rpc import open_channel
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.tensors.regions import RegionDirectory
 from services.unet_worker import metrics
+from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
+from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
@@ -84,6 +87,11 @@ class CheckpointLoader:
     def __init__(self, models: Mapping[str, UnetWorkerSettings], identity: WorkerIdentity) -> None:
         self._models = models
         self._identity = identity
+        self._loop = asyncio.get_running_loop()
+
+    def _changed_on_loop(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._identity.changed)
 
     async def load(self, name: str) -> LoadedModel:
         """Return the model, ready to serve."""
@@ -106,6 +114,7 @@ class CheckpointLoader:
         engine = self._start_engine(model, denoiser, settings)
         measurement = _measure(engine, model, denoiser, default_batch_key(held), settings)
         store_threads = started_pool(STORE_THREADS, "objects")
+        loras = _lora_shelf(model, held, settings, lambda: self._news_of_loras(engine))
         finisher = Finisher(model, settings.preview_side_px, settings.threads)
         energy = _energy_meter(model.device)
         model_runner = EngineModelRunner(
@@ -118,12 +127,18 @@ class CheckpointLoader:
             energy.watts if energy is not None else lambda since, until: None,
             LatentFormat(settings.latent_format.value),
             _replicas(settings),
+            loras,
         )
         # What the engine does while nobody is here may go on.
         runner = AttemptRunner(model_runner, objects, store_threads, settings.upload_timeout_s, engine.wake)
         engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
         parts = (engine, finisher, runner, store_threads)
-        return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, energy)
+        return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, loras, energy)
+
+    def _news_of_loras(self, engine: StepEngine) -> None:
+        """On the loader's threads: the engine may go on, and frontdoors are told what is resident."""
+        engine.wake()
+        self._changed_on_loop()
 
     def _start_engine(self, model: DiffusionModel, denoiser: Denoiser, settings: UnetWorkerSettings) -> StepEngine:
         scraped = BusyMeter(time.monotonic)
@@ -144,6 +159,19 @@ class CheckpointLoader:
         metrics.BUSY_SHARE.set_function(scraped.share)
         engine.start()
         return engine
+
+
+def _lora_shelf(
+    model: DiffusionModel, held: HeldModel, settings: UnetWorkerSettings, arrived: Callable[[], None]
+) -> LoraShelf:
+    """The LoRAs that change this model, each judged; none without a directory of them."""
+    if settings.adapters_dir is None:
+        return LoraShelf(None, 0, arrived)
+    base = layers_of(model.info.family, model.adaptable)
+    bounds = read_bounds(settings.lora_bounds, held.model_digest)
+    directory = open_lora_directory(settings.adapters_dir, held, base, model.dtype, bounds)
+    logger.info("%d LoRAs for the model", len(directory.adapters))
+    return LoraShelf(directory, settings.lora_memory_mib * 2**20, arrived)
 
 
 def wire(settings: UnetWorkerSettings) -> WorkerProcess:

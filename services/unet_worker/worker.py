@@ -76,9 +76,10 @@ class UnetWorker:
             queued_count=max(len(running) - denoising, 0),
             draining=self.attempts.draining,
             capabilities=loaded.capabilities,
-            resident_components=(loaded.held.model,),
+            resident_components=(loaded.held.model, *loaded.adapters.resident),
             attempts=tuple(held.describe() for held in running),
             reserve_count=0 if self.attempts.draining else self._reserve_count(),
+            known_adapters=loaded.adapters.known,
         )
 
     def watch_credits(
@@ -90,7 +91,7 @@ class UnetWorker:
 
     def execute(self, order: ExecuteOrder) -> AsyncGenerator[StreamEvent, None]:
         loaded = self.loaded
-        check_order(order, loaded.held, loaded.noise_form, self._limits, loaded.capabilities)
+        check_order(order, loaded.held, loaded.noise_form, self._limits, loaded.capabilities, loaded.adapters.has)
         loaded.check(order.spec)
         return self.attempts.execute(self._grants.admitted(order))
 

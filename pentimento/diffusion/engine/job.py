@@ -63,7 +63,7 @@ class EngineJob:
         source = self.ticket.request.loras
         if source is None or self.lora_patch_step is not None or self.encoding is not None:
             return False
-        taken = source.take()
+        taken = source.take(self._next_step)
         if taken is None:
             return False
         self.adapters, self.lora_patch_step = taken, self._next_step

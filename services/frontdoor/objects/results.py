@@ -8,7 +8,7 @@ from dataclasses import replace
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import NotFound
 from pentimento.domain.execution import AttemptResult
-from pentimento.domain.generation import ObjectReference, Provenance
+from pentimento.domain.generation import ObjectReference, Provenance, Route
 from pentimento.domain.image_request import Completed, ImageFormat
 from pentimento.domain.spec_inputs import take_inputs
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
@@ -96,7 +96,7 @@ class Results:
             request_id=job.request.request_id,
             # Bytes that it came with are named by their digests: whoever sent them has them.
             spec=take_inputs(execution.resolved.spec)[0],
-            route=execution.route,
+            route=_route_taken(execution.route, result),
             model_digest=result.model_digest,
             worker_id=execution.worker_id,
             worker_generation=result.worker_generation,
@@ -112,6 +112,11 @@ class Results:
             inputs=tuple(replace(part, object=replace(part.object, key="")) for part in execution.resolved.inputs),
             replay_equal=result.image_digest == replay.image_digest if replay and replay.image_digest else None,
         )
+
+
+def _route_taken(route: Route, result: AttemptResult) -> Route:
+    """LoRAs that came sooner than the route's step took effect sooner."""
+    return route if result.lora_patch_step is None else replace(route, lora_patch_step=result.lora_patch_step)
 
 
 def energy_of(results: Sequence[AttemptResult]) -> float | None:

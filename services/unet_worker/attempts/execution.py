@@ -9,12 +9,14 @@ from torch import Tensor
 
 from pentimento.diffusion.engine import FinishedPainting, StepEngine
 from pentimento.diffusion.latents import LatentFormat, latent_to_bytes
+from pentimento.diffusion.loras.loading import LoadingLoras
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import HeldModel
 from pentimento.wire.tensors import Binding, WireTensor
 from pentimento.wire.torch_tensors import tensor_to_wire
+from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.accounts import Mark
 from services.unet_worker.attempts.finishing import FinishedPicture, Finisher
 from services.unet_worker.attempts.order import ExecuteOrder
@@ -120,6 +122,7 @@ class EngineModelRunner:
         watts: Callable[[float, float], float | None] = lambda since, until: None,
         latent_format: LatentFormat = LatentFormat.EXACT,
         replicas: ControlNetReplicas | None = None,
+        loras: LoraShelf | None = None,
     ) -> None:
         self._latent_format = latent_format
         self._replicas = replicas
@@ -128,6 +131,7 @@ class EngineModelRunner:
         self._engine = engine
         self._finisher = finisher
         self._starts = starts
+        self._loras = loras
         self._progress_interval_s = progress_interval_s
         self._watts = watts
 
@@ -140,12 +144,16 @@ class EngineModelRunner:
         deadline: float | None,
     ) -> PaintedPicture:
         control = self._control_of(order)
+        # Asked for first: they load while the start is fetched.
+        loras = self._loras.source(order.spec, order.route) if self._loras is not None else None
         try:
             start = await self._starts.resolve(order.spec, order.route)
-            painting = await self._denoise(order, start, uploads, emit, deadline, control)
+            painting = await self._denoise(order, start, uploads, emit, deadline, control, loras)
         finally:
             if control is not None:
                 control.close()
+        if uploads is not None and painting.lora_patch_step is not None:
+            uploads.adapters_from_step = painting.lora_patch_step
         picture = await asyncio.wrap_future(
             self._finisher.finish(painting.latent, order.image_format, keep_png=uploads is not None)
         )
@@ -165,6 +173,7 @@ class EngineModelRunner:
             notes=tuple(note for note in notes if note),
             bad_donor_reason=start.bad_donor_reason,
             final_latents=_final_latents(order, painting) if order.return_latents else None,
+            lora_patch_step=painting.lora_patch_step,
         )
 
     def _control_of(self, order: ExecuteOrder) -> RemoteControl | None:
@@ -189,6 +198,7 @@ class EngineModelRunner:
         emit: Callable[[ExecuteEvent], None],
         deadline: float | None,
         control: RemoteControl | None,
+        loras: LoadingLoras | None,
     ) -> FinishedPainting:
         request = PaintingRequest(
             order.spec,
@@ -197,6 +207,7 @@ class EngineModelRunner:
             order.preview_interval_steps,
             deadline,
             control,
+            loras=loras,
             alone=bool(order.route.replay_of),
         )
         bridge = PaintingBridge(

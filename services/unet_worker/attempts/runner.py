@@ -22,7 +22,8 @@ from services.unet_worker.cache.uploads import Uploads
 class PaintedPicture:
     """`png` is what a cache keeps, whatever the format of `image`. `marks` are the stages since the order came, up to
     `ended_at`, in seconds on the monotonic clock. `steps_saved` counts only steps that the cache saved;
-    `bad_donor_reason` is set where a donor is to blame."""
+    `bad_donor_reason` is set where a donor is to blame; `lora_patch_step` is the first step that was taken with the
+    request's LoRAs."""
 
     held: HeldModel
     image: bytes = field(repr=False)
@@ -37,6 +38,7 @@ class PaintedPicture:
     notes: tuple[str, ...] = ()
     bad_donor_reason: str = ""
     final_latents: WireTensor | None = None
+    lora_patch_step: int | None = None
 
 
 class ModelRunner(Protocol):
@@ -113,6 +115,7 @@ class AttemptRunner:
             energy_joules=painted.energy_joules,
             notes=(*order.notes, *painted.notes, *upload_notes),
             bad_donor_reason=painted.bad_donor_reason,
+            lora_patch_step=painted.lora_patch_step,
         )
         count_result(result)
         return AttemptOutcome(result, painted.final_latents)

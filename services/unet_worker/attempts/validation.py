@@ -1,7 +1,7 @@
 """Whatever an ExecuteRequest may get wrong, judged before anything is allocated for it; errors name field and limit."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -12,6 +12,7 @@ from services.unet_worker.attempts.order import ExecuteOrder
 
 IMAGE_FORMATS = tuple(image_format.value for image_format in ImageFormat)
 MAX_GUIDANCE_SCALE = 100.0
+MAX_LORA_SCALE = 100.0
 MAX_INIT_IMAGE_BYTES = 16 * 1024 * 1024
 MAX_DONOR_BYTES = 64 * 1024 * 1024
 
@@ -29,6 +30,7 @@ def check_order(
     noise_form: NoiseForm,
     limits: AttemptLimits,
     capabilities: Collection[Capability] = (),
+    has_lora: Callable[[str, str], bool] = lambda name, digest: False,
 ) -> None:
     """Raises FailedPrecondition when the dispatcher believes in another model or start of this worker, NotFound for
     adapters that are not here, InvalidArgument for anything outside its limits."""
@@ -36,7 +38,7 @@ def check_order(
     _check_prompts(order.spec, limits)
     _check_picture(order.spec, held)
     _check_sampling(order.spec, held)
-    _check_adapters(order, capabilities)
+    _check_adapters(order, capabilities, has_lora)
     _check_start(order.spec, order.route.start, noise_form)
     if order.image_format not in IMAGE_FORMATS:
         raise InvalidArgument.of("image_format", f"must be one of {', '.join(IMAGE_FORMATS)}")
@@ -92,9 +94,16 @@ def _check_range(name: str, value: float, least: float, most: float) -> None:
         raise InvalidArgument.of(name, f"must be between {least:g} and {most:g}, got {value}")
 
 
-def _check_adapters(order: ExecuteOrder, capabilities: Collection[Capability]) -> None:
+def _check_adapters(
+    order: ExecuteOrder, capabilities: Collection[Capability], has_lora: Callable[[str, str], bool]
+) -> None:
     for lora in order.spec.loras:
-        raise NotFound("UNKNOWN_LORA", f"spec.loras: this worker has no LoRA {lora.name[:100]!r}")
+        if not has_lora(lora.name, lora.digest):
+            message = f"spec.loras: this worker has no LoRA {lora.name[:100]!r} of digest {lora.digest[:80]!r}"
+            raise NotFound("UNKNOWN_LORA", message)
+        _check_range("spec.loras.scale", lora.scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
+    if order.spec.loras:
+        _check_range("route.lora_patch_step", order.route.lora_patch_step, 0, order.spec.num_inference_steps)
     for controlnet in order.spec.controlnets if Capability.CONTROLNET not in capabilities else ():
         message = f"spec.controlnets: this worker cannot use the ControlNet {controlnet.name[:100]!r}"
         raise NotFound("UNKNOWN_CONTROLNET", message)

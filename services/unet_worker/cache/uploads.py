@@ -24,6 +24,8 @@ class Uploads:
         self._keys = {slot.resume_step: slot.key for slot in grant.latents}
         self._latents: dict[tuple[int, float], Future[ObjectReference | None]] = {}
         self._image: Future[ObjectReference | None] | None = None
+        # The first step taken with LoRAs: what was captured before it owes nothing to them. None without any.
+        self.adapters_from_step: int | None = None
 
     @property
     def steps(self) -> frozenset[int]:
@@ -44,7 +46,7 @@ class Uploads:
         if waiting:
             await asyncio.wait(waiting, timeout=timeout_s)
         latents = tuple(
-            CapturedLatent(step, sigma, reference, adapter_free=True)
+            CapturedLatent(step, sigma, reference, adapter_free=self._is_adapter_free(step))
             for (step, sigma), future in self._latents.items()
             if (reference := _stored(future)) is not None
         )
@@ -52,6 +54,9 @@ class Uploads:
         lost = len(futures) - len(latents) - (image is not None)
         notes = (f"cache: {lost} of {len(futures)} objects could not be stored",) if lost else ()
         return CapturedEntries(self._grant.grant_id, latents, image), notes
+
+    def _is_adapter_free(self, step: int) -> bool:
+        return self.adapters_from_step is None or step <= self.adapters_from_step
 
     def _put(self, key: str, make: Callable[[], bytes | None]) -> ObjectReference | None:
         content = make()

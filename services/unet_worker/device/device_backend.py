@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
@@ -15,6 +16,21 @@ from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 class DeviceMemory:
     used_bytes: int
     total_bytes: int
+
+
+@dataclass(frozen=True)
+class HeldAdapters:
+    """The LoRAs that a device can paint with, and the names of those that need not be loaded first."""
+
+    known: tuple[Adapter, ...] = ()
+    resident: tuple[str, ...] = ()
+
+    def has(self, name: str, digest: str) -> bool:
+        """Return whether one of that name and digest is known."""
+        return any(adapter.name == name and adapter.digest == digest for adapter in self.known)
+
+
+NO_ADAPTERS = HeldAdapters()
 
 
 class DeviceBackend(Protocol):
@@ -42,6 +58,11 @@ class DeviceBackend(Protocol):
     @property
     def running_count(self) -> int:
         """Attempts that are being denoised."""
+        ...
+
+    @property
+    def adapters(self) -> HeldAdapters:
+        """The LoRAs that attempts may ask for."""
         ...
 
     def memory(self) -> DeviceMemory: ...

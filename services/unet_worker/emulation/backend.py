@@ -22,7 +22,7 @@ from services.unet_worker.attempts.yielding import PlaceWatch
 from services.unet_worker.cache.donors import DonorReader, UnusableDonor
 from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.device.busy import BusyMeter
-from services.unet_worker.device.device_backend import DeviceMemory
+from services.unet_worker.device.device_backend import NO_ADAPTERS, DeviceMemory, HeldAdapters
 from services.unet_worker.emulation.model import check_profiled, costs_on, decoding_share, emulated_held_model, key_of
 from services.unet_worker.emulation.pictures import EmulatedPictures, stand_in_latent
 from services.unet_worker.process import WorkerIdentity
@@ -204,6 +204,10 @@ class EmulatedBackend:
     @property
     def capabilities(self) -> frozenset[Capability]:
         return CAPABILITIES | ({Capability.STEP_BATCHING} if self._fleet.step_batching else frozenset())
+
+    @property
+    def adapters(self) -> HeldAdapters:
+        return NO_ADAPTERS
 
     @property
     def device(self) -> str:

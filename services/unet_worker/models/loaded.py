@@ -11,10 +11,11 @@ from pentimento.diffusion.families import LoadedModelInfo, batch_key
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
+from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.attempts.runner import AttemptRunner
-from services.unet_worker.device.device_backend import DeviceMemory
+from services.unet_worker.device.device_backend import DeviceMemory, HeldAdapters
 from services.unet_worker.device.energy import EnergyMeter
 from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.model_card import default_batch_key
@@ -42,6 +43,7 @@ class LoadedModel:
     runner: AttemptRunner
     store_threads: Executor
     max_batch: int
+    loras: LoraShelf
     energy: EnergyMeter | None = None
 
     @property
@@ -50,7 +52,11 @@ class LoadedModel:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return CAPABILITIES
+        return CAPABILITIES | {Capability.LORA} if self.loras.adapters else CAPABILITIES
+
+    @property
+    def adapters(self) -> HeldAdapters:
+        return HeldAdapters(self.loras.adapters, self.loras.resident_names)
 
     @property
     def device(self) -> str:
@@ -79,6 +85,7 @@ class LoadedModel:
         return await self.runner.run(order, emit)
 
     def close(self) -> None:
+        self.loras.close()
         self.engine.close()
         self.finisher.close()
         if self.energy is not None:

@@ -15,7 +15,7 @@ from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
-from services.unet_worker.device.device_backend import DeviceBackend, DeviceMemory
+from services.unet_worker.device.device_backend import NO_ADAPTERS, DeviceBackend, DeviceMemory, HeldAdapters
 from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.loaded import LoadedModel
 
@@ -32,6 +32,7 @@ class SwitchingBackend:
     torch_device: torch.device
     batch_limit: int = 0
     running_count: int = 0
+    adapters: HeldAdapters = NO_ADAPTERS
 
     @property
     def device(self) -> str:
@@ -102,6 +103,10 @@ class ModelSwitch:
     @property
     def running_count(self) -> int:
         return self._backend.running_count
+
+    @property
+    def adapters(self) -> HeldAdapters:
+        return self._backend.adapters
 
     def memory(self) -> DeviceMemory:
         return self._backend.memory()

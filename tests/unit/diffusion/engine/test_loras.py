@@ -46,7 +46,7 @@ class Late:
     latest_step: int = 0
     error: Exception | None = None
 
-    def take(self) -> AdapterSet | None:
+    def take(self, step_index: int) -> AdapterSet | None:
         if self.error is not None:
             raise self.error
         if self.late_asks > 0:

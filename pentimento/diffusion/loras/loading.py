@@ -1,0 +1,103 @@
+"""LoRAs loaded beside the first steps (Katz, section 6): by threads of their own into host memory, asked for by
+step."""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from pentimento.diffusion.loras.lora import AdapterSet, BadLora, Lora, WeightedLora
+from pentimento.domain.errors import Unavailable
+
+logger = logging.getLogger(__name__)
+
+ATTEMPT_COUNT = 2
+
+
+class LoadingLoras:
+    """The LoRAs of one request, on their way; see `painting.LoraSource`. With `exactly` they take effect at
+    `latest_step` and not before, wherever they are by then: so a replay has them when its picture had them."""
+
+    def __init__(
+        self, loads: Sequence["Future[Lora]"], weights: Sequence[float], latest_step: int, *, exactly: bool = False
+    ) -> None:
+        self._loads = tuple(loads)
+        self._weights = tuple(weights)
+        self._exactly = exactly
+        self.latest_step = latest_step
+
+    def take(self, step_index: int) -> AdapterSet | None:
+        """Return them once all are there. Raises what kept one from being loaded."""
+        if self._exactly and step_index < self.latest_step:
+            return None
+        if not all(load.done() for load in self._loads):
+            return None
+        return tuple(
+            WeightedLora(load.result(), weight) for load, weight in zip(self._loads, self._weights, strict=True)
+        )
+
+
+class LoraLoader:
+    """Loads LoRAs by digest, and keeps those that were used lately in host memory, up to `memory_bytes` of their files.
+    `read` runs on the loader's threads; `arrived` is called there whenever a load has ended. `ask` on any thread."""
+
+    def __init__(
+        self, read: Callable[[str], Lora], memory_bytes: int, arrived: Callable[[], None], thread_count: int = 2
+    ) -> None:
+        self._read = read
+        self._memory_bytes = memory_bytes
+        self._arrived = arrived
+        self._threads = ThreadPoolExecutor(thread_count, thread_name_prefix="lora")
+        self._lock = threading.Lock()
+        self._loads: OrderedDict[str, Future[Lora]] = OrderedDict()
+
+    def ask(self, wanted: Sequence[tuple[str, float]], latest_step: int, *, exactly: bool = False) -> LoadingLoras:
+        """Begin to load the LoRAs of these digests that are not here, and return them as a source at these weights."""
+        loads = [self._load(digest) for digest, _ in wanted]
+        return LoadingLoras(loads, [weight for _, weight in wanted], latest_step, exactly=exactly)
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """The digests of those that need not be loaded."""
+        with self._lock:
+            return tuple(digest for digest, load in self._loads.items() if _is_here(load))
+
+    def close(self) -> None:
+        """Begin no more loads; harmless to call twice."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _load(self, digest: str) -> "Future[Lora]":
+        with self._lock:
+            load = self._loads.pop(digest, None)
+            if load is None or (load.done() and not _is_here(load)):
+                load = self._threads.submit(self._read_again, digest)
+                load.add_done_callback(self._ended)
+            self._loads[digest] = load
+            return load
+
+    def _read_again(self, digest: str) -> Lora:
+        """Read it, a second time where the first went wrong. What a file holds does not change by reading it again."""
+        for attempt in range(1, ATTEMPT_COUNT + 1):
+            try:
+                return self._read(digest)
+            except BadLora:
+                raise
+            except Exception as error:
+                logger.warning("a LoRA could not be loaded (attempt %d): %s", attempt, type(error).__name__)
+                lost = error
+        message = f"a LoRA could not be loaded in {ATTEMPT_COUNT} attempts ({type(lost).__name__})"
+        raise Unavailable("LORA_UNAVAILABLE", message)
+
+    def _ended(self, _: "Future[Lora]") -> None:
+        with self._lock:
+            sizes = {digest: load.result().size_bytes for digest, load in self._loads.items() if _is_here(load)}
+            for digest in list(sizes)[:-1]:
+                if sum(sizes.values()) <= self._memory_bytes:
+                    break
+                del self._loads[digest], sizes[digest]
+        self._arrived()
+
+
+def _is_here(load: "Future[Lora]") -> bool:
+    return load.done() and not load.cancelled() and load.exception() is None

@@ -1,0 +1,143 @@
+"""Pictures with LoRAs: diffusers' own loader and PEFT's layers on one side, the step engine on the other."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from pentimento.diffusion.engine import (
+    BatchLimits,
+    EagerDenoiser,
+    EngineSettings,
+    PaintingTicket,
+    SilentObserver,
+    StepLoop,
+)
+from pentimento.diffusion.engine.listening import FinishedPainting
+from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.loras import AdapterSet, WeightedLora, layers_of, read_lora
+from pentimento.diffusion.painting import NoiseStart, PaintingRequest
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import GenerationSpec
+from pentimento.testing.diffusers_reference import Case, DiffusersReference
+
+# A file and the weight that it is asked for with.
+WeightedFile = tuple[Path, float]
+
+
+def latents_of_diffusers(checkpoint: Path, case: Case, files: Sequence[WeightedFile], *, fused: bool) -> Tensor:
+    """Return the final latents of diffusers' pipeline with these LoRAs: `load_lora_weights` and `set_adapters`, and
+    `fuse_lora` where they are `fused`; in networks of its own, as merging is not undone exactly."""
+    reference = DiffusersReference(checkpoint)
+    pipeline = reference.pipeline(case)
+    names = [f"lora{number}" for number in range(len(files))]
+    for name, (path, _) in zip(names, files, strict=True):
+        pipeline.load_lora_weights(path.parent, weight_name=path.name, adapter_name=name)
+    pipeline.set_adapters(names, [weight for _, weight in files])
+    if fused:
+        pipeline.fuse_lora(adapter_names=names)
+    return reference.latents(case, blank_image(checkpoint))
+
+
+def blank_image(checkpoint: Path) -> Image.Image:
+    """Return an image of the size that the checkpoint's pictures have."""
+    from pentimento.diffusion.families import load_model
+
+    info = load_model(checkpoint, torch.device("cpu"), torch.float32).info
+    return Image.new("RGB", (info.default_width_px, info.default_height_px))
+
+
+def read_set(model: DiffusionModel, files: Sequence[WeightedFile]) -> AdapterSet:
+    """Return the LoRAs of these files for a model."""
+    base = layers_of(model.info.family, model.adaptable)
+    return tuple(WeightedLora(read_lora(path, base, model.dtype), weight) for path, weight in files)
+
+
+def spec_of_case(model: DiffusionModel, case: Case) -> GenerationSpec:
+    """Return the request that paints a case in the model's own size."""
+    info = model.info
+    return GenerationSpec(
+        case.prompt,
+        case.negative_prompt,
+        "model",
+        info.default_width_px,
+        info.default_height_px,
+        case.steps,
+        case.guidance_scale,
+        case.scheduler,
+        case.seed,
+        case.eta,
+    )
+
+
+@dataclass(frozen=True)
+class ReadyLoras:
+    """LoRAs that are there from the start, or taken at a step; see `painting.LoraSource`."""
+
+    adapters: AdapterSet
+    latest_step: int = 0
+
+    def take(self, step_index: int) -> AdapterSet | None:
+        """Return them from `latest_step` on."""
+        return self.adapters if step_index >= self.latest_step else None
+
+
+@dataclass
+class _Heard:
+    end: FinishedPainting | PentimentoError | None = None
+    steps: list[float] = field(default_factory=list)
+    latents: dict[int, Tensor] = field(default_factory=dict)
+
+    def started(self, first_step: int, step_count: int) -> None:
+        pass
+
+    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
+        self.steps.append(time.perf_counter())
+
+    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
+        self.latents[step] = latent
+
+    def finished(self, painting: FinishedPainting) -> None:
+        self.end = painting
+
+    def failed(self, error: PentimentoError) -> None:
+        self.end = error
+
+
+@torch.inference_mode()
+def latents_of_engine(
+    model: DiffusionModel, specs: Sequence[GenerationSpec], sets: Sequence[AdapterSet | ReadyLoras], **settings: Any
+) -> list[Tensor]:
+    """Return the final latents of requests that come together, each with its LoRAs: patched into the weights where all
+    have the same, beside them where not. The model has its own weights afterwards."""
+    chosen = EngineSettings(**{"max_batch": len(specs), **settings})
+    clock: Callable[[], float] = time.monotonic
+    limits = BatchLimits(chosen.max_batch, None, clock)
+    loop = StepLoop(model, EagerDenoiser(model), limits, chosen, SilentObserver(), clock)
+    heard = [_Heard() for _ in specs]
+    for spec, adapters, listener in zip(specs, sets, heard, strict=True):
+        source = adapters if isinstance(adapters, ReadyLoras) else ReadyLoras(adapters)
+        request = PaintingRequest(spec, NoiseStart(), loras=source if source.adapters else None)
+        loop.submit(PaintingTicket(request, listener, clock()))
+    while loop.tick():
+        pass
+    loop.restore_weights()
+    return [_latent_of(one) for one in heard]
+
+
+def _latent_of(heard: _Heard) -> Tensor:
+    if isinstance(heard.end, PentimentoError):
+        raise heard.end
+    assert heard.end is not None
+    return heard.end.latent
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Return the largest absolute difference of two elements; as a share of the largest element where that is above 1:
+    a network of random weights makes latents of any size."""
+    return float((one - other).abs().max() / other.abs().max().clamp(min=1.0))

@@ -1,0 +1,1 @@
+"""LoRAs that the worker paints with: which there are, and their loads."""

@@ -1,0 +1,171 @@
+"""A worker paints with LoRAs of its directory: told, loaded beside the first steps, accounted for, refused."""
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+
+from pentimento.diffusion.families import load_model
+from pentimento.diffusion.loras import BaseLayers, layers_of
+from pentimento.domain.adapters import AdapterKind
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError
+from pentimento.domain.execution import AttemptResult
+from pentimento.domain.fleet import Capability
+from pentimento.domain.generation import LoraSelection
+from pentimento.testing.lora_files import random_factors, write_diffusers_lora, write_kohya_lora, write_tensors
+from tests.integration.unet_worker.conftest import Served, serve
+from tests.integration.unet_worker.requests import attempt, result_of, route, spec_with
+
+
+@pytest.fixture(scope="module")
+def base(checkpoint: Path) -> BaseLayers:
+    model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    return layers_of(model.info.family, model.adaptable)
+
+
+@pytest.fixture
+def adapters_dir(base: BaseLayers, tmp_path: Path) -> Path:
+    """Two that fit, by file and by folder; one of another model; one that is a pickle."""
+    directory = tmp_path / "loras"
+    write_diffusers_lora(directory / "neon", random_factors(base, seed=1), alpha=5.0)
+    write_kohya_lora(directory / "mosaic.safetensors", random_factors(base, seed=2, components=["unet"]), alpha=2.0)
+    write_tensors(directory / "stranger.safetensors", {"unet.no_such.lora_A.weight": torch.zeros(2, 2)})
+    (directory / "pickle.safetensors").write_bytes(b"\x80\x02ctorch\n")
+    return directory
+
+
+@pytest_asyncio.fixture
+async def worker(checkpoint: Path, adapters_dir: Path, tmp_path: Path) -> AsyncIterator[Served]:
+    async with serve(checkpoint, tmp_path, adapters_dir=adapters_dir) as served:
+        yield served
+
+
+async def selections(worker: Served, **scales: float) -> tuple[LoraSelection, ...]:
+    told = (await anext(worker.client.watch_credits("frontdoor", 1))).known_adapters
+    digests = {adapter.name: adapter.digest for adapter in told or ()}
+    return tuple(LoraSelection(name, scale, digests[name]) for name, scale in scales.items())
+
+
+async def painted(worker: Served, number: int, *loras: LoraSelection, **changes: Any) -> AttemptResult:
+    spec = spec_with(loras=loras)
+    way = replace(route(worker), **changes)
+    result = await result_of(worker.client.execute(attempt(number), spec, way, worker.held.worker_generation))
+    assert isinstance(result, AttemptResult)
+    return result
+
+
+async def test_it_tells_the_loras_that_fit_its_model(worker: Served) -> None:
+    credits = await anext(worker.client.watch_credits("frontdoor", 1))
+
+    assert Capability.LORA in credits.capabilities
+    known = credits.known_adapters
+    assert known is not None
+    assert [(one.name, one.kind, one.family) for one in known] == [
+        ("mosaic", AdapterKind.LORA, worker.held.family),
+        ("neon", AdapterKind.LORA, worker.held.family),
+    ]
+
+
+async def test_a_picture_has_its_loras_and_the_next_one_has_not(worker: Served) -> None:
+    neon = await selections(worker, neon=1.0)
+    both = await selections(worker, neon=0.5, mosaic=1.0)
+
+    plain = await painted(worker, 1)
+    pictures = [await painted(worker, number, *loras) for number, loras in ((2, neon), (3, both))]
+    again = [await painted(worker, 4), await painted(worker, 5, *neon)]
+
+    assert len({plain.image_digest, *(one.image_digest for one in pictures)}) == 3
+    assert [one.image_digest for one in again] == [plain.image_digest, pictures[0].image_digest]
+    assert (plain.lora_patch_step, pictures[0].lora_patch_step) == (None, 0)
+    credits = await anext(worker.client.watch_credits("frontdoor", 1))
+    assert set(credits.resident_components) == {worker.held.model, "neon", "mosaic"}
+
+
+async def test_a_replay_takes_them_at_the_step_of_its_picture(worker: Served) -> None:
+    (neon,) = await selections(worker, neon=1.0)
+
+    late = await painted(worker, 1, neon, lora_patch_step=2, replay_of="other")
+    early = await painted(worker, 2, neon, lora_patch_step=0, replay_of="other")
+    again = await painted(worker, 3, neon, lora_patch_step=2, replay_of="other")
+
+    assert (late.lora_patch_step, early.lora_patch_step) == (2, 0)
+    assert late.image_digest == again.image_digest != early.image_digest
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "reason"),
+    [
+        ({"name": "../../etc/passwd"}, NotFound, "UNKNOWN_LORA"),
+        ({"digest": "sha256:" + "0" * 64}, NotFound, "UNKNOWN_LORA"),
+        ({"scale": float("nan")}, InvalidArgument, "INVALID_FIELD"),
+    ],
+)
+async def test_what_is_not_here_is_refused(
+    change: dict[str, Any], kind: type[PentimentoError], reason: str, worker: Served
+) -> None:
+    (neon,) = await selections(worker, neon=1.0)
+    asked = LoraSelection(**{"name": neon.name, "scale": 1.0, "digest": neon.digest, **change})
+
+    with pytest.raises(kind) as refused:
+        await painted(worker, 1, asked)
+
+    assert refused.value.reason == reason
+
+
+async def test_a_file_that_is_another_by_now_fails_its_request_alone(worker: Served, adapters_dir: Path) -> None:
+    (neon,) = await selections(worker, neon=1.0)
+    plain = await painted(worker, 1)
+    shutil.copy(adapters_dir / "mosaic.safetensors", adapters_dir / "neon" / "pytorch_lora_weights.safetensors")
+
+    with pytest.raises(FailedPrecondition) as failed:
+        await painted(worker, 2, neon)
+
+    assert failed.value.reason == "BAD_LORA"
+    assert (await painted(worker, 3)).image_digest == plain.image_digest
+
+
+async def test_a_registry_says_which_they_are_and_measured_bounds_how_late(
+    checkpoint: Path, adapters_dir: Path, worker: Served, tmp_path: Path
+) -> None:
+    (neon,) = await selections(worker, neon=1.0)
+    entries = [
+        {
+            "kind": "lora",
+            "name": "neon",
+            "path": "neon",
+            "licence": "MIT",
+            "base": {"digest": worker.held.model_digest},
+        },
+        {"kind": "lora", "name": "other-base", "path": "neon", "base": {"digest": "sha256:" + "1" * 64}},
+        {"kind": "lora", "name": "changed", "path": "neon", "digest": "sha256:" + "2" * 64},
+        {"kind": "pipeline", "name": "tiny", "path": "tiny"},
+    ]
+    (adapters_dir / "registry.json").write_text(json.dumps({"models": entries}))
+    bound = {"lora_digest": neon.digest, "model_digest": worker.held.model_digest, "latest_start_fraction": 0.25}
+    bounds = tmp_path / "bounds.json"
+    bounds.write_text(json.dumps({"bounds": [bound]}))
+
+    second = tmp_path / "second"
+    second.mkdir()
+    async with serve(checkpoint, second, adapters_dir=adapters_dir, lora_bounds=bounds) as served:
+        known = (await anext(served.client.watch_credits("frontdoor", 1))).known_adapters
+
+    assert known is not None
+    assert [(one.name, one.licence, one.latest_start_fraction) for one in known] == [("neon", "MIT", 0.25)]
+
+
+async def test_a_file_of_bounds_that_is_none_stops_the_start(
+    checkpoint: Path, adapters_dir: Path, tmp_path: Path
+) -> None:
+    bounds = tmp_path / "bounds.json"
+    bounds.write_text('{"bounds": [1]}')
+
+    with pytest.raises(InvalidArgument, match="lora_bounds"):
+        async with serve(checkpoint, tmp_path, adapters_dir=adapters_dir, lora_bounds=bounds):
+            pass

@@ -1,0 +1,140 @@
+"""LoRAs on their way: loaded once, kept while they are used, tried again, and lost with a reason."""
+
+import threading
+
+import pytest
+
+from pentimento.diffusion.loras import BadLora, Lora
+from pentimento.diffusion.loras.loading import LoadingLoras, LoraLoader
+from pentimento.domain.errors import PentimentoError, Unavailable
+
+SIZE = 100
+
+
+class Disk:
+    """Files whose reading may be held up or fail."""
+
+    def __init__(self) -> None:
+        self.reads: list[str] = []
+        self.errors: list[Exception] = []
+        self.open = threading.Event()
+        self.open.set()
+
+    def read(self, digest: str) -> Lora:
+        assert self.open.wait(30)
+        self.reads.append(digest)
+        if self.errors:
+            raise self.errors.pop(0)
+        return Lora(digest, SIZE, {})
+
+
+class Desk:
+    """A loader, its disk, and the news of loads that ended."""
+
+    def __init__(self, memory_bytes: int = 10 * SIZE) -> None:
+        self.disk = Disk()
+        self._news = threading.Semaphore(0)
+        self.loader = LoraLoader(self.disk.read, memory_bytes, self._news.release)
+
+    def ask(self, *digests: str, latest_step: int = 0, exactly: bool = False) -> LoadingLoras:
+        return self.loader.ask([(digest, 0.5) for digest in digests], latest_step, exactly=exactly)
+
+    def await_loads(self, count: int) -> None:
+        for _ in range(count):
+            assert self._news.acquire(timeout=30)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_nothing_is_taken_before_all_are_there(desk: Desk) -> None:
+    desk.disk.open.clear()
+    source = desk.ask("a", "b", latest_step=3)
+    assert source.take(0) is None and source.latest_step == 3
+
+    desk.disk.open.set()
+    desk.await_loads(2)
+
+    taken = source.take(1)
+    assert taken is not None
+    assert [(one.lora.digest, one.weight) for one in taken] == [("a", 0.5), ("b", 0.5)]
+
+
+def test_two_requests_share_a_load_and_a_third_needs_none(desk: Desk) -> None:
+    desk.disk.open.clear()
+    first, second = desk.ask("a"), desk.ask("a")
+    desk.disk.open.set()
+    desk.await_loads(1)
+
+    third = desk.ask("a")
+
+    assert all(source.take(0) for source in (first, second, third))
+    assert desk.disk.reads == ["a"]
+    assert desk.loader.resident == ("a",)
+
+
+def test_those_used_longest_ago_go_first_and_the_last_stays(desk: Desk) -> None:
+    desk = Desk(memory_bytes=2 * SIZE)
+    for digest in ("a", "b"):
+        desk.ask(digest)
+        desk.await_loads(1)
+    desk.ask("a")
+    desk.ask("c")
+    desk.await_loads(1)
+    assert desk.loader.resident == ("a", "c")
+
+    narrow = Desk(memory_bytes=1)
+    source = narrow.ask("a")
+    narrow.await_loads(1)
+
+    assert source.take(0) and narrow.loader.resident == ("a",)
+
+
+def test_a_load_that_failed_is_tried_again(desk: Desk) -> None:
+    desk.disk.errors = [OSError("the disk went away")]
+    source = desk.ask("a")
+    desk.await_loads(1)
+
+    assert source.take(0) is not None
+    assert desk.disk.reads == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("errors", "kind", "reason", "reads"),
+    [
+        ([OSError("gone"), MemoryError()], Unavailable, "LORA_UNAVAILABLE", 2),
+        ([BadLora("another file by now")], BadLora, "BAD_LORA", 1),
+    ],
+)
+def test_a_lost_load_says_why_and_the_next_request_loads_anew(
+    errors: list[Exception], kind: type[PentimentoError], reason: str, reads: int, desk: Desk
+) -> None:
+    desk.disk.errors = errors
+    source = desk.ask("a")
+    desk.await_loads(1)
+
+    with pytest.raises(kind) as raised:
+        source.take(0)
+    again = desk.ask("a")
+    desk.await_loads(1)
+
+    assert raised.value.reason == reason
+    assert len(desk.disk.reads) == reads + 1
+    assert again.take(0) is not None
+
+
+def test_a_replay_has_them_at_its_step_and_no_sooner(desk: Desk) -> None:
+    source = desk.ask("a", latest_step=3, exactly=True)
+    desk.await_loads(1)
+
+    assert [source.take(step) is not None for step in range(5)] == [False, False, False, True, True]
+
+
+def test_a_closed_loader_gives_up_what_has_not_begun(desk: Desk) -> None:
+    desk.loader.close()
+    desk.loader.close()
+
+    with pytest.raises(RuntimeError):
+        desk.ask("a")
