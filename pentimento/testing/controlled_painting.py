@@ -82,7 +82,7 @@ class ControlledByDiffusers(DiffusersReference):
         return latents
 
     def _controlled_pipeline(self, case: Case, controlnet: Any) -> Any:
-        own = self._pipeline(case)
+        own = self.pipeline(case)
         taken = inspect.signature(self._controlled.__init__).parameters
         parts = {**own.components, **self._settings, "controlnet": controlnet}
         pipeline = self._controlled(**{name: part for name, part in parts.items() if name in taken})

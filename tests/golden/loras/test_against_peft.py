@@ -1,0 +1,86 @@
+"""Pictures with LoRAs against diffusers' `load_lora_weights`, `set_adapters` and `fuse_lora`: linear layers,
+convolutions, text encoders, alphas other than the rank, one and several, in every family."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.loras import layers_of
+from pentimento.domain.generation import Scheduler
+from pentimento.testing.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from pentimento.testing.diffusers_reference import Case
+from pentimento.testing.lora_files import EVERYWHERE, random_factors, write_diffusers_lora
+from pentimento.testing.lora_reference import (
+    WeightedFile,
+    distance,
+    latents_of_diffusers,
+    latents_of_engine,
+    read_set,
+    spec_of_case,
+)
+
+# PEFT warns of what several LoRAs need.
+pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
+
+PATCHED, BESIDE = 1e-5, 1e-4
+ZOO = Path(__file__).parents[3] / "zoo" / "weights"
+
+FAMILIES: dict[str, tuple[Callable[[Path], Path], Scheduler]] = {
+    "SD": (partial(write_checkpoint, prediction_type="v_prediction", timestep_spacing="trailing"), Scheduler.DDIM),
+    "XL": (write_xl_checkpoint, Scheduler.EULER),
+    "flow": (write_flow_checkpoint, Scheduler.FLOW_MATCH_EULER),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pictures_are_those_of_diffusers(family: str, count: int, tmp_path: Path) -> None:
+    write, scheduler = FAMILIES[family]
+    checkpoint = write(tmp_path / "model")
+    model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    files = _files(model, tmp_path)[:count]
+
+    _assert_as_diffusers(checkpoint, model, files, Case("a red circle", "blurred", scheduler, seed=3, steps=5))
+
+
+def _files(model: DiffusionModel, directory: Path) -> list[WeightedFile]:
+    """One of every component with an alpha above its rank, one of the denoiser with an alpha below, and a layer of its
+    own alpha."""
+    base = layers_of(model.info.family, model.adaptable)
+    ends = (*EVERYWHERE, "add_k_proj", "proj")
+    whole = random_factors(base, rank=3, seed=1, ends=ends, size=0.1)
+    ends = ("to_k", "to_v", "conv2")
+    denoiser = random_factors(base, rank=4, seed=2, ends=ends, components=[base.denoiser], size=0.1)
+    own = {next(iter(denoiser[base.denoiser])): 3.0}
+    return [
+        (write_diffusers_lora(directory / "first", whole, alpha=5.0), 0.8),
+        (write_diffusers_lora(directory / "second", denoiser, alpha=2.0, alphas=own), -0.5),
+    ]
+
+
+def _assert_as_diffusers(checkpoint: Path, model: DiffusionModel, files: Sequence[WeightedFile], case: Case) -> None:
+    spec, adapters = spec_of_case(model, case), read_set(model, files)
+    layers = latents_of_diffusers(checkpoint, case, files, fused=False)
+    fused = latents_of_diffusers(checkpoint, case, files, fused=True)
+    (plain,) = latents_of_engine(model, [spec], [()])
+
+    (patched,) = latents_of_engine(model, [spec], [adapters])
+    beside, other = latents_of_engine(model, [spec, spec], [adapters, ()])
+
+    assert distance(patched, plain) > 0.01
+    assert distance(patched, fused) <= PATCHED
+    assert distance(beside, layers) <= BESIDE
+    assert distance(other, plain) <= BESIDE
+
+
+@pytest.mark.skipif(not (ZOO / "tiny-lora-neon").is_dir(), reason="the zoo's weights are not here")
+@pytest.mark.parametrize("styles", [("neon",), ("blueprint", "mosaic")], ids=lambda styles: "+".join(styles))
+def test_the_zoos_pictures_are_those_of_diffusers(styles: tuple[str, ...]) -> None:
+    files = [(ZOO / f"tiny-lora-{style}" / "pytorch_lora_weights.safetensors", 1 / len(styles)) for style in styles]
+    model = load_model(ZOO / "tiny-heavy", torch.device("cpu"), torch.float32)
+
+    _assert_as_diffusers(ZOO / "tiny-heavy", model, files, Case("a red star at night", "", Scheduler.DDIM, steps=8))
