@@ -1,0 +1,95 @@
+"""Controlled pictures through the ControlNet service against diffusers' ControlNet pipelines, float32.
+
+    python -m benchmarks.controlnet_service
+
+Ours: a worker process and a replica of controlnet_svc, which share memory; the picture's latents go to the replica at
+each step and residuals come back, while the worker runs the first half of the step. Theirs: the family's ControlNet
+pipeline in this process, with the same weights, conditioning images, seed and scheduler. Models, ControlNets and what
+they are told are those of `controlnet_golden`, but for SD3, whose conditions a worker does not encode yet. The figure
+is the largest absolute difference of any element of the final latents.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.controlnet_golden import (
+    EVERYWHERE,
+    PROMPTS,
+    SEVERAL,
+    SUBJECTS,
+    TARGET,
+    ControlledSubject,
+    largest,
+)
+from benchmarks.report import Figure, Options, measured, parse_options, publish
+from pentimento.domain.generation import Scheduler
+from pentimento.testing.controlled_painting import ControlledByDiffusers, ControlledCase
+from pentimento.testing.controlnet_serving import controlled_by_service
+from pentimento.testing.diffusers_reference import Case
+
+SERVED = ("tiny-heavy, edges and layout", "random-sd", "random-sdxl")
+
+
+def cases_for(most: int, quick: bool) -> list[ControlledCase]:
+    """One ControlNet and `most`, in shares of the schedule too; guided by both halves, and not at all."""
+    steps = 4 if quick else 10
+    several = SEVERAL[:most]
+    cases = [
+        ControlledCase(Case(*PROMPTS[1], Scheduler.DDIM, 1, steps, 3.0), several),
+        ControlledCase(Case(*PROMPTS[0], Scheduler.DDIM, 2, steps, 1.0), several),
+    ]
+    if not quick:
+        cases += [
+            ControlledCase(Case(*PROMPTS[0], Scheduler.DDIM, 3, steps, 7.5), (EVERYWHERE,)),
+            ControlledCase(Case(*PROMPTS[1], Scheduler.EULER, 4, steps, 3.0), (EVERYWHERE,)),
+            ControlledCase(Case(*PROMPTS[0], Scheduler.DPM_SOLVER_PP_2M, 5, steps, 3.0), several),
+        ]
+    return cases
+
+
+async def compare(name: str, subject: ControlledSubject, quick: bool) -> AsyncIterator[dict[str, Any]]:
+    """Yield each picture with its difference; None where diffusers' is not finite."""
+    theirs = ControlledByDiffusers(subject.model, subject.controlnets)
+    async with controlled_by_service(subject.model, subject.controlnets) as ours:
+        for case in cases_for(len(subject.controlnets), quick):
+            conditions = subject.conditions[: len(case.settings)]
+            found = await ours.controlled(case, conditions)
+            difference = largest(theirs.controlled(case, conditions), found)
+            settings = [asdict(setting) for setting in case.settings]
+            told = {**asdict(case.case), "scheduler": case.case.scheduler.value}
+            yield {"subject": name, "case": told, "settings": settings, "difference": difference}
+
+
+async def compare_all(quick: bool) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name in SERVED[1:2] if quick else SERVED:
+        with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+            subject = SUBJECTS[name](Path(folder))
+            rows += [row async for row in compare(name, subject, quick)]
+    return rows
+
+
+def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
+    """Over all first, then by model."""
+    finite = [row for row in rows if row["difference"] is not None]
+    groups = {"max abs difference of the final latents, through controlnet_svc": finite}
+    for name in dict.fromkeys(row["subject"] for row in rows):
+        groups[name] = [row for row in finite if row["subject"] == name]
+    return [measured(name, [row["difference"] for row in own], max, TARGET) for name, own in groups.items()]
+
+
+def main() -> int:
+    options: Options = parse_options("controlnet_service", __doc__)
+    torch.set_num_threads(1)
+    rows = asyncio.run(compare_all(options.quick))
+    return publish(options, figures_of(rows), notes={"dtype": "float32", "threads": 1, "cases": rows})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
