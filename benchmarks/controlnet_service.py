@@ -58,12 +58,13 @@ async def compare(name: str, subject: ControlledSubject, quick: bool) -> AsyncIt
     theirs = ControlledByDiffusers(subject.model, subject.controlnets)
     async with controlled_by_service(subject.model, subject.controlnets) as ours:
         for case in cases_for(len(subject.controlnets), quick):
-            conditions = subject.conditions[: len(case.settings)]
+            # Of 256 levels, as the images have that the service is sent.
+            conditions = [(told * 255.0).round() / 255.0 for told in subject.conditions[: len(case.settings)]]
             found = await ours.controlled(case, conditions)
             difference = largest(theirs.controlled(case, conditions), found)
             settings = [asdict(setting) for setting in case.settings]
-            told = {**asdict(case.case), "scheduler": case.case.scheduler.value}
-            yield {"subject": name, "case": told, "settings": settings, "difference": difference}
+            asked = {**asdict(case.case), "scheduler": case.case.scheduler.value}
+            yield {"subject": name, "case": asked, "settings": settings, "difference": difference}
 
 
 async def compare_all(quick: bool) -> list[dict[str, Any]]:

@@ -174,7 +174,7 @@ class ControlNets:
         texts = order.conditioning
         pooled, sizes = (None if part is None else part.to(device, dtype) for part in (texts.pooled, texts.sizes))
         conditioning = Conditioning(texts.states.to(device, dtype), pooled, sizes)
-        embedded = await asyncio.wrap_future(self.compute.call(lambda: network.embed(given)))
+        embedded = await asyncio.wrap_future(self.compute.call(lambda: network.embed(given, order.row_count)))
         layers = await self._layers_of(order, network, conditioning, embedded)
         digest = self.shelf.find(order.controlnet.name).adapter.digest
         return OpenedStream(order, digest, layers, dtype, network, self.compute, conditioning, embedded)
