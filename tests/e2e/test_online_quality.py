@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pentimento.domain.generation import FromLatent
-from pentimento.domain.image_request import ImageRequest
+from pentimento.domain.image_request import CacheMode, ImageRequest
 from pentimento.domain.online_quality import ReuseQuality
 from pentimento.sdk import AsyncClient, Picture
 from pentimento.supervisor.local import LocalSuite, local_suite
@@ -38,11 +39,12 @@ def asking(prompt: str, seed: int) -> ImageRequest:
 
 
 async def paint_hit(client: AsyncClient) -> Picture:
-    """An entry is committed once its picture was answered, so the first looks may be too early."""
+    """An entry is committed once its picture was answered, so the first looks may be too early; they leave nothing, so
+    that the donor is the other prompt's."""
     await client.generate(asking("a small blue star on black", 1))
     async with asyncio.timeout(60):
         while True:
-            picture = await client.generate(asking("a large red circle on white", 2))
+            picture = await client.generate(replace(asking("a large red circle on white", 2), cache=CacheMode.READ))
             if isinstance(picture.provenance.route.start, FromLatent):
                 return picture
 
@@ -51,9 +53,11 @@ async def watched_row(client: AsyncClient) -> ReuseQuality:
     """The row of the table by which the hit started, once a hit by it was painted again."""
     async with asyncio.timeout(120):
         while True:
-            (row,) = (await client.explain(asking("a large red circle on white", 3))).reuse_quality
-            if row.achieved is not None:
-                return row
+            told = (await client.explain(asking("a large red circle on white", 3))).reuse_quality
+            # Those of images are the shipped profile's. A busy gateway tells nothing.
+            for row in told:
+                if not row.from_image and row.achieved is not None:
+                    return row
             await asyncio.sleep(0.5)
 
 
@@ -68,5 +72,5 @@ async def test_a_hit_is_painted_again_and_explain_tells_what_it_kept(suite_that_
     assert row.achieved.sample_count >= 1
     assert row.achieved.alpha_low <= row.achieved.alpha <= row.achieved.alpha_high
     assert 0 <= row.achieved.kept_share_low <= row.achieved.kept_share <= row.achieved.kept_share_high <= 1
-    # Both pictures are of the prompt, and neither is the other.
-    assert 0 < row.achieved.alpha != 1
+    # It is another picture than the one from noise.
+    assert row.achieved.alpha != 1

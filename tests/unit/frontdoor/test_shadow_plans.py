@@ -1,0 +1,149 @@
+"""What a hit is painted again as: by which model, with which steps, and what is never painted again."""
+
+import struct
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import FailedPrecondition, NotFound
+from pentimento.domain.generation import (
+    Donor,
+    FromImage,
+    FromLatent,
+    FromNoise,
+    GenerationSpec,
+    LoraSelection,
+    NoiseForm,
+    ObjectReference,
+    Provenance,
+    Route,
+    Scheduler,
+    SpecInput,
+)
+from pentimento.domain.image_request import ImageFormat
+from pentimento.domain.online_quality import ReuseQuality
+from pentimento.testing.held_models import HELD
+from services.frontdoor.quality.comparison import cosine
+from services.frontdoor.quality.shadow_plans import may_be_compared, plan_shadow
+from services.frontdoor.requests.replays import Recorded
+from services.frontdoor.workers.catalogue import Catalogue
+
+OBJECT = ObjectReference("key", "sha256:0", 10)
+DONOR = Donor("entry", "sha256:0", 0.91)
+LATENT = FromLatent(OBJECT, 20, 50, 4.5, DONOR)
+IMAGE = FromImage(OBJECT, 10, NoiseForm.VARIANCE_PRESERVING, DONOR)
+SPEC = GenerationSpec("a red circle", "", "tiny", 32, 32, 50, 3.0, Scheduler.EULER, seed=7)
+HEAVY = replace(HELD, model="heavy", model_digest="sha256:heavy", default_steps=30, default_guidance_scale=5.0)
+
+
+def picture(start: FromNoise | FromLatent | FromImage = LATENT, steps_saved: int = 20, **changes: object) -> Provenance:
+    made = Provenance(
+        request_id="r-1",
+        spec=SPEC,
+        route=Route("route", start, "tiny", "sha256:model"),
+        model_digest="sha256:model",
+        worker_id="w1",
+        worker_generation=1,
+        attempt_number=1,
+        steps_run=50 - steps_saved,
+        steps_saved=steps_saved,
+        build_version="0",
+        device_seconds=3.0,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+class Rows:
+    """A gateway that has these rows."""
+
+    def __init__(self, *rows: ReuseQuality) -> None:
+        self._rows = rows
+
+    async def reuse_quality(self, model_digest: str, timeout_s: float | None = None) -> tuple[ReuseQuality, ...]:
+        return self._rows if model_digest == "sha256:model" else ()
+
+
+def row(*, from_image: bool, reference: str) -> ReuseQuality:
+    return ReuseQuality(from_image, 0.4, 0.8, 0.8, 0.9, "a profile", reference)
+
+
+ROWS = Rows(row(from_image=False, reference="sha256:model"), row(from_image=True, reference="sha256:heavy"))
+
+
+def catalogue() -> Catalogue:
+    found = Catalogue("")
+    found.learn(HELD)
+    found.learn(HEAVY)
+    return found
+
+
+def recorded(provenance: Provenance) -> Recorded:
+    return Recorded(provenance, ImageFormat.PNG, "sha256:0")
+
+
+def test_a_hit_that_kept_its_start_may_be_compared() -> None:
+    assert may_be_compared(picture())
+    assert may_be_compared(picture(IMAGE, 10))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        picture(FromNoise(), 0),
+        picture(steps_saved=0),
+        picture(inputs=(SpecInput("init_image.image", OBJECT),)),
+        picture(spec=replace(SPEC, loras=(LoraSelection("neon"),))),
+        picture(route=replace(picture().route, replay_of="r-0")),
+    ],
+    ids=["from noise", "the start could not be read", "images of its own", "a LoRA", "a replay"],
+)
+def test_other_pictures_are_not(changed: Provenance) -> None:
+    assert not may_be_compared(changed)
+
+
+async def test_latents_are_compared_with_their_own_model_of_the_same_seed_and_steps() -> None:
+    plan = await plan_shadow("t", recorded(picture()), ROWS, catalogue())  # type: ignore[arg-type]
+
+    assert (plan.spec, plan.held) == (SPEC, HELD)
+    # Three seconds for 30 of its 50 steps.
+    assert plan.expected_s == pytest.approx(5.0)
+
+
+async def test_images_are_compared_with_the_model_that_their_profile_names() -> None:
+    plan = await plan_shadow("t", recorded(picture(IMAGE, 10)), ROWS, catalogue())  # type: ignore[arg-type]
+    seen = plan.painted_again("sha256:clip", 0.2, 0.3)
+
+    assert plan.held == HEAVY
+    assert (plan.spec.model, plan.spec.num_inference_steps, plan.spec.guidance_scale) == ("heavy", 30, 5.0)
+    assert (plan.spec.seed, plan.spec.prompt) == (SPEC.seed, SPEC.prompt)
+    assert (seen.model_digest, seen.reference_model_digest) == ("sha256:model", "sha256:heavy")
+    # The hit's own steps, not those of the picture that it is compared with.
+    assert (seen.from_image, seen.skipped_steps, seen.step_count) == (True, 10, 50)
+    assert (seen.similarity, seen.quality, seen.scratch_quality) == (0.91, 0.2, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (Rows(), "NOT_WATCHED"),
+        (Rows(row(from_image=True, reference="sha256:heavy")), "NOT_WATCHED"),
+        (Rows(row(from_image=False, reference="sha256:away")), "MODEL_GONE"),
+    ],
+)
+async def test_without_a_threshold_or_its_model_nothing_is_painted(rows: Rows, reason: str) -> None:
+    with pytest.raises(NotFound) as refused:
+        await plan_shadow("t", recorded(picture()), rows, catalogue())  # type: ignore[arg-type]
+    assert refused.value.reason == reason
+
+
+def vector(*values: float) -> Embedding:
+    return Embedding(struct.pack(f"<{len(values)}f", *values), len(values), "sha256:clip")
+
+
+def test_the_cosine_of_unit_vectors() -> None:
+    assert cosine(vector(0.6, 0.8), vector(0.8, 0.6)) == pytest.approx(0.96)
+    assert cosine(vector(1.0, 0.0), vector(-1.0, 0.0)) == -1.0
+    assert cosine(vector(1.0000001, 0.0), vector(1.0, 0.0)) <= 1.0
+    with pytest.raises(FailedPrecondition):
+        cosine(vector(1.0), vector(1.0, 0.0))
