@@ -23,6 +23,7 @@ from pentimento.supervisor.models import (
     DEFAULT_ENCODER,
     find_controlnets,
     find_encoder,
+    find_loras,
     find_models,
     shipped_selector_profiles,
 )
@@ -80,6 +81,13 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="serve the ControlNets of a registry of models; `tiny`: those of the tiny models [none]",
 )
 @click.option(
+    "--loras",
+    default="",
+    metavar="tiny|DIR",
+    help="paint with the LoRAs of a directory: by its registry.json, or each by the name of its file or folder;"
+    " `tiny`: those of the tiny models [none]",
+)
+@click.option(
     "--controlnet-replicas",
     type=click.IntRange(1, 64),
     default=1,
@@ -110,6 +118,7 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
         selector_profiles=tuple(path.resolve() for path in selector_profiles) if fleet is None else (),
         unprofiled_reuse=options["unprofiled_reuse"],
         controlnets=find_controlnets(options["controlnets"]),
+        loras=find_loras(options["loras"]),
         controlnet_copies=options["controlnet_replicas"],
     )
     state = StateDirectory(state_dir)

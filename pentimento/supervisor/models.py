@@ -58,6 +58,17 @@ def find_controlnets(given: str, weights: Path = WEIGHTS) -> Path | None:
     return path
 
 
+def find_loras(given: str, weights: Path = WEIGHTS) -> Path | None:
+    """Return the directory that `--loras` stands for: that of the tiny models for `tiny`, else the directory; None for
+    an empty one. Raises NotFound."""
+    if not given:
+        return None
+    path = weights if given == "tiny" else Path(given).resolve()
+    if not path.is_dir():
+        raise NotFound("MODEL_NOT_FOUND", f"loras {given!r} is neither a directory nor `tiny`, or {path} is not there")
+    return path
+
+
 def shipped_selector_profiles(encoder: Path) -> tuple[Path, ...]:
     """The folder of the tiny models' selector profiles; none for another encoder than theirs, which they say nothing
     of."""

@@ -15,7 +15,8 @@ class SuiteSettings:
     `fleet` its emulated devices take the place of the models. `policy` is what the controller plans by, and `slo_s` the
     SLO that it plans for; `profiles` are what models were measured to cost, `selector_profiles` from which similarity
     on they may reuse. `unprofiled_reuse`: the others may reuse too, by thresholds that nobody measured. `controlnets`:
-    the registry whose ControlNets `controlnet_copies` processes serve; None for none."""
+    the registry whose ControlNets `controlnet_copies` processes serve; None for none. `loras`: the directory of the
+    LoRAs that workers paint with; None for none."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path
@@ -35,6 +36,7 @@ class SuiteSettings:
     unprofiled_reuse: bool = False
     controlnets: Path | None = None
     controlnet_copies: int = 1
+    loras: Path | None = None
 
     @property
     def default_model(self) -> str:
@@ -200,6 +202,8 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
     if settings.policy and others:
         arguments += ("--other-models", ",".join(others))
     arguments += profile_arguments(settings.profiles)
+    if settings.loras is not None:
+        arguments += ("--adapters-dir", str(settings.loras))
     arguments += grant_arguments(settings) + shared_arguments(settings, name) + caller_arguments(settings, state)
     return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE)
 

@@ -1,4 +1,5 @@
-"""ControlNets through every process: from the public API to residuals and back, on the tiny models."""
+"""LoRAs and ControlNets through every process: from the public API to patches and residuals and back, on the tiny
+models."""
 
 import asyncio
 import io
@@ -13,15 +14,17 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.image_request import AskedControlNet, AskedLora, CacheMode, ImageRequest
 from pentimento.files.adapter_registry import read_adapters
 from pentimento.sdk import AsyncClient, Picture
 from pentimento.sdk.picture import read_provenance
+from pentimento.stores.objects.store import digest_of
 from pentimento.supervisor.local import LocalSuite, local_suite
 from zoo.drawing.conditions import edge_f1, edges
 
 EDGES, LAYOUT = "tiny-controlnet-edges", "tiny-controlnet-layout"
+NEON, MOSAIC = "tiny-lora-neon", "tiny-lora-mosaic"
 REGISTRY = read_adapters(Path(__file__).parents[2] / "zoo" / "weights" / "registry.json")
 SIDE_PX = 64
 PROMPT = "a large red circle on a white background"
@@ -29,7 +32,7 @@ PROMPT = "a large red circle on a white background"
 
 @pytest.fixture(scope="module")
 def adapted() -> Iterator[LocalSuite]:
-    with local_suite(["--controlnets", "tiny"]) as running:
+    with local_suite(["--controlnets", "tiny", "--loras", "tiny"]) as running:
         yield running
 
 
@@ -38,7 +41,7 @@ async def client(adapted: LocalSuite) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(adapted.endpoint.public) as opened:
         # The plan that names them may come a moment after the suite serves.
         for _ in range(600):
-            if {EDGES, LAYOUT} <= {adapter.name for adapter in await opened.list_adapters()}:
+            if {EDGES, LAYOUT, NEON, MOSAIC} <= {adapter.name for adapter in await opened.list_adapters()}:
                 break
             await asyncio.sleep(0.1)
         yield opened
@@ -83,7 +86,38 @@ async def test_a_picture_follows_its_conditioning_image_and_says_by_what(client:
     assert [part.field for part in told.provenance.inputs] == ["controlnets[0].conditioning_image"]
 
 
-async def test_at_no_scale_and_in_no_steps_it_changes_nothing(client: AsyncClient) -> None:
+async def test_a_lora_changes_its_own_picture_and_no_other(client: AsyncClient) -> None:
+    before = await client.generate(request())
+    neon, mosaic = [await client.generate(request(loras=(AskedLora(name),))) for name in (NEON, MOSAIC)]
+    after = await client.generate(request())
+
+    pictures = [pixels(picture.data) for picture in (before, neon, mosaic)]
+    assert (pictures[0] - pictures[1]).abs().mean() > 0.05
+    assert (pictures[1] - pictures[2]).abs().mean() > 0.05
+    assert after.data == before.data
+    (selected,) = neon.provenance.spec.loras
+    weights = REGISTRY[NEON].directory / "pytorch_lora_weights.safetensors"
+    assert (selected.name, selected.scale, selected.digest) == (NEON, 1.0, digest_of(weights.read_bytes()))
+
+
+async def test_a_lora_of_no_weight_changes_nothing(client: AsyncClient) -> None:
+    free = await client.generate(request())
+    weightless = await client.generate(request(loras=(AskedLora(NEON, 0.0),)))
+
+    assert pixels(weightless.data).sub(pixels(free.data)).abs().max() <= 2 / 255
+
+
+async def test_a_lora_and_a_controlnet_together_are_painted_again_to_the_same_bytes(client: AsyncClient) -> None:
+    asked = request(AskedControlNet(EDGES, outline()), loras=(AskedLora(NEON, 0.8), AskedLora(MOSAIC, 0.3)))
+    first = await client.generate(asked)
+
+    inputs = {"controlnets[0].conditioning_image": outline()}
+    again = await client.replay(first.provenance.request_id, inputs=inputs)
+
+    assert again.provenance.replay_equal and again.data == first.data
+
+
+async def test_a_controlnet_of_no_weight_changes_nothing(client: AsyncClient) -> None:
     free = await client.generate(request())
     weightless = await client.generate(request(AskedControlNet(EDGES, outline(), conditioning_scale=0.0)))
 
@@ -111,10 +145,12 @@ async def test_the_command_takes_them_and_paints_them_again(
         command = [sys.executable, "-m", "pentimento.cli", *arguments, *where]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    asked = ["--steps", "8", "--seed", "5", "--no-cache", "-o", str(picture)]
+    asked = ["--steps", "8", "--seed", "5", "--no-cache", "-o", str(picture), "--lora", f"{NEON}:0.5"]
     painted = await asyncio.to_thread(run, "generate", PROMPT, "--controlnet", f"{EDGES}:{told}:0.8:0-0.9", *asked)
     assert painted.returncode == 0, painted.stderr
-    (selected,) = read_provenance(picture.read_bytes())["spec"]["controlnets"]
+    spec = read_provenance(picture.read_bytes())["spec"]
+    assert [(lora["name"], lora["scale"]) for lora in spec["loras"]] == [(NEON, 0.5)]
+    (selected,) = spec["controlnets"]
     assert (selected["conditioning_scale"], selected["end_fraction"]) == (0.8, 0.9)
 
     again = await asyncio.to_thread(run, "replay", str(picture), "--conditioning-image", str(told))
@@ -140,7 +176,7 @@ def undecodable() -> bytes:
             InvalidArgument,
             "controlnets[0].conditioning_image",
         ),
-        ({"loras": (AskedLora("no-such"),)}, (NotFound, FailedPrecondition), "loras[0]"),
+        ({"loras": (AskedLora("no-such"),)}, NotFound, "loras[0].name"),
     ],
 )
 async def test_what_is_wrong_is_named_and_the_next_request_succeeds(

@@ -20,8 +20,7 @@ PNG_1X1 = bytes.fromhex(
     "53de0000000c4944415408d763f8cfc0000003010100c9fe92ef0000000049454e44ae426082"
 )
 SIZES = (0, -1, 2**31, 2**62, 33)
-Errors = type[PentimentoError] | tuple[type[PentimentoError], ...]
-Case = tuple[Mapping[str, object], Errors, str]
+Case = tuple[Mapping[str, object], type[PentimentoError], str]
 CASES: list[Case] = [
     ({"prompt": ""}, InvalidArgument, "prompt"),
     ({"prompt": "x" * 10_000_000}, InvalidArgument, "prompt"),
@@ -39,8 +38,8 @@ CASES: list[Case] = [
     ({"model": "../../etc/passwd"}, NotFound, "model"),
     ({"scheduler": "no-such-scheduler"}, InvalidArgument, "scheduler"),
     ({"loras": (AskedLora("../no-such-lora"),)}, InvalidArgument, "loras[0].name"),
-    ({"loras": (AskedLora("no-such-lora"),)}, (FailedPrecondition, NotFound), "lora"),
-    ({"controlnets": (AskedControlNet("no-such-controlnet", PNG_1X1),)}, (FailedPrecondition, NotFound), "controlnet"),
+    ({"loras": (AskedLora("no-such-lora"),)}, FailedPrecondition, "loras[0]"),
+    ({"controlnets": (AskedControlNet("no-such-controlnet", PNG_1X1),)}, NotFound, "controlnets[0].name"),
     ({"init_image": InitImage(b"no image at all", 0.5)}, InvalidArgument, "init_image"),
     ({"init_image": InitImage(b"", 0.5)}, InvalidArgument, "init_image"),
     ({"init_image": InitImage(PNG_1X1, math.nan)}, InvalidArgument, "strength"),
@@ -55,7 +54,7 @@ def label(case: Case) -> str:
 
 @pytest.mark.parametrize(("fields", "expected", "field"), CASES, ids=[label(case) for case in CASES])
 async def test_wrong_field_is_named_and_the_next_request_succeeds(
-    client: AsyncClient, fields: Mapping[str, object], expected: Errors, field: str
+    client: AsyncClient, fields: Mapping[str, object], expected: type[PentimentoError], field: str
 ) -> None:
     with pytest.raises(expected) as refused:
         await client.generate(ImageRequest(**{**GOOD, **fields}))  # type: ignore[arg-type]

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.supervisor.models import PACKAGED_ENCODERS, ModelDirectory, find_encoder, find_model, find_models
+from pentimento.supervisor.models import (
+    PACKAGED_ENCODERS,
+    ModelDirectory,
+    find_encoder,
+    find_loras,
+    find_model,
+    find_models,
+)
 
 
 @pytest.fixture
@@ -76,3 +83,11 @@ def test_same_model_twice_is_refused(weights: Path) -> None:
 
 def test_default_is_the_heavy_model(weights: Path) -> None:
     assert [model.name for model in find_models((), weights)] == ["tiny-heavy"]
+
+
+def test_loras_are_those_of_the_tiny_models_or_of_a_directory(weights: Path, tmp_path: Path) -> None:
+    assert find_loras("", weights) is None
+    assert find_loras("tiny", weights) == weights
+    assert find_loras(str(tmp_path), weights) == tmp_path
+    with pytest.raises(NotFound, match="loras 'no-such' is neither a directory nor `tiny`"):
+        find_loras("no-such", weights)
