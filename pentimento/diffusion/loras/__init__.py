@@ -4,6 +4,9 @@
 | --- | --- |
 | `lora` | LoRAs and the layers that they change, as values |
 | `reading` | files, judged before they are used |
+| `patching` | in the weights, and the weights back |
+| `bypass` | beside the weights, by row |
+| `loading` | on their way, beside the first steps |
 | `key_names`, `original_layout`, `alphas` | what the writers of files call layers, and where they state alpha |
 """
 
