@@ -74,6 +74,8 @@ class PacedWorker(UnetWorkerServiceServicer):
         self.capabilities = frozenset(Capability)
         self.known_adapters: tuple[Adapter, ...] = ()
         self.resident: tuple[str, ...] = ()
+        # Latents captured up to there owe nothing to LoRAs.
+        self.loras_after = 1 << 30
         self.hold = asyncio.Event()
         self.hold.set()
         self.fail_with: PentimentoError | None = None
@@ -220,8 +222,9 @@ class PacedWorker(UnetWorkerServiceServicer):
             return CapturedEntries("")
         grant = running.grant.cache_grant
         latents = tuple(
-            CapturedLatent(slot.resume_step, 1.0, ObjectReference(slot.key, "sha256:0", 1), True)
+            CapturedLatent(slot.resume_step, 1.0, reference, adapter_free=slot.resume_step <= self.loras_after)
             for slot in grant.latents
+            for reference in (ObjectReference(slot.key, "sha256:0", 1),)
         )
         image = ObjectReference(grant.image_key, "sha256:0", 4096) if grant.image_key else None
         return CapturedEntries(grant.grant_id, latents, image)

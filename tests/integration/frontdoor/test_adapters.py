@@ -220,3 +220,20 @@ async def test_what_the_cache_is_asked_holds_all_that_adapters_change(folder: Pa
     assert len({scope.control_digest for scope in (plain, controlled, other_scale, other_end)}) == 4
     # What an attempt may write is of the scope that it was looked up in.
     assert [reserve.scope for reserve in gateway.reserved] == scopes
+
+
+@pytest.mark.parametrize(("loras_after", "kept"), [(10, [5, 10, 15, 20, 25]), (5, [5, 15, 20, 25]), (0, [15, 20, 25])])
+async def test_a_latent_that_a_lora_has_shaped_is_never_found_without_it(
+    folder: Path, worker: PacedWorker, loras_after: int, kept: list[int]
+) -> None:
+    """The LoRA may come after ten steps and came sooner: what is keyed as if it had not come yet must not be kept."""
+    gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
+    cache = await serve_cache(ChosenEmbedder(), gateway, address)
+    worker.loras_after = loras_after
+    async with suite_with_adapters(folder, worker, embedder_address=address, gateway_address=address, **WAITS) as suite:
+        await suite.paint(replace(STYLED, num_inference_steps=50))
+        await gateway.wait_until(lambda: gateway.committed)
+    await cache.stop()
+
+    assert gateway.committed[0].scope.adapters_from_step == 10
+    assert [latent.resume_step for latent in gateway.committed[0].entries.latents] == kept
