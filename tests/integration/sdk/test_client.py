@@ -53,7 +53,7 @@ class ScriptedImageService:
     async def _unused(self, request: object, context: object) -> None:
         raise AssertionError("not part of the script")
 
-    Cancel = GetRequest = Explain = ListModels = Replay = _unused
+    Cancel = GetRequest = Explain = ListModels = Replay = Pin = Unpin = _unused
 
 
 def plays(*events: pb.GenerateResponse, then: PentimentoError | None = None) -> Script:
