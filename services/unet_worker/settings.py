@@ -61,7 +61,9 @@ class UnetWorkerSettings:
         None, help="directory of LoRAs: its registry.json, or its files and folders by name", must_exist=True
     )
     lora_bounds: Path | None = setting(
-        None, help="file of `pentimento bench lora-bound`: how many steps may run without a LoRA", must_exist=True
+        None,
+        help="JSON file of the share of the schedule that may run without a LoRA, by LoRA and model",
+        must_exist=True,
     )
     lora_memory_mib: int = setting(1024, help="host memory for LoRAs that were used lately", minimum=0)
     objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")

@@ -87,8 +87,9 @@ def open_lora_directory(
 
 
 def read_bounds(path: Path | None, model_digest: str) -> dict[str, float]:
-    """Return the shares of the schedule that may run without a LoRA, by the LoRA's digest, as `pentimento bench
-    lora-bound` measured them for this model. Raises InvalidArgument for a file that is none."""
+    """Return the shares of the schedule that may run without a LoRA, by the LoRA's digest: of the entries under
+    `bounds`, each with `lora_digest`, `model_digest` and `latest_start_fraction` (0..1), those of this model. Raises
+    InvalidArgument for a file that is none."""
     if path is None:
         return {}
     try:
@@ -99,7 +100,9 @@ def read_bounds(path: Path | None, model_digest: str) -> dict[str, float]:
             if entry["model_digest"] == model_digest
         }
     except (OSError, ValueError, KeyError, TypeError):
-        raise InvalidArgument.of("lora_bounds", f"{path}: is no file of pentimento bench lora-bound") from None
+        raise InvalidArgument.of(
+            "lora_bounds", f"{path}: has no list of bounds, each with its LoRA, model and share"
+        ) from None
     if not all(0.0 <= share <= 1.0 for share in found.values()):
         raise InvalidArgument.of("lora_bounds", f"{path}: shares of a schedule lie between 0 and 1")
     return found
