@@ -34,6 +34,8 @@ from pentimento.rpc import RpcChannelSettings, open_channel
 START_LIMIT_S = 600.0
 BUILD_LIMIT_S = 1800.0
 INSERTS_PER_S = 20
+# A gateway that has just started compares ledger and index, and may train its match predictor.
+WARM_S = 15.0
 BURST_COUNT = 500
 CONCURRENT_COUNT = 16
 PAPERS = "NIRVANA about 100 ms, MoDM 50 ms a search"
@@ -82,6 +84,12 @@ async def one_by_one(client: GatewayClient, queries: Vectors, go_on: Callable[[i
         answers.missed_count += not (found or skipped)
     answers.per_s = len(answers.took_ms) / (time.perf_counter() - began)
     return answers
+
+
+def for_seconds(seconds: float) -> Callable[[int], bool]:
+    """What says of each lookup whether that time is not yet over."""
+    until = time.monotonic() + seconds
+    return lambda number: time.monotonic() < until
 
 
 async def at_once(client: GatewayClient, queries: Vectors, count: int) -> Answers:
@@ -145,7 +153,7 @@ async def during_a_build(cache: FilledCache, count: int) -> tuple[Answers, Answe
     entries = vectors(1000, clusters_of(cache.entries_count), seed=-2 % 2**32)
     flags = ("--index-build-most-count", str(BURST_COUNT), "--index-build-least-count", "1")
     async with gateway(cache, *flags) as client:
-        await one_by_one(client, queries, lambda number: number < 200)
+        await one_by_one(client, queries, for_seconds(WARM_S))
         before_s = processor_s_of_children()
         quiet = await one_by_one(client, queries, lambda number: number < count)
         quiet.processor_ms = (processor_s_of_children() - before_s) / count * 1000
@@ -182,7 +190,7 @@ async def with_inserts(cache: FilledCache, count: int) -> Answers:
     queries = vectors(2000, clusters_of(cache.entries_count), seed=-1 % 2**32)
     entries = vectors(1000, clusters_of(cache.entries_count), seed=-2 % 2**32)
     async with gateway(cache) as client:
-        await one_by_one(client, queries, lambda number: number < 200)
+        await one_by_one(client, queries, for_seconds(WARM_S))
         inserts = asyncio.create_task(inserting(client, entries))
         answers = await one_by_one(client, queries, lambda number: number < count)
         inserts.cancel()
