@@ -8,6 +8,7 @@ timed apart. Ours is then restored again and again; the digest of all weights is
 2 s with PEFT for a LoRA of 341 MiB, 0.09 s patched in place.
 """
 
+import argparse
 import gc
 import hashlib
 import tempfile
@@ -92,8 +93,12 @@ def figures_of(rounds: Sequence[PatchTimes], same_bits: bool, saved_share: float
     ]
 
 
+def add_cycles(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cycles", type=int, default=1000, help="patches and restorings before weights are compared")
+
+
 def main() -> int:
-    options: Options = parse_options("lora_patch", __doc__)
+    options: Options = parse_options("lora_patch", __doc__, add_cycles)
     torch.set_num_threads(1)
     unet = network(options.quick)
     base = layers_of("stable_diffusion", {"unet": unet})
@@ -105,7 +110,7 @@ def main() -> int:
         theirs = load_file(file)
     patch, ours = WeightPatch(unet, "unet"), WeightedLora(lora)
     before = digest(unet)
-    for _ in range(10 if options.quick else 1000):
+    for _ in range(10 if options.quick else options.rest["cycles"]):
         patch.hold((ours,))
         saved_bytes = patch.saved_bytes
         patch.hold(())
@@ -113,6 +118,7 @@ def main() -> int:
     touched = sum(unet.get_submodule(name).weight.nbytes for name in lora.components["unet"])
     rounds = [one_round(unet, patch, ours, theirs) for _ in range(2 if options.quick else 7)]
     notes = {"lora_bytes": lora.size_bytes, "read_s": read_s, "touched_bytes": touched, "threads": 1}
+    notes["cycles"] = 10 if options.quick else options.rest["cycles"]
     return publish(options, figures_of(rounds, same_bits, saved_bytes / touched), notes=notes)
 
 

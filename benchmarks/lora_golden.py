@@ -1,0 +1,109 @@
+"""Pictures with LoRAs against diffusers' own: same weights, files, seed and scheduler, float32.
+
+    python -m benchmarks.lora_golden
+
+Ours: the step engine, with the LoRAs patched into the weights where a picture is alone, and beside them where a picture
+without any shares its passes. Theirs: `load_lora_weights` and `set_adapters` in this process, and `fuse_lora` besides;
+what is patched is held against the fused weights, what is beside them against PEFT's layers. Models: tiny-heavy with
+the zoo's three LoRAs, singly and together, and tiny random ones of Stable Diffusion, SDXL and SD3 with LoRAs of linear
+layers, convolutions and text encoders whose alphas are not their ranks. The figure is the largest absolute difference
+of any element of the final latents, as a share of the largest element where that is above 1.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.report import at_most, measured, parse_options, publish
+from pentimento.diffusion.families import DiffusionModel, load_model
+from pentimento.diffusion.loras import layers_of
+from pentimento.domain.generation import Scheduler
+from pentimento.testing.checkpoints import write_checkpoint, write_flow_checkpoint, write_xl_checkpoint
+from pentimento.testing.diffusers_reference import Case
+from pentimento.testing.lora_files import EVERYWHERE, random_factors, write_diffusers_lora
+from pentimento.testing.lora_reference import (
+    WeightedFile,
+    distance,
+    latents_of_diffusers,
+    latents_of_engine,
+    read_set,
+    spec_of_case,
+)
+from zoo.registry import WEIGHTS
+
+PATCHED, BESIDE = at_most(1e-5), at_most(1e-4)
+STYLES = (("neon",), ("blueprint",), ("mosaic",), ("neon", "mosaic"), ("neon", "blueprint", "mosaic"))
+FAMILIES: dict[str, tuple[Callable[[Path], Path], Scheduler]] = {
+    "random-sd": (partial(write_checkpoint, prediction_type="v_prediction"), Scheduler.DDIM),
+    "random-sdxl": (write_xl_checkpoint, Scheduler.EULER),
+    "random-sd3": (write_flow_checkpoint, Scheduler.FLOW_MATCH_EULER),
+}
+
+
+@dataclass(frozen=True)
+class StyledPicture:
+    """How far one picture is from diffusers', and what its LoRAs changed of it."""
+
+    subject: str
+    patched: float
+    beside: float
+    changed: float
+
+
+def compare(
+    name: str, checkpoint: Path, model: DiffusionModel, files: Sequence[WeightedFile], case: Case
+) -> StyledPicture:
+    spec, adapters = spec_of_case(model, case), read_set(model, files)
+    (plain,) = latents_of_engine(model, [spec], [()])
+    (patched,) = latents_of_engine(model, [spec], [adapters])
+    beside, _ = latents_of_engine(model, [spec, spec], [adapters, ()])
+    fused = latents_of_diffusers(checkpoint, case, files, fused=True)
+    layers = latents_of_diffusers(checkpoint, case, files, fused=False)
+    return StyledPicture(name, distance(patched, fused), distance(beside, layers), distance(patched, plain))
+
+
+def zoo_pictures(quick: bool) -> Iterator[StyledPicture]:
+    checkpoint = WEIGHTS / "tiny-heavy"
+    model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    case = Case("a red star at night", "", Scheduler.DDIM, steps=4 if quick else 20)
+    for styles in STYLES[:1] if quick else STYLES:
+        paths = [WEIGHTS / f"tiny-lora-{style}" / "pytorch_lora_weights.safetensors" for style in styles]
+        files = [(path, 1 / len(styles)) for path in paths]
+        yield compare(f"tiny-heavy, {' and '.join(styles)}", checkpoint, model, files, case)
+
+
+def random_pictures(folder: Path, quick: bool) -> Iterator[StyledPicture]:
+    for name, (write, scheduler) in FAMILIES.items():
+        checkpoint = write(folder / name)
+        model = load_model(checkpoint, torch.device("cpu"), torch.float32)
+        base = layers_of(model.info.family, model.adaptable)
+        whole = random_factors(base, rank=3, seed=1, ends=(*EVERYWHERE, "add_k_proj", "proj"), size=0.1)
+        part = random_factors(base, rank=4, seed=2, ends=("to_k", "conv2"), components=[base.denoiser], size=0.1)
+        files: list[WeightedFile] = [
+            (write_diffusers_lora(folder / f"{name}-whole", whole, alpha=5.0), 0.8),
+            (write_diffusers_lora(folder / f"{name}-part", part, alpha=2.0), -0.5),
+        ]
+        case = Case("a red circle", "blurred", scheduler, seed=3, steps=4 if quick else 10)
+        yield compare(f"{name}, one", checkpoint, model, files[:1], case)
+        yield compare(f"{name}, two", checkpoint, model, files, case)
+
+
+def main() -> int:
+    options = parse_options("lora_golden", __doc__)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        compared = [*zoo_pictures(options.quick), *random_pictures(Path(folder), options.quick)]
+    figures = [
+        measured("patched, against fuse_lora", [one.patched for one in compared], max, PATCHED),
+        measured("beside the weights, against set_adapters", [one.beside for one in compared], max, BESIDE),
+    ]
+    rows = [{"subject": one.subject, "changed_by_its_loras": one.changed} for one in compared]
+    return publish(options, figures, notes={"dtype": "float32", "threads": 1, "pictures": rows})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
