@@ -47,7 +47,7 @@ TARGETS_GB_S = {"shared memory": at_least(8.0, "GB/s"), "chunks": at_least(1.0, 
 
 
 @dataclass(frozen=True)
-class Step:
+class StepCost:
     """Seconds of a step, and of the processor for it in both processes: others may use it meanwhile."""
 
     seconds: float
@@ -55,7 +55,7 @@ class Step:
 
 
 # A step by each way, in the order of `WAYS`.
-Round = tuple[Step, ...]
+Round = tuple[StepCost, ...]
 
 
 @contextmanager
@@ -102,10 +102,10 @@ async def whole_messages(channel: grpc.aio.Channel, residuals: ResidualSet) -> R
     return stream
 
 
-async def timed_step(stream: ResidualStream, step: int, latents: OutgoingTensor, other: psutil.Process) -> Step:
+async def timed_step(stream: ResidualStream, step: int, latents: OutgoingTensor, other: psutil.Process) -> StepCost:
     began, began_cpu = time.perf_counter(), cpu_seconds(other)
     await stream.residuals(step, 500.0, latents)
-    return Step(time.perf_counter() - began, cpu_seconds(other) - began_cpu)
+    return StepCost(time.perf_counter() - began, cpu_seconds(other) - began_cpu)
 
 
 def cpu_seconds(other: psutil.Process) -> float:

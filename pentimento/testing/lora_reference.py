@@ -88,7 +88,7 @@ class ReadyLoras:
 
 
 @dataclass
-class _Heard:
+class _HeardWithLoras:
     end: FinishedPainting | PentimentoError | None = None
     steps: list[float] = field(default_factory=list)
     latents: dict[int, Tensor] = field(default_factory=dict)
@@ -119,7 +119,7 @@ def latents_of_engine(
     clock: Callable[[], float] = time.monotonic
     limits = BatchLimits(chosen.max_batch, None, clock)
     loop = StepLoop(model, EagerDenoiser(model), limits, chosen, SilentObserver(), clock)
-    heard = [_Heard() for _ in specs]
+    heard = [_HeardWithLoras() for _ in specs]
     for spec, adapters, listener in zip(specs, sets, heard, strict=True):
         source = adapters if isinstance(adapters, ReadyLoras) else ReadyLoras(adapters)
         request = PaintingRequest(spec, NoiseStart(), loras=source if source.adapters else None)
@@ -130,7 +130,7 @@ def latents_of_engine(
     return [_latent_of(one) for one in heard]
 
 
-def _latent_of(heard: _Heard) -> Tensor:
+def _latent_of(heard: _HeardWithLoras) -> Tensor:
     if isinstance(heard.end, PentimentoError):
         raise heard.end
     assert heard.end is not None
