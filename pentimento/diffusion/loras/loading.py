@@ -70,11 +70,14 @@ class LoraLoader:
     def _load(self, digest: str) -> "Future[Lora]":
         with self._lock:
             load = self._loads.pop(digest, None)
-            if load is None or (load.done() and not _is_here(load)):
+            is_new = load is None or (load.done() and not _is_here(load))
+            if load is None or is_new:
                 load = self._threads.submit(self._read_again, digest)
-                load.add_done_callback(self._ended)
             self._loads[digest] = load
-            return load
+        # Not under the lock: of a load that is done by now it is called here and at once.
+        if is_new:
+            load.add_done_callback(self._ended)
+        return load
 
     def _read_again(self, digest: str) -> Lora:
         """Read it, a second time where the first went wrong. What a file holds does not change by reading it again."""

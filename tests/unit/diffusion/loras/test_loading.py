@@ -138,3 +138,13 @@ def test_a_closed_loader_gives_up_what_has_not_begun(desk: Desk) -> None:
 
     with pytest.raises(RuntimeError):
         desk.ask("a")
+
+
+def test_loads_that_end_before_ask_returns_hold_up_nobody(desk: Desk) -> None:
+    """The news of such a load comes on the thread that asks, which must not hold what it needs."""
+    digests = [f"{number}" for number in range(500)]
+
+    sources = [desk.ask(digest) for digest in digests]
+    desk.await_loads(len(digests))
+
+    assert all(source.take(0) for source in sources)
