@@ -7,7 +7,8 @@ without any shares its passes. Theirs: `load_lora_weights` and `set_adapters` in
 what is patched is held against the fused weights, what is beside them against PEFT's layers. Models: tiny-heavy with
 the zoo's three LoRAs, singly and together, and tiny random ones of Stable Diffusion, SDXL and SD3 with LoRAs of linear
 layers, convolutions and text encoders whose alphas are not their ranks. The figure is the largest absolute difference
-of any element of the final latents, as a share of the largest element where that is above 1.
+of any element of the final latents. The same as a share of the largest element, where that is above 1, stands beside
+it: networks of random weights make latents of any size.
 """
 
 import tempfile
@@ -51,7 +52,11 @@ class StyledPicture:
     subject: str
     patched: float
     beside: float
+    largest_element: float
     changed: float
+
+    def share(self, difference: float) -> float:
+        return difference / max(1.0, self.largest_element)
 
 
 def compare(
@@ -63,7 +68,13 @@ def compare(
     beside, _ = latents_of_engine(model, [spec, spec], [adapters, ()])
     fused = latents_of_diffusers(checkpoint, case, files, fused=True)
     layers = latents_of_diffusers(checkpoint, case, files, fused=False)
-    return StyledPicture(name, distance(patched, fused), distance(beside, layers), distance(patched, plain))
+    return StyledPicture(
+        name,
+        patched=float((patched - fused).abs().max()),
+        beside=float((beside - layers).abs().max()),
+        largest_element=float(fused.abs().max()),
+        changed=distance(patched, plain),
+    )
 
 
 def zoo_pictures(quick: bool) -> Iterator[StyledPicture]:
@@ -100,8 +111,13 @@ def main() -> int:
     figures = [
         measured("patched, against fuse_lora", [one.patched for one in compared], max, PATCHED),
         measured("beside the weights, against set_adapters", [one.beside for one in compared], max, BESIDE),
+        measured("patched, as a share", [one.share(one.patched) for one in compared], max, PATCHED),
+        measured("beside the weights, as a share", [one.share(one.beside) for one in compared], max, BESIDE),
     ]
-    rows = [{"subject": one.subject, "changed_by_its_loras": one.changed} for one in compared]
+    rows = [
+        {"subject": one.subject, "largest_element": one.largest_element, "changed_by_its_loras": one.changed}
+        for one in compared
+    ]
     return publish(options, figures, notes={"dtype": "float32", "threads": 1, "pictures": rows})
 
 
