@@ -58,7 +58,7 @@ class Gallery:
     async def _unused(self, request: object, context: object) -> None:
         raise AssertionError("not asked for here")
 
-    Cancel = GetRequest = Explain = Replay = _unused
+    Cancel = GetRequest = Explain = Replay = Pin = Unpin = _unused
 
 
 def provenance(prompt: str) -> Provenance:

@@ -48,6 +48,7 @@ async def test_the_first_credits_come_at_once_and_tell_what_is_held(worker: Serv
         Capability.IMAGE_START,
         Capability.PREVIEW,
         Capability.STEP_BATCHING,
+        Capability.CONTROLNET,
     }
 
 
