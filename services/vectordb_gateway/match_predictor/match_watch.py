@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 _BATCH_COUNT = 256
 # A search that is faster cannot pay for the memory of scikit-learn, let alone for a forgone hit.
 _LEAST_SEARCH_S = 0.002
+# Searches of which the mean says how fast they are: the first ones of a process are slow.
+_TIMED_COUNT = 64
 # Weight of a new measurement in the running means of what searches and predictions take.
 _FRESHNESS = 0.05
 _RECALL = 0.95
@@ -58,9 +60,11 @@ class MatchWatch:
         always = settings.match_predictor is MatchPredictorChoice.ALWAYS
         self._gate = MatchGate(GateSettings(needed_count=_NEEDED_COUNT, recall=_RECALL if always else None))
         self._least_search_s = -1.0 if always else _LEAST_SEARCH_S
+        self._timed_count = 0 if always else _TIMED_COUNT
         self._study_share = math.inf if always else _STUDY_SHARE
         self._predictor: MatchPredictor | None = None
         self._search_s = self._prediction_s = 0.0
+        self._search_count = 0
         self._booking, self._following, self._studying = threading.Lock(), threading.Lock(), threading.Lock()
 
     @property
@@ -95,6 +99,7 @@ class MatchWatch:
         """Changes state: learn what a search took and what share of the steps it saves, 0 for a miss."""
         with self._booking:
             self._search_s = _running_mean(self._search_s, search_s)
+            self._search_count += 1
             if forecast.score is not None:
                 self._gate.note_searched(forecast.ruling, forecast.score, saved_share, self.prices)
 
@@ -149,7 +154,8 @@ class MatchWatch:
             save_predictor(path, self._ledger.cache_id, predictor, outcomes)
 
     def _is_worth_it(self) -> bool:
-        return self._predictor is not None or self._search_s > self._least_search_s
+        is_timed = self._search_count >= self._timed_count
+        return self._predictor is not None or (is_timed and self._search_s > self._least_search_s)
 
     def _open(self) -> None:
         binding = self._ledger.binding()

@@ -87,9 +87,9 @@ def ask(watch: MatchWatch, vector: np.ndarray, search_s: float = FAR_S, saved_sh
 
 
 def learnt(ledger: CacheLedger, settings: MatchPredictorSettings = AUTO, search_s: float = FAR_S) -> MatchWatch:
-    """A watch after a first lookup, a training, 600 lookups half of which are hits, and a review."""
+    """A watch after its first 64 lookups, a training, 600 lookups half of which are hits, and a review."""
     watch = MatchWatch(ledger, settings, Random(0))
-    ask(watch, STRANGE[0], search_s)
+    rulings(watch, STRANGE[:64], search_s)
     watch.maintain()
     for number in range(300):
         ask(watch, NEAR[number], search_s, saved_share=0.2)
@@ -117,6 +117,15 @@ def test_where_searches_are_quick_nothing_is_trained(ledger: CacheLedger) -> Non
 
     assert rulings(watch, STRANGE[300:], LOCAL_S) == [Ruling.SEARCH] * 100
     assert not watch.wants_to_study(watch.forecast(("tenant",), STRANGE[0].tobytes()))
+
+
+def test_slow_first_searches_are_not_taken_for_slow_ones(ledger: CacheLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictor_module, "fit_support", lambda codes: pytest.fail("it was trained"))
+    watch = MatchWatch(ledger, AUTO)
+
+    rulings(watch, STRANGE[:63], FAR_S)
+
+    watch.maintain()
 
 
 def test_while_it_is_off_predictions_take_a_tenth_of_the_time_of_searches(
@@ -189,7 +198,7 @@ def test_a_training_that_fails_leaves_lookups_as_they_were(
 
     monkeypatch.setattr(predictor_module, "fit_support", fail)
     watch = MatchWatch(ledger, AUTO)
-    ask(watch, STRANGE[0])
+    rulings(watch, STRANGE[:64])
 
     with pytest.raises(MemoryError):
         watch.maintain()
@@ -205,7 +214,7 @@ def test_a_restarted_gateway_goes_on_without_training(
     monkeypatch.setattr(predictor_module, "fit_support", lambda codes: pytest.fail("it was trained"))
 
     watch = MatchWatch(ledger, kept, Random(0))
-    ask(watch, NEAR[0], saved_share=0.2)
+    rulings(watch, NEAR[:64], saved_share=0.2)
     watch.maintain()
 
     assert rulings(watch, STRANGE[300:]).count(Ruling.SKIP) >= 75
