@@ -45,6 +45,8 @@ def test_objects_are_whole_or_absent_on_a_full_disk(small_disk: Path) -> None:
 
 def test_a_journal_on_a_full_disk_refuses_and_keeps_what_it_accepted(small_disk: Path) -> None:
     url = f"sqlite:///{small_disk}/journal.sqlite"
+    somebody_elses = small_disk / "somebody-elses"
+    somebody_elses.write_bytes(bytes(128 * 1024))
     journal = open_journal(url)
     accepted = []
     with pytest.raises(StoreFull):
@@ -53,7 +55,7 @@ def test_a_journal_on_a_full_disk_refuses_and_keeps_what_it_accepted(small_disk:
             accepted.append(f"r{number}")
     journal.close()
 
-    (small_disk / "journal.sqlite-shm").unlink(missing_ok=True)
+    somebody_elses.unlink()
     journal = open_journal(url)
     unfinished = [record.request.request_id for record in journal.unfinished().result()]
     journal.close()
