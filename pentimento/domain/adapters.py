@@ -24,13 +24,23 @@ class AdapterKind(Enum):
 
 
 @dataclass(frozen=True)
+class PipeliningBound:
+    """Of a ControlNet, measured with schedules of `step_count` steps: from `first_step` on its residuals resemble those
+    of the step before; 0 where they never do (Katz, section 5)."""
+
+    step_count: int
+    first_step: int
+
+
+@dataclass(frozen=True)
 class Adapter:
     """A LoRA or a ControlNet: its weights by digest ("sha256:<hex>"), and the models that it changes: those of a family
     or, with `base_digest`, one of them alone.
 
     `object` is where its weights are in the object store, None where replicas have them in a directory of their own.
     Of a LoRA, `latest_start_fraction` is the share of the schedule, 0..1, that may run before it takes effect (Katz,
-    section 6, bounded asynchronous loading).
+    section 6, bounded asynchronous loading). Of a ControlNet, `pipelining_bounds` say from which step on residuals may
+    be a step old; without any they never may.
     """
 
     name: str
@@ -41,6 +51,7 @@ class Adapter:
     licence: str = ""
     object: ObjectReference | None = None
     latest_start_fraction: float = 0.0
+    pipelining_bounds: tuple[PipeliningBound, ...] = ()
 
     def changes(self, model_digest: str, family: str) -> bool:
         """Return whether it is made for that model."""

@@ -69,7 +69,9 @@ class PlaceYielded:
 @dataclass(frozen=True)
 class AttemptResult:
     """`bad_donor_reason` says what is wrong with the object that the route starts from, where something is.
-    `lora_patch_step` is the first step that was taken with the request's LoRAs, None where it has none."""
+    `lora_patch_step` is the first step that was taken with the request's LoRAs, None where it has none.
+    `residual_wait_share` is the share, 0..1, of its synchronous steps but the first that passed waiting for residuals,
+    None where none was seen."""
 
     attempt: Attempt
     image: bytes = field(repr=False)
@@ -87,6 +89,7 @@ class AttemptResult:
     notes: tuple[str, ...] = ()
     bad_donor_reason: str = ""
     lora_patch_step: int | None = None
+    residual_wait_share: float | None = None
 
 
 ExecuteEvent = Started | StepProgress | PlaceYielded | AttemptResult

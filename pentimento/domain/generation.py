@@ -165,6 +165,8 @@ class Route:
     reason: str = ""
     # The request whose picture is painted again: alone, from that start and no other; "" for every other request.
     replay_of: str = ""
+    # PIPELINED: from this step of the schedule on residuals are those of the step before. 0 otherwise.
+    pipelined_from_step: int = 0
 
 
 @dataclass(frozen=True)

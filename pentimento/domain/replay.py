@@ -35,6 +35,7 @@ def replayed_route(provenance: Provenance, held_digest: str) -> Route:
         model_digest=provenance.model_digest,
         lora_patch_step=provenance.route.lora_patch_step,
         controlnet_mode=provenance.route.controlnet_mode,
+        pipelined_from_step=provenance.route.pipelined_from_step,
         reason=f"replay of {provenance.request_id}",
         replay_of=provenance.request_id,
     )

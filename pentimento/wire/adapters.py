@@ -1,7 +1,7 @@
 """pentimento.api.generation.v1.Adapter beside pentimento.domain.adapters."""
 
 from pentimento.api.generation.v1 import generation_pb2 as pb
-from pentimento.domain.adapters import Adapter
+from pentimento.domain.adapters import Adapter, PipeliningBound
 from pentimento.wire.enumerations import ADAPTER_KINDS
 from pentimento.wire.generation import object_from_proto, optional_object_to_proto
 
@@ -16,6 +16,10 @@ def adapter_to_proto(adapter: Adapter) -> pb.Adapter:
         licence=adapter.licence,
         object=optional_object_to_proto(adapter.object),
         latest_start_fraction=adapter.latest_start_fraction,
+        pipelining_bounds=[
+            pb.PipeliningBound(step_count=bound.step_count, first_step=bound.first_step)
+            for bound in adapter.pipelining_bounds
+        ],
     )
 
 
@@ -29,4 +33,5 @@ def adapter_from_proto(message: pb.Adapter) -> Adapter:
         message.licence,
         object_from_proto(message.object) if message.HasField("object") else None,
         message.latest_start_fraction,
+        tuple(PipeliningBound(bound.step_count, bound.first_step) for bound in message.pipelining_bounds),
     )

@@ -253,6 +253,7 @@ def result_to_proto(result: AttemptResult) -> worker_pb.AttemptResult:
         notes=result.notes,
         bad_donor_reason=result.bad_donor_reason,
         lora_patch_step=result.lora_patch_step,
+        residual_wait_share=result.residual_wait_share,
     )
 
 
@@ -274,6 +275,7 @@ def result_from_proto(message: worker_pb.AttemptResult) -> AttemptResult:
         notes=tuple(message.notes),
         bad_donor_reason=message.bad_donor_reason,
         lora_patch_step=message.lora_patch_step if message.HasField("lora_patch_step") else None,
+        residual_wait_share=message.residual_wait_share if message.HasField("residual_wait_share") else None,
     )
 
 

@@ -225,6 +225,7 @@ def route_to_proto(route: Route) -> pb.Route:
         plan_version=plan_version_to_proto(route.plan_version),
         reason=route.reason,
         replay_of=route.replay_of,
+        pipelined_from_step=route.pipelined_from_step,
     )
 
 
@@ -241,6 +242,7 @@ def route_from_proto(message: pb.Route) -> Route:
         plan_version_from_proto(message.plan_version),
         message.reason,
         message.replay_of,
+        message.pipelined_from_step,
     )
 
 

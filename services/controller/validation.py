@@ -3,12 +3,13 @@
 import math
 import re
 
-from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, is_adapter_name, is_digest
+from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, PipeliningBound, is_adapter_name, is_digest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaReport
 
 MAX_NAME_LENGTH = 256
 MAX_NAMES = 1024
+MAX_BOUNDS = 64
 MAX_POOLS = 256
 MAX_COUNT = 2**63 - 1
 MAX_BATCH = 1024
@@ -90,9 +91,19 @@ def _check_adapters(field: str, adapters: tuple[Adapter, ...]) -> None:
         _check_text(f"{where}.family", adapter.family)
         _check_text(f"{where}.licence", adapter.licence)
         _check_share(f"{where}.latest_start_fraction", adapter.latest_start_fraction)
+        _check_bounds(f"{where}.pipelining_bounds", adapter.pipelining_bounds)
     named = [(adapter.kind, adapter.name) for adapter in adapters]
     if len(set(named)) < len(named):
         raise InvalidArgument.of(field, "must name each adapter once")
+
+
+def _check_bounds(field: str, bounds: tuple[PipeliningBound, ...]) -> None:
+    if len(bounds) > MAX_BOUNDS:
+        raise InvalidArgument.of(field, f"must be at most {MAX_BOUNDS}, got {len(bounds)}")
+    for bound in bounds:
+        if not 0 <= bound.first_step < bound.step_count:
+            limit = f"must be 0 to {bound.step_count - 1} steps of {bound.step_count}"
+            raise InvalidArgument.of(f"{field}.first_step", f"{limit}, got {bound.first_step}")
 
 
 def _check_share(field: str, value: float) -> None:

@@ -6,7 +6,17 @@ from dataclasses import dataclass
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import Capability, HeldModel
-from pentimento.domain.generation import FromImage, FromLatent, FromNoise, GenerationSpec, NoiseForm, Scheduler, Start
+from pentimento.domain.generation import (
+    ControlNetMode,
+    FromImage,
+    FromLatent,
+    FromNoise,
+    GenerationSpec,
+    NoiseForm,
+    Route,
+    Scheduler,
+    Start,
+)
 from pentimento.domain.image_request import ImageFormat
 from services.unet_worker.attempts.order import ExecuteOrder
 
@@ -104,11 +114,19 @@ def _check_adapters(
         _check_range("spec.loras.scale", lora.scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
     if order.spec.loras:
         _check_range("route.lora_patch_step", order.route.lora_patch_step, 0, order.spec.num_inference_steps)
+    _check_pipelining(order.route, order.spec.num_inference_steps)
     for controlnet in order.spec.controlnets if Capability.CONTROLNET not in capabilities else ():
         message = f"spec.controlnets: this worker cannot use the ControlNet {controlnet.name[:100]!r}"
         raise NotFound("UNKNOWN_CONTROLNET", message)
     if order.latent_parallel:
         raise InvalidArgument.of("latent_parallel_peer", "must be absent: this worker runs both halves itself")
+
+
+def _check_pipelining(route: Route, step_count: int) -> None:
+    """Residuals a step old are what a pipelined request has, from some step after its first on, and no other."""
+    least = 1 if route.controlnet_mode is ControlNetMode.PIPELINED else 0
+    most = step_count - 1 if least else 0
+    _check_range("route.pipelined_from_step", route.pipelined_from_step, least, most)
 
 
 def _check_start(spec: GenerationSpec, start: Start, noise_form: NoiseForm) -> None:

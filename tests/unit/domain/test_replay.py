@@ -8,6 +8,7 @@ import pytest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.generation import (
     CascadeStage,
+    ControlNetMode,
     Donor,
     FromImage,
     FromLatent,
@@ -56,6 +57,15 @@ def test_an_image_that_saved_no_step_was_used_all_the_same() -> None:
     image = replace(IMAGE, start_step=0)
 
     assert start_taken(provenance(image, steps_saved=0)) == image
+
+
+def test_a_pipelined_picture_is_painted_again_with_the_residuals_that_it_had() -> None:
+    recorded = provenance(FromNoise())
+    pipelined = replace(recorded.route, controlnet_mode=ControlNetMode.PIPELINED, pipelined_from_step=4)
+
+    route = replayed_route(replace(recorded, route=pipelined), "sha256:model")
+
+    assert (route.controlnet_mode, route.pipelined_from_step) == (ControlNetMode.PIPELINED, 4)
 
 
 def test_a_model_with_other_weights_is_refused() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.generation import (
+    ControlNetMode,
     ControlNetSelection,
     InitImage,
     LoraSelection,
@@ -15,7 +16,7 @@ from pentimento.domain.generation import (
 )
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.validation import AttemptLimits, check_order
-from tests.unit.unet_worker.orders import FROM_IMAGE, FROM_LATENT, HELD, ORDER, ROUTE, order_with
+from tests.unit.unet_worker.orders import FROM_IMAGE, FROM_LATENT, HELD, ORDER, ROUTE, SPEC, order_with
 
 
 def check(order: ExecuteOrder) -> None:
@@ -88,6 +89,24 @@ def test_a_field_outside_its_limits_is_named(order: ExecuteOrder, field: str) ->
     with pytest.raises(InvalidArgument) as refused:
         check(order)
     assert refused.value.violations[0].field == field
+
+
+@pytest.mark.parametrize(
+    ("mode", "from_step"),
+    [
+        (None, 1),
+        (ControlNetMode.SYNCHRONOUS, 1),
+        (ControlNetMode.PIPELINED, 0),
+        (ControlNetMode.PIPELINED, SPEC.num_inference_steps),
+    ],
+)
+def test_a_mode_of_controlnets_and_the_step_from_which_it_holds_belong_together(
+    mode: ControlNetMode | None, from_step: int
+) -> None:
+    with pytest.raises(InvalidArgument, match=r"route\.pipelined_from_step"):
+        check(replace(ORDER, route=replace(ROUTE, controlnet_mode=mode, pipelined_from_step=from_step)))
+
+    check(replace(ORDER, route=replace(ROUTE, controlnet_mode=ControlNetMode.PIPELINED, pipelined_from_step=1)))
 
 
 @pytest.mark.parametrize(

@@ -585,6 +585,7 @@ class AttemptResult(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     BAD_DONOR_REASON_FIELD_NUMBER: _builtins.int
     LORA_PATCH_STEP_FIELD_NUMBER: _builtins.int
+    RESIDUAL_WAIT_SHARE_FIELD_NUMBER: _builtins.int
     image: _builtins.bytes
     width_px: _builtins.int
     height_px: _builtins.int
@@ -601,6 +602,8 @@ class AttemptResult(_message.Message):
     """
     lora_patch_step: _builtins.int
     """The first step that was taken with the spec's LoRAs, at the latest the route's; absent without any."""
+    residual_wait_share: _builtins.float
+    """The share, 0..1, of the picture's synchronous steps but its first that passed waiting for residuals; absent where none was seen."""
     @_builtins.property
     def attempt(self) -> _generation_pb2.Attempt: ...
     @_builtins.property
@@ -631,10 +634,11 @@ class AttemptResult(_message.Message):
         notes: _abc.Iterable[_builtins.str] | None = ...,
         bad_donor_reason: _builtins.str = ...,
         lora_patch_step: _builtins.int | None = ...,
+        residual_wait_share: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules", "_final_latents", b"_final_latents", "_lora_patch_step", b"_lora_patch_step", "attempt", b"attempt", "captured", b"captured", "energy_joules", b"energy_joules", "final_latents", b"final_latents", "lora_patch_step", b"lora_patch_step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules", "_final_latents", b"_final_latents", "_lora_patch_step", b"_lora_patch_step", "_residual_wait_share", b"_residual_wait_share", "attempt", b"attempt", "captured", b"captured", "energy_joules", b"energy_joules", "final_latents", b"final_latents", "lora_patch_step", b"lora_patch_step", "residual_wait_share", b"residual_wait_share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules", "_final_latents", b"_final_latents", "_lora_patch_step", b"_lora_patch_step", "attempt", b"attempt", "bad_donor_reason", b"bad_donor_reason", "captured", b"captured", "device_seconds", b"device_seconds", "energy_joules", b"energy_joules", "final_latents", b"final_latents", "height_px", b"height_px", "image", b"image", "image_digest", b"image_digest", "lora_patch_step", b"lora_patch_step", "model_digest", b"model_digest", "notes", b"notes", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "width_px", b"width_px", "worker_generation", b"worker_generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules", "_final_latents", b"_final_latents", "_lora_patch_step", b"_lora_patch_step", "_residual_wait_share", b"_residual_wait_share", "attempt", b"attempt", "bad_donor_reason", b"bad_donor_reason", "captured", b"captured", "device_seconds", b"device_seconds", "energy_joules", b"energy_joules", "final_latents", b"final_latents", "height_px", b"height_px", "image", b"image", "image_digest", b"image_digest", "lora_patch_step", b"lora_patch_step", "model_digest", b"model_digest", "notes", b"notes", "residual_wait_share", b"residual_wait_share", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "width_px", b"width_px", "worker_generation", b"worker_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__energy_joules: _TypeAlias = _typing.Literal["energy_joules"]  # noqa: Y015
     _WhichOneofArgType__energy_joules: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules"]  # noqa: Y015
@@ -642,12 +646,16 @@ class AttemptResult(_message.Message):
     _WhichOneofArgType__final_latents: _TypeAlias = _typing.Literal["_final_latents", b"_final_latents"]  # noqa: Y015
     _WhichOneofReturnType__lora_patch_step: _TypeAlias = _typing.Literal["lora_patch_step"]  # noqa: Y015
     _WhichOneofArgType__lora_patch_step: _TypeAlias = _typing.Literal["_lora_patch_step", b"_lora_patch_step"]  # noqa: Y015
+    _WhichOneofReturnType__residual_wait_share: _TypeAlias = _typing.Literal["residual_wait_share"]  # noqa: Y015
+    _WhichOneofArgType__residual_wait_share: _TypeAlias = _typing.Literal["_residual_wait_share", b"_residual_wait_share"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_joules) -> _WhichOneofReturnType__energy_joules | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__final_latents) -> _WhichOneofReturnType__final_latents | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lora_patch_step) -> _WhichOneofReturnType__lora_patch_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__residual_wait_share) -> _WhichOneofReturnType__residual_wait_share | None: ...
 
 Global___AttemptResult: _TypeAlias = AttemptResult  # noqa: Y015
 
