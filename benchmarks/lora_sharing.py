@@ -100,7 +100,7 @@ class LoraReplay:
             fitting = [step for step, key in self.latents[held[index]].items() if key == latent_key(scope, step)]
             if fitting:
                 nearest = NearestEntry(float(cosines[index]), tuple(fitting))
-                chosen = select_start(SelectionContext(STEPS, nearest), RULES)
+                chosen = select_start(SelectionContext(STEPS, [nearest]), RULES)
                 return chosen.resume_step if isinstance(chosen, UseLatent) else 0
         return 0
 

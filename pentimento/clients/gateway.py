@@ -42,12 +42,20 @@ class GatewayClient:
             return answer_from_proto(await self._stub.Lookup(request, timeout=timeout_s))
 
     async def reserve(
-        self, scope: CacheScope, attempt: Attempt, start_step: int = 0, timeout_s: float | None = None
+        self,
+        scope: CacheScope,
+        attempt: Attempt,
+        start_step: int = 0,
+        ancestor_depth: int = 0,
+        timeout_s: float | None = None,
     ) -> CacheGrant | None:
-        """Ask for a grant to store what the attempt captures, which starts at `start_step`; the gateway chooses what is
-        kept. None when the cache takes nothing of it."""
+        """Ask for a grant to store what the attempt captures, which starts at `start_step` and has so many ancestors;
+        the gateway chooses what is kept. None when the cache takes nothing of it."""
         request = pb.ReserveRequest(
-            scope=scope_to_proto(scope), attempt=attempt_to_proto(attempt), start_step=start_step
+            scope=scope_to_proto(scope),
+            attempt=attempt_to_proto(attempt),
+            start_step=start_step,
+            ancestor_depth=ancestor_depth,
         )
         with domain_errors():
             answer = await self._stub.Reserve(request, timeout=timeout_s)

@@ -2,13 +2,15 @@
 
 Latents (NIRVANA, 5.3.1): text-to-text similarity s gives K by a table of thresholds; of the latents that the entry
 still holds, the largest K' <= K serves ("holes"). Images (MoDM, 5.2): text-to-image similarity gives the step at which
-the re-noised picture starts. Whichever saves more steps is taken.
+the re-noised picture starts. Of the nearest entries the one that saves most steps serves, of equals the nearest; both
+papers look at the nearest one alone, whose latents may have been evicted.
 
 The numbers in both papers belong to their encoders and models. Thresholds must be profiled for the encoder and models
 that are served; the defaults here are NIRVANA's for latents, and none (no reuse) for images.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -39,6 +41,10 @@ NIRVANA_LATENT_THRESHOLDS: Thresholds = (
 )
 
 
+# So many of the nearest entries are compared; a search finds no more.
+NEAREST_COUNT = 4
+
+
 @dataclass(frozen=True)
 class SelectionRules:
     """The similarities from which on latents and images may be reused; an empty table switches that kind off.
@@ -57,7 +63,7 @@ class SelectionRules:
 
 @dataclass(frozen=True)
 class NearestEntry:
-    """The best match in one space. `latent_steps` are the K it holds; an entry may hold an image without latents."""
+    """A match in one space. `latent_steps` are the K it holds; an entry may hold an image without latents."""
 
     similarity: float
     latent_steps: tuple[int, ...] = ()
@@ -66,32 +72,34 @@ class NearestEntry:
 
 @dataclass(frozen=True)
 class SelectionContext:
-    """What a selection looks at: `by_text` is the nearest entry in text space, `by_image` in image space; None where
-    there is none.
+    """What a selection looks at: `by_text` are the nearest entries in text space, `by_image` in image space, the
+    nearest first. They are read one after the other, as far as a further one could save more.
 
     `quality` is the share of the from-scratch quality asked for, None for whatever the tables were profiled for.
     """
 
     step_count: int
-    by_text: NearestEntry | None
-    by_image: NearestEntry | None = None
+    by_text: Iterable[NearestEntry] = ()
+    by_image: Iterable[NearestEntry] = ()
     quality: float | None = None
 
 
 @dataclass(frozen=True)
 class UseLatent:
-    """A start from the text match's latent of `resume_step`."""
+    """A start from a latent of `resume_step`; `entry` is the number of its entry in `by_text`."""
 
     resume_step: int
     reason: str
+    entry: int = 0
 
 
 @dataclass(frozen=True)
 class UseImage:
-    """A start from the image match's picture, re-noised to `start_step`."""
+    """A start from a picture, re-noised to `start_step`; `entry` is the number of its entry in `by_image`."""
 
     start_step: int
     reason: str
+    entry: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,33 +151,56 @@ def allowed_steps(similarity: float, step_count: int, thresholds: Thresholds) ->
     return max(allowed, default=0)
 
 
+@dataclass(frozen=True)
+class _Compared:
+    """The entry that saves most of those that were read, by its number; `allowed` is what its similarity allows, and
+    `steps` what it saves, 0 where none saves any: then it is the nearest one."""
+
+    number: int
+    entry: NearestEntry
+    allowed: int
+    steps: int
+
+
+def _most_saving(context: SelectionContext, thresholds: Thresholds, from_images: bool) -> _Compared | None:
+    """Of the nearest entries the one that saves most steps; None where there is none."""
+    best: _Compared | None = None
+    for number, entry in enumerate(context.by_image if from_images else context.by_text):
+        if from_images and not entry.has_image:
+            continue
+        allowed = allowed_steps(entry.similarity, context.step_count, thresholds)
+        # The farther ones are allowed no more than this one.
+        if best is not None and allowed <= best.steps:
+            break
+        steps = allowed if from_images else max((step for step in entry.latent_steps if step <= allowed), default=0)
+        if best is None or steps > best.steps:
+            best = _Compared(number, entry, allowed, steps)
+    return best
+
+
 def _select_latent(context: SelectionContext, thresholds: Thresholds) -> UseLatent | Miss:
-    match = context.by_text
     if not thresholds:
         return Miss("miss: reuse of latents is switched off")
-    if match is None:
+    best = _most_saving(context, thresholds, from_images=False)
+    if best is None:
         return Miss("miss: no compatible entry")
-    allowed = allowed_steps(match.similarity, context.step_count, thresholds)
+    similarity, allowed, steps = best.entry.similarity, best.allowed, best.steps
     if not allowed:
-        return Miss(_too_far("nearest similarity", match.similarity, thresholds))
-    resume_step = max((step for step in match.latent_steps if step <= allowed), default=0)
-    if not resume_step:
-        return Miss(f"miss: similarity {match.similarity:.3f} allows step {allowed}, but no latent up to it is stored")
-    return UseLatent(
-        resume_step,
-        f"latent at step {resume_step} of {context.step_count}: similarity {match.similarity:.3f} allows {allowed}",
-    )
+        return Miss(_too_far("nearest similarity", similarity, thresholds))
+    if not steps:
+        return Miss(f"miss: similarity {similarity:.3f} allows step {allowed}, but no latent up to it is stored")
+    reason = f"latent at step {steps} of {context.step_count}: similarity {similarity:.3f} allows {allowed}"
+    return UseLatent(steps, reason, best.number)
 
 
 def _select_image(context: SelectionContext, thresholds: Thresholds) -> UseImage | Miss:
-    match = context.by_image
-    if match is None or not match.has_image:
+    best = _most_saving(context, thresholds, from_images=True)
+    if best is None:
         return Miss("miss: no compatible image")
-    allowed = allowed_steps(match.similarity, context.step_count, thresholds)
-    if not allowed:
-        return Miss(_too_far("nearest text-to-image similarity", match.similarity, thresholds))
-    reason = f"image at step {allowed} of {context.step_count}: text-to-image similarity {match.similarity:.3f}"
-    return UseImage(allowed, reason)
+    if not best.steps:
+        return Miss(_too_far("nearest text-to-image similarity", best.entry.similarity, thresholds))
+    reason = f"image at step {best.steps} of {context.step_count}: text-to-image similarity {best.entry.similarity:.3f}"
+    return UseImage(best.steps, reason, best.number)
 
 
 def _too_far(what: str, similarity: float, thresholds: Thresholds) -> str:

@@ -1,12 +1,12 @@
 """A cache with a state: what was painted before is what can be found, so hit rates emerge and are not set.
 
 The selector and the eviction rules are the real ones (`policies.cache_selection`, `policies.eviction`). The nearest
-entry is found exactly: the similarities of all prompts of the workload are known beforehand, so a lookup walks down the
-list of a prompt's neighbours to the first that is in the cache. Neighbours below the lowest threshold are not kept,
-since they are misses whatever they are.
+entries are found exactly: the similarities of all prompts of the workload are known beforehand, so a lookup walks down
+the list of a prompt's neighbours to the first ones that are in the cache. Neighbours below the lowest threshold are not
+kept, since they are misses whatever they are.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pentimento.policies.cache_selection import (
+    NEAREST_COUNT,
     NearestEntry,
     SelectionContext,
     SelectionRules,
@@ -91,7 +92,7 @@ class _CachedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The nearest entry of a scope."""
+    """One of the nearest entries of a scope."""
 
     row: int
     similarity: float
@@ -148,9 +149,9 @@ class SimulatedCache:
         if row < 0:
             return MISS
         use = self._use
-        by_text = self._nearest(self._latent_scope(tenant, model, step_count), row) if latents and use.latents else None
-        by_image = self._nearest(self._image_scope(tenant), row) if images and use.images else None
-        if by_text is None and by_image is None:
+        by_text = self._nearest(self._latent_scope(tenant, model, step_count), row) if latents and use.latents else []
+        by_image = self._nearest(self._image_scope(tenant), row) if images and use.images else []
+        if not by_text and not by_image:
             return MISS
         return self._select(by_text, by_image, step_count)
 
@@ -211,28 +212,30 @@ class SimulatedCache:
             entry.steps.add(step)
             self._eviction.add((scope, row, step), step or step_count)
 
-    def _nearest(self, scope: Scope, row: int) -> _Found | None:
+    def _nearest(self, scope: Scope, row: int) -> list[_Found]:
         entries = self._entries.get(scope)
+        found: list[_Found] = []
         if not entries:
-            return None
-        rows, similarities = self._neighbours.of(row)
-        for index, other in enumerate(rows):
+            return found
+        for other, similarity in zip(*self._neighbours.of(row), strict=True):
             if other in entries:
-                return _Found(other, similarities[index], entries[other])
-        return None
+                found.append(_Found(other, similarity, entries[other]))
+                if len(found) == NEAREST_COUNT:
+                    break
+        return found
 
-    def _select(self, by_text: _Found | None, by_image: _Found | None, step_count: int) -> CacheAnswer:
+    def _select(self, by_text: Sequence[_Found], by_image: Sequence[_Found], step_count: int) -> CacheAnswer:
         if self._use is CacheUse.RETRIEVAL:
-            if by_image is None or by_image.similarity < self._settings.retrieval_similarity:
+            if not by_image or by_image[0].similarity < self._settings.retrieval_similarity:
                 return MISS
-            return by_image.answer(StartKind.RETRIEVAL, step_count, step_count)
-        nearest = NearestEntry(by_text.similarity, tuple(by_text.entry.steps)) if by_text is not None else None
-        image = NearestEntry(by_image.similarity, has_image=True) if by_image is not None else None
-        chosen = select_start(SelectionContext(step_count, nearest, image), self._settings.rules)
-        if isinstance(chosen, UseLatent) and by_text is not None:
-            return by_text.answer(StartKind.LATENT, chosen.resume_step, step_count)
-        if isinstance(chosen, UseImage) and by_image is not None:
-            return by_image.answer(StartKind.IMAGE, chosen.start_step, step_count)
+            return by_image[0].answer(StartKind.RETRIEVAL, step_count, step_count)
+        texts = (NearestEntry(found.similarity, tuple(found.entry.steps)) for found in by_text)
+        images = (NearestEntry(found.similarity, has_image=True) for found in by_image)
+        chosen = select_start(SelectionContext(step_count, texts, images), self._settings.rules)
+        if isinstance(chosen, UseLatent):
+            return by_text[chosen.entry].answer(StartKind.LATENT, chosen.resume_step, step_count)
+        if isinstance(chosen, UseImage):
+            return by_image[chosen.entry].answer(StartKind.IMAGE, chosen.start_step, step_count)
         return MISS
 
     def _drop(self, item: CachedItem) -> None:

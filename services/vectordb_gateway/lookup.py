@@ -24,6 +24,7 @@ from services.vectordb_gateway.match_predictor.match_watch import Forecast, Matc
 from services.vectordb_gateway.searches import (
     LookupBounds,
     Matches,
+    NearestMatches,
     Search,
     SharedSearches,
     image_query,
@@ -40,12 +41,26 @@ _SEARCH_THREAD_COUNT = 8
 
 @dataclass(frozen=True)
 class Searched:
-    """What was predicted of a lookup (None where no candidate reuses anything), what was found for each candidate (None
+    """What was predicted of a lookup (None where no candidate reuses anything), where each candidate starts (None
     where it was not searched), and the seconds that the search took."""
 
     forecast: Forecast | None
-    matches: list[Matches] | None
+    answer: LookupAnswer | None
     search_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """What one lookup asks: for each of its candidates, near a prompt, at a share of the from-scratch quality."""
+
+    asked: tuple[RuledCandidate, ...]
+    vector: bytes
+    quality: float | None
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Return whose entries may be found: all candidates are of one tenant and pool."""
+        return pools_of(self.asked[0].candidate.scope)
 
 
 class Lookup:
@@ -81,8 +96,8 @@ class Lookup:
         check_candidates(candidates)
         check_quality(quality)
         self._guard.check(embedding, "text_embedding")
-        asked = [self._ask(candidate, embedding, quality) for candidate in candidates]
-        answer = await self._answer(asked, embedding, quality)
+        asked = tuple(self._ask(candidate, embedding, quality) for candidate in candidates)
+        answer = await self._answer(Question(asked, embedding.values, quality))
         self._count(answer)
         if self._uses is not None:
             self._uses.note(candidates, answer)
@@ -92,13 +107,12 @@ class Lookup:
         """Let go of the threads; a search that still runs ends by its own timeout."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _answer(
-        self, asked: Sequence[RuledCandidate], embedding: Embedding, quality: float | None
-    ) -> LookupAnswer:
+    async def _answer(self, question: Question) -> LookupAnswer:
+        asked = question.asked
         if why := self._not_asked():
             return _skipped(asked, why)
         try:
-            searched = await self._search(asked, embedding)
+            searched = await self._search(question)
         except TimeoutError:
             return _skipped(asked, f"search abandoned after {self._timeout_s * 1000:.0f} ms")
         except InvalidArgument:
@@ -107,13 +121,11 @@ class Lookup:
             self._note_outage(error.message)
             return _skipped(asked, error.message)
         self._in_outage = False
-        if searched.matches is None:
+        if searched.answer is None:
             return _skipped(asked, "no near entry is likely")
-        found = zip(asked, searched.matches, strict=True)
-        answer = LookupAnswer(tuple(decide(one, match, quality) for one, match in found))
         if searched.forecast is not None:
-            self._learn(searched.forecast, searched.search_s, _saved_share(asked, answer))
-        return answer
+            self._learn(searched.forecast, searched.search_s, _saved_share(asked, searched.answer))
+        return searched.answer
 
     def _learn(self, forecast: Forecast, search_s: float, saved_share: float) -> None:
         """Tell the predictor at once what costs nothing; the rest is learnt after the answer."""
@@ -142,38 +154,35 @@ class Lookup:
             logger.warning("lookups go on without the cache: %s", why)
         self._in_outage = True
 
-    async def _search(self, asked: Sequence[RuledCandidate], embedding: Embedding) -> Searched:
+    async def _search(self, question: Question) -> Searched:
         started = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout_s):
-                if (searched := await self._nearest_soon(asked, embedding.values)) is not None:
+                if (searched := await self._nearest_soon(question)) is not None:
                     return searched
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._threads, self._nearest, asked, embedding.values)
+                return await loop.run_in_executor(self._threads, self._nearest, question)
         finally:
             metrics.SEARCH_SECONDS.observe(time.perf_counter() - started)
 
-    def _nearest(self, asked: Sequence[RuledCandidate], vector: bytes) -> Searched:
+    def _nearest(self, question: Question) -> Searched:
         """Candidates whose entries are the same share a search, and all of them a forecast."""
-        pools = pools_of(asked[0].candidate.scope)
-        wanted = any(one.wants_latent or one.wants_image for one in asked)
-        forecast = self._watch.forecast(pools, vector) if wanted else None
+        wanted = any(one.wants_latent or one.wants_image for one in question.asked)
+        forecast = self._watch.forecast(question.pools, question.vector) if wanted else None
         if forecast is not None and forecast.ruling is Ruling.SKIP:
             return Searched(forecast, None)
         began_s = time.perf_counter()
-        search = partial(self._index.search, timeout_s=self._timeout_s)
-        matches = self._matches(asked, search, vector, pools)
-        return Searched(forecast, matches, time.perf_counter() - began_s)
+        answer = self._decide(question, partial(self._index.search, timeout_s=self._timeout_s))
+        return Searched(forecast, answer, time.perf_counter() - began_s)
 
-    async def _nearest_soon(self, asked: Sequence[RuledCandidate], vector: bytes) -> Searched | None:
+    async def _nearest_soon(self, question: Question) -> Searched | None:
         """What `_nearest` does, without handing it to a thread and back, which takes as long as some searches; None
         where a part of it could keep the event loop waiting."""
         index = self._index
         if self._watch.rules or not self._ledger.reads_at_once or not isinstance(index, AwaitedSearches):
             return None
-        pools = pools_of(asked[0].candidate.scope)
-        wanted = _queries(asked, vector, pools)
-        forecast = self._watch.forecast(pools, vector) if wanted else None
+        wanted = _queries(question)
+        forecast = self._watch.forecast(question.pools, question.vector) if wanted else None
         if forecast is not None and forecast.ruling is Ruling.SKIP:
             return Searched(forecast, None)
         began_s = time.perf_counter()
@@ -181,20 +190,13 @@ class Lookup:
         found = {query: matches for query, matches in zip(wanted, gathered, strict=True) if matches is not None}
         if len(found) < len(wanted):
             return None
-        answers = self._matches(asked, found.__getitem__, vector, pools)
-        return Searched(forecast, answers, time.perf_counter() - began_s)
+        answer = self._decide(question, found.__getitem__)
+        return Searched(forecast, answer, time.perf_counter() - began_s)
 
-    def _matches(
-        self, asked: Sequence[RuledCandidate], search: Search, vector: bytes, pools: tuple[str, ...]
-    ) -> list[Matches]:
-        searches = SharedSearches(search, self._ledger, vector, pools, self._bounds)
-        return [
-            Matches(
-                searches.latent(one.candidate.scope) if one.wants_latent else None,
-                searches.image(one.candidate.scope) if one.wants_image else None,
-            )
-            for one in asked
-        ]
+    def _decide(self, question: Question, search: Search) -> LookupAnswer:
+        """Where each candidate starts, by what `search` finds and the ledger knows of it."""
+        searches = SharedSearches(search, self._ledger, question.vector, question.pools, self._bounds)
+        return LookupAnswer(tuple(decide(one, _matches(searches, one), question.quality) for one in question.asked))
 
     def _count(self, answer: LookupAnswer) -> None:
         """A lookup is a hit when any candidate has a start; it is counted by the first kind found."""
@@ -205,11 +207,20 @@ class Lookup:
         metrics.LOOKUPS.labels(kinds[0].__name__.removeprefix("From").lower() if kinds else outcome).inc()
 
 
-def _queries(asked: Sequence[RuledCandidate], vector: bytes, pools: tuple[str, ...]) -> list[VectorQuery]:
+def _queries(question: Question) -> list[VectorQuery]:
     """Return the searches that the candidates need, each once."""
+    vector, pools, asked = question.vector, question.pools, question.asked
     latents = [latent_query(vector, pools, one.candidate.scope) for one in asked if one.wants_latent]
     images = [image_query(vector, pools, one.candidate.scope) for one in asked if one.wants_image]
     return list(dict.fromkeys([*latents, *images]))
+
+
+def _matches(searches: SharedSearches, one: RuledCandidate) -> Matches:
+    scope, nothing = one.candidate.scope, NearestMatches()
+    return Matches(
+        searches.latents(scope) if one.wants_latent else nothing,
+        searches.images(scope) if one.wants_image else nothing,
+    )
 
 
 def _skipped(asked: Sequence[RuledCandidate], why: str) -> LookupAnswer:

@@ -1,15 +1,13 @@
-"""The searches of one lookup: the nearest live entry of the asker's pools that holds something for a scope."""
+"""The searches of one lookup: the nearest live entries of the asker's pools that hold something for a scope."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pentimento.domain.cache import CacheScope, image_key, latent_key, latent_keys
+from pentimento.policies.cache_selection import NEAREST_COUNT
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CachedEntry, HeldLatent
 from pentimento.stores.vectors import Space, VectorMatch, VectorQuery
-
-# The nearest may have been evicted a moment ago.
-_NEAREST_COUNT = 4
 
 
 @dataclass(frozen=True)
@@ -20,12 +18,36 @@ class Match:
     similarity: float
 
 
+class NearestMatches:
+    """Matches that are read from the ledger as far as somebody asks for them, each once."""
+
+    def __init__(self, source: Iterable[Match] = ()) -> None:
+        self._source = iter(source)
+        self._read: list[Match] = []
+
+    def __iter__(self) -> Iterator[Match]:
+        yield from self._read
+        for match in self._source:
+            self._read.append(match)
+            yield match
+
+    def __getitem__(self, number: int) -> Match:
+        """Return a match that was read; the nearest one is number 0."""
+        return self._read[number]
+
+    @property
+    def nearest(self) -> Match | None:
+        """Return the nearest one of those that were read."""
+        return self._read[0] if self._read else None
+
+
 @dataclass(frozen=True)
 class Matches:
-    """The nearest live entries that a candidate may start from: one with a latent for it, one with an image."""
+    """The nearest live entries that a candidate may start from: those with a latent for it, and those with an image,
+    the nearest first."""
 
-    by_text: Match | None
-    by_image: Match | None
+    by_text: NearestMatches
+    by_image: NearestMatches
 
 
 @dataclass(frozen=True)
@@ -52,31 +74,30 @@ class SharedSearches:
         self._vector = vector
         self._pools = pools
         self._bounds = bounds
-        self._found: dict[tuple[VectorQuery, int], Match | None] = {}
+        self._found: dict[tuple[VectorQuery, int], NearestMatches] = {}
 
-    def latent(self, scope: CacheScope) -> Match | None:
-        """The nearest entry by its prompt that holds a latent for the scope."""
+    def latents(self, scope: CacheScope) -> NearestMatches:
+        """Return the nearest entries by their prompts that hold a latent for the scope."""
         query = latent_query(self._vector, self._pools, scope)
         return self._nearest(query, scope.adapters_from_step, lambda entry: bool(latents_for(scope, entry)))
 
-    def image(self, scope: CacheScope) -> Match | None:
-        """The nearest entry by its picture whose image the scope may start from."""
+    def images(self, scope: CacheScope) -> NearestMatches:
+        """Return the nearest entries by their pictures whose image the scope may start from."""
         key, query = image_key(scope), image_query(self._vector, self._pools, scope)
         return self._nearest(query, 0, lambda entry: entry.image is not None and entry.image_key == key)
 
-    def _nearest(self, query: VectorQuery, part: int, serves: Callable[[CachedEntry], bool]) -> Match | None:
+    def _nearest(self, query: VectorQuery, part: int, serves: Callable[[CachedEntry], bool]) -> NearestMatches:
         """`part` tells apart the searches whose query is the same and whose `serves` is not."""
         if (query, part) not in self._found:
-            self._found[query, part] = self._search(query, serves)
+            self._found[query, part] = NearestMatches(self._live(self._answer(query), serves))
         return self._found[query, part]
 
-    def _search(self, query: VectorQuery, serves: Callable[[CachedEntry], bool]) -> Match | None:
-        for match in self._answer(query):
+    def _live(self, found: Sequence[VectorMatch], serves: Callable[[CachedEntry], bool]) -> Iterator[Match]:
+        for match in found:
             entry = self._ledger.live_entry(match.entry_id)
             # The ledger is the truth: whatever the index says, nobody gets another pool's entry, or an unfit object.
             if entry is not None and entry.pool in self._pools and self._is_young(entry) and serves(entry):
-                return Match(entry, match.similarity)
-        return None
+                yield Match(entry, match.similarity)
 
     def _is_young(self, entry: CachedEntry) -> bool:
         """Whether one more picture may descend from it: quality drifts from each to the next (MoDM, A.6)."""
@@ -85,12 +106,12 @@ class SharedSearches:
 
 def latent_query(vector: bytes, pools: tuple[str, ...], scope: CacheScope) -> VectorQuery:
     """The search for entries with a latent for the scope, by their prompts."""
-    return VectorQuery(Space.TEXT, vector, pools, latent_keys(scope), _NEAREST_COUNT)
+    return VectorQuery(Space.TEXT, vector, pools, latent_keys(scope), NEAREST_COUNT)
 
 
 def image_query(vector: bytes, pools: tuple[str, ...], scope: CacheScope) -> VectorQuery:
     """The search for entries with an image for the scope, by their pictures."""
-    return VectorQuery(Space.IMAGE, vector, pools, (image_key(scope),), _NEAREST_COUNT)
+    return VectorQuery(Space.IMAGE, vector, pools, (image_key(scope),), NEAREST_COUNT)
 
 
 def latents_for(scope: CacheScope, entry: CachedEntry) -> tuple[HeldLatent, ...]:

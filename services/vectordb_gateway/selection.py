@@ -1,5 +1,6 @@
 """From what was found for a candidate to where it starts, and why."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pentimento.domain.cache import CacheScope
@@ -15,7 +16,7 @@ from pentimento.policies.cache_selection import (
     select_start,
 )
 from pentimento.policies.reuse_rules import UNPROFILED, ModelReuse, ReuseTable
-from services.vectordb_gateway.searches import Match, Matches, latents_for
+from services.vectordb_gateway.searches import Match, Matches, NearestMatches, latents_for
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,13 @@ def _told_by(reason: str, table: ReuseTable) -> str:
 
 
 def decide(asked: RuledCandidate, matches: Matches, quality: float | None) -> CandidateStart:
-    """Return the start that saves most of what was found."""
-    scope, by_text, by_image = asked.candidate.scope, matches.by_text, matches.by_image
+    """Return the start that saves most of what was found. It reads from the ledger as much as it needs for that."""
+    scope = asked.candidate.scope
     context = SelectionContext(
-        scope.num_inference_steps,
-        _describe(by_text, scope),
-        NearestEntry(by_image.similarity, has_image=True) if by_image else None,
-        quality,
+        scope.num_inference_steps, _texts(matches.by_text, scope), _images(matches.by_image), quality
     )
     selection = select_start(context, asked.rules)
+    by_text, by_image = matches.by_text.nearest, matches.by_image.nearest
     return CandidateStart(
         _start(scope, matches, selection),
         asked.reason(selection),
@@ -70,18 +69,21 @@ def decide(asked: RuledCandidate, matches: Matches, quality: float | None) -> Ca
     )
 
 
-def _describe(match: Match | None, scope: CacheScope) -> NearestEntry | None:
-    if match is None:
-        return None
-    return NearestEntry(match.similarity, tuple(latent.resume_step for latent in latents_for(scope, match.entry)))
+def _texts(matches: NearestMatches, scope: CacheScope) -> Iterator[NearestEntry]:
+    for match in matches:
+        yield NearestEntry(match.similarity, tuple(latent.resume_step for latent in latents_for(scope, match.entry)))
+
+
+def _images(matches: NearestMatches) -> Iterator[NearestEntry]:
+    return (NearestEntry(match.similarity, has_image=True) for match in matches)
 
 
 def _start(scope: CacheScope, matches: Matches, selection: Selection) -> Start:
     match selection:
-        case UseLatent() if matches.by_text is not None:
-            return _from_latent(scope, matches.by_text, selection.resume_step)
-        case UseImage() if matches.by_image is not None:
-            return _from_image(scope, matches.by_image, selection.start_step)
+        case UseLatent():
+            return _from_latent(scope, matches.by_text[selection.entry], selection.resume_step)
+        case UseImage():
+            return _from_image(scope, matches.by_image[selection.entry], selection.start_step)
     return FromNoise()
 
 

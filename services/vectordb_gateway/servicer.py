@@ -30,7 +30,8 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         self, request: pb.ReserveRequest, context: grpc.aio.ServicerContext[pb.ReserveRequest, pb.ReserveResponse]
     ) -> pb.ReserveResponse:
         scope, attempt = scope_from_proto(request.scope), attempt_from_proto(request.attempt)
-        reservation = await self._gateway.writing.reserve(scope, attempt, request.start_step)
+        writing, depth = self._gateway.writing, request.ancestor_depth
+        reservation = await writing.reserve(scope, attempt, request.start_step, depth)
         grant = grant_to_proto(reservation.grant) if reservation.grant else None
         return pb.ReserveResponse(grant=grant, reason=reservation.reason)
 

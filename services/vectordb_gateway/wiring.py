@@ -31,7 +31,7 @@ from services.vectordb_gateway.searches import LookupBounds
 from services.vectordb_gateway.servicer import FULL_NAME, GatewayServicer
 from services.vectordb_gateway.settings import GatewaySettings
 from services.vectordb_gateway.use_notes import UseNotes
-from services.vectordb_gateway.writing import EntryWriting
+from services.vectordb_gateway.writing import EntryWriting, WriteBounds
 
 logger = logging.getLogger(__name__)
 
@@ -116,10 +116,10 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     quality = QualityWatch(stores.ledger, guard, reuse, follows=selection.follow_quality)
     lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch, uses)
     keys = open_grant_keys(settings.grants.grant_key_file)
-    ttl_s = settings.grants.grant_ttl_s
+    written = WriteBounds(settings.grants.grant_ttl_s, selection.max_ancestor_depth)
     gateway = Gateway(
         lookup=lookup,
-        writing=EntryWriting(stores.ledger, guard, indexing, capacity, reuse, ttl_s, SystemClock(), keys),
+        writing=EntryWriting(stores.ledger, guard, indexing, capacity, reuse, written, SystemClock(), keys),
         healing=Healing(stores.ledger, stores.objects),
         pinning=Pinning(stores.ledger, SystemClock()),
         quality=quality,

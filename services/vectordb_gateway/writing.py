@@ -41,6 +41,15 @@ class Reservation:
     reason: str
 
 
+@dataclass(frozen=True)
+class WriteBounds:
+    """How long a grant lives, in seconds; and the ancestors in a row of which the last is nobody's donor, so that
+    nothing is kept of its picture."""
+
+    grant_ttl_s: float
+    max_ancestor_depth: int
+
+
 class EntryWriting:
     """Objects are in the object store before the ledger knows an entry, and the ledger before the index."""
 
@@ -51,7 +60,7 @@ class EntryWriting:
         indexing: Indexing,
         capacity: Capacity,
         reuse: ReuseRules,
-        grant_ttl_s: float,
+        bounds: WriteBounds,
         clock: Clock,
         keys: GrantKeys | None = None,
     ) -> None:
@@ -60,16 +69,21 @@ class EntryWriting:
         self._indexing = indexing
         self._capacity = capacity
         self._reuse = reuse
-        self._grant_ttl_s = grant_ttl_s
+        self._bounds = bounds
         self._clock = clock
         self._keys = keys
 
-    async def reserve(self, scope: CacheScope, attempt: Attempt, start_step: int) -> Reservation:
-        """Return keys for what the rules keep of a run that starts at `start_step`, 0 for from noise. Raises
-        InvalidArgument."""
+    async def reserve(
+        self, scope: CacheScope, attempt: Attempt, start_step: int, ancestor_depth: int = 0
+    ) -> Reservation:
+        """Return keys for what the rules keep of a run that starts at `start_step`, 0 for from noise, and has so many
+        ancestors. Raises InvalidArgument."""
         check_scope(scope)
         check_attempt(attempt, scope)
         check_start_step(start_step, scope.num_inference_steps)
+        if ancestor_depth >= self._bounds.max_ancestor_depth:
+            # It would stand before entries that serve, and never serve itself.
+            return _refused(f"{ancestor_depth} ancestors in a row: nothing may start from its picture")
         rules = self._reuse.keeping(scope.model_digest, self._guard.encoder_digest)
         keys = [self._new_key(step) for step in kept_steps(scope.num_inference_steps, start_step, rules)]
         if keeps_image(start_step, rules):
@@ -127,12 +141,12 @@ class EntryWriting:
             scope_digest=scope_digest(scope),
             request_id=attempt.request_id,
             fencing_token=attempt.fencing_token,
-            expires_at=self._clock.wall() + self._grant_ttl_s,
+            expires_at=self._clock.wall() + self._bounds.grant_ttl_s,
             keys=tuple(keys),
         )
         await asyncio.wrap_future(self._ledger.reserve(record))
         metrics.GRANTS.labels("granted").inc()
-        return Reservation(self._signed(_grant_of(record, self._grant_ttl_s), scope, attempt), "granted")
+        return Reservation(self._signed(_grant_of(record, self._bounds.grant_ttl_s), scope, attempt), "granted")
 
     def _signed(self, grant: CacheGrant, scope: CacheScope, attempt: Attempt) -> CacheGrant:
         """For this attempt, and for pictures of this scope; as it is where no key is set."""

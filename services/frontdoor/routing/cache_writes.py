@@ -29,7 +29,7 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
         return None
     scope, attempt = scope_of(job.request.tenant, resolved, held, route.lora_patch_step), execution.attempt
     timeout_s = parts.timeouts.reserve_s
-    call = parts.gateway.reserve(scope, attempt, steps_saved(route.start), timeout_s)
+    call = parts.gateway.reserve(scope, attempt, steps_saved(route.start), ancestor_depth(route.start), timeout_s)
     grant = await bounded("reserve", timeout_s, call)
     if grant is not None:
         key = (attempt.request_id, attempt.fencing_token)

@@ -29,7 +29,7 @@ from services.vectordb_gateway.settings import (
     MaintenanceSettings,
     MatchPredictorSettings,
 )
-from services.vectordb_gateway.writing import EntryWriting
+from services.vectordb_gateway.writing import EntryWriting, WriteBounds
 from tests.gateways import attempt, embedding, scope
 
 pytestmark = pytest.mark.faults
@@ -99,7 +99,7 @@ class Cache:
         settings = CapacitySettings(max_entries=1, object_grace_s=0, min_free_bytes=0)
         capacity = Capacity(ledger, objects, settings, GrantSettings())
         rules = ReuseRules(SelectionRules())
-        self.writing = EntryWriting(ledger, guard, self.indexing, capacity, rules, 900, SystemClock())
+        self.writing = EntryWriting(ledger, guard, self.indexing, capacity, rules, WriteBounds(900, 5), SystemClock())
         self.maintenance = Maintenance(
             ledger,
             objects,

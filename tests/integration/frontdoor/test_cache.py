@@ -89,6 +89,7 @@ async def test_a_hit_captures_what_lies_after_its_start(cached: FrontdoorSuite, 
     await gateway.wait_until(lambda: gateway.committed)
 
     assert gateway.reserved[0].start_step == 15
+    assert gateway.reserved[0].ancestor_depth == 3
     assert [latent.resume_step for latent in gateway.committed[0].entries.latents] == [20, 25]
     assert gateway.committed[0].ancestor_depth == 3
 

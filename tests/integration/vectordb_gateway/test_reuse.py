@@ -239,3 +239,25 @@ async def test_everything_is_still_there_after_a_restart(tmp_path: Path) -> None
     async with running_gateway(tmp_path) as gateway:
         assert isinstance((await gateway.lookup(embedding(1))).start, FromLatent)
         assert gateway.problems() == []
+
+
+async def test_of_the_near_entries_the_one_that_saves_most_serves(gateway: RunningGateway) -> None:
+    await gateway.store(embedding(1), steps=(5,))
+    farther = await gateway.store(at_similarity(0.99))
+
+    answer = await gateway.lookup(embedding(1))
+
+    assert isinstance(answer.start, FromLatent)
+    assert (answer.start.resume_step, answer.start.donor.entry_id) == (25, farther)
+    assert answer.start.donor.similarity == pytest.approx(0.99, abs=1e-5)
+    # The nearest entry is told all the same.
+    assert answer.text_similarity == pytest.approx(1, abs=1e-5)
+
+
+async def test_nothing_is_kept_of_what_nothing_may_start_from(imaging: RunningGateway) -> None:
+    # Five pictures in a row may start from one another by default.
+    granted = await imaging.client.reserve(scope(), attempt(), start_step=20, ancestor_depth=4)
+    refused = await imaging.client.reserve(scope(), attempt(), start_step=20, ancestor_depth=5)
+
+    assert granted is not None
+    assert refused is None

@@ -1,5 +1,6 @@
 """Which start is chosen, and which never."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -31,7 +32,7 @@ step_sets = st.lists(st.integers(1, 99), max_size=6).map(tuple)
 
 
 def by_text(similarity: float, steps: tuple[int, ...] = ALL, step_count: int = 50) -> SelectionContext:
-    return SelectionContext(step_count, NearestEntry(similarity, steps))
+    return SelectionContext(step_count, [NearestEntry(similarity, steps)])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_holes_are_never_served_from_above(stored: tuple[int, ...]) -> None:
 
 
 def test_nothing_near_is_a_miss() -> None:
-    assert select_start(SelectionContext(50, None), RULES) == Miss("miss: no compatible entry")
+    assert select_start(SelectionContext(50), RULES) == Miss("miss: no compatible entry")
 
 
 def test_an_empty_table_switches_latents_off() -> None:
@@ -86,14 +87,14 @@ def test_an_empty_table_switches_latents_off() -> None:
 
 
 def test_images_are_off_until_profiled() -> None:
-    context = SelectionContext(50, None, NearestEntry(0.99, has_image=True))
+    context = SelectionContext(50, by_image=[NearestEntry(0.99, has_image=True)])
 
     assert isinstance(select_start(context, RULES), Miss)
     assert isinstance(select_start(context, WITH_IMAGES), UseImage)
 
 
 def test_an_entry_without_an_image_gives_none() -> None:
-    context = SelectionContext(50, None, NearestEntry(0.99, latent_steps=ALL))
+    context = SelectionContext(50, by_image=[NearestEntry(0.99, latent_steps=ALL)])
 
     assert isinstance(select_start(context, WITH_IMAGES), Miss)
 
@@ -102,14 +103,14 @@ def test_an_entry_without_an_image_gives_none() -> None:
     ("text", "image", "kind"), [(0.96, 0.26, UseLatent), (0.66, 0.31, UseImage), (0.66, 0.26, UseLatent)]
 )
 def test_whichever_saves_more_is_taken_and_the_latent_on_a_tie(text: float, image: float, kind: type) -> None:
-    context = SelectionContext(50, NearestEntry(text, ALL), NearestEntry(image, has_image=True))
+    context = SelectionContext(50, [NearestEntry(text, ALL)], [NearestEntry(image, has_image=True)])
 
     assert isinstance(select_start(context, WITH_IMAGES), kind)
 
 
 @pytest.mark.parametrize(("quality", "is_miss"), [(None, False), (0.5, False), (0.9, False), (0.91, True), (1.0, True)])
 def test_quality_beyond_the_profile_is_not_promised(quality: float | None, is_miss: bool) -> None:
-    context = SelectionContext(50, NearestEntry(1.0, ALL), quality=quality)
+    context = SelectionContext(50, [NearestEntry(1.0, ALL)], quality=quality)
 
     assert isinstance(select_start(context, RULES), Miss) == is_miss
 
@@ -160,7 +161,7 @@ def test_a_miss_says_how_near_it_was(thresholds: tuple[Threshold, ...], reason: 
 
 
 def test_an_image_that_is_too_far_is_not_reused() -> None:
-    context = SelectionContext(50, None, NearestEntry(0.2, has_image=True))
+    context = SelectionContext(50, by_image=[NearestEntry(0.2, has_image=True)])
 
     assert select_start(context, WITH_IMAGES) == Miss("miss: no compatible entry")
 
@@ -197,7 +198,69 @@ def test_without_a_table_for_images_none_is_kept() -> None:
 
 def test_where_only_images_are_reused_a_miss_tells_of_them() -> None:
     rules = SelectionRules(latents=(), images=(Threshold(0.3, 0.6),))
-    far = SelectionContext(50, None, NearestEntry(0.2, has_image=True))
+    far = SelectionContext(50, by_image=[NearestEntry(0.2, has_image=True)])
 
     assert select_start(far, rules) == Miss("miss: nearest text-to-image similarity 0.200, needed 0.300")
-    assert select_start(SelectionContext(50, None), rules) == Miss("miss: no compatible image")
+    assert select_start(SelectionContext(50), rules) == Miss("miss: no compatible image")
+
+
+def test_of_the_nearest_entries_the_one_that_saves_most_serves() -> None:
+    # At 0.96 K = 25 would be allowed, but the nearest entry holds K = 5 alone.
+    context = SelectionContext(50, [NearestEntry(0.96, (5,)), NearestEntry(0.91, ALL), NearestEntry(0.9, ALL)])
+
+    assert select_start(context, RULES) == UseLatent(20, "latent at step 20 of 50: similarity 0.910 allows 20", 1)
+
+
+def test_of_entries_that_save_as_much_the_nearest_serves() -> None:
+    context = SelectionContext(50, [NearestEntry(0.93, (20,)), NearestEntry(0.92, ALL)])
+
+    selection = select_start(context, RULES)
+
+    assert isinstance(selection, UseLatent)
+    assert (selection.resume_step, selection.entry) == (20, 0)
+
+
+def test_an_entry_without_an_image_is_passed_over_for_one_that_is_farther() -> None:
+    context = SelectionContext(50, by_image=[NearestEntry(0.4, ALL), NearestEntry(0.31, has_image=True)])
+
+    assert select_start(context, WITH_IMAGES) == UseImage(
+        30, "image at step 30 of 50: text-to-image similarity 0.310", 1
+    )
+
+
+def test_a_miss_tells_of_the_nearest_entry() -> None:
+    context = SelectionContext(50, [NearestEntry(0.91, (25,)), NearestEntry(0.9, (25,))])
+
+    assert select_start(context, RULES) == Miss(
+        "miss: similarity 0.910 allows step 20, but no latent up to it is stored"
+    )
+
+
+@pytest.mark.parametrize(("nearest", "read"), [(NearestEntry(0.91, ALL), 2), (NearestEntry(0.91, (5,)), 3)])
+def test_no_entry_is_read_that_could_not_save_more(nearest: NearestEntry, read: int) -> None:
+    seen: list[NearestEntry] = []
+
+    def entries() -> Iterator[NearestEntry]:
+        for entry in (nearest, NearestEntry(0.9, ALL), NearestEntry(0.89, ALL), NearestEntry(0.6, ALL)):
+            seen.append(entry)
+            yield entry
+
+    select_start(SelectionContext(50, entries()), RULES)
+
+    assert len(seen) == read
+
+
+entries_of_texts = st.lists(st.builds(NearestEntry, similarities, step_sets), max_size=6).map(
+    lambda entries: sorted(entries, key=lambda entry: -entry.similarity)
+)
+
+
+@given(entries_of_texts, st.integers(1, 100))
+def test_a_selection_saves_as_much_as_the_best_of_its_entries_alone(
+    entries: list[NearestEntry], step_count: int
+) -> None:
+    def steps(chosen: list[NearestEntry]) -> int:
+        selection = select_start(SelectionContext(step_count, chosen), RULES)
+        return selection.resume_step if isinstance(selection, UseLatent) else 0
+
+    assert steps(entries) == max((steps([entry]) for entry in entries), default=0)

@@ -212,3 +212,15 @@ def test_what_serves_keeps_the_rest_of_its_entry_where_hits_add() -> None:
 
     assert [cache.lookup("t", "m", row, 50).start_step for row in (0, 3)] == [25, 0]
     assert cache.lookup("t", "m", 1, 50).start_step == 10
+
+
+def test_of_the_near_entries_the_one_that_saves_most_serves() -> None:
+    cache = latents()
+    cache.insert("t", "m", 0, 50, start_step=0)
+    cache.insert("t", "m", 2, 50, start_step=0)
+    for step in (10, 15, 20, 25):
+        cache._drop((("t", "m", 50), 0, step))
+
+    answer = cache.lookup("t", "m", 0, 50)
+
+    assert (answer.start_step, answer.donor) == (25, 2)
