@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.painted import LatentListener
 from benchmarks.report import Figure, Options, at_most, counted, informative, measured, parse_options, publish
 from benchmarks.statistics import paired_ratio
 from pentimento.diffusion.engine import (
@@ -41,6 +40,7 @@ from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Cancelled
 from pentimento.domain.generation import GenerationSpec
 from pentimento.supervisor.models import find_model
+from pentimento.testing.latent_listener import LatentListener
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TARGET = at_most(1e-4)

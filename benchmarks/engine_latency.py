@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.painted import LatentListener
 from benchmarks.report import Figure, Options, at_most, informative, measured, parse_options, publish
 from pentimento.diffusion.engine import (
     CompiledDenoiser,
@@ -31,6 +30,7 @@ from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
 from pentimento.supervisor.models import find_model
+from pentimento.testing.latent_listener import LatentListener
 
 GUIDANCE_SCALE = 3.0
 WARM_UP_ROUNDS = 2

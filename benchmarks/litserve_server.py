@@ -25,7 +25,6 @@ import litserve
 import torch
 from torch import Tensor
 
-from benchmarks.painted import LatentListener
 from benchmarks.worker_load import STEPS
 from pentimento.diffusion.engine import (
     BatchLimits,
@@ -39,6 +38,7 @@ from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.images import encode_pixels
 from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest
 from pentimento.domain.generation import GenerationSpec
+from pentimento.testing.latent_listener import LatentListener
 from pentimento.testing.worker_process import start_on
 
 END_S = 10.0

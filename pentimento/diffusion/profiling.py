@@ -16,6 +16,7 @@ from pentimento.diffusion.engine import (
     EngineSettings,
     FinishedPainting,
     PaintingTicket,
+    SilentListener,
     SilentObserver,
     StepLoop,
 )
@@ -94,7 +95,7 @@ def _seconds(device: torch.device, work: Callable[[], object]) -> float:
 
 
 @dataclass
-class _Painted(SilentObserver):
+class _Painted(SilentObserver, SilentListener):
     """Hears of one batch of paintings and of the loop that paints them."""
 
     step_seconds: list[float] = field(default_factory=list)
@@ -107,15 +108,6 @@ class _Painted(SilentObserver):
 
     def ran_out_of_memory(self, request_count: int) -> None:
         self.ran_out = True
-
-    def started(self, first_step: int, step_count: int) -> None:
-        pass
-
-    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        pass
-
-    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        pass
 
     def finished(self, painting: FinishedPainting) -> None:
         self.finished_ones.append(painting)

@@ -16,6 +16,7 @@ from pentimento.diffusion.engine import (
     EngineSettings,
     FinishedPainting,
     PaintingTicket,
+    SilentListener,
     SilentObserver,
     StepLoop,
 )
@@ -35,18 +36,12 @@ class StudiedPicture:
 
 
 @dataclass
-class _Heard:
+class _Heard(SilentListener):
     """Hears of one painting."""
 
     latents: dict[int, Tensor] = field(default_factory=dict)
     final: Tensor | None = None
     error: PentimentoError | None = None
-
-    def started(self, first_step: int, step_count: int) -> None:
-        pass
-
-    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        pass
 
     def captured(self, step: int, sigma: float, latent: Tensor) -> None:
         self.latents[step] = latent

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.controlnets import Control, ControlNet, ControlSetting, LocalControlNets, load_controlnet
-from pentimento.diffusion.engine import EngineSettings, FinishedPainting, StepEngine
+from pentimento.diffusion.engine import EngineSettings, StepEngine
 from pentimento.diffusion.families import DiffusionModel, is_guided, load_model
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
-from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
 from pentimento.testing.diffusers_reference import Case, DiffusersReference
+from pentimento.testing.latent_listener import LatentListener
 
 _PIPELINES = {
     "StableDiffusionPipeline": "StableDiffusionControlNetPipeline",
@@ -111,10 +110,10 @@ class ControlledByEngine:
 
     def together(self, pictures: Sequence[tuple[ControlledCase, Sequence[Tensor]]]) -> list[Tensor]:
         """Return the final latents of pictures that are submitted at once, and share what passes they can."""
-        heard = [_HeardOnce() for _ in pictures]
+        heard = [LatentListener() for _ in pictures]
         for (controlled, conditions), listener in zip(pictures, heard, strict=True):
             self._engine.submit(self.request(controlled, conditions), listener)
-        return [listener.done.result().latent for listener in heard]
+        return [listener.wait() for listener in heard]
 
     @torch.inference_mode()
     def request(self, controlled: ControlledCase, conditions: Sequence[Tensor]) -> PaintingRequest:
@@ -142,23 +141,3 @@ class ControlledByEngine:
         """Stop both threads."""
         self._engine.close()
         self._beside.close()
-
-
-class _HeardOnce:
-    def __init__(self) -> None:
-        self.done: Future[FinishedPainting] = Future()
-
-    def started(self, first_step: int, step_count: int) -> None:
-        pass
-
-    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        pass
-
-    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        pass
-
-    def finished(self, painting: FinishedPainting) -> None:
-        self.done.set_result(painting)
-
-    def failed(self, error: PentimentoError) -> None:
-        self.done.set_exception(error)

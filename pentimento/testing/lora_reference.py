@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,12 @@ from pentimento.diffusion.engine import (
     SilentObserver,
     StepLoop,
 )
-from pentimento.diffusion.engine.listening import FinishedPainting
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.loras import AdapterSet, WeightedLora, layers_of, read_lora
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest
-from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec
 from pentimento.testing.diffusers_reference import Case, DiffusersReference
+from pentimento.testing.latent_listener import LatentListener
 
 # A file and the weight that it is asked for with.
 WeightedFile = tuple[Path, float]
@@ -87,28 +86,6 @@ class ReadyLoras:
         return self.adapters if step_index >= self.latest_step else None
 
 
-@dataclass
-class _HeardWithLoras:
-    end: FinishedPainting | PentimentoError | None = None
-    steps: list[float] = field(default_factory=list)
-    latents: dict[int, Tensor] = field(default_factory=dict)
-
-    def started(self, first_step: int, step_count: int) -> None:
-        pass
-
-    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
-        self.steps.append(time.perf_counter())
-
-    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        self.latents[step] = latent
-
-    def finished(self, painting: FinishedPainting) -> None:
-        self.end = painting
-
-    def failed(self, error: PentimentoError) -> None:
-        self.end = error
-
-
 @torch.inference_mode()
 def latents_of_engine(
     model: DiffusionModel, specs: Sequence[GenerationSpec], sets: Sequence[AdapterSet | ReadyLoras], **settings: Any
@@ -119,7 +96,7 @@ def latents_of_engine(
     clock: Callable[[], float] = time.monotonic
     limits = BatchLimits(chosen.max_batch, None, clock)
     loop = StepLoop(model, EagerDenoiser(model), limits, chosen, SilentObserver(), clock)
-    heard = [_HeardWithLoras() for _ in specs]
+    heard = [LatentListener() for _ in specs]
     for spec, adapters, listener in zip(specs, sets, heard, strict=True):
         source = adapters if isinstance(adapters, ReadyLoras) else ReadyLoras(adapters)
         request = PaintingRequest(spec, NoiseStart(), loras=source if source.adapters else None)
@@ -127,14 +104,7 @@ def latents_of_engine(
     while loop.tick():
         pass
     loop.restore_weights()
-    return [_latent_of(one) for one in heard]
-
-
-def _latent_of(heard: _HeardWithLoras) -> Tensor:
-    if isinstance(heard.end, PentimentoError):
-        raise heard.end
-    assert heard.end is not None
-    return heard.end.latent
+    return [one.result() for one in heard]
 
 
 def distance(one: Tensor, other: Tensor) -> float:

@@ -28,6 +28,7 @@ from pentimento.diffusion.engine.listening import (
     FinishedPainting,
     PaintingListener,
     PaintingTicket,
+    SilentListener,
     SilentObserver,
 )
 from pentimento.diffusion.engine.loop import StepLoop
@@ -51,6 +52,7 @@ __all__ = [
     "MemoryProbe",
     "PaintingListener",
     "PaintingTicket",
+    "SilentListener",
     "SilentObserver",
     "StepEngine",
     "StepLoop",

@@ -35,8 +35,7 @@ class PaintingListener(Protocol):
     once."""
 
     def started(self, first_step: int, step_count: int) -> None:
-        """Take note that the painting has begun; `step_count`
-        steps lie before its end."""
+        """Take note that the painting has begun; `step_count` steps lie before its end."""
         ...
 
     def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
@@ -54,6 +53,25 @@ class PaintingListener(Protocol):
     def failed(self, error: PentimentoError) -> None:
         """Take the error that ended the painting."""
         ...
+
+
+class SilentListener:
+    """A listener that ignores everything; one that wants some of it says so for that alone."""
+
+    def started(self, first_step: int, step_count: int) -> None:
+        """Ignore it."""
+
+    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
+        """Ignore it."""
+
+    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
+        """Ignore it."""
+
+    def finished(self, painting: FinishedPainting) -> None:
+        """Ignore it."""
+
+    def failed(self, error: PentimentoError) -> None:
+        """Ignore it."""
 
 
 @dataclass(eq=False)
@@ -108,16 +126,12 @@ class SilentObserver:
 
     def admitted(self, waited_s: float) -> None:
         """Ignore it."""
-        pass
 
     def ran(self, report: BatchReport) -> None:
         """Ignore it."""
-        pass
 
     def preempted(self, request_count: int) -> None:
         """Ignore it."""
-        pass
 
     def ran_out_of_memory(self, request_count: int) -> None:
         """Ignore it."""
-        pass

@@ -30,32 +30,20 @@ from pentimento.stores.ledger.cache_records import (
 )
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.objects.store import refer_to
+from pentimento.testing.clocks import SetClock
 
 VECTOR = struct.pack("<2f", 1.0, 0.0)
 # By resume step, as a run whose adapters took effect after step 5 has them.
 KEYS = {5: "free", 10: "adapted", 15: "adapted", None: "image"}
 
 
-class Clock:
-    """Wall time in the test's hands."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def wall(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def ledger(ledger_url: str, clock: Clock) -> Iterator[CacheLedger]:
+def ledger(ledger_url: str, clock: SetClock) -> Iterator[CacheLedger]:
     ledger = open_cache_ledger(ledger_url, clock)
     yield ledger
     assert ledger.check_integrity() == []
@@ -200,10 +188,10 @@ def test_a_committed_grant_cannot_be_released(ledger: CacheLedger) -> None:
     assert ledger.live_entry(entry_id) is not None
 
 
-def test_grants_expire(ledger: CacheLedger, clock: Clock) -> None:
+def test_grants_expire(ledger: CacheLedger, clock: SetClock) -> None:
     ledger.reserve(grant("g1", expires_at=2000.0)).result()
     ledger.reserve(grant("g2", expires_at=3000.0)).result()
-    clock.now = 2500.0
+    clock.wall_s = 2500.0
 
     assert ledger.expire_grants().result() == 1
 
@@ -211,9 +199,9 @@ def test_grants_expire(ledger: CacheLedger, clock: Clock) -> None:
     assert ledger.totals().open_grant_count == 1
 
 
-def test_an_entry_outlives_its_grant(ledger: CacheLedger, clock: Clock) -> None:
+def test_an_entry_outlives_its_grant(ledger: CacheLedger, clock: SetClock) -> None:
     entry_id = add(ledger, "g1")
-    clock.now = 5000.0
+    clock.wall_s = 5000.0
 
     assert ledger.expire_grants().result() == 0
     assert ledger.live_entry(entry_id) is not None
@@ -227,7 +215,7 @@ def test_keys_that_were_not_used_are_deleted(ledger: CacheLedger) -> None:
     assert sorted(ledger.deletable_keys(10)) == ["cache/g1/15", "cache/g1/5"]
 
 
-def test_an_entry_leaves_service_at_once_and_its_objects_after_the_grace(ledger: CacheLedger, clock: Clock) -> None:
+def test_an_entry_leaves_service_at_once_and_its_objects_after_the_grace(ledger: CacheLedger, clock: SetClock) -> None:
     entry_id = add(ledger, "g1")
 
     assert ledger.doom([entry_id], grace_s=60).result() == 1
@@ -235,13 +223,13 @@ def test_an_entry_leaves_service_at_once_and_its_objects_after_the_grace(ledger:
 
     assert ledger.live_entry(entry_id) is None
     assert ledger.totals().size_bytes == 0
-    clock.now += 61
+    clock.wall_s += 61
     assert ledger.deletable_keys(10) == [], "the index may still hold the entry"
     assert ledger.doomed_ids(10) == [entry_id]
     ledger.forget_entries([entry_id]).result()
-    clock.now -= 61
+    clock.wall_s -= 61
     assert ledger.deletable_keys(10) == [], "who looked it up may still be reading"
-    clock.now += 61
+    clock.wall_s += 61
     keys = ledger.deletable_keys(10)
     assert sorted(keys) == ["cache/g1/10", "cache/g1/5"]
     ledger.forget_objects(keys).result()
@@ -400,23 +388,23 @@ def test_vectors_are_not_printed(ledger: CacheLedger) -> None:
     assert "secret" not in printed
 
 
-def test_a_grant_ends_at_its_time_and_objects_go_at_theirs(ledger: CacheLedger, clock: Clock) -> None:
+def test_a_grant_ends_at_its_time_and_objects_go_at_theirs(ledger: CacheLedger, clock: SetClock) -> None:
     ledger.reserve(grant(expires_at=2000.0)).result()
-    clock.now = 1999.9
+    clock.wall_s = 1999.9
     early = ledger.expire_grants().result()
-    clock.now = 2000.0
+    clock.wall_s = 2000.0
 
     assert (early, ledger.expire_grants().result()) == (0, 1)
     assert len(ledger.deletable_keys(10)) == 2
 
 
-def test_evicted_objects_stay_for_their_grace(ledger: CacheLedger, clock: Clock) -> None:
+def test_evicted_objects_stay_for_their_grace(ledger: CacheLedger, clock: SetClock) -> None:
     oldest, _ = add_for(ledger, "tenant", 2)
     ledger.evict(within(1, 10**9), grace_s=60).result()
     ledger.forget_entries([oldest]).result()
 
     early = ledger.deletable_keys(10)
-    clock.now += 60
+    clock.wall_s += 60
 
     assert (early, len(ledger.deletable_keys(10))) == ([], 2)
 

@@ -10,32 +10,20 @@ from pentimento.domain.generation import CapturedEntries, CapturedLatent, Object
 from pentimento.stores.ledger.cache_ledger import CacheLedger, open_cache_ledger
 from pentimento.stores.ledger.cache_records import EntryCommit, GrantedKey, GrantRecord, ObjectPin
 from pentimento.stores.objects.store import refer_to
+from pentimento.testing.clocks import SetClock
 
 VECTOR = struct.pack("<2f", 1.0, 0.0)
 SHARED = "*shared*"
 LATENT = refer_to("a/5", bytes(10))
 
 
-class TurnedClock:
-    """Wall time in the test's hands."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def wall(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
 
 
 @pytest.fixture
-def clock() -> TurnedClock:
-    return TurnedClock()
-
-
-@pytest.fixture
-def ledger(ledger_url: str, clock: TurnedClock) -> Iterator[CacheLedger]:
+def ledger(ledger_url: str, clock: SetClock) -> Iterator[CacheLedger]:
     ledger = open_cache_ledger(ledger_url, clock)
     yield ledger
     ledger.close()
@@ -77,7 +65,7 @@ def delete_what_is_due(ledger: CacheLedger) -> list[str]:
     return claimed
 
 
-def test_a_pinned_object_stays_until_the_pin_ends(ledger: CacheLedger, clock: TurnedClock) -> None:
+def test_a_pinned_object_stays_until_the_pin_ends(ledger: CacheLedger, clock: SetClock) -> None:
     add(ledger)
     pin(ledger)
     evict(ledger)
@@ -86,7 +74,7 @@ def test_a_pinned_object_stays_until_the_pin_ends(ledger: CacheLedger, clock: Tu
     assert delete_what_is_due(ledger) == []
     assert ledger.kept_by_pins() == [LATENT]
     assert ledger.check_integrity() == []
-    clock.now = 2000.0
+    clock.wall_s = 2000.0
     assert ledger.kept_by_pins() == []
     assert delete_what_is_due(ledger) == ["a/5"]
     assert ledger.check_integrity() == []
@@ -110,12 +98,12 @@ def test_what_is_evicted_may_be_pinned_until_it_is_being_deleted(ledger: CacheLe
     assert delete_what_is_due(ledger) == ["a/5"]
 
 
-def test_each_request_holds_it_for_itself(ledger: CacheLedger, clock: TurnedClock) -> None:
+def test_each_request_holds_it_for_itself(ledger: CacheLedger, clock: SetClock) -> None:
     add(ledger)
     pin(ledger, until=1500.0, request_id="r1")
     pin(ledger, until=2500.0, request_id="r2")
     evict(ledger)
-    clock.now = 1600.0
+    clock.wall_s = 1600.0
     assert delete_what_is_due(ledger) == []
 
     ledger.unpin("t", "r2").result()
@@ -123,15 +111,15 @@ def test_each_request_holds_it_for_itself(ledger: CacheLedger, clock: TurnedCloc
     assert delete_what_is_due(ledger) == ["a/5"]
 
 
-def test_a_pin_ends_at_the_time_that_was_named_last(ledger: CacheLedger, clock: TurnedClock) -> None:
+def test_a_pin_ends_at_the_time_that_was_named_last(ledger: CacheLedger, clock: SetClock) -> None:
     add(ledger)
     pin(ledger, until=1500.0)
     pin(ledger, until=2500.0)
     evict(ledger)
 
-    clock.now = 1600.0
+    clock.wall_s = 1600.0
     assert delete_what_is_due(ledger) == []
-    clock.now = 2500.0
+    clock.wall_s = 2500.0
     assert delete_what_is_due(ledger) == ["a/5"]
 
 
@@ -176,7 +164,7 @@ def test_a_pin_of_what_is_lost_is_a_contradiction_until_it_is_dropped(ledger: Ca
     assert ledger.check_integrity() == []
 
 
-def test_pins_survive_a_restart(ledger_url: str, clock: TurnedClock) -> None:
+def test_pins_survive_a_restart(ledger_url: str, clock: SetClock) -> None:
     first = open_cache_ledger(ledger_url, clock)
     add(first)
     pin(first)

@@ -24,6 +24,7 @@ from pentimento.stores.ledger.records import (
     LeaseState,
     ResultRecord,
 )
+from pentimento.testing.clocks import SetClock
 
 
 @pytest.fixture
@@ -35,19 +36,6 @@ def journal(ledger_url: str) -> Iterator[Journal]:
 
 NOW_S = 1_800_000_000.0
 NOW_MS = 1_800_000_000_000
-
-
-class WallClock:
-    """Stands still."""
-
-    def __init__(self, wall_s: float) -> None:
-        self._wall_s = wall_s
-
-    def wall(self) -> float:
-        return self._wall_s
-
-    def monotonic(self) -> float:
-        return 0.0
 
 
 def request(request_id: str = "r1", **changes: object) -> AcceptedRequest:
@@ -73,7 +61,7 @@ def test_epochs_grow_for_everybody(journal: Journal) -> None:
 def test_epochs_grow_over_restarts(ledger_url: str) -> None:
     epochs = []
     for wall_s in (NOW_S, NOW_S, NOW_S + 60.0, NOW_S - 60.0):
-        journal = open_journal(ledger_url, WallClock(wall_s))
+        journal = open_journal(ledger_url, SetClock(wall_s))
         epochs.append(journal.claim_epoch("a").result())
         journal.close()
 
@@ -81,7 +69,7 @@ def test_epochs_grow_over_restarts(ledger_url: str) -> None:
 
 
 def test_a_standby_takes_over_with_an_epoch_by_the_clock(ledger_url: str) -> None:
-    with closing(open_journal(ledger_url, WallClock(NOW_S))) as journal:
+    with closing(open_journal(ledger_url, SetClock(NOW_S))) as journal:
         assert journal.take_over("f1", LeaseState(0, 0)).result() == NOW_MS
 
 
@@ -108,7 +96,7 @@ def test_two_new_journals_are_not_the_same(tmp_path: Path) -> None:
 
 
 def test_a_renewed_journal_is_above_what_was_named_and_its_holder_is_superseded(ledger_url: str) -> None:
-    with closing(open_journal(ledger_url, WallClock(NOW_S))) as journal:
+    with closing(open_journal(ledger_url, SetClock(NOW_S))) as journal:
         held = journal.claim_epoch("f1").result()
 
         assert journal.renew(above=NOW_MS + 7_000).result() == NOW_MS + 7_001
@@ -419,7 +407,7 @@ def test_a_request_is_known_with_all_that_was_ever_written_of_it(ledger_url: str
         idempotency_key="k", deadline_at=None, frontdoor_id="frontdoor-1", frontdoor_epoch=1, body_format=3
     )
     first = attempt(5)
-    with closing(open_journal(ledger_url, WallClock(NOW_S))) as journal:
+    with closing(open_journal(ledger_url, SetClock(NOW_S))) as journal:
         told = []
         for change in (
             lambda: journal.accept(accepted),

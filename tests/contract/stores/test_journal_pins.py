@@ -8,21 +8,9 @@ from pentimento.domain.errors import NotFound, ResourceExhausted
 from pentimento.domain.generation import Attempt, ObjectReference, SpecInput
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.records import AcceptedRequest, PicturePin, ResultRecord
+from pentimento.testing.clocks import SetClock
 
 INPUT = SpecInput("init_image.image", ObjectReference("inputs/a/1", "sha256:1", 30))
-
-
-class SetClock:
-    """Wall time in the test's hands."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def wall(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -62,7 +50,7 @@ def test_a_pinned_request_and_what_it_came_with_are_kept_until_the_pin_ends(jour
     assert journal.pins.find("a", "r1").result() == pinned("r1")
     assert forgotten(journal) == ["r2"] and forgotten(journal, "a") == []
     assert journal.objects.named(["inputs/a/1", "inputs/a/2", "results/r1"]).result() == {"inputs/a/1", "results/r1"}
-    clock.now = 2000.0
+    clock.wall_s = 2000.0
     assert journal.pins.find("a", "r1").result() is None
     assert journal.objects.named(["inputs/a/1"]).result() == set()
     assert forgotten(journal) == ["r1"]
@@ -83,7 +71,7 @@ def test_a_tenant_pins_no_more_than_its_quota(journal: Journal, clock: SetClock)
     journal.pins.pin(pinned("r3", 100, tenant="b"), 100).result()
     journal.pins.pin(pinned("r2", 40), 100).result()
     assert journal.pins.pinned_bytes("a").result() == 100
-    clock.now = 2000.0
+    clock.wall_s = 2000.0
     assert journal.pins.pinned_bytes("a").result() == 0
 
 

@@ -13,6 +13,7 @@ from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, AllocationProfile, hold_resident
 from pentimento.policies.serving import SERVING_POLICIES, ServingPolicy
 from pentimento.settings import SettingsError, load_settings
+from pentimento.testing.clocks import SetClock
 from services.controller.controller import Controller, ControllerTimes
 from services.controller.epoch import LeaderEpoch
 from services.controller.plan_feed import PlanFeed
@@ -46,20 +47,9 @@ shares = [0.0, 0.2, 1.0]
 """
 
 
-class ManualClock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def wall(self) -> float:
-        return NOW_MS / 1000
-
-
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def clock() -> SetClock:
+    return SetClock(wall_s=NOW_MS / 1000, monotonic_s=100.0)
 
 
 @pytest.fixture
@@ -79,8 +69,8 @@ def controller(clock, asked) -> Controller:
     return Controller(Registry(3.0, 60.0, 10), planner, PlanFeed(4), epoch, TIMES, clock)
 
 
-def step_at(controller: Controller, clock: ManualClock, now_s: float) -> None:
-    clock.now_s = now_s
+def step_at(controller: Controller, clock: SetClock, now_s: float) -> None:
+    clock.monotonic_s = now_s
     controller.step(now_s)
 
 
@@ -104,7 +94,7 @@ def keep_alive(controller: Controller, *arrived_count: int) -> None:
 def test_the_policy_begins_when_the_fleet_is_settled_and_nobody_has_joined_for_a_while(controller, clock, asked):
     controller.register(WORKER)
     for now_s in (102.0, 104.0):
-        clock.now_s = now_s
+        clock.monotonic_s = now_s
         keep_alive(controller)
     controller.register(DOOR)  # at 104: the fleet is calm from 107 on, later than it is settled
     step_at(controller, clock, 106.0)
@@ -120,14 +110,14 @@ def test_the_policy_looks_at_demand_once_a_period_and_at_the_fleet_whenever_it_c
     for replica in (WORKER, DOOR):
         controller.register(replica)
     for now_s, arrived_count in ((102.0, 1), (104.0, 3), (106.0, 2)):
-        clock.now_s = now_s
+        clock.monotonic_s = now_s
         keep_alive(controller, arrived_count)
     step_at(controller, clock, 106.0)
-    clock.now_s = 108.0
+    clock.monotonic_s = 108.0
     keep_alive(controller, 8)
     controller.register(replace(WORKER, instance_id="w2"))
     step_at(controller, clock, 108.0)
-    clock.now_s = 110.0
+    clock.monotonic_s = 110.0
     keep_alive(controller, 4)
     step_at(controller, clock, 111.0)
 
@@ -140,7 +130,7 @@ def test_the_policy_looks_at_demand_once_a_period_and_at_the_fleet_whenever_it_c
 def test_what_workers_say_of_their_costs_is_what_the_policy_plans_with(controller, clock, asked):
     costs = (ModelCost("heavy", ((1, 1.0), (2, 1.5)), 7, 3.0),)
     controller.register(replace(WORKER, device="gpu", costs=costs))
-    clock.now_s = 105.0
+    clock.monotonic_s = 105.0
     keep_alive(controller)
 
     step_at(controller, clock, 106.0)
@@ -154,7 +144,7 @@ def test_a_silent_worker_leaves_the_plan(controller, clock):
     controller.step(100.0)
     assert planned(controller) == ["w1"]
 
-    clock.now_s = 103.0
+    clock.monotonic_s = 103.0
     controller.step(103.0)
 
     assert planned(controller) == []

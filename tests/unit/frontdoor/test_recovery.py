@@ -1,7 +1,7 @@
 """What a newer frontdoor makes of the journal's unfinished requests, whatever happened to the clock in between."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.records import AcceptedRequest
 from pentimento.stores.objects import open_objects
+from pentimento.testing.clocks import SetClock
 from pentimento.wire.journal import JOURNALLED_REQUEST, resolved_to_bytes
 from services.frontdoor.journal.recovery import recover
 from services.frontdoor.objects.inputs import Inputs
@@ -21,17 +22,6 @@ from services.frontdoor.requests.jobs import Jobs
 ACCEPTED_AT, DEADLINE_S, NOW = 1_000.0, 60.0, 5.0
 SPEC = GenerationSpec("a red circle", "", "tiny", 32, 32, 10, 3.0, Scheduler.DDIM, 7)
 RESOLVED = ResolvedRequest(SPEC, CacheMode.READ_WRITE, ImageFormat.PNG, None, 60_000)
-
-
-@dataclass(frozen=True)
-class Clock:
-    wall_s: float = ACCEPTED_AT
-
-    def monotonic(self) -> float:
-        return NOW
-
-    def wall(self) -> float:
-        return self.wall_s
 
 
 @pytest.fixture
@@ -66,7 +56,7 @@ async def test_a_recovered_request_has_what_was_left_of_its_time_and_never_more(
     accept(journal)
 
     (request,) = (
-        await recover(journal, Jobs(lambda event: None), inputs, Clock(wall_s), default_deadline_s=600.0)
+        await recover(journal, Jobs(lambda event: None), inputs, SetClock(wall_s, NOW), default_deadline_s=600.0)
     ).requests
 
     assert request.deadline == pytest.approx(NOW + left_s)
@@ -80,7 +70,7 @@ async def test_a_recovered_request_is_asked_as_it_was_accepted_with_its_adapters
     accept(journal, body=resolved_to_bytes(asked))
     jobs = Jobs(lambda event: None)
 
-    await recover(journal, jobs, inputs, Clock(), default_deadline_s=600.0)
+    await recover(journal, jobs, inputs, SetClock(ACCEPTED_AT, NOW), default_deadline_s=600.0)
 
     assert jobs.get("r1").request.resolved == asked
 
@@ -94,7 +84,9 @@ async def test_a_request_that_is_not_understood_ends_and_takes_no_other_with_it(
     if route is not None:
         journal.record_route("strange", route).result()
 
-    recovered = await recover(journal, Jobs(lambda event: None), inputs, Clock(), default_deadline_s=600.0)
+    recovered = await recover(
+        journal, Jobs(lambda event: None), inputs, SetClock(ACCEPTED_AT, NOW), default_deadline_s=600.0
+    )
 
     assert [request.request_id for request in recovered.requests] == ["sound"]
     record = journal.get("strange", "a").result()

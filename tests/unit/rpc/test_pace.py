@@ -7,21 +7,12 @@ import pytest
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.rpc import pace
 from pentimento.rpc.pace import BURST_CALLS, Pace
-
-
-class HandClock:
-    """Seconds in the test's hands."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from pentimento.testing.clocks import SetClock
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+def clock() -> SetClock:
+    return SetClock(monotonic_s=100.0)
 
 
 @pytest.fixture
@@ -37,9 +28,9 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def test_a_burst_begins_at_once_and_the_rest_in_its_order_at_the_pace(
-    clock: HandClock, slept: list[float]
+    clock: SetClock, slept: list[float]
 ) -> None:
-    paced = Pace(10.0, clock)
+    paced = Pace(10.0, clock.monotonic)
 
     for _ in range(BURST_CALLS + 3):
         await paced.begin("a")
@@ -47,8 +38,8 @@ async def test_a_burst_begins_at_once_and_the_rest_in_its_order_at_the_pace(
     assert slept == [0.1, 0.2, 0.3]
 
 
-async def test_nobody_waits_for_another(clock: HandClock, slept: list[float]) -> None:
-    paced = Pace(10.0, clock)
+async def test_nobody_waits_for_another(clock: SetClock, slept: list[float]) -> None:
+    paced = Pace(10.0, clock.monotonic)
     for _ in range(BURST_CALLS + 1):
         await paced.begin("a")
 
@@ -58,20 +49,20 @@ async def test_nobody_waits_for_another(clock: HandClock, slept: list[float]) ->
     assert slept == [0.1]
 
 
-async def test_who_keeps_to_the_pace_never_waits(clock: HandClock, slept: list[float]) -> None:
-    paced = Pace(10.0, clock)
+async def test_who_keeps_to_the_pace_never_waits(clock: SetClock, slept: list[float]) -> None:
+    paced = Pace(10.0, clock.monotonic)
     for _ in range(3 * BURST_CALLS):
         await paced.begin("a")
-        clock.now += 0.1
+        clock.monotonic_s += 0.1
 
     assert slept == []
 
 
-async def test_a_pause_gives_the_burst_back_and_no_more(clock: HandClock, slept: list[float]) -> None:
-    paced = Pace(10.0, clock)
+async def test_a_pause_gives_the_burst_back_and_no_more(clock: SetClock, slept: list[float]) -> None:
+    paced = Pace(10.0, clock.monotonic)
     for _ in range(BURST_CALLS):
         await paced.begin("a")
-    clock.now += 1000.0
+    clock.monotonic_s += 1000.0
 
     for _ in range(BURST_CALLS + 1):
         await paced.begin("a")
@@ -79,9 +70,9 @@ async def test_a_pause_gives_the_burst_back_and_no_more(clock: HandClock, slept:
     assert slept == [0.1]
 
 
-async def test_only_so_many_wait(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_wait(clock: SetClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "WAITING_CALLS", 2)
-    paced = Pace(0.001, clock)
+    paced = Pace(0.001, clock.monotonic)
     for _ in range(BURST_CALLS):
         await paced.begin("a")
     waiting = [asyncio.create_task(paced.begin("a")) for _ in range(2)]
@@ -100,10 +91,10 @@ async def test_only_so_many_wait(clock: HandClock, monkeypatch: pytest.MonkeyPat
         task.cancel()
 
 
-async def test_keys_are_forgotten_once_they_are_past_their_bursts(clock: HandClock) -> None:
-    paced = Pace(10.0, clock)
+async def test_keys_are_forgotten_once_they_are_past_their_bursts(clock: SetClock) -> None:
+    paced = Pace(10.0, clock.monotonic)
     for number in range(5000):
         await paced.begin(str(number))
-        clock.now += 1.0
+        clock.monotonic_s += 1.0
 
     assert len(paced._due_at) <= 1025

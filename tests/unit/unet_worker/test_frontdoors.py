@@ -3,6 +3,7 @@ import logging
 import pytest
 
 from pentimento.domain.errors import Aborted, InvalidArgument
+from pentimento.testing.clocks import SetClock
 from services.unet_worker.attempts.frontdoors import KnownFrontdoors
 
 NOW_S = 1_800_000_000.0
@@ -10,17 +11,9 @@ NOW_MS = 1_800_000_000_000
 A_YEAR_MS = 366 * 24 * 3600 * 1000
 
 
-class StandingClock:
-    def wall(self) -> float:
-        return NOW_S
-
-    def monotonic(self) -> float:
-        return 0.0
-
-
 @pytest.fixture
 def known() -> KnownFrontdoors:
-    return KnownFrontdoors(StandingClock())
+    return KnownFrontdoors(SetClock(NOW_S))
 
 
 def test_a_newer_epoch_is_news_and_the_same_one_is_not(known: KnownFrontdoors) -> None:

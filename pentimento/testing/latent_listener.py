@@ -1,46 +1,46 @@
-"""What a painting of the step engine comes to, for benchmarks that ask the engine without a worker around it."""
+"""What a painting of the step engine comes to, for whoever asks the engine without a worker around it."""
 
 import threading
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from pentimento.diffusion.engine import FinishedPainting
+from pentimento.diffusion.engine import FinishedPainting, SilentListener
 from pentimento.domain.errors import PentimentoError
 
 
 @dataclass
-class LatentListener:
-    """A listener that keeps the final latent and the number of steps taken, or the error."""
+class LatentListener(SilentListener):
+    """Keeps the final latent and the number of steps taken, or the error."""
 
     latent: Tensor | None = None
     error: PentimentoError | None = None
     steps: int = 0
     _over: threading.Event = field(default_factory=threading.Event)
 
-    def started(self, first_step: int, step_count: int) -> None:
-        pass
-
     def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
+        """Count it."""
         self.steps += 1
 
-    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
-        pass
-
     def finished(self, painting: FinishedPainting) -> None:
+        """Keep the final latent."""
         self.latent = painting.latent
         self._over.set()
 
     def failed(self, error: PentimentoError) -> None:
+        """Keep the error."""
         self.error = error
         self._over.set()
 
     def wait(self) -> Tensor:
-        """The final latent, once it is there; what it failed with as the cause of a RuntimeError."""
+        """Return the final latent (1, channels, height, width) once it is there. Raises as `result` does."""
         self._over.wait()
         return self.result()
 
     def result(self) -> Tensor:
+        """Return the final latent. Raises the error that ended the picture, RuntimeError before its end."""
+        if self.error is not None:
+            raise self.error
         if self.latent is None:
-            raise RuntimeError("the picture failed") from self.error
+            raise RuntimeError("the picture is not done")
         return self.latent
