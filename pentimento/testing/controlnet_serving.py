@@ -1,13 +1,13 @@
-"""A worker and a replica of the ControlNet service as processes, asked for the final latents of controlled pictures."""
+"""A worker and replicas of the ControlNet service as processes, asked for the final latents of controlled pictures."""
 
 import asyncio
 import itertools
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc.aio
@@ -18,6 +18,7 @@ from torch import Tensor
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
 from pentimento.clients.controlnet import ControlNetClient
+from pentimento.clients.errors import domain_errors
 from pentimento.diffusion.checkpoint import digest_directory
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.controlnets.rules import open_controlnet
@@ -31,73 +32,99 @@ from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to
 from pentimento.wire.tensors import tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
 
+REAL, PACED = "services.controlnet_svc", "services.controlnet_svc.pacing"
+
+
+@dataclass(frozen=True)
+class ServedControlNet:
+    """A ControlNet, and the address of the replica that serves it."""
+
+    selection: ControlNetSelection
+    address: str
+
 
 class ControlledByService:
-    """The worker, and where its ControlNets are served."""
+    """The worker, and its ControlNets in the order in which pictures ask for them."""
 
-    def __init__(
-        self, channel: grpc.aio.Channel, held: pb.HeldModel, address: str, controlnets: Sequence[ControlNetSelection]
-    ) -> None:
+    def __init__(self, channel: grpc.aio.Channel, held: pb.HeldModel, controlnets: Sequence[ServedControlNet]) -> None:
         self._stub = UnetWorkerServiceStub(channel)
         self._held = held
-        self._address = address
         self._controlnets = tuple(controlnets)
         self._numbers = itertools.count(1)
 
     async def controlled(self, controlled: ControlledCase, conditions: Sequence[Tensor]) -> Tensor:
         """Return the final latents (1, channels, height, width). Raises what the call fails with."""
+        result = await self.painted(controlled, conditions)
+        return tensor_from_wire(tensor_from_proto(result.final_latents))
+
+    async def painted(self, controlled: ControlledCase, conditions: Sequence[Tensor]) -> pb.AttemptResult:
+        """Return the whole answer. A case without settings is not controlled; its first condition says the size.
+        Raises what the call fails with."""
         held, number = self._held, next(self._numbers)
-        image = _image(conditions[0])
-        selections = [
-            _acting(controlnet, pixels, setting)
-            for controlnet, pixels, setting in zip(self._controlnets, conditions, controlled.settings, strict=False)
-        ]
-        spec = replace(spec_of(controlled.case, held, image), controlnets=tuple(selections))
+        acting = list(zip(self._controlnets, conditions, controlled.settings, strict=False))
+        selections = tuple(_acting(served.selection, pixels, setting) for served, pixels, setting in acting)
+        spec = replace(spec_of(controlled.case, held, _image(conditions[0])), controlnets=selections)
         request = pb.ExecuteRequest(
             attempt=attempt_to_proto(Attempt(f"golden-{number}", 1, number, "golden", 1, "golden")),
             spec=spec_to_proto(spec),
             route=route_to_proto(Route("golden", FromNoise(), held.model, held.model_digest)),
             worker_generation=held.worker_generation,
-            controlnet_endpoints=[
-                pb.ControlNetEndpoint(name=one.name, address=self._address, controlnet_digest=one.digest)
-                for one in selections
-            ],
+            controlnet_endpoints=[_endpoint(served) for served, _, _ in acting],
             return_latents=True,
         )
-        answers = [answer async for answer in self._stub.Execute(request)]
-        return tensor_from_wire(tensor_from_proto(answers[-1].result.final_latents))
+        with domain_errors():
+            answers = [answer async for answer in self._stub.Execute(request)]
+        return answers[-1].result
 
 
 @asynccontextmanager
 async def controlled_by_service(model: Path, controlnets: Sequence[Path]) -> AsyncIterator[ControlledByService]:
     """Start both processes, with memory that they share, and stop them in the end."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm")))
-        (shared := folder / "shared").mkdir(mode=0o700)
-        selections = _register(folder, controlnets)
-        address = f"unix:{folder}/controlnets"
-        command = [sys.executable, "-m", "services.controlnet_svc", "--controlnets", str(folder / "registry.json")]
-        command += [
-            "--listen",
-            address,
-            "--device",
-            "cpu",
-            "--shared-memory-dir",
-            str(shared),
-            "--log-level",
-            "warning",
-        ]
-        replica = stack.enter_context(start_on(None, command))
-        stack.callback(replica.terminate)
-        worker = stack.enter_context(worker_process(model, "--shared-memory-dir", str(shared)))
-        await _serving(address)
-        async with open_channel(worker, RpcChannelSettings()) as channel:
-            held = (await await_serving(channel)).held
-            yield ControlledByService(channel, held, address, selections)
+        folder = stack.enter_context(shared_folder())
+        selections = register(folder, controlnets)
+        flags = ("--controlnets", str(folder / "registry.json"))
+        address = stack.enter_context(replica_process(folder, "controlnets", REAL, *flags))
+        worker = stack.enter_context(worker_process(model, "--shared-memory-dir", str(folder / "shared")))
+        served = [ServedControlNet(selection, address) for selection in selections]
+        async with serving_together(worker, served) as together:
+            yield together
 
 
-def _register(folder: Path, controlnets: Sequence[Path]) -> list[ControlNetSelection]:
-    """Write a registry of links to the ControlNets."""
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """A folder in memory, short enough for sockets, with the directory `shared` for regions."""
+    with tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm") as name:
+        (Path(name) / "shared").mkdir(mode=0o700)
+        yield Path(name)
+
+
+@contextmanager
+def replica_process(folder: Path, name: str, module: str, *flags: str, core: int | None = None) -> Iterator[str]:
+    """A replica of the ControlNet service, on the CPU with one torch thread, in such a folder; its address."""
+    address = f"unix:{folder}/{name}"
+    command = [sys.executable, "-m", module, "--listen", address, "--device", "cpu", "--log-level", "warning"]
+    with start_on(core, [*command, "--shared-memory-dir", str(folder / "shared"), *flags]) as process:
+        try:
+            yield address
+        finally:
+            process.terminate()
+
+
+@asynccontextmanager
+async def serving_together(
+    worker: str, controlnets: Sequence[ServedControlNet], start_s: float = START_S
+) -> AsyncIterator[ControlledByService]:
+    """Wait until all of them serve."""
+    for address in dict.fromkeys(served.address for served in controlnets):
+        await _serving(address, start_s)
+    async with open_channel(worker, RpcChannelSettings()) as channel:
+        held = (await await_serving(channel)).held
+        yield ControlledByService(channel, held, controlnets)
+
+
+def register(folder: Path, controlnets: Sequence[Path]) -> list[ControlNetSelection]:
+    """Write a registry with copies of the ControlNets; return how each is selected."""
     entries = []
     for index, directory in enumerate(controlnets):
         name = f"control-{index}"
@@ -110,6 +137,11 @@ def _register(folder: Path, controlnets: Sequence[Path]) -> list[ControlNetSelec
     return [ControlNetSelection(entry["name"], b"", digest=entry["digest"]) for entry in entries]
 
 
+def _endpoint(served: ServedControlNet) -> pb.ControlNetEndpoint:
+    selection = served.selection
+    return pb.ControlNetEndpoint(name=selection.name, address=served.address, controlnet_digest=selection.digest)
+
+
 def _acting(controlnet: ControlNetSelection, pixels: Tensor, setting: ControlSetting) -> ControlNetSelection:
     image, share = png_of(_image(pixels)), (setting.start_fraction, setting.end_fraction)
     return ControlNetSelection(controlnet.name, image, setting.scale, *share, digest=controlnet.digest)
@@ -119,8 +151,8 @@ def _image(pixels: Tensor) -> Image.Image:
     return Image.fromarray((pixels[0].permute(1, 2, 0) * 255.0).round().to(torch.uint8).numpy())
 
 
-async def _serving(address: str) -> None:
-    async with open_channel(address, RpcChannelSettings()) as channel, asyncio.timeout(START_S):
+async def _serving(address: str, start_s: float) -> None:
+    async with open_channel(address, RpcChannelSettings()) as channel, asyncio.timeout(start_s):
         while True:
             try:
                 await ControlNetClient(channel).status(5.0)

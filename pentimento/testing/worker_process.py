@@ -14,11 +14,13 @@ START_S = 600.0
 
 
 @contextmanager
-def worker_process(model: Path, *flags: str, core: int | None = None) -> Iterator[str]:
+def worker_process(
+    model: Path, *flags: str, core: int | None = None, module: str = "services.unet_worker"
+) -> Iterator[str]:
     """On the CPU with one torch thread, over an empty object store; its address."""
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         address = f"unix:{folder}/worker"
-        command = [sys.executable, "-m", "services.unet_worker", "--model", str(model), "--listen", address]
+        command = [sys.executable, "-m", module, "--model", str(model), "--listen", address]
         command += ["--objects-url", f"file://{folder}/objects", "--device", "cpu", "--log-level", "warning", *flags]
         with start_on(core, command) as process:
             try:

@@ -2,7 +2,7 @@
 waits for."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -15,6 +15,7 @@ from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals
 from pentimento.domain.errors import InvalidArgument
 from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender
@@ -29,6 +30,8 @@ from services.controlnet_svc.streams import ControlNets, OpenedStream, StreamOrd
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControlNetService"].full_name
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[pb.StreamResidualsRequest]
+# A residual, to be sent.
+Outgoing = Callable[[Tensor, Binding], OutgoingTensor]
 FLOATS = (Dtype.FLOAT32, Dtype.FLOAT16, Dtype.BFLOAT16)
 # Of an opening message's tensors together: SD3's text states and a condition's latents take a few MiB.
 MAX_OPENING_BYTES = 64 << 20
@@ -44,8 +47,14 @@ class ControlNetServicer(ControlNetServiceServicer):
     """`directory` is where it shares memory with its host's workers, None where it does not."""
 
     def __init__(
-        self, controlnets: ControlNets, news: CreditNews, directory: RegionDirectory | None, instance_id: str
+        self,
+        controlnets: ControlNets,
+        news: CreditNews,
+        directory: RegionDirectory | None,
+        instance_id: str,
+        outgoing: Outgoing = outgoing_tensor,
     ) -> None:
+        self._outgoing = outgoing
         self._controlnets = controlnets
         self._news = news
         self._directory = directory
@@ -70,7 +79,7 @@ class ControlNetServicer(ControlNetServiceServicer):
             sizes = [size_of(WIRE_DTYPES[stream.dtype], layer.dims) for layer in stream.layers]
             offer = opening.message.transport
             sender, region = await asyncio.to_thread(open_sender, offer, self._directory, sizes)
-            conversation = _Conversation(opening, stream, sender)
+            conversation = _Conversation(opening, stream, sender, self._outgoing)
             try:
                 yield conversation.opened(region)
                 async with aclosing(conversation.answers(request)) as answers:
@@ -203,7 +212,8 @@ def _order(message: pb.OpenStream, rows: int, tensors: dict[str, Tensor]) -> Str
 class _Conversation:
     """What follows the opening: a step, its residuals, and so on."""
 
-    def __init__(self, opening: _Opening, stream: OpenedStream, sender: TensorSender) -> None:
+    def __init__(self, opening: _Opening, stream: OpenedStream, sender: TensorSender, outgoing: Outgoing) -> None:
+        self._outgoing = outgoing
         self._opening = opening
         self._stream = stream
         self._sender = sender
@@ -251,7 +261,7 @@ class _Conversation:
             digest = self._stream.digest
             return self._sender.pack(
                 [
-                    outgoing_tensor(tensor, self._opening.binding(step.step_index, name, digest))
+                    self._outgoing(tensor, self._opening.binding(step.step_index, name, digest))
                     for name, tensor in named_tensors(residuals)
                 ]
             )

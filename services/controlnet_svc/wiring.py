@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,17 +14,33 @@ from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.rpc import RpcServer
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.process import ServiceProcess
+from pentimento.tensors.device import outgoing_tensor
 from pentimento.tensors.regions import RegionDirectory
 from services.controlnet_svc.catalogue import shelved_networks
 from services.controlnet_svc.compute.thread import ComputeThread
 from services.controlnet_svc.credits import CreditNews
-from services.controlnet_svc.residency.shelf import NetworkShelf
-from services.controlnet_svc.servicer import FULL_NAME, ControlNetServicer
+from services.controlnet_svc.residency.shelf import NetworkShelf, ShelvedNetwork
+from services.controlnet_svc.servicer import FULL_NAME, ControlNetServicer, Outgoing
 from services.controlnet_svc.settings import ControlNetSettings
 from services.controlnet_svc.streams import ControlNets
 
 # Of the device: the rest is for what the networks make of their inputs.
 BUDGET_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class NetworkSource:
+    """Where the ControlNets come from, by name, and how their residuals are sent: off a device, or off a paced one."""
+
+    networks: Callable[[ControlNetSettings, torch.device, torch.dtype], Mapping[str, ShelvedNetwork]]
+    outgoing: Outgoing
+
+
+def _registered(settings: ControlNetSettings, device: torch.device, dtype: torch.dtype) -> Mapping[str, ShelvedNetwork]:
+    return shelved_networks(settings.controlnets, device, dtype)
+
+
+REGISTERED = NetworkSource(_registered, outgoing_tensor)
 
 
 class BusySeconds:
@@ -62,19 +79,19 @@ class ControlNetProcess(ServiceProcess):
         self.controlnets.compute.close()
 
 
-def wire(settings: ControlNetSettings) -> ControlNetProcess:
+def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> ControlNetProcess:
     """Call it inside the event loop that the process runs on. Raises what is wrong with the registry, and
     FailedPrecondition when CUDA is asked for and not there."""
     torch.set_num_threads(settings.threads)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
     server, news, busy = RpcServer(settings.rpc, "controlnet_svc"), CreditNews(), BusySeconds()
-    networks = shelved_networks(settings.controlnets, device, dtype)
+    networks = source.networks(settings, device, dtype)
     compute = ComputeThread(settings.max_batch, busy.add)
     shelf = NetworkShelf(networks, _budget_bytes(settings.memory_budget_mib, device), news.changed)
     controlnets = ControlNets(shelf, compute, settings.max_streams, news.changed)
     directory = RegionDirectory(Path(settings.shared_memory_dir)) if settings.shared_memory_dir else None
-    servicer = ControlNetServicer(controlnets, news, directory, server.instance_id)
+    servicer = ControlNetServicer(controlnets, news, directory, server.instance_id, source.outgoing)
     server.add(add_ControlNetServiceServicer_to_server, servicer, FULL_NAME)
     registration = FleetMember(server, ReplicaKind.CONTROLNET, settings).registration(
         lambda replica: _described(replica, controlnets, device),

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
 from pentimento.diffusion.latents import LatentFormat
 from pentimento.diffusion.loras import layers_of
 from pentimento.diffusion.weights import quiet_loaders
-from pentimento.domain.fleet import HeldModel, ModelCost
+from pentimento.domain.fleet import Capability, HeldModel, ModelCost
 from pentimento.rpc import open_channel
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import ObjectStore, open_objects
@@ -32,7 +33,8 @@ from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.attempts.starts import StartResolver
-from services.unet_worker.control.replicas import ControlNetReplicas
+from services.unet_worker.control.answers import summed_answers
+from services.unet_worker.control.replicas import ControlNetReplicas, Summing
 from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.energy import EnergyMeter, open_counter
 from services.unet_worker.device.engine_metrics import EngineMetrics
@@ -55,12 +57,32 @@ logger = logging.getLogger(__name__)
 STORE_THREADS = 4
 
 
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model comes from, what its device makes of a step's answers of ControlNets, and what else it can: a real
+    device, or a paced one."""
+
+    load: Callable[[UnetWorkerSettings], DiffusionModel]
+    summing: Summing
+    capabilities: frozenset[Capability] = frozenset()
+
+
+def _load_checkpoint(settings: UnetWorkerSettings) -> DiffusionModel:
+    quiet_loaders()
+    device = choose_device(settings.device)
+    return load_model(settings.model, device, choose_dtype(settings.dtype, device))
+
+
+CHECKPOINTS = ModelSource(_load_checkpoint, summed_answers)
+
+
 class TorchModels:
-    """Checkpoints that a device can hold, by their names, with the settings to load each with. See
+    """Models that a device can hold, by their names, with the settings to load each with. See
     `process.WorkerModels`."""
 
-    def __init__(self, models: Mapping[str, UnetWorkerSettings]) -> None:
+    def __init__(self, models: Mapping[str, UnetWorkerSettings], source: ModelSource = CHECKPOINTS) -> None:
         self._models = models
+        self._source = source
         self._lag = LoopLagProbe(metrics.LOOP_LAG_SECONDS.observe)
 
     @property
@@ -72,7 +94,7 @@ class TorchModels:
 
     async def serve(self, identity: WorkerIdentity) -> ModelSwitch:
         """Load, measure and compile off the event loop."""
-        loader = CheckpointLoader(self._models, identity)
+        loader = CheckpointLoader(self._models, identity, self._source)
         backend = ModelSwitch(await loader.load(self.names[0]), loader.load, identity.changed)
         self._lag.start()
         return backend
@@ -82,10 +104,11 @@ class TorchModels:
 
 
 class CheckpointLoader:
-    """Loads checkpoints for one start of a worker."""
+    """Loads models for one start of a worker."""
 
-    def __init__(self, models: Mapping[str, UnetWorkerSettings], identity: WorkerIdentity) -> None:
+    def __init__(self, models: Mapping[str, UnetWorkerSettings], identity: WorkerIdentity, source: ModelSource) -> None:
         self._models = models
+        self._source = source
         self._identity = identity
         self._loop = asyncio.get_running_loop()
 
@@ -95,18 +118,15 @@ class CheckpointLoader:
 
     async def load(self, name: str) -> LoadedModel:
         """Return the model, ready to serve."""
-        loaded = await asyncio.to_thread(self._load_checkpoint, self._models[name])
+        loaded = await asyncio.to_thread(self._load, self._models[name])
         await warm_up(loaded.runner, loaded.held)
         return loaded
 
-    def _load_checkpoint(self, settings: UnetWorkerSettings) -> LoadedModel:
+    def _load(self, settings: UnetWorkerSettings) -> LoadedModel:
         objects = open_objects(settings.objects_url)
         torch.set_num_threads(settings.threads)
-        quiet_loaders()
-        device = choose_device(settings.device)
         logger.info("loading the model")
-        model = load_model(settings.model, device, choose_dtype(settings.dtype, device))
-        return self._assemble(model, objects, settings)
+        return self._assemble(self._source.load(settings), objects, settings)
 
     def _assemble(self, model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings) -> LoadedModel:
         held = held_model(model.info, settings, self._identity.generation)
@@ -126,14 +146,15 @@ class CheckpointLoader:
             settings.progress_interval_ms / 1000,
             energy.watts if energy is not None else lambda since, until: None,
             LatentFormat(settings.latent_format.value),
-            _replicas(settings),
+            _replicas(settings, self._source.summing),
             loras,
         )
         # What the engine does while nobody is here may go on.
         runner = AttemptRunner(model_runner, objects, store_threads, settings.upload_timeout_s, engine.wake)
         engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
         parts = (engine, finisher, runner, store_threads)
-        return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, loras, energy)
+        own = (loras, energy, self._source.capabilities)
+        return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, *own)
 
     def _news_of_loras(self, engine: StepEngine) -> None:
         """On the loader's threads: the engine may go on, and frontdoors are told what is resident."""
@@ -194,9 +215,9 @@ def _denoiser(model: DiffusionModel, choice: CompileChoice) -> Denoiser:
     return EagerDenoiser(model) if mode is CompileMode.OFF else CompiledDenoiser(model, mode)
 
 
-def _replicas(settings: UnetWorkerSettings) -> ControlNetReplicas:
+def _replicas(settings: UnetWorkerSettings, summing: Summing) -> ControlNetReplicas:
     directory = RegionDirectory(Path(settings.shared_memory_dir)) if settings.shared_memory_dir else None
-    return ControlNetReplicas(lambda address: open_channel(address, settings.channels), directory)
+    return ControlNetReplicas(lambda address: open_channel(address, settings.channels), directory, summing)
 
 
 def _energy_meter(device: torch.device) -> EnergyMeter | None:

@@ -6,12 +6,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from pentimento.clients.controlnet import ResidualStreamRequest
-from pentimento.diffusion.controlnets import ControlSetting, summed
+from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families.model import NO_CONTROL, Conditioning, ControlResiduals, DenoiserInput
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import ControlNetSelection
-from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.device import outgoing_tensor
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.wire.tensors import UNBOUND
@@ -84,7 +84,7 @@ class RemoteControl:
             return NO_CONTROL
         if not self._asked.done():
             return None
-        return summed([_residuals_of(received) for received in self._asked.result()])
+        return self._replicas.summing(self._asked.result())
 
     def close(self) -> None:
         """End the streams. Harmless twice."""
@@ -128,13 +128,3 @@ class RemoteControl:
 def _optional(texts: Conditioning, name: str) -> OutgoingTensor | None:
     tensor = getattr(texts, name)
     return None if tensor is None else outgoing_tensor(tensor, UNBOUND)
-
-
-def _residuals_of(received: ReceivedTensors) -> ControlResiduals:
-    """By layer, over the very bytes that came. Raises InvalidArgument for values that are not finite."""
-    tensors = {wire.binding.layer: tensor_over(wire) for wire in received.tensors}
-    return ControlResiduals(
-        tuple(tensor for layer, tensor in tensors.items() if layer.startswith("down_block_")),
-        tensors.get("mid_block"),
-        tuple(tensor for layer, tensor in tensors.items() if layer.startswith("block_")),
-    )

@@ -5,17 +5,28 @@ from collections.abc import Callable, Sequence
 import grpc.aio
 
 from pentimento.clients.controlnet import ControlNetClient
+from pentimento.diffusion.families.model import ControlResiduals
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.generation import ControlNetSelection
 from pentimento.domain.reasons import Reason
+from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.tensors.regions import RegionDirectory
+from services.unet_worker.control.answers import summed_answers
+
+Summing = Callable[[Sequence[ReceivedTensors]], ControlResiduals]
 
 
 class ControlNetReplicas:
-    """On the event loop only."""
+    """On the event loop only. `summing` makes the residuals of a step of what its ControlNets answered."""
 
-    def __init__(self, open_channel: Callable[[str], grpc.aio.Channel], directory: RegionDirectory | None) -> None:
+    def __init__(
+        self,
+        open_channel: Callable[[str], grpc.aio.Channel],
+        directory: RegionDirectory | None,
+        summing: Summing = summed_answers,
+    ) -> None:
+        self.summing = summing
         self._open_channel = open_channel
         self._directory = directory
         self._clients: dict[str, ControlNetClient] = {}

@@ -45,6 +45,8 @@ class LoadedModel:
     max_batch: int
     loras: LoraShelf
     energy: EnergyMeter | None = None
+    # Of its device, beside those of every model.
+    device_capabilities: frozenset[Capability] = frozenset()
 
     @property
     def noise_form(self) -> NoiseForm:
@@ -52,7 +54,8 @@ class LoadedModel:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return CAPABILITIES | {Capability.LORA} if self.loras.adapters else CAPABILITIES
+        own = CAPABILITIES | self.device_capabilities
+        return own | {Capability.LORA} if self.loras.adapters else own
 
     @property
     def adapters(self) -> HeldAdapters:

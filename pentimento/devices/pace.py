@@ -1,0 +1,169 @@
+"""A pace: what a paced device says of its model, and how long its compute takes, as a TOML file says it.
+
+    name = "sdxl"
+    family = "stable_diffusion_xl"
+    steps = 50
+    guidance_scale = 1.0                          # of requests that name none
+    width_px = 1024
+    height_px = 1024
+    latent_channels = 4
+    px_per_latent = 8
+    text_tokens = 77
+    text_width = 2048
+    pooled_width = 1280                           # 0: the family has no pooled text
+    block_channels = [320, 640, 1280]             # of the UNet: they decide the residuals' shapes
+    layers_per_block = 2
+    encode_ms = { 1 = 13.6, 2 = 27.2 }            # of a pass of so many rows: encoder and mid block
+    decode_ms = { 1 = 16.6, 2 = 33.2 }            # the decoder, which waits for residuals
+    picture_ms = 30.0                             # a latent to pixels
+    [[controlnets]]
+    name = "canny"
+    step_ms = { 1 = 13.6, 2 = 27.2 }
+    load_s = 1.5
+    memory_bytes = 2500000000
+
+A paced device is a real process with real streams, whose compute sleeps for these times. It knows no prompt, no weight
+and no picture. The paced worker, the paced ControlNet service and the benchmarks read it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pentimento.devices.profile import for_every_batch, steady
+from pentimento.files.toml_document import TomlTable, read_toml
+
+MAX_ROWS = 128
+_FAMILIES = ("stable_diffusion", "stable_diffusion_xl")
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Seconds of a pass by its rows - 1, from one row to as many as were profiled."""
+
+    seconds: tuple[float, ...]
+
+    def of(self, row_count: int) -> float:
+        """Return the seconds of a pass of so many rows; of more than were profiled in proportion to the largest."""
+        known = len(self.seconds)
+        return self.seconds[min(row_count, known) - 1] * max(row_count / known, 1.0)
+
+
+@dataclass(frozen=True)
+class ControlNetPace:
+    """A ControlNet: its passes, the seconds of loading it, and what it takes on the device."""
+
+    name: str
+    step: PassTimes
+    load_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class DevicePace:
+    """A base model with its ControlNets; see the module. Sizes in pixels; `block_channels` from shallow to deep."""
+
+    name: str
+    family: str
+    steps: int
+    guidance_scale: float
+    width_px: int
+    height_px: int
+    latent_channels: int
+    px_per_latent: int
+    text_tokens: int
+    text_width: int
+    pooled_width: int
+    block_channels: tuple[int, ...]
+    layers_per_block: int
+    encode: PassTimes
+    decode: PassTimes
+    picture_s: float
+    controlnets: tuple[ControlNetPace, ...]
+
+    @property
+    def size_multiple_px(self) -> int:
+        """Sides of pictures are multiples of it."""
+        return self.px_per_latent << (len(self.block_channels) - 1)
+
+    def latent_dims(self, width_px: int, height_px: int) -> Dims:
+        """Return (channels, height, width) of a picture's latent."""
+        return (self.latent_channels, height_px // self.px_per_latent, width_px // self.px_per_latent)
+
+    def residual_dims(self, row_count: int, height: int, width: int) -> tuple[tuple[Dims, ...], Dims]:
+        """Return the dims of a UNet ControlNet's residuals for latents of that size: of its down blocks, shallow to
+        deep, and of its mid block."""
+        down = [(row_count, self.block_channels[0], height, width)]
+        for level, channels in enumerate(self.block_channels):
+            down += [(row_count, channels, height, width)] * self.layers_per_block
+            if level < len(self.block_channels) - 1:
+                height, width = -(-height // 2), -(-width // 2)
+                down.append((row_count, channels, height, width))
+        return tuple(down), (row_count, self.block_channels[-1], height, width)
+
+
+def read_pace(path: Path) -> DevicePace:
+    """Return what a file says. Raises NotFound without it, InvalidArgument that names file, line, field and limit."""
+    table = read_toml(path)
+    pace = DevicePace(
+        name=table.text("name"),
+        family=_family(table),
+        steps=table.whole("steps", minimum=1, maximum=1000),
+        guidance_scale=table.number("guidance_scale", 1.0, maximum=100.0),
+        width_px=table.whole("width_px", minimum=8, maximum=8192),
+        height_px=table.whole("height_px", minimum=8, maximum=8192),
+        latent_channels=table.whole("latent_channels", 4, minimum=1, maximum=64),
+        px_per_latent=table.whole("px_per_latent", 8, minimum=1, maximum=64),
+        text_tokens=table.whole("text_tokens", 77, minimum=1, maximum=1024),
+        text_width=table.whole("text_width", minimum=1, maximum=8192),
+        pooled_width=table.whole("pooled_width", 0, maximum=8192),
+        block_channels=_channels(table),
+        layers_per_block=table.whole("layers_per_block", 2, minimum=1, maximum=16),
+        encode=_pass_times(table, "encode_ms"),
+        decode=_pass_times(table, "decode_ms"),
+        picture_s=table.number("picture_ms", 0.0) / 1e3,
+        controlnets=tuple(_controlnet(entry) for entry in table.tables("controlnets")),
+    )
+    names = [controlnet.name for controlnet in pace.controlnets]
+    if len(set(names)) < len(names):
+        raise table.error("controlnets", f"must have names of their own, got {', '.join(names)}")
+    table.close()
+    return pace
+
+
+def _family(table: TomlTable) -> str:
+    family = table.text("family")
+    if family not in _FAMILIES:
+        raise table.error("family", f"must be one of {', '.join(_FAMILIES)}, got {family[:80]!r}")
+    return family
+
+
+def _channels(table: TomlTable) -> tuple[int, ...]:
+    values = table.numbers("block_channels", minimum=1.0)
+    if not 1 <= len(values) <= 8 or not all(value.is_integer() and value <= 65536 for value in values):
+        raise table.error("block_channels", f"must be 1 to 8 whole numbers, got {list(values)[:8]}")
+    return tuple(int(value) for value in values)
+
+
+def _controlnet(table: TomlTable) -> ControlNetPace:
+    return ControlNetPace(
+        name=table.text("name"),
+        step=_pass_times(table, "step_ms"),
+        load_s=table.number("load_s", 0.0),
+        memory_bytes=table.whole("memory_bytes", 1, minimum=1),
+    )
+
+
+def _pass_times(table: TomlTable, field: str) -> PassTimes:
+    inner = table.table(field)
+    if inner is None or not inner.fields:
+        raise table.error(field, "must be milliseconds of a pass by its rows")
+    known = {_rows(inner, key): steady(inner.number(key) / 1e3) for key in inner.fields}
+    return PassTimes(tuple(cost.mean_s for cost in for_every_batch(known)))
+
+
+def _rows(table: TomlTable, field: str) -> int:
+    if not (field.isascii() and field.isdigit() and 1 <= int(field) <= MAX_ROWS):
+        raise table.error(field, f"must be 1 to {MAX_ROWS} rows")
+    return int(field)

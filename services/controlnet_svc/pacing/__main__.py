@@ -1,0 +1,17 @@
+"""`python -m services.controlnet_svc.pacing --controlnets PACE.toml`: a ControlNet service whose compute sleeps for the
+times of a pace."""
+
+from pentimento.rpc import run_service
+from pentimento.settings import load_settings
+from services.controlnet_svc.settings import ControlNetSettings
+
+
+async def main(argv: list[str]) -> None:
+    settings = load_settings(ControlNetSettings, "controlnet_svc", argv)
+    from services.controlnet_svc.pacing.wiring import wire_paced
+
+    await wire_paced(settings).run()
+
+
+if __name__ == "__main__":
+    run_service(main)

@@ -1,0 +1,18 @@
+"""`python -m services.unet_worker.pacing --model PACE.toml`: a worker whose compute sleeps for the times of a pace."""
+
+from pentimento.diffusion.lean_imports import import_networks_alone
+from pentimento.rpc import run_service
+from pentimento.settings import load_settings
+from services.unet_worker.settings import UnetWorkerSettings
+
+
+async def main(argv: list[str]) -> None:
+    settings = load_settings(UnetWorkerSettings, "unet_worker", argv)
+    import_networks_alone()
+    from services.unet_worker.pacing.wiring import wire
+
+    await wire(settings).run()
+
+
+if __name__ == "__main__":
+    run_service(main)

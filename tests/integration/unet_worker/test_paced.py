@@ -1,0 +1,117 @@
+"""Paced devices: real processes and streams, and the pictures that the same numbers make in one process."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
+
+import pytest
+import pytest_asyncio
+import torch
+from torch import Tensor
+
+from pentimento.devices.pace import DevicePace, read_pace
+from pentimento.diffusion.controlnets import ControlSetting, ControlStep, summed
+from pentimento.diffusion.families.model import ControlResiduals, DenoiserEncoding
+from pentimento.diffusion.painting import NoiseStart, PaintingRequest, model_input, prepare, take_step
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.domain.generation import ControlNetSelection, GenerationSpec, Scheduler
+from pentimento.testing.controlled_painting import ControlledCase, conditions_for
+from pentimento.testing.controlnet_serving import (
+    PACED,
+    ControlledByService,
+    ServedControlNet,
+    replica_process,
+    serving_together,
+    shared_folder,
+)
+from pentimento.testing.diffusers_reference import Case
+from pentimento.testing.worker_process import worker_process
+from services.controlnet_svc.pacing.network import PacedControlNet
+from services.unet_worker.pacing.model import PacedModel
+
+PACE = """
+name = "little"
+family = "stable_diffusion"
+steps = 6
+width_px = 64
+height_px = 64
+text_width = 16
+block_channels = [64, 128]
+encode_ms = { 1 = 2.0 }
+decode_ms = { 1 = 2.0 }
+[[controlnets]]
+name = "first"
+step_ms = { 1 = 2.0 }
+[[controlnets]]
+name = "second"
+step_ms = { 1 = 8.0 }
+"""
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SETTINGS = (ControlSetting(0.7, end_fraction=0.5), ControlSetting(1.3, start_fraction=0.2))
+CONDITIONS = conditions_for(2, 64, 64)
+CASE = Case("anything", "", Scheduler.DDIM, seed=3, steps=6, guidance_scale=3.0)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served() -> AsyncIterator[ControlledByService]:
+    """A paced worker, and each ControlNet on a replica of its own."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(shared_folder())
+        path = folder / "pace.toml"
+        path.write_text(PACE)
+        addresses = [
+            stack.enter_context(replica_process(folder, f"c{number}", PACED, "--controlnets", str(path)))
+            for number in range(2)
+        ]
+        worker = stack.enter_context(
+            worker_process(path, "--shared-memory-dir", str(folder / "shared"), module="services.unet_worker.pacing")
+        )
+        named = [ControlNetSelection(controlnet.name, b"") for controlnet in read_pace(path).controlnets]
+        controlnets = [ServedControlNet(one, address) for one, address in zip(named, addresses, strict=True)]
+        async with serving_together(worker, controlnets) as together:
+            yield together
+
+
+@torch.inference_mode()
+def in_one_process(pace: DevicePace, case: Case, settings: Sequence[ControlSetting]) -> Tensor:
+    """The same picture, step by step, its ControlNets asked in turn."""
+    model = PacedModel(pace, torch.float16)
+    spec = GenerationSpec(
+        case.prompt, "", pace.name, 64, 64, case.steps, case.guidance_scale, case.scheduler, case.seed
+    )
+    painting = prepare(model, PromptMemo(model, 4), PaintingRequest(spec, NoiseStart()))
+    rows = painting.row_count
+    networks = [PacedControlNet(pace, controlnet, "", torch.float16) for controlnet in pace.controlnets]
+    embedded = [network.embed(pixels, rows) for network, pixels in zip(networks, CONDITIONS, strict=True)]
+    while not painting.done:
+        inputs, step = model_input(model, painting), painting.state.step_index
+        acting = [
+            network.residuals([ControlStep(inputs, told, setting)])[0]
+            for network, told, setting in zip(networks, embedded, settings, strict=False)
+            if setting.acts_at(step, case.steps)
+        ]
+        stamps = ControlResiduals(tuple(part[:, :1, :1, :1] for part in summed(acting).tensors))
+        prediction = model.decode(
+            type(inputs)(inputs.latents, inputs.timesteps, inputs.conditioning, stamps),
+            DenoiserEncoding((inputs.latents,)),
+        )
+        take_step(model, painting, prediction)
+    return painting.state.latent
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, SETTINGS[1:], ()], ids=["both", "one", "none"])
+async def test_residuals_come_from_their_replicas_in_their_steps(
+    served: ControlledByService, tmp_path_factory: pytest.TempPathFactory, settings: tuple[ControlSetting, ...]
+) -> None:
+    path = tmp_path_factory.mktemp("pace") / "pace.toml"
+    path.write_text(PACE)
+
+    found = await served.controlled(ControlledCase(CASE, settings), CONDITIONS)
+
+    assert torch.equal(found, in_one_process(read_pace(path), CASE, settings))
+
+
+async def test_control_shows_in_a_paced_picture(served: ControlledByService) -> None:
+    controlled = await served.controlled(ControlledCase(CASE, SETTINGS), CONDITIONS)
+    free = await served.controlled(ControlledCase(CASE, ()), CONDITIONS)
+
+    assert float((controlled - free).abs().max()) > 0.01
