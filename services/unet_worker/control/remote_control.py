@@ -1,6 +1,7 @@
 """The engine's source of residuals for one picture: its ControlNets, on their replicas, all at once."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.wire.tensors import UNBOUND
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.control.replayed_stream import ReplayedStream
-from services.unet_worker.control.replicas import ControlNetReplicas, addresses_of
+from services.unet_worker.control.replicas import ControlNetReplicas, StreamPlace, addresses_of
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class RemoteControl:
         self._streams: list[ReplayedStream] = []
         self._asked: Future[list[ReceivedTensors]] | None = None
         self._closed = False
+        for controlnet in self._controlnets:
+            replicas.mention(controlnet.addresses)
 
     def ask(self, step_index: int, inputs: DenoiserInput) -> None:
         """Ask those that act in this step, beginning with the first step that there is."""
@@ -101,10 +104,11 @@ class RemoteControl:
         return await asyncio.gather(*(stream.residuals(step_index, timestep, latents) for stream in streams))
 
     def _open(self, inputs: DenoiserInput) -> None:
+        beside: Counter[str] = Counter()
         for controlnet in self._controlnets:
-            request = self._request(controlnet.selection, inputs)
-            stream = ReplayedStream(controlnet.selection.name, controlnet.addresses, self._replicas.client, request)
-            self._streams.append(stream)
+            name, request = controlnet.selection.name, self._request(controlnet.selection, inputs)
+            place = StreamPlace(name, controlnet.addresses, self._replicas, beside)
+            self._streams.append(ReplayedStream(name, place, request))
 
     def _request(self, selection: ControlNetSelection, inputs: DenoiserInput) -> ResidualStreamRequest:
         order, spec, texts = self._order, self._order.spec, inputs.conditioning

@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
 
-from pentimento.clients.controlnet import ControlNetClient, ResidualStream, ResidualStreamRequest
+from pentimento.clients.controlnet import ResidualStream, ResidualStreamRequest
 from pentimento.domain.errors import (
     Aborted,
     DeadlineExceeded,
@@ -18,7 +17,7 @@ from pentimento.domain.errors import (
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ReceivedTensors
 from services.unet_worker import metrics
-from services.unet_worker.control.replicas import lost
+from services.unet_worker.control.replicas import StreamPlace, lost
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +34,11 @@ REPLICA_ERRORS = (Unavailable, Aborted, Internal, DeadlineExceeded, NotFound, Fa
 
 class ReplayedStream:
     """Asks for one step at a time, on the event loop only. A replica that is lost or answers nonsense costs a replay of
-    the step on the next one, under a new epoch: what the old one may still send is told from what the new one does."""
+    the step on another one, under a new epoch: what the old one may still send is told from what the new one does."""
 
-    def __init__(
-        self,
-        name: str,
-        addresses: Sequence[str],
-        client: Callable[[str], ControlNetClient],
-        request: ResidualStreamRequest,
-    ) -> None:
+    def __init__(self, name: str, place: StreamPlace, request: ResidualStreamRequest) -> None:
         self._name = name
-        self._addresses = list(addresses)
-        self._client = client
+        self._place = place
         self._request = request
         self._epoch = 0
         self._stream: ResidualStream | None = None
@@ -81,10 +73,10 @@ class ReplayedStream:
                 return self._stream
             try:
                 self._epoch += 1
-                client = self._client(self._addresses[0])
+                client = await self._place.take()
                 stream = await client.open_stream(self._request, self._epoch, OPEN_TIMEOUT_S)
             except ResourceExhausted:
-                self._next_replica()
+                self._place.refused()
                 await asyncio.sleep(FULL_WAIT_S)
             else:
                 self._keep(stream)
@@ -93,20 +85,20 @@ class ReplayedStream:
         return self._stream
 
     def _keep(self, stream: ResidualStream) -> None:
+        self._place.opened()
         if self._closed:
             stream.close()
+            self._place.leave()
             raise lost(self._name)
         self._stream = stream
 
     def _give_up(self, error: PentimentoError) -> None:
         logger.warning("a ControlNet replica failed: %s", error.reason)
+        self._place.failed()
         self._drop()
-        self._next_replica()
-
-    def _next_replica(self) -> None:
-        self._addresses.append(self._addresses.pop(0))
 
     def _drop(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
+        self._place.leave()

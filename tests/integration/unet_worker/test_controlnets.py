@@ -203,6 +203,28 @@ async def test_a_controlled_picture_is_that_of_diffusers(parts: Parts, replicas:
     assert parts.directory.region_count() == 0
 
 
+async def step_counts(replicas: Sequence[Replica]) -> list[int]:
+    counts = []
+    for replica in replicas:
+        async with open_channel(replica.address, RpcChannelSettings()) as channel:
+            counts.append((await ControlNetClient(channel).status(5.0)).step_count)
+    return counts
+
+
+async def test_two_controlnets_of_a_picture_compute_on_two_replicas(parts: Parts, replicas: list[Replica]) -> None:
+    controlnets = [
+        selection(name, pixels, ControlSetting()) for name, pixels in zip((EDGES, LAYOUT), CONDITIONS, strict=True)
+    ]
+    one = await latents_of(parts.worker, request_for(parts.worker, controlnets, [replicas[0].address]))
+    before = await step_counts(replicas)
+
+    two = await latents_of(parts.worker, request_for(parts.worker, controlnets, [one.address for one in replicas]))
+
+    after = await step_counts(replicas)
+    assert all(now - then >= CASE.steps for then, now in zip(before, after, strict=True))
+    assert torch.equal(one, two)
+
+
 async def test_what_a_replica_refuses_ends_the_picture_by_name(parts: Parts, replicas: list[Replica]) -> None:
     small = selection(EDGES, CONDITIONS[0][:, :, :32, :32], ControlSetting())
     with pytest.raises(InvalidArgument) as caught:
