@@ -22,6 +22,7 @@ from pentimento.diffusion.families.model import (
     PerSampleAdapters,
     is_guided,
 )
+from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.prompts import PromptMemo
@@ -54,7 +55,7 @@ class ImageStart:
     first_step: int
 
 
-PaintingStart = NoiseStart | LatentStart | ImageStart
+PaintingStart = NoiseStart | LatentStart | ImageStart | HalfStart
 
 # Above it a last bit of a latent that carries its noise, as Euler's do, is worth more than 1e-5. Schedules that end in
 # all but pure noise begin at 4,000 and more, the others at 15 to 160.
@@ -97,6 +98,21 @@ class LoraSource(Protocol):
         ...
 
 
+class GuidancePeer(Protocol):
+    """Who computes the unconditional half of one picture's guidance elsewhere (Katz, section 7: latent parallelism).
+    Called on the engine's thread; must not block."""
+
+    def ask(self, step_index: int, inputs: DenoiserInput) -> bool:
+        """Ask for the prediction of a step's unconditional row, which `inputs` holds alone. False where it cannot be
+        asked now: it is still at an earlier step, or lost."""
+        ...
+
+    def take(self, step_index: int) -> Tensor | None:
+        """Return the prediction (1, channels, height, width) for what was asked, None while it is under way. What it
+        raises means that it will not come. Whoever completes it wakes the engine."""
+        ...
+
+
 @dataclass(frozen=True)
 class PaintingRequest:
     """What to paint. `deadline` is on the engine's monotonic clock in seconds; latents are handed out before each of
@@ -111,6 +127,7 @@ class PaintingRequest:
     control: ControlSource | None = None
     loras: LoraSource | None = None
     alone: bool = False
+    peer: GuidancePeer | None = None
 
 
 @dataclass
@@ -124,11 +141,19 @@ class Painting:
     generator: torch.Generator
     predicted_clean: Tensor | None = None
     prompt_truncated: bool = False
+    # In the next step: a peer computes the unconditional row.
+    conditional_only: bool = False
 
     @property
     def row_count(self) -> int:
-        """Its rows in a batch: two with guidance, the unconditional one first."""
-        return self.conditioning.states.shape[0]
+        """Its rows in a batch: two with guidance, the unconditional one first; of these the second alone where a peer
+        computes the other."""
+        return self.seen.states.shape[0]
+
+    @property
+    def seen(self) -> Conditioning:
+        """What the network is conditioned on here."""
+        return self.conditioning.rows(1, 2) if self.conditional_only else self.conditioning
 
     @property
     def done(self) -> bool:
@@ -172,9 +197,10 @@ def prepare(
     """Return a painting before its first step: conditioning, schedule and initial latent. Noise is drawn as diffusers'
     pipelines draw it: on the CPU, from the request's seed, in the order image encoder, latent, steps. For `adapters`
     and `row` see `condition`."""
-    schedule = schedule_for(model, request.spec)
+    start = request.start
+    schedule = start.steps if isinstance(start, HalfStart) else schedule_for(model, request.spec)
     generator = torch.Generator("cpu").manual_seed(request.spec.seed)
-    conditioning, truncated = condition(model, prompts, request.spec, adapters, row)
+    conditioning, truncated = condition(model, prompts, request, adapters, row)
     state = _initial_state(model, schedule, request, generator)
     return Painting(request, schedule, state, conditioning, generator, prompt_truncated=truncated)
 
@@ -183,12 +209,15 @@ def prepare(
 def condition(
     model: DiffusionModel,
     prompts: PromptMemo,
-    spec: GenerationSpec,
+    request: PaintingRequest,
     adapters: AdapterSet = (),
     row: PerSampleAdapters | None = None,
 ) -> tuple[Conditioning, bool]:
     """Return what the denoiser sees of a request besides latents, and whether its prompt was cut off. `adapters` change
     the text encoders; `row` is what they change of the denoiser where its weights do not hold them."""
+    if isinstance(request.start, HalfStart):
+        return model.project(request.start.conditioning, stack_adapters([row], 1, 1)), False
+    spec = request.spec
     prompt = prompts.encode(spec.prompt, adapters=adapters)
     texts = [prompt]
     if is_guided(spec):
@@ -206,6 +235,9 @@ def _initial_state(
         case NoiseStart():
             shape = model.latent_shape(request.spec.width_px, request.spec.height_px)
             return SamplerState(schedule.initial_latent(_noise(model, shape, generator)), 0)
+        case HalfStart(_, steps):
+            assert steps.asked is not None
+            return SamplerState(steps.asked.latent, steps.asked.step_index)
         case LatentStart(latent, first_step):
             return schedule.from_variance_preserving(latent.to(model.device, model.dtype), first_step)
         case ImageStart(pixels, first_step):
@@ -226,12 +258,21 @@ def fill_model_input(painting: Painting, latents: Tensor, timesteps: Tensor) -> 
 
 def model_input(model: DiffusionModel, painting: Painting) -> DenoiserInput:
     """Return the next step's input of one picture alone, in tensors of its own."""
-    latent = painting.state.latent
-    latents = latent.new_empty((painting.row_count, *latent.shape[1:]), dtype=model.dtype)
-    timesteps = torch.empty(painting.row_count, dtype=torch.float32, device=model.device)
+    return _input_of(model, painting, painting.seen)
+
+
+def half_input(model: DiffusionModel, painting: Painting) -> DenoiserInput:
+    """Return the next step's input of a guided picture's unconditional row alone, in tensors of its own."""
+    return _input_of(model, painting, painting.conditioning.rows(0, 1))
+
+
+def _input_of(model: DiffusionModel, painting: Painting, conditioning: Conditioning) -> DenoiserInput:
+    latent, row_count = painting.state.latent, conditioning.states.shape[0]
+    latents = latent.new_empty((row_count, *latent.shape[1:]), dtype=model.dtype)
+    timesteps = torch.empty(row_count, dtype=torch.float32, device=model.device)
     fill_model_input(painting, latents, timesteps)
-    terms = model.time_terms(painting.timestep, painting.row_count)
-    return DenoiserInput(latents, timesteps, painting.conditioning, time_terms=terms)
+    terms = model.time_terms(painting.timestep, row_count)
+    return DenoiserInput(latents, timesteps, conditioning, time_terms=terms)
 
 
 def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> None:
@@ -240,7 +281,7 @@ def take_step(model: DiffusionModel, painting: Painting, prediction: Tensor) -> 
     Classifier-free guidance (Ho and Salimans 2022) in diffusers' order of operations; row by row even in a batch, where
     it costs microseconds: the arithmetic of a picture then never depends on who shares the batch.
     """
-    if painting.row_count == 2:
+    if prediction.shape[0] == 2:
         unconditional, conditional = prediction.chunk(2)
         prediction = unconditional + painting.request.spec.guidance_scale * (conditional - unconditional)
     schedule = painting.schedule

@@ -8,6 +8,7 @@ leave at any step. Whose step is next, `pentimento.policies.step_batching` says.
 | `limits` | how many requests fit |
 | `rows` | the buffers of a group's forward passes |
 | `job` | one request inside the engine |
+| `pairing` | pictures whose other half of the guidance a peer computes |
 | `seams` | ControlNet residuals and LoRAs, by rows |
 | `denoiser` | the forward pass, eager or compiled |
 | `probe` | what a forward pass takes, measured before serving |

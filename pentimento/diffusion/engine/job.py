@@ -11,8 +11,10 @@ from pentimento.diffusion.families.model import (
     PerSampleAdapters,
     batch_key,
 )
+from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.painting import Painting, model_input
+from pentimento.diffusion.schedulers import SamplerState
 from pentimento.domain.errors import DeadlineExceeded, PentimentoError
 from pentimento.policies.step_batching import Urgency
 
@@ -24,8 +26,8 @@ class EngineJob:
         self.number = number
         self.ticket = ticket
         # Buffers and compiled passes are by this one, batches by the other.
-        self.shape: BatchKey = batch_key(ticket.request.spec)
-        self.key: BatchKey = replace(self.shape, alone=number + 1) if ticket.request.alone else self.shape
+        self.whole_shape: BatchKey = batch_key(ticket.request.spec)
+        self.shape: BatchKey = self.whole_shape
         self.urgency: Urgency = (due_at, number)
         self.painting: Painting | None = None
         self.started_at = 0.0
@@ -35,10 +37,40 @@ class EngineJob:
         # Of the next step, while its residuals are awaited.
         self.encoding: DenoiserEncoding | None = None
         self._asked_step: int | None = None
+        # The step for which it is decided whether a peer computes half of it, and how many a peer did.
+        self.decided_step: int | None = None
+        self.paired_steps = 0
         # In effect from `lora_patch_step` on; `adapter_row` is what of it the weights do not hold in the next pass.
         self.adapters: AdapterSet = ()
         self.adapter_row: PerSampleAdapters | None = None
         self.lora_patch_step: int | None = None
+
+    @property
+    def key(self) -> BatchKey:
+        """What must be equal for requests to share a forward pass."""
+        return replace(self.shape, alone=self.number + 1) if self.ticket.request.alone else self.shape
+
+    @property
+    def guided(self) -> bool:
+        """Whether classifier-free guidance runs."""
+        return self.whole_shape.guided
+
+    def be_whole(self) -> None:
+        """Compute all rows of the next step here."""
+        self._see(conditional_only=False)
+
+    def be_conditional(self) -> None:
+        """Compute the conditional row of the next step alone here."""
+        self._see(conditional_only=True)
+
+    def _see(self, *, conditional_only: bool) -> None:
+        if self.begun.conditional_only is conditional_only:
+            return
+        self.begun.conditional_only = conditional_only
+        self.shape = replace(self.whole_shape, guided=self.guided and not conditional_only)
+        # Residuals are by rows.
+        self._asked_step = None
+        self.forget_step()
 
     @property
     def running(self) -> bool:
@@ -57,6 +89,16 @@ class EngineJob:
         if self.ticket.stop_error is None and deadline is not None and now >= deadline:
             return DeadlineExceeded("DEADLINE_EXCEEDED", "the deadline passed before the picture was done")
         return self.ticket.stop_error
+
+    def takes_input(self) -> bool:
+        """Take the next step's latents where another worker samples them, and return whether nothing is missing."""
+        start = self.ticket.request.start
+        if not isinstance(start, HalfStart):
+            return True
+        asked = start.steps.asked
+        if asked is not None and self.painting is not None:
+            self.painting.state = SamplerState(asked.latent, asked.step_index)
+        return asked is not None
 
     def takes_adapters(self) -> bool:
         """Ask for the LoRAs that are not there yet, between two steps; True when they have come."""
@@ -127,4 +169,5 @@ class EngineJob:
             finished_at=now,
             device_s=self.device_s,
             lora_patch_step=self.lora_patch_step,
+            paired_step_count=self.paired_steps,
         )

@@ -14,8 +14,8 @@ from pentimento.domain.errors import PentimentoError
 class FinishedPainting:
     """The final latent (1, channels, height, width), ready for the decoder, and what it took; times are seconds.
 
-    `device_s` is the picture's share of the steps it was in, by rows, and its preparation: over all pictures these add
-    up to the time that the device was busy.
+    `paired_step_count` steps were taken with a peer's half. `device_s` is the picture's share of the steps it was in,
+    by rows, and its preparation: over all pictures these add up to the time that the device was busy.
     """
 
     latent: Tensor
@@ -28,6 +28,7 @@ class FinishedPainting:
     finished_at: float
     device_s: float
     lora_patch_step: int | None = None
+    paired_step_count: int = 0
 
 
 class PaintingListener(Protocol):

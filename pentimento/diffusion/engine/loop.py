@@ -26,6 +26,7 @@ from pentimento.diffusion.engine.faults import as_typed, is_out_of_memory, not_f
 from pentimento.diffusion.engine.job import EngineJob
 from pentimento.diffusion.engine.limits import BatchLimits
 from pentimento.diffusion.engine.listening import BatchReport, EngineObserver, PaintingTicket
+from pentimento.diffusion.engine.pairing import GuidancePairs
 from pentimento.diffusion.engine.rows import RowBuffers
 from pentimento.diffusion.engine.settings import EngineSettings
 from pentimento.diffusion.families.model import BatchKey, DenoiserEncoding, DiffusionModel
@@ -74,6 +75,7 @@ class StepLoop:
         self._monotonic = monotonic
         self._prompts = PromptMemo(model, settings.prompt_memo_entries)
         self._adapters = DenoiserAdapters(model)
+        self.pairs = GuidancePairs(model, monotonic)
         self._numbers = count()
         self._inbox: deque[PaintingTicket] = deque()
         self._jobs: dict[int, EngineJob] = {}
@@ -88,6 +90,7 @@ class StepLoop:
     def tick(self) -> bool:
         """Take one denoising step of the batch whose turn it is; False when there was none to take."""
         self._drop_stopped()
+        self._join_pairs()
         ready = [job for job in list(self._jobs.values()) if self._guard(job, self._can_go_on)]
         chosen = self._turns.choose(ready, self._limits.limit, preempt=self._settings.preempt)
         self._count_preempted(ready, chosen)
@@ -113,7 +116,7 @@ class StepLoop:
 
     def next_deadline(self) -> float | None:
         """Return when a request must be dropped even if nothing else happens."""
-        deadlines = (job.ticket.request.deadline for job in self._jobs.values())
+        deadlines = [self.pairs.next_deadline(), *(job.ticket.request.deadline for job in self._jobs.values())]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def fail_all(self, error: PentimentoError) -> None:
@@ -147,8 +150,9 @@ class StepLoop:
         wait behind the first half there is at most a batch: each keeps what the half made."""
         if job.takes_adapters() and job.running:
             self._condition_anew(job)
-        if not job.may_go_on_without_adapters:
+        if not job.may_go_on_without_adapters or not job.takes_input() or self.pairs.awaits(job):
             return False
+        self.pairs.begin_step(job)
         if job.has_residuals(self._model):
             return True
         waiting = sum(other.encoding is not None for other in self._jobs.values())
@@ -163,10 +167,12 @@ class StepLoop:
 
     def _begun(self, chosen: Sequence[EngineJob]) -> list[EngineJob]:
         """Those of the chosen who can take a step: newcomers are prepared, unless something is wrong with them."""
+        keys = {job.key for job in chosen}
         for job in chosen:
             if not job.running:
                 self._guard(job, self._begin)
-        return [job for job in chosen if job.running and self._guard(job, self._can_go_on)]
+        # One that has a peer from here on is in another group, whose turn comes.
+        return [job for job in chosen if job.running and self._guard(job, self._can_go_on) and job.key in keys]
 
     def _begin(self, job: EngineJob) -> None:
         job.started_at = self._monotonic()
@@ -190,10 +196,9 @@ class StepLoop:
     def _condition_anew(self, job: EngineJob) -> None:
         """Its LoRAs have come after its first steps: what it made of its texts is another from here on."""
         self._settle_adapters(job)
-        spec = job.ticket.request.spec
-        job.begun.conditioning, _ = condition(self._model, self._prompts, spec, job.adapters, job.adapter_row)
-        if (rows := self._groups.get(job.shape)) is not None:
-            rows.leave(job)
+        request = job.ticket.request
+        job.begun.conditioning, _ = condition(self._model, self._prompts, request, job.adapters, job.adapter_row)
+        self._leave_rows(job)
 
     def _forwards(self, jobs: list[EngineJob]) -> Iterator[_Forward]:
         """Yield the network's predictions for `jobs`. A batch that it cannot take is halved until what it fails on
@@ -271,25 +276,45 @@ class StepLoop:
     def _take_steps(self, forward: _Forward) -> float:
         """Take the requests a step further and return the seconds since the forward pass began."""
         jobs, prediction = forward.jobs, forward.prediction
-        parts = prediction.split(jobs[0].begun.row_count) if jobs else ()
+        rows_each = jobs[0].begun.row_count if jobs else 1
+        parts = prediction.split(rows_each) if jobs else ()
+        taken = []
+        half_s = self._monotonic() - forward.began_at
         for job, rows, finite in zip(jobs, parts, forward.finite, strict=False):  # padding comes last
-            if finite:
-                self._guard(job, partial(self._take_step, rows))
-            else:
+            if finite and self._guard(job, partial(self._take_step, rows, half_s)):
+                taken.append(job)
+            elif not finite:
                 self._fail(job.number, not_finite())
         seconds = self._monotonic() - forward.began_at
+        if len(taken) == 1 and len(jobs) == 1 and rows_each == 2:
+            self.pairs.ran_whole(jobs[0], seconds)
         if jobs:
             self._observer.ran(BatchReport(len(jobs), prediction.shape[0], seconds))
         for job in forward.present:
             job.device_s += seconds / len(forward.present)
-        for job in jobs:
-            if job.running:
-                self._guard(job, self._tell)
+        for job in taken:
+            self._guard(job, self._tell)
         return seconds
 
-    def _take_step(self, rows: Tensor, job: EngineJob) -> None:
-        take_step(self._model, job.begun, rows)
-        job.forget_step()
+    def _take_step(self, rows: Tensor, seconds: float, job: EngineJob) -> bool:
+        """Take the step, unless a peer's half of it is still to come."""
+        prediction = self.pairs.computed(job, rows, seconds)
+        if prediction is not None:
+            take_step(self._model, job.begun, prediction)
+            job.forget_step()
+        return prediction is not None
+
+    def _join_pairs(self) -> None:
+        """Take the steps whose halves have both come by now."""
+        for number in self.pairs.waiting():
+            self._guard(self._jobs[number], self._join_pair)
+
+    def _join_pair(self, job: EngineJob) -> None:
+        prediction = self.pairs.joined(job)
+        if prediction is not None:
+            take_step(self._model, job.begun, prediction)
+            job.forget_step()
+            self._tell(job)
 
     def _tell(self, job: EngineJob) -> None:
         job.tell_step()
@@ -325,7 +350,13 @@ class StepLoop:
     def _retire(self, job: EngineJob) -> None:
         """Nothing of it stays: what it held on the device is free from here on."""
         del self._jobs[job.number]
+        self.pairs.forget(job)
         job.painting = None
         job.forget_step()
-        if (rows := self._groups.get(job.shape)) is not None:
-            rows.leave(job)
+        self._leave_rows(job)
+
+    def _leave_rows(self, job: EngineJob) -> None:
+        """Its rows anywhere are to be filled anew."""
+        for shape in {job.shape, job.whole_shape}:
+            if (rows := self._groups.get(shape)) is not None:
+                rows.leave(job)

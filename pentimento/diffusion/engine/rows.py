@@ -39,7 +39,7 @@ class RowBuffers:
         latent = example.state.latent
         self._latents = latent.new_zeros((rows, *latent.shape[1:]), dtype=model.dtype)
         self._timesteps = torch.zeros(rows, dtype=torch.float32, device=model.device)
-        self._conditioning = _like(example.conditioning, rows)
+        self._conditioning = _like(example.seen, rows)
         terms = model.time_terms(example.timestep, self.rows_each)
         self._terms = terms.new_zeros((rows, *terms.shape[1:])) if terms is not None else None
         self._latent_slots = self._latents.split(self.rows_each)
@@ -58,7 +58,7 @@ class RowBuffers:
         standing = [job for job in [*reversed(self._seats), *jobs] if job in wanted and job not in kept.values()]
         free = (slot for slot in range(len(jobs)) if slot not in kept)
         for slot, job in zip(free, dict.fromkeys(standing), strict=True):
-            _copy(job.begun.conditioning, self._conditioning_slots[slot])
+            _copy(job.begun.seen, self._conditioning_slots[slot])
             kept[slot] = job
         self._seats = [kept[slot] for slot in range(len(jobs))]
         return [kept[slot] for slot in range(len(jobs))]

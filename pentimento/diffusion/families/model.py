@@ -48,6 +48,11 @@ class Conditioning:
         """Its tensors in the order of the fields."""
         return (self.states, self.pooled, self.sizes, self.projected)
 
+    def rows(self, start: int, stop: int) -> "Conditioning":
+        """Return some of its rows, as views."""
+        states, *others = self.parts
+        return Conditioning(states[start:stop], *(part if part is None else part[start:stop] for part in others))
+
     @staticmethod
     def concatenate(parts: "Sequence[Conditioning]") -> "Conditioning":
         """Return the rows of parts of one model, one after the other."""

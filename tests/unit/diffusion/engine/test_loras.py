@@ -63,7 +63,7 @@ def painted(model: DiffusionModel, asked: PaintingRequest, adapters: AdapterSet,
     while not painting.done:
         if painting.state.step_index >= from_step and not patch.held and adapters:
             patch.hold(adapters)
-            painting.conditioning, _ = condition(model, prompts, asked.spec, adapters)
+            painting.conditioning, _ = condition(model, prompts, asked, adapters)
         denoise_step(model, painting)
     patch.hold(())
     return painting.state.latent

@@ -1,0 +1,133 @@
+"""Pictures whose other half of the guidance a peer computes (Katz, section 7: latent parallelism).
+
+At a step the peer is asked for the unconditional half, and this worker computes the conditional one as a single row.
+The step is taken once both are there. A peer that is lost, late or busy costs nothing but speed: the step is computed
+whole, and the next one may be the peer's again.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.engine.job import EngineJob
+from pentimento.diffusion.families.model import BatchKey, DiffusionModel
+from pentimento.diffusion.painting import half_input
+from pentimento.domain.errors import PentimentoError
+from pentimento.policies.latent_pairing import PairPace
+
+_REMEMBERED_SIZES = 16
+
+
+@dataclass
+class PairedStep:
+    """A step whose other half was asked of the peer at `asked_at`; the own half is None until it was computed, and the
+    peer's is waited for until `give_up_at`."""
+
+    step_index: int
+    asked_at: float
+    own: Tensor | None = None
+    own_began_at: float = 0.0
+    give_up_at: float = 0.0
+
+
+class GuidancePairs:
+    """Whose steps are paired, and their halves. The engine's thread only, but for `pays`."""
+
+    def __init__(self, model: DiffusionModel, monotonic: Callable[[], float]) -> None:
+        self._model = model
+        self._monotonic = monotonic
+        self._steps: dict[int, PairedStep] = {}
+        self._paces: OrderedDict[BatchKey, PairPace] = OrderedDict()
+
+    def pays(self, size: BatchKey) -> bool:
+        """Return whether a guided picture of that size gains by a peer, as far as that is known."""
+        pace = self._paces.get(size)
+        return pace is None or pace.pays
+
+    def begin_step(self, job: EngineJob) -> None:
+        """Decide once a step whether a peer computes half of it, and ask it."""
+        peer, painting = job.ticket.request.peer, job.painting
+        if peer is None or painting is None or job.decided_step == painting.state.step_index:
+            return
+        job.decided_step = painting.state.step_index
+        if not self._may_pair(job):
+            return job.be_whole()
+        if peer.ask(painting.state.step_index, half_input(self._model, painting)):
+            self._steps[job.number] = PairedStep(painting.state.step_index, self._monotonic())
+            job.be_conditional()
+        else:
+            job.be_whole()
+
+    def awaits(self, job: EngineJob) -> bool:
+        """Return whether the job's own half is there and the peer's is not."""
+        step = self._steps.get(job.number)
+        return step is not None and step.own is not None
+
+    def computed(self, job: EngineJob, rows: Tensor, seconds: float) -> Tensor | None:
+        """Return the prediction for both halves, of what was computed for the job in `seconds`; None while the peer's
+        is under way."""
+        step = self._steps.get(job.number)
+        if step is None:
+            return rows
+        now = self._monotonic()
+        step.own, step.own_began_at = rows, now - seconds
+        step.give_up_at = now + self._pace(job).patience_s(seconds)
+        return self.joined(job)
+
+    def joined(self, job: EngineJob) -> Tensor | None:
+        """Return both halves once they are there; None before. Where the peer's will not come, or not in time, the job
+        computes the step whole."""
+        step, peer = self._steps[job.number], job.ticket.request.peer
+        assert step.own is not None and peer is not None
+        try:
+            other = peer.take(step.step_index)
+        except PentimentoError:
+            self._go_alone(job)
+            return None
+        now = self._monotonic()
+        if other is None:
+            if now >= step.give_up_at:
+                self._go_alone(job)
+            return None
+        del self._steps[job.number]
+        # Less what it waited for others here.
+        self._pace(job).took_paired(now - max(step.asked_at, step.own_began_at))
+        job.paired_steps += 1
+        return torch.cat([other.to(step.own), step.own])
+
+    def ran_whole(self, job: EngineJob, seconds: float) -> None:
+        """Note a step of one guided picture that was computed here, alone in its batch."""
+        self._pace(job).took_whole(seconds)
+
+    def waiting(self) -> list[int]:
+        """Return the numbers of the jobs whose own half waits for the other."""
+        return [number for number, step in self._steps.items() if step.own is not None]
+
+    def next_deadline(self) -> float | None:
+        """Return when the next peer is given up."""
+        return min((step.give_up_at for step in self._steps.values() if step.own is not None), default=None)
+
+    def forget(self, job: EngineJob) -> None:
+        """Forget a job that is over."""
+        self._steps.pop(job.number, None)
+
+    def _may_pair(self, job: EngineJob) -> bool:
+        """The peer conditions on what it was told when it was opened: not before the LoRAs are in effect."""
+        request = job.ticket.request
+        settled = request.loras is None or job.lora_patch_step is not None
+        return settled and job.guided and not request.alone and self._pace(job).pays
+
+    def _go_alone(self, job: EngineJob) -> None:
+        del self._steps[job.number]
+        job.be_whole()
+
+    def _pace(self, job: EngineJob) -> PairPace:
+        size = replace(job.whole_shape, alone=0)
+        pace = self._paces.setdefault(size, PairPace())
+        self._paces.move_to_end(size)
+        while len(self._paces) > _REMEMBERED_SIZES:
+            self._paces.popitem(last=False)
+        return pace

@@ -1,0 +1,292 @@
+"""Pictures whose halves of guidance two engines compute: the same picture, whatever becomes of the peer."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pentimento.diffusion.engine import FinishedPainting
+from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel, batch_key, load_model
+from pentimento.diffusion.guidance_half import AskedStep, AskedSteps, HalfStart
+from pentimento.diffusion.loras import WeightedLora, layers_of
+from pentimento.diffusion.painting import PaintingRequest
+from pentimento.domain.errors import Unavailable
+from pentimento.domain.generation import Scheduler
+from tests.unit.diffusion.engine.listeners import Listener
+from tests.unit.diffusion.engine.loops import Added, Loop, Scripted
+from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+from tests.unit.diffusion.engine.test_loras import Late, finish, painted
+from tests.unit.diffusion.loras.made_loras import made_lora
+from tests.unit.diffusion.specs import spec_with
+
+# What the composition of a batch may change of a picture (ADR 0009): a half is one row, where a whole step has two.
+TOLERANCE = 1e-4
+
+
+@dataclass
+class Peer:
+    """A loop of its own that computes halves for another loop's picture. It sits out the steps in `late`, and is gone
+    from `lost_at` on."""
+
+    loop: Loop
+    late: set[int] = field(default_factory=set)
+    lost_at: int | None = None
+    busy: bool = False
+    asked: list[int] = field(default_factory=list)
+    given: dict[int, Tensor] = field(default_factory=dict)
+    loras: Any = None
+    half: Added | None = None
+    steps: AskedSteps = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = AskedSteps(6, self.given.__setitem__)
+
+    def ask(self, step_index: int, inputs: DenoiserInput) -> bool:
+        if self.busy or self._is_lost(step_index):
+            return False
+        self.asked.append(step_index)
+        self.steps.ask(AskedStep(step_index, float(inputs.timesteps[0]), inputs.latents))
+        if self.half is None:
+            texts = replace(inputs.conditioning, projected=None)
+            spec = spec_with(prompt="", num_inference_steps=6, guidance_scale=1.0)
+            self.half = self.loop.add(PaintingRequest(spec, HalfStart(texts, self.steps), loras=self.loras))
+        return True
+
+    def take(self, step_index: int) -> Tensor | None:
+        if self.lost_at is not None and step_index >= self.lost_at:
+            raise Unavailable("PEER_LOST", "the peer is gone")
+        if step_index in self.late:
+            return None
+        if step_index not in self.given:
+            self.loop.tick()
+        return self.given.get(step_index)
+
+    def _is_lost(self, step_index: int) -> bool:
+        return self.lost_at is not None and step_index > self.lost_at
+
+
+def paired_steps(added: Added) -> int:
+    assert isinstance(added.heard.end, FinishedPainting), added.heard.end
+    return added.heard.end.paired_step_count
+
+
+def seen_rows(model: DiffusionModel) -> tuple[Scripted, list[int]]:
+    rows: list[int] = []
+
+    def note(_: int, inputs: DenoiserInput, prediction: Tensor) -> Tensor:
+        rows.append(len(inputs.latents))
+        return prediction
+
+    return Scripted(model, note), rows
+
+
+@pytest.mark.parametrize("scheduler", [Scheduler.DDIM, Scheduler.EULER, Scheduler.EULER_ANCESTRAL])
+def test_two_workers_paint_the_picture_that_one_paints(any_model: DiffusionModel, scheduler: Scheduler) -> None:
+    schedulers = any_model.info.schedulers
+    asked = request(1, scheduler=scheduler if scheduler in schedulers else schedulers[0])
+    denoiser, rows = seen_rows(any_model)
+    loop, peer = Loop(any_model, denoiser=denoiser), Peer(Loop(any_model))
+    added = loop.add(replace(asked, peer=peer))
+
+    loop.run()
+
+    assert rows == [1] * 6
+    assert peer.asked == list(range(6)) and isinstance(peer.half.heard.end, FinishedPainting)  # type: ignore[union-attr]
+    assert paired_steps(added) == 6
+    assert_same_picture(any_model, added)
+
+
+def test_a_negative_prompt_is_the_peers_half(model: DiffusionModel) -> None:
+    loop, peer = Loop(model), Peer(Loop(model))
+    added = loop.add(replace(request(1, negative_prompt="fog, rain", guidance_scale=9.0), peer=peer))
+
+    loop.run()
+
+    assert paired_steps(added) == 6
+    assert_same_picture(model, added)
+
+
+def test_a_peer_that_is_lost_costs_nothing_but_its_help(model: DiffusionModel) -> None:
+    denoiser, rows = seen_rows(model)
+    loop, peer = Loop(model, denoiser=denoiser), Peer(Loop(model), lost_at=3)
+    added = loop.add(replace(request(1), peer=peer))
+
+    loop.run()
+
+    assert rows == [1, 1, 1, 1, 2, 2, 2]
+    assert added.heard.steps == [1, 2, 3, 4, 5, 6]
+    assert paired_steps(added) == 3
+    assert_same_picture(model, added)
+
+
+def test_a_late_half_is_waited_for_a_while_and_then_computed_here(model: DiffusionModel) -> None:
+    denoiser, rows = seen_rows(model)
+    loop, peer = Loop(model, denoiser=denoiser), Peer(Loop(model), late={2})
+    added = loop.add(replace(request(1), peer=peer))
+
+    loop.run()
+    waited_until = loop.steps.next_deadline()
+    before = list(added.heard.steps)
+    assert waited_until is not None
+    loop.now = waited_until
+    loop.run()
+
+    assert (before, rows) == ([1, 2], [1, 1, 1, 2, 1, 1, 1])
+    assert paired_steps(added) == 5
+    assert_same_picture(model, added)
+
+
+def test_a_late_half_that_comes_in_time_is_used(model: DiffusionModel) -> None:
+    denoiser, rows = seen_rows(model)
+    loop, peer = Loop(model, denoiser=denoiser), Peer(Loop(model), late={2})
+    added = loop.add(replace(request(1), peer=peer))
+
+    loop.run()
+    peer.late.clear()
+    loop.run()
+
+    assert rows == [1] * 6
+    assert paired_steps(added) == 6
+    assert_same_picture(model, added)
+
+
+def test_whoever_waits_for_a_peer_holds_up_nobody(model: DiffusionModel) -> None:
+    loop, peer = Loop(model), Peer(Loop(model), late={0})
+    waiting, plain = loop.add(replace(request(1), peer=peer)), loop.add(request(2))
+
+    loop.run()
+
+    assert waiting.heard.steps == []
+    assert_same_picture(model, plain)
+
+
+def test_a_peer_that_is_busy_is_not_waited_for(model: DiffusionModel) -> None:
+    denoiser, rows = seen_rows(model)
+    loop, peer = Loop(model, denoiser=denoiser), Peer(Loop(model), busy=True)
+    added = loop.add(replace(request(1), peer=peer))
+
+    loop.run()
+
+    assert rows == [2] * 6
+    assert torch.equal(added.heard.latent, run_alone(model, request(1)))
+
+
+def run_alone(model: DiffusionModel, asked: PaintingRequest) -> Tensor:
+    loop = Loop(model)
+    added = loop.add(asked)
+    loop.run()
+    return added.heard.latent
+
+
+@pytest.mark.parametrize("changes", [{"guidance_scale": 1.0}, {}], ids=["unguided", "alone"])
+def test_who_has_no_two_halves_or_is_to_be_alone_has_no_peer(model: DiffusionModel, changes: dict[str, Any]) -> None:
+    loop, peer = Loop(model), Peer(Loop(model))
+    added = loop.add(replace(request(1, **changes), peer=peer, alone=not changes))
+
+    loop.run()
+
+    assert peer.asked == []
+    assert paired_steps(added) == 0
+
+
+def test_halves_share_a_pass_with_each_other_and_with_unguided_pictures(model: DiffusionModel) -> None:
+    shared = Loop(model)
+    peers = [Peer(shared), Peer(shared)]
+    leaders = [Loop(model), Loop(model)]
+    added = [one.add(replace(request(seed), peer=peer)) for seed, one, peer in zip((1, 2), leaders, peers, strict=True)]
+    unguided = shared.add(request(3, guidance_scale=1.0))
+    for peer in peers:
+        peer.late = {0}
+    for leader in leaders:
+        leader.run()
+
+    shared.tick()
+
+    assert shared.observer.sizes == [3]
+    for peer, leader in zip(peers, leaders, strict=True):
+        peer.late = set()
+        leader.run()
+    shared.run()
+    for one in (*added, unguided):
+        assert_same_picture(model, one)
+
+
+def test_loras_change_both_halves_and_the_peer_is_asked_once_they_are_in_effect(
+    model: DiffusionModel, checkpoint: Path
+) -> None:
+    base = layers_of(model.info.family, model.adaptable)
+    adapters = (WeightedLora(made_lora(base, 1), 0.7),)
+    # Weights are patched in place: each worker has its own.
+    theirs = load_model(checkpoint, torch.device("cpu"), torch.float32)
+    loop, peer = Loop(model), Peer(Loop(theirs), loras=Late(adapters))
+    asked = replace(request(1), loras=Late(adapters, late_asks=2, latest_step=3))
+    added = loop.add(replace(asked, peer=peer))
+
+    finish(loop)
+
+    end = added.heard.end
+    assert isinstance(end, FinishedPainting) and end.lora_patch_step is not None
+    assert 0 < end.lora_patch_step == peer.asked[0]
+    assert paired_steps(added) == 6 - end.lora_patch_step
+    wanted = painted(model, asked, adapters, end.lora_patch_step)
+    torch.testing.assert_close(added.heard.latent, wanted, rtol=0, atol=TOLERANCE)
+
+
+def test_paired_steps_that_are_no_shorter_end_the_pair(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    peer = Peer(Loop(model))
+
+    def seconds_pass(number: int, inputs: DenoiserInput, prediction: Tensor) -> Tensor:
+        loop.now += 1.0
+        return prediction
+
+    loop.steps._denoiser = Scripted(model, seconds_pass)
+    loop.add(request(9))
+    loop.run()
+    added = loop.add(replace(request(1), peer=peer))
+
+    loop.run()
+
+    # A whole step takes a second, and so does a half of it: four are tried.
+    assert (peer.asked, paired_steps(added)) == ([0, 1, 2, 3], 4)
+    assert not loop.steps.pairs.pays(batch_key(request(1).spec))
+    assert loop.steps.pairs.pays(BatchKey(128, 64, guided=True))
+
+
+def test_a_request_that_is_stopped_while_it_waits_leaves_nothing_behind(model: DiffusionModel) -> None:
+    loop, peer = Loop(model), Peer(Loop(model), late={0})
+    added = loop.add(replace(request(1), peer=peer), Listener())
+    loop.run()
+
+    added.ticket.stop(Unavailable("STOPPED", "no more"))
+    loop.run()
+
+    assert isinstance(added.heard.end, Unavailable)
+    assert loop.steps.idle and loop.steps.next_deadline() is None
+
+
+@given(
+    late=st.sets(st.integers(0, 5)),
+    lost_at=st.none() | st.integers(0, 5),
+    busy=st.booleans(),
+    others=st.integers(0, 2),
+)
+@settings(max_examples=15, deadline=None)
+def test_whatever_becomes_of_the_peer_the_picture_is_the_same(
+    model: DiffusionModel, late: set[int], lost_at: int | None, busy: bool, others: int
+) -> None:
+    loop, peer = Loop(model, max_batch=3), Peer(Loop(model), late, lost_at, busy)
+    added = [loop.add(replace(request(1), peer=peer)), *(loop.add(request(seed)) for seed in range(2, 2 + others))]
+
+    for _ in range(60):
+        loop.tick()
+        loop.now += 0.05
+
+    for one in added:
+        assert one.heard.steps == [1, 2, 3, 4, 5, 6]
+        assert_same_picture(model, one)
