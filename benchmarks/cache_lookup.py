@@ -87,7 +87,7 @@ async def one_by_one(client: GatewayClient, queries: Vectors, go_on: Callable[[i
 
 
 def for_seconds(seconds: float) -> Callable[[int], bool]:
-    """What says of each lookup whether that time is not yet over."""
+    """Return what says of each lookup whether that time is not yet over."""
     until = time.monotonic() + seconds
     return lambda number: time.monotonic() < until
 

@@ -153,7 +153,7 @@ def largest(wanted: Tensor, found: Tensor) -> float | None:
 
 
 def figures_of(compared: Sequence[ComparedPicture]) -> list[Figure]:
-    """Over all first, then by model."""
+    """Return the figures over all first, then by model."""
     finite = [(one, one.alone, one.among_others) for one in compared if one.alone is not None]
     alone = [value for _, value, _ in finite]
     among = [value for _, _, value in finite if value is not None]

@@ -37,7 +37,8 @@ SERVED = ("tiny-heavy, edges and layout", "random-sd", "random-sdxl")
 
 
 def cases_for(most: int, quick: bool) -> list[ControlledCase]:
-    """One ControlNet and `most`, in shares of the schedule too; guided by both halves, and not at all."""
+    """Return pictures with one ControlNet and with `most`, in shares of the schedule too; guided by both halves,
+    and not at all."""
     steps = 4 if quick else 10
     several = SEVERAL[:most]
     cases = [
@@ -77,7 +78,7 @@ async def compare_all(quick: bool) -> list[dict[str, Any]]:
 
 
 def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
-    """Over all first, then by model."""
+    """Return the figures over all first, then by model."""
     finite = [row for row in rows if row["difference"] is not None]
     groups = {"max abs difference of the final latents, through controlnet_svc": finite}
     for name in dict.fromkeys(row["subject"] for row in rows):

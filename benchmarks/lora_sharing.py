@@ -84,7 +84,7 @@ class LoraReplay:
     latents: dict[int, dict[int, str]] = field(default_factory=dict)
 
     def play(self, row: int, scope: CacheScope) -> int:
-        """Changes state: the request of that row is looked up and committed. Return the steps that it saves."""
+        """Look the request of that row up, and commit it. Return the steps that it saves."""
         saved = self._saved_steps(row, scope)
         keys = {step: latent_key(scope, step) for step in kept_steps(STEPS, saved, RULES)}
         if keys:

@@ -72,7 +72,7 @@ SETS = {residuals.name: residuals for residuals in (SDXL, ZOO)}
 
 
 def tensors_of(residuals: ResidualSet) -> list[OutgoingTensor]:
-    """The set's tensors, of arbitrary bytes, unbound."""
+    """Return the set's tensors, of arbitrary bytes, unbound."""
     made = [os.urandom(4096) * (size_of(residuals.dtype, dims) // 4096 + 1) for dims in residuals.dims]
     return [
         outgoing(WireTensor(residuals.dtype, dims, memoryview(data)[: size_of(residuals.dtype, dims)], Binding()))

@@ -114,7 +114,7 @@ def cpu_seconds(other: psutil.Process) -> float:
 
 
 async def rounds_of(residuals: ResidualSet, count: int, folder: Path) -> list[Round]:
-    """The three ways in turn, each on a stream of its own."""
+    """Return rounds of the three ways in turn, each on a stream of its own."""
     shared, address = folder / "shared", f"unix:{folder}/s"
     directory, latents = RegionDirectory(shared), outgoing(LATENT)
     with server(address, shared) as serving:
@@ -153,7 +153,7 @@ async def use_streams(address: str, directory: RegionDirectory, count: int) -> i
 
 
 def kill_round(source: random.Random, folder: Path) -> tuple[str, int, int]:
-    """Who was killed, the regions that had a name then, and those after the next one was made."""
+    """Return who was killed, the regions that had a name then, and those after the next one was made."""
     shared, address = folder / "shared", f"unix:{folder}/k"
     directory = RegionDirectory(shared)
     with server(address, shared) as serving:
@@ -221,7 +221,7 @@ def run(options: Options) -> int:
 
 
 def use(address: str, directory: Path) -> None:
-    """The client process of a kill."""
+    """Use streams as the client process that may be killed."""
     print("using", flush=True)
     asyncio.run(use_streams(address, RegionDirectory(directory), STREAMS_A_KILL))
 

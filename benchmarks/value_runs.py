@@ -194,7 +194,7 @@ class LogPlayer:
 def value_suites(
     folder: Path, profiles: Mapping[str, Sequence[SelectorProfile]], told: Callable[[str], None]
 ) -> Iterator[dict[str, LocalSuite]]:
-    """A running suite for each set of profiles, by its name."""
+    """Yield a running suite for each set of profiles, by its name."""
     with ExitStack() as stack:
         suites = {}
         for name, chosen in profiles.items():

@@ -118,8 +118,8 @@ SOURCES = ("scenes of the zoo", "similarities and reuse ages of DiffusionDB (CC0
 
 
 def write_scene_log(count: int, embed: Embed, rng: np.random.Generator, bands: tuple[Band, ...] = BANDS) -> SceneLog:
-    """`count` prompts; `embed` gives unit vectors (texts, d). The same generator state gives the same log. `bands` are
-    BANDS, or those with other shares."""
+    """Return a log of `count` prompts; `embed` gives unit vectors (texts, d). The same generator state gives the same
+    log. `bands` are BANDS, or those with other shares."""
     if count < 1:
         raise InvalidArgument.of("count", f"must be at least 1, got {count}")
     writer = _Writer(embed, rng, bands)

@@ -82,6 +82,7 @@ def too_many_calls_of_one(limit: int) -> ResourceExhausted:
 
 
 def too_many_waiting(limit: int) -> ResourceExhausted:
+    """Make the error of a call beyond those that may wait to begin."""
     return ResourceExhausted(
         "TOO_MANY_CALLS",
         f"{limit} calls wait already to begin, this tenant's or peer's faster than tenant_calls_per_s",

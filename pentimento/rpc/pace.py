@@ -31,7 +31,7 @@ class Pace:
         self._waiting_count = 0
 
     async def begin(self, key: str) -> None:
-        """Returns when the call may begin. ResourceExhausted when too many wait already."""
+        """Wait until the call may begin. Raises ResourceExhausted when too many wait already."""
         delay_s = self._delay_s(key)
         if delay_s <= 0:
             return

@@ -46,7 +46,7 @@ class AdapterShelves:
         return AdapterNeeds(capabilities, frozenset(arrival.loras))
 
     def news(self, worker_id: str, generation: int) -> AdapterHoldings | None:
-        """Changes state: what the device has, where its dataplane does not know. A device begins with nothing."""
+        """Return what the device has, None where its dataplane was told already. A device begins with nothing."""
         if not self._settings.resident_count:
             return None
         if (worker_id, generation) not in self._told:
@@ -58,7 +58,7 @@ class AdapterShelves:
         return holdings
 
     def take(self, worker_id: str, arrival: Arrival, rng: Random) -> float:
-        """Changes state: the device uses the arrival's LoRAs. Return the seconds in which it loads those that it does
+        """Have the device use the arrival's LoRAs. Return the seconds in which it loads those that it does
         not keep."""
         if not self._settings.resident_count:
             return 0.0

@@ -152,12 +152,13 @@ def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
 
 
 def controlnet_replicas(settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:
-    """Workers call them, and are stopped before them."""
+    """Return the ControlNet services to start. Workers call them, and are stopped before them."""
     count = settings.controlnet_copies if settings.controlnets is not None and settings.fleet is None else 0
     return tuple(controlnet_replica(settings, state, f"controlnet-{number}") for number in range(count))
 
 
 def controlnet_replica(settings: SuiteSettings, state: StateDirectory, name: str) -> ProcessSpec:
+    """Return one of them."""
     address = unix_address(state, name)
     arguments: tuple[str, ...] = ("--listen", address, "--controlnets", str(settings.controlnets))
     arguments += ("--device", settings.device, "--threads", str(settings.threads))

@@ -126,8 +126,9 @@ def write_flow_checkpoint(
 
 
 def write_controlnet(directory: Path, *, xl: bool = False, seed: int = 3, **changes: Any) -> Path:
-    """A ControlNetModel of `write_checkpoint`'s model (of one with vae "kl" or "tiny"), or of `write_xl_checkpoint`'s;
-    `changes` go to its configuration. Its layers of zeros are random, so that it controls something."""
+    """Write a ControlNetModel of `write_checkpoint`'s model (of one with vae "kl" or "tiny"), or of
+    `write_xl_checkpoint`'s; `changes` go to its configuration. Its layers of zeros are random, so that it controls
+    something."""
     torch.manual_seed(seed)
     own: dict[str, Any] = {"cross_attention_dim": WIDTH}
     if xl:
@@ -151,8 +152,8 @@ def write_controlnet(directory: Path, *, xl: bool = False, seed: int = 3, **chan
 
 
 def write_flow_controlnet(directory: Path, *, seed: int = 3, **changes: Any) -> Path:
-    """An SD3ControlNetModel of `write_flow_checkpoint`'s model, of one block; `changes` go to its configuration. Its
-    layers of zeros are random, so that it controls something."""
+    """Write an SD3ControlNetModel of `write_flow_checkpoint`'s model, of one block; `changes` go to its configuration.
+    Its layers of zeros are random, so that it controls something."""
     torch.manual_seed(seed)
     network = SD3ControlNetModel(
         **{**_TRANSFORMER, "num_layers": 1, "dual_attention_layers": (), "extra_conditioning_channels": 0, **changes}

@@ -78,7 +78,7 @@ class DiffusersReference:
         return latents
 
     def pipeline(self, case: Case) -> Any:
-        """A pipeline of the case's scheduler and kind, over the networks that all of this reference's have."""
+        """Return a pipeline of the case's scheduler and kind, over the networks that all of this reference's have."""
         scheduler = _class(_SCHEDULERS[case.scheduler]).from_pretrained(self._model, subfolder="scheduler")
         kind = _class(self._kinds[0 if case.strength is None else 1])
         pipeline = kind(**{**self._components, "scheduler": scheduler}, **self._settings)

@@ -7,6 +7,7 @@ from pentimento.wire.generation import object_from_proto, optional_object_to_pro
 
 
 def adapter_to_proto(adapter: Adapter) -> pb.Adapter:
+    """Return the message of an adapter."""
     return pb.Adapter(
         name=adapter.name,
         kind=ADAPTER_KINDS.to_proto(adapter.kind),
@@ -24,6 +25,7 @@ def adapter_to_proto(adapter: Adapter) -> pb.Adapter:
 
 
 def adapter_from_proto(message: pb.Adapter) -> Adapter:
+    """Return the adapter of a message. Raises InvalidArgument for a kind that is none."""
     return Adapter(
         message.name,
         ADAPTER_KINDS.from_proto(message.kind),

@@ -129,7 +129,7 @@ class _Opening:
         self.order = order
 
     def binding(self, step_index: int, layer: str, digest: str) -> Binding:
-        """What a tensor of this stream is bound to."""
+        """Return what a tensor of this stream is bound to."""
         return _binding(self.message, step_index, layer, digest)
 
     @staticmethod
@@ -221,7 +221,7 @@ class _Conversation:
         self._latent_dtype, _ = checked_description(opening.message.text_states, FLOATS, None, None)
 
     def opened(self, region: tensor_pb.SharedMemoryRegion | None) -> pb.StreamResidualsResponse:
-        """The answer to the opening."""
+        """Return the answer to the opening."""
         shared = tensor_pb.TENSOR_TRANSPORT_SHARED_MEMORY
         dtype = tensor_pb.Dtype.ValueType(WIRE_DTYPES[self._stream.dtype].value)
         message = pb.StreamOpened(
@@ -234,7 +234,7 @@ class _Conversation:
         return pb.StreamResidualsResponse(opened=message)
 
     async def answers(self, messages: Requests) -> AsyncGenerator[pb.StreamResidualsResponse, None]:
-        """The residuals of each step, until the other end has no more."""
+        """Yield the residuals of each step, until the other end has no more."""
         async for message in messages:
             match message.WhichOneof("message"):
                 case "step":

@@ -64,7 +64,7 @@ class EncoderGuard:
         check_vector(f"{field}.values", embedding.values, embedding.dimension_count)
 
     def check_encoder(self, encoder_digest: str) -> None:
-        """Raises InvalidArgument unless the cache holds that encoder's vectors."""
+        """Check that the cache holds that encoder's vectors. Raises InvalidArgument."""
         if encoder_digest != self.encoder_digest:
             raise InvalidArgument.of("encoder_digest", "must be that of the cache's encoder")
 

@@ -68,7 +68,7 @@ REUSE_SAMPLES = gauge(
 
 
 def publish_quality(model_digest: str, quality: ReuseQuality) -> None:
-    """Changes state: the gauges of a threshold."""
+    """Set the gauges of a threshold."""
     kind = "images" if quality.from_image else "latents"
     labels = (model_digest, kind, f"{quality.saved_share:g}")
     REUSE_SIMILARITY.labels(*labels, "profiled").set(quality.profiled_similarity)

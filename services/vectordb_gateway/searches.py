@@ -105,12 +105,12 @@ class SharedSearches:
 
 
 def latent_query(vector: bytes, pools: tuple[str, ...], scope: CacheScope) -> VectorQuery:
-    """The search for entries with a latent for the scope, by their prompts."""
+    """Return the search for entries with a latent for the scope, by their prompts."""
     return VectorQuery(Space.TEXT, vector, pools, latent_keys(scope), NEAREST_COUNT)
 
 
 def image_query(vector: bytes, pools: tuple[str, ...], scope: CacheScope) -> VectorQuery:
-    """The search for entries with an image for the scope, by their pictures."""
+    """Return the search for entries with an image for the scope, by their pictures."""
     return VectorQuery(Space.IMAGE, vector, pools, (image_key(scope),), NEAREST_COUNT)
 
 

@@ -88,7 +88,8 @@ def check_captured(captured: CapturedEntries, step_count: int) -> None:
 
 
 def check_painted_again(seen: PaintedAgain) -> None:
-    """Raises InvalidArgument unless it is a hit and two pictures with their cosines."""
+    """Check what a shadow was compared by. Raises InvalidArgument unless it is a hit and two pictures with
+    their cosines."""
     for name in ("request_id", "model_digest", "reference_model_digest", "encoder_digest"):
         check_name(name, getattr(seen, name))
     if not 1 <= seen.step_count <= MAX_STEP_COUNT:
@@ -110,7 +111,7 @@ def check_name(field: str, value: str) -> None:
 
 
 def check_object(field: str, reference: ObjectReference) -> None:
-    """Raises InvalidArgument unless digest and size could be an object's."""
+    """Check that digest and size could be an object's. Raises InvalidArgument."""
     if not _DIGEST.fullmatch(reference.digest):
         raise InvalidArgument.of(f"{field}.digest", "must be sha256: and 64 hexadecimal digits")
     if not 0 < reference.size_bytes <= _MAX_TOKEN:

@@ -103,7 +103,7 @@ class ObjectKeeper:
             logger.info("an object is left to the sweep", extra={"reason": error.reason})
 
     async def is_named(self, key: str) -> bool:
-        """Whether the journal names the object: somebody keeps it."""
+        """Return whether the journal names the object: somebody keeps it."""
         return key in await asyncio.wrap_future(self._journal.named([key]))
 
     async def keys(self, prefix: str) -> list[str]:

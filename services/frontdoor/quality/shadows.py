@@ -93,7 +93,7 @@ class Shadows:
         self._closed = False
 
     def note(self, tenant: str, request_id: str, provenance: Provenance) -> None:
-        """A picture was delivered: remember it where it is a hit that is to be painted again."""
+        """Remember a picture that was delivered, where it is a hit that is to be painted again."""
         if self.embedder is None or self.gateway is None or self._closed or not may_be_compared(provenance):
             return
         if is_sampled(request_id, self.settings.sample_share):
@@ -102,7 +102,8 @@ class Shadows:
             self.hits.append(SampledHit(request_id, tenant))
 
     def make_way(self, worker_id: str = "") -> None:
-        """Somebody comes, and, where `worker_id` is given, is about to be painted there."""
+        """Stop the shadow that is in the way of somebody who comes, and who is painted by `worker_id` where that is
+        given."""
         self._busy_at = self.clock.monotonic()
         run = self.run
         if run is not None and (self.settings.gives_way is GivesWay.SUITE or run.worker_id == worker_id):
@@ -124,7 +125,7 @@ class Shadows:
             self.close()
 
     def close(self) -> None:
-        """Changes state: the one that runs is stopped, and none begins any more."""
+        """Stop the one that runs, and begin none any more."""
         self._closed = True
         if self.run is not None:
             self.run.stop()

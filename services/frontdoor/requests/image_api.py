@@ -211,12 +211,12 @@ class ImageApi:
         return Judged(resolved, fitting or stages, draw)
 
     async def pin(self, tenant: str, request_id: str, duration_ms: int) -> PinnedPicture:
-        """Changes state: the picture of a completed request can be replayed for so long. Raises as `Pins`, and NotFound
+        """Keep the picture of a completed request replayable for so long. Raises as `Pins`, and NotFound
         for a request that is not the tenant's."""
         return await self._parts.pins.pin(await self._record(tenant, request_id), duration_ms)
 
     async def unpin(self, tenant: str, request_id: str) -> None:
-        """Changes state: as it would be without a pin. Raises NotFound for a request that is not the tenant's."""
+        """End the pin of a request. Raises NotFound for a request that is not the tenant's."""
         record = await self._record(tenant, request_id)
         await self._parts.pins.unpin(tenant, record.request.request_id)
 

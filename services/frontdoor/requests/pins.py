@@ -52,7 +52,7 @@ class Pins:
         self._limits = limits
 
     async def pin(self, record: JournalledRequest, duration_ms: int) -> PinnedPicture:
-        """Changes state: the completed request can be replayed for so long from now. What it came with is kept only
+        """Keep the completed request replayable for so long from now. What it came with is kept only
         where it was pinned from the first."""
         self.check_duration("duration_ms", duration_ms)
         provenance, request = recorded_picture(record).provenance, record.request
@@ -65,13 +65,13 @@ class Pins:
         return PinnedPicture(request.request_id, round(wanted.expires_at * 1000), wanted.size_bytes, keeps_all)
 
     async def unpin(self, tenant: str, request_id: str) -> None:
-        """Changes state: nothing of the request is kept any longer than of others. No error where it was not pinned."""
+        """Keep nothing of the request any longer than of others. No error where it was not pinned."""
         if self._gateway is not None:
             await self._gateway.unpin_objects(tenant, request_id, _GATEWAY_TIMEOUT_S)
         await asyncio.wrap_future(self._journal.pins.unpin(tenant, request_id))
 
     async def keep(self, job: Job, execution: Execution) -> None:
-        """Changes state: pinned, if the request asked for it. What stands in the way costs the pin and not the picture,
+        """Pin the picture, if the request asked for it. What stands in the way costs the pin and not the picture,
         whose notes say so."""
         asked, result = job.request.resolved, execution.result
         if not asked.pin_ms or result is None:
@@ -86,7 +86,7 @@ class Pins:
             job.note(f"not pinned: {error.reason}")
 
     async def let_go(self, tenant: str, request_id: str) -> None:
-        """Changes state: as `unpin`, for a request that ended without a picture. A gateway that is away lets go when
+        """Do as `unpin`, for a request that ended without a picture. A gateway that is away lets go when
         the pin expires."""
         try:
             await self.unpin(tenant, request_id)

@@ -69,8 +69,8 @@ def resolve_controlnets(
 
 
 def check_replayed_adapters(spec: GenerationSpec, known: AdapterCatalogue) -> None:
-    """Raises FailedPrecondition ADAPTER_CHANGED unless every adapter of a recorded spec is there with the weights that
-    it had then."""
+    """Check that every adapter of a recorded spec is there with the weights that it had then. Raises
+    FailedPrecondition ADAPTER_CHANGED."""
     selected = [(AdapterKind.LORA, lora.name, lora.digest) for lora in spec.loras]
     selected += [(AdapterKind.CONTROLNET, controlnet.name, controlnet.digest) for controlnet in spec.controlnets]
     for kind, name, digest in selected:

@@ -99,7 +99,7 @@ def as_painted_by(resolved: ResolvedRequest, held: HeldModel) -> ResolvedRequest
 
 
 def fits(resolved: ResolvedRequest, held: HeldModel, known: AdapterCatalogue) -> bool:
-    """Whether the model can paint a picture of that size, and the request's adapters are made for it."""
+    """Return whether the model can paint a picture of that size, and the request's adapters are made for it."""
     sides = (resolved.spec.width_px, resolved.spec.height_px)
     sized = all(side <= held.max_size_px and side % held.size_multiple_px == 0 for side in sides)
     return sized and known.change(resolved.spec, held)

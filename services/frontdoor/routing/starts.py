@@ -11,7 +11,7 @@ from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
 
 
 def scope_of(tenant: str, resolved: ResolvedRequest, held: HeldModel, lora_patch_step: int) -> CacheScope:
-    """Everything but prompt and seed that changes the picture; sampler and eta count as part of the scheduler. The
+    """Return all but prompt and seed that changes the picture; sampler and eta count as part of the scheduler. The
     request's LoRAs take effect after `lora_patch_step` steps."""
     spec = resolved.spec
     sampler = f"{held.scheduler_digest} {spec.scheduler.value} {spec.eta!r}"

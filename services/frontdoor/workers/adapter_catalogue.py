@@ -27,14 +27,14 @@ class AdapterCatalogue:
         self._turn = count()
 
     def learn(self, credits: WorkerCredits) -> None:
-        """Changes state: what a worker can do and has."""
+        """Take what a worker can do and has."""
         self._capabilities[credits.worker_id] = credits.capabilities
         for adapter in credits.known_adapters or ():
             if adapter.kind is AdapterKind.LORA:
                 self._remember(adapter)
 
     def follow(self, plan: Plan) -> None:
-        """Changes state: which ControlNets there are, and where."""
+        """Take from a plan which ControlNets there are, and where."""
         placed = (placement for placement in plan.placements if placement.adapter.kind is AdapterKind.CONTROLNET)
         self._placements = {placement.adapter: placement for placement in placed}
         self._addresses = {endpoint.instance_id: endpoint.address for endpoint in plan.endpoints}

@@ -78,7 +78,7 @@ class Catalogue:
         return self._models.get(name)
 
     def of_digest(self, model_digest: str) -> HeldModel | None:
-        """The model with these weights as it was last held; None where none has them now."""
+        """Return the model with these weights as it was last held; None where none has them now."""
         return next((held for held in self._models.values() if held.model_digest == model_digest), None)
 
     def default(self) -> HeldModel | None:

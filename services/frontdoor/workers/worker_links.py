@@ -215,7 +215,7 @@ class LinkAdapters:
         self._told: AdapterHoldings | None = None
 
     def news(self, credits: WorkerCredits) -> AdapterHoldings | None:
-        """Changes state: what the worker has, where that is news; else None."""
+        """Return what the worker has, where that is news; else None."""
         if credits.known_adapters is not None:
             self._known = credits.known_adapters
         resident = set(credits.resident_components)

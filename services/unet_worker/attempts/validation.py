@@ -42,8 +42,9 @@ def check_order(
     capabilities: Collection[Capability] = (),
     has_lora: Callable[[str, str], bool] = lambda name, digest: False,
 ) -> None:
-    """Raises FailedPrecondition when the dispatcher believes in another model or start of this worker, NotFound for
-    adapters that are not here, InvalidArgument for anything outside its limits."""
+    """Check an order before anything is done for it. Raises FailedPrecondition when the dispatcher believes
+    in another model or start of this worker, NotFound for adapters that are not here, InvalidArgument for anything
+    outside its limits."""
     _check_fencing(order, held)
     _check_prompts(order.spec, limits)
     _check_picture(order.spec, held)
