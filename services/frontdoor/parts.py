@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pentimento.clients.embedder import EmbedderClient
+from pentimento.clients.embedders import Embedders
 from pentimento.clients.gateway import GatewayClient
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import AttemptKey, Event
@@ -52,7 +52,7 @@ class FrontdoorParts:
     catalogue: Catalogue
     adapters: AdapterCatalogue
     links: WorkerLinks
-    embedder: EmbedderClient | None
+    embedder: Embedders | None
     gateway: GatewayClient | None
     discriminators: Discriminators
     inputs: Inputs

@@ -138,6 +138,10 @@ class Frontdoor:
         if plan is not None:
             self.parts.adapters.follow(plan)
         endpoints = plan.endpoints if plan is not None else ()
+        if self.parts.embedder is not None:
+            self.parts.embedder.follow(
+                tuple(endpoint.address for endpoint in endpoints if endpoint.kind is ReplicaKind.EMBEDDER)
+            )
         self.parts.discriminators.follow(
             tuple(endpoint.address for endpoint in endpoints if endpoint.kind is ReplicaKind.DISCRIMINATOR)
         )

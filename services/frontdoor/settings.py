@@ -16,7 +16,9 @@ class FrontdoorSettings:
     frontdoor_id: str = setting(
         "frontdoor", help="name of this dataplane, the same from start to start: workers fence off older epochs of it"
     )
-    embedder_address: str = setting("", help="embedder; empty for no cache")
+    embedder_address: str = setting(
+        "", help="embedder that is asked while the plan names none, or those are gone; empty for no cache"
+    )
     gateway_address: str = setting("", help="vectordb gateway; empty for no cache")
     controller_address: str = setting("", help="controller to register with and to take the plan from; empty for none")
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")

@@ -12,6 +12,7 @@ from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import add_Frontdoor
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
 from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.clients.embedder import EmbedderClient
+from pentimento.clients.embedders import Embedders
 from pentimento.clients.gateway import GatewayClient
 from pentimento.clients.registration import Registration
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
@@ -112,9 +113,9 @@ def _parts(
     inputs = Inputs(keeper, jobs.spawn_background)
     jobs.on_end = inputs.release
     results = Results(keeper, clock, build_version())
-    embedder, gateway = _channel(settings, settings.embedder_address), _channel(settings, settings.gateway_address)
+    gateway = _channel(settings, settings.gateway_address)
     cache = GatewayClient(gateway) if gateway is not None else None
-    texts_and_pictures = EmbedderClient(embedder) if embedder is not None else None
+    texts_and_pictures = _embedders(settings)
     links = WorkerLinks(
         lambda address: open_channel(address, settings.channels),
         catalogue,
@@ -182,6 +183,15 @@ def _recorder(path: str, interpreter: Interpreter) -> EffectsRecorder | None:
     recorder = EffectsRecorder(Path(path), interpreter.dataplane)
     interpreter.observer = recorder.record
     return recorder
+
+
+def _embedders(settings: FrontdoorSettings) -> Embedders | None:
+    """The plan's, and the configured one; without it there is no cache."""
+    if not settings.embedder_address:
+        return None
+    return Embedders(
+        lambda address: EmbedderClient(open_channel(address, settings.channels)), settings.embedder_address
+    )
 
 
 def _channel(settings: FrontdoorSettings, address: str) -> grpc.aio.Channel | None:

@@ -4,7 +4,7 @@ import math
 import struct
 from dataclasses import dataclass
 
-from pentimento.clients.embedder import EmbedderClient
+from pentimento.clients.embedders import Embedders
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition
 
@@ -20,7 +20,7 @@ class Scores:
     scratch_quality: float
 
 
-async def score(embedder: EmbedderClient, tenant: str, prompt: str, served: bytes, scratch: bytes) -> Scores:
+async def score(embedder: Embedders, tenant: str, prompt: str, served: bytes, scratch: bytes) -> Scores:
     """Return the scores of two encoded pictures. Raises FailedPrecondition where the embedder's pictures and texts are
     not of one encoder, and as the embedder."""
     (text,) = await embedder.embed_text([prompt], EMBED_TIMEOUT_S, memo_partition=tenant)

@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pentimento.clients.embedder import EmbedderClient
+from pentimento.clients.embedders import Embedders
 from pentimento.clients.gateway import GatewayClient
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.credits import is_eligible
@@ -81,7 +81,7 @@ class Shadows:
     dataplane: Dataplane
     clock: Clock
     painter: ShadowPainter
-    embedder: EmbedderClient | None
+    embedder: Embedders | None
     gateway: GatewayClient | None
     hits: deque[SampledHit] = field(default_factory=lambda: deque(maxlen=MOST_HITS))
     run: ShadowRun | None = None

@@ -1,0 +1,73 @@
+"""Client of several embedders that are alike."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from zlib import crc32
+
+from pentimento.clients.embedder import EmbedderClient
+from pentimento.domain.embedding import Embedding
+from pentimento.domain.errors import Unavailable
+
+# Of those that the plan names; the configured one is asked after them.
+TRIES = 2
+EmbedderCall = Callable[[EmbedderClient], Awaitable[tuple[Embedding, ...]]]
+
+
+class Embedders:
+    """Takes calls as one `EmbedderClient` does, and gives each to the embedder with the fewest of them under way; of
+    equals to the same one for the same input, which may remember it. One that is gone is passed over once. On the event
+    loop only."""
+
+    def __init__(self, open_client: Callable[[str], EmbedderClient], configured: str) -> None:
+        """`configured` is asked while `follow` names nobody, and where those it names are gone."""
+        self._open_client = open_client
+        self._configured = configured
+        self._planned: tuple[str, ...] = ()
+        self._clients = {configured: open_client(configured)}
+        self._under_way: dict[str, int] = {}
+
+    def follow(self, planned: Sequence[str]) -> None:
+        """Ask these from now on."""
+        self._planned = tuple(planned)
+        wanted = dict.fromkeys((*planned, self._configured))
+        self._clients = {address: self._clients.get(address) or self._open_client(address) for address in wanted}
+
+    async def embed_text(
+        self, texts: Sequence[str], timeout_s: float | None = None, *, memo_partition: str = ""
+    ) -> tuple[Embedding, ...]:
+        """Return a vector for each text, in order."""
+        seed = crc32("\n".join(texts).encode())
+        return await self._ask(seed, lambda client: client.embed_text(texts, timeout_s, memo_partition=memo_partition))
+
+    async def embed_image(
+        self, images: Sequence[bytes], timeout_s: float | None = None, *, memo_partition: str = ""
+    ) -> tuple[Embedding, ...]:
+        """Return a vector for each image, in order; `images` are PNG, JPEG or WebP."""
+        seed = crc32(images[0]) if images else 0
+        return await self._ask(
+            seed, lambda client: client.embed_image(images, timeout_s, memo_partition=memo_partition)
+        )
+
+    async def _ask(self, seed: int, call: EmbedderCall) -> tuple[Embedding, ...]:
+        *others, last = self._in_order(seed)
+        for address in others:
+            try:
+                return await self._counted(address, call)
+            except Unavailable:
+                continue
+        return await self._counted(last, call)
+
+    def _in_order(self, seed: int) -> list[str]:
+        def order(address: str) -> tuple[int, int]:
+            return (self._under_way.get(address, 0), crc32(address.encode(), seed))
+
+        planned = sorted(self._planned, key=order)[:TRIES]
+        return planned if self._configured in planned else [*planned, self._configured]
+
+    async def _counted(self, address: str, call: EmbedderCall) -> tuple[Embedding, ...]:
+        self._under_way[address] = self._under_way.get(address, 0) + 1
+        try:
+            return await call(self._clients[address])
+        finally:
+            self._under_way[address] -= 1
+            if not self._under_way[address]:
+                del self._under_way[address]

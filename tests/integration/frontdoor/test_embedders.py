@@ -1,0 +1,130 @@
+"""Calls shared out among embedders that are alike, over real channels."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
+from pentimento.api.embedder.v1.embedder_service_pb2_grpc import add_EmbedderServiceServicer_to_server
+from pentimento.clients.embedder import EmbedderClient
+from pentimento.clients.embedders import Embedders
+from pentimento.domain.errors import InvalidArgument, Unavailable
+from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, open_channel
+from tests.integration.frontdoor.cache_parts import EMBEDDER, ChosenEmbedder
+
+
+class CountingEmbedder(ChosenEmbedder):
+    """Counts the calls that reach it, those that it fails too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.call_count = 0
+
+    async def pass_by(self) -> None:
+        self.call_count += 1
+        await super().pass_by()
+
+    async def GetInfo(self, request: embedder_pb.GetInfoRequest, context: Any) -> embedder_pb.GetInfoResponse:
+        return embedder_pb.GetInfoResponse()
+
+
+@asynccontextmanager
+async def serving(address: str) -> AsyncIterator[CountingEmbedder]:
+    server, embedder = RpcServer(RpcServerSettings(listen=(address,)), "embedder"), CountingEmbedder()
+    server.add(add_EmbedderServiceServicer_to_server, embedder, EMBEDDER)
+    await server.start()
+    server.set_serving()
+    try:
+        yield embedder
+    finally:
+        await server.stop()
+
+
+@pytest.fixture
+async def folder() -> AsyncIterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="pmt-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+async def three(folder: Path) -> AsyncIterator[list[CountingEmbedder]]:
+    async with serving(at(folder, 0)) as one, serving(at(folder, 1)) as two, serving(at(folder, 2)) as third:
+        yield [one, two, third]
+
+
+def at(folder: Path, number: int) -> str:
+    return f"unix:{folder}/e{number}"
+
+
+def embedders(folder: Path, planned: int) -> Embedders:
+    made = Embedders(lambda address: EmbedderClient(open_channel(address, RpcChannelSettings())), at(folder, 0))
+    made.follow([at(folder, number) for number in range(planned)])
+    return made
+
+
+async def test_without_a_plan_the_configured_one_is_asked(folder: Path, three: list[CountingEmbedder]) -> None:
+    await embedders(folder, 0).embed_text(["a cat"])
+
+    assert [one.call_count for one in three] == [1, 0, 0]
+
+
+async def test_the_same_text_goes_to_the_same_embedder_and_others_elsewhere(
+    folder: Path, three: list[CountingEmbedder]
+) -> None:
+    asked = embedders(folder, 3)
+    for _ in range(4):
+        await asked.embed_text(["a cat"])
+    assert sorted(one.call_count for one in three) == [0, 0, 4]
+
+    for number in range(30):
+        await asked.embed_text([f"a cat {number}"])
+    assert all(one.call_count for one in three)
+
+
+async def test_calls_at_one_time_are_shared_out_evenly(folder: Path, three: list[CountingEmbedder]) -> None:
+    for one in three:
+        one.hangs = True
+    asked = embedders(folder, 3)
+
+    calls = [asyncio.create_task(asked.embed_text(["a cat"])) for _ in range(6)]
+    async with asyncio.timeout(60):
+        while sum(one.call_count for one in three) < 6:  # noqa: ASYNC110 - the calls run beside
+            await asyncio.sleep(0.01)
+
+    assert [one.call_count for one in three] == [2, 2, 2]
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(calls)
+    assert not asked._under_way
+
+
+async def test_one_that_is_gone_costs_nobody_an_embedding(folder: Path, three: list[CountingEmbedder]) -> None:
+    asked = embedders(folder, 3)
+    for number in (1, 2):
+        three[number].error = Unavailable("DRAINING", "it is stopping")
+
+    for number in range(10):
+        assert await asked.embed_text([f"a cat {number}"])
+
+    assert three[0].call_count == 10
+
+
+async def test_what_is_wrong_with_the_input_is_said_at_once(folder: Path, three: list[CountingEmbedder]) -> None:
+    for one in three:
+        one.error = InvalidArgument.of("texts", "too long")
+    with pytest.raises(InvalidArgument):
+        await embedders(folder, 3).embed_text(["a cat"])
+    assert sum(one.call_count for one in three) == 1
+
+
+async def test_who_left_the_plan_is_asked_no_more(folder: Path, three: list[CountingEmbedder]) -> None:
+    asked = embedders(folder, 3)
+    asked.follow([at(folder, 0)])
+    for number in range(10):
+        await asked.embed_text([f"a cat {number}"])
+    assert [one.call_count for one in three] == [10, 0, 0]
