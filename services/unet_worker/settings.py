@@ -33,6 +33,15 @@ class CompileChoice(Enum):
     GRAPHS = "graphs"
 
 
+class KernelChoice(Enum):
+    """`fused`: GEGLU, and normalisation with SiLU, by kernels in Triton; `fused-product`: GEGLU inside the product that
+    feeds it besides. A GPU alone."""
+
+    OFF = "off"
+    FUSED = "fused"
+    FUSED_PRODUCT = "fused-product"
+
+
 class LatentFormatChoice(Enum):
     """`exact`: in the precision that the model runs in; the others: float32 in half precision, `deflate` compressed."""
 
@@ -95,6 +104,7 @@ class UnetWorkerSettings:
         30.0, help="when a request without a deadline, or with a later one, is due after it came", minimum=0
     )
     compile: CompileChoice = setting(CompileChoice.OFF, help="how the model's forward pass is run")
+    kernels: KernelChoice = setting(KernelChoice.OFF, help="fused kernels in the model's layers; they need a GPU")
     credits: int = setting(
         0, help="attempts held at once, but for those that are about to end; 0: a batch", minimum=0, maximum=256
     )
@@ -162,6 +172,7 @@ class ProfileSettings:
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the model runs in")
     threads: int = setting(1, help="torch threads of the model", minimum=1, maximum=256)
     compile: CompileChoice = setting(CompileChoice.OFF, help="how the model's forward pass is run")
+    kernels: KernelChoice = setting(KernelChoice.OFF, help="fused kernels in the model's layers; they need a GPU")
     batch_sizes: tuple[int, ...] = setting((1, 2, 4, 8, 16), help="requests that share a step", minimum=1, maximum=1024)
     sizes: tuple[str, ...] = setting((), help="WIDTHxHEIGHT in pixels; empty for the model's own")
     guidance_scales: tuple[float, ...] = setting((3.0,), help="one above 1 is guided, one of 1 is not", minimum=0)

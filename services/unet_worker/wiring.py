@@ -17,10 +17,9 @@ from pentimento.diffusion.engine import (
     EngineSettings,
     StepEngine,
 )
-from pentimento.diffusion.families import BatchKey, DiffusionModel, load_model
+from pentimento.diffusion.families import BatchKey, DiffusionModel
 from pentimento.diffusion.latents import LatentFormat
 from pentimento.diffusion.loras import layers_of
-from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.fleet import Capability, HeldModel, ModelCost
 from pentimento.rpc import open_channel
 from pentimento.rpc.thread_pools import started_pool
@@ -38,12 +37,9 @@ from services.unet_worker.control.replicas import ControlNetReplicas, Summing
 from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.energy import EnergyMeter, open_counter
 from services.unet_worker.device.engine_metrics import EngineMetrics
-from services.unet_worker.device.torch_device import (
-    choose_device,
-    choose_dtype,
-    memory_budget_bytes,
-)
+from services.unet_worker.device.torch_device import memory_budget_bytes
 from services.unet_worker.loop_lag import LoopLagProbe
+from services.unet_worker.models.checkpoint_loading import load_checkpoint
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_card import checkpoints, default_batch_key, held_model, model_costs
 from services.unet_worker.models.model_switch import ModelSwitch
@@ -67,13 +63,7 @@ class ModelSource:
     capabilities: frozenset[Capability] = frozenset()
 
 
-def _load_checkpoint(settings: UnetWorkerSettings) -> DiffusionModel:
-    quiet_loaders()
-    device = choose_device(settings.device)
-    return load_model(settings.model, device, choose_dtype(settings.dtype, device))
-
-
-CHECKPOINTS = ModelSource(_load_checkpoint, summed_answers)
+CHECKPOINTS = ModelSource(load_checkpoint, summed_answers)
 
 
 class TorchModels:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pentimento.diffusion.families.model import ControlResiduals
+from pentimento.diffusion.kernels.layers import NormSilu
 
 _BLOCKS = frozenset(
     {"DownBlock2D", "CrossAttnDownBlock2D", "UNetMidBlock2DCrossAttn", "UpBlock2D", "CrossAttnUpBlock2D"}
@@ -187,11 +188,17 @@ def _upsampled_size(hidden: Tensor, skips: Sequence[Tensor]) -> torch.Size | Non
 
 def _residual(resnet: Any, inputs: Tensor, term: Tensor) -> Tensor:
     """One residual block. What it allocates itself it changes in place."""
-    hidden: Tensor = resnet.conv1(functional.silu(resnet.norm1(inputs), inplace=True))
-    hidden = resnet.conv2(functional.silu(resnet.norm2(hidden.add_(term)), inplace=True))
+    hidden: Tensor = resnet.conv1(_activated(resnet.norm1, inputs))
+    hidden = resnet.conv2(_activated(resnet.norm2, hidden.add_(term)))
     shortcut = inputs if resnet.conv_shortcut is None else resnet.conv_shortcut(inputs)
     hidden = hidden.add_(shortcut)
     return hidden if resnet.output_scale_factor == 1.0 else hidden.div_(resnet.output_scale_factor)
+
+
+def _activated(norm: Any, inputs: Tensor) -> Tensor:
+    """SiLU of what the layer normalises; a fused one has it inside."""
+    hidden: Tensor = norm(inputs)
+    return hidden if isinstance(norm, NormSilu) else functional.silu(hidden, inplace=True)
 
 
 def _attend(transformer: Any, inputs: Tensor, texts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
@@ -217,8 +224,7 @@ def _transform(layer: Any, hidden: Tensor, key: Tensor, value: Tensor) -> Tensor
     own = layer.norm1(hidden)
     hidden = _attention(layer.attn1, own, layer.attn1.to_k(own), layer.attn1.to_v(own)).add_(hidden)
     hidden = _attention(layer.attn2, layer.norm2(hidden), key, value).add_(hidden)
-    values, gate = layer.ff.net[0].proj(layer.norm3(hidden)).chunk(2, dim=-1)
-    return cast("Tensor", layer.ff.net[2](values * functional.gelu(gate)).add_(hidden))
+    return cast("Tensor", layer.ff.net[2](layer.ff.net[0](layer.norm3(hidden))).add_(hidden))
 
 
 def _attention(attention: Any, inputs: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -11,14 +11,14 @@ import torch
 
 from pentimento.devices.profile import BatchProfile, ModelProfile
 from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, Denoiser, EagerDenoiser
-from pentimento.diffusion.families import DiffusionModel, batch_key, load_model
+from pentimento.diffusion.families import DiffusionModel, batch_key
 from pentimento.diffusion.peak_memory import used_bytes
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
-from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
-from services.unet_worker.device.torch_device import choose_device, choose_dtype, device_memory, device_name
-from services.unet_worker.settings import CompileChoice, ProfileSettings
+from services.unet_worker.device.torch_device import device_memory, device_name
+from services.unet_worker.models.checkpoint_loading import load_checkpoint
+from services.unet_worker.settings import CompileChoice, KernelChoice, ProfileSettings
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +30,8 @@ def measure(settings: ProfileSettings) -> ModelProfile:
     if not settings.batch_sizes:
         raise InvalidArgument.of("batch_sizes", "names no batch size to measure")
     torch.set_num_threads(settings.threads)
-    quiet_loaders()
-    device = choose_device(settings.device)
-    model = load_model(settings.model, device, choose_dtype(settings.dtype, device))
+    model = load_checkpoint(settings)
+    device = model.device
     idle_memory_bytes = used_bytes(device)
     denoiser = EagerDenoiser(model) if settings.compile is CompileChoice.OFF else _compiled(model, settings)
     specs = list(_specs(model, settings))
@@ -43,7 +42,7 @@ def measure(settings: ProfileSettings) -> ModelProfile:
         device=device_name(device),
         dtype=str(model.dtype).removeprefix("torch."),
         threads=settings.threads,
-        execution=settings.compile.value,
+        execution=_execution(settings),
         step_count=settings.steps,
         sizes=tuple(profile_size(model, denoiser, spec, settings.repeats) for spec in _one_a_size(specs)),
         batches=tuple(_logged(profile_batches(model, denoiser, loads))),
@@ -52,6 +51,11 @@ def measure(settings: ProfileSettings) -> ModelProfile:
         build_version=importlib.metadata.version("pentimento"),
         measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
+
+
+def _execution(settings: ProfileSettings) -> str:
+    kernels = settings.kernels
+    return settings.compile.value if kernels is KernelChoice.OFF else f"{settings.compile.value}+{kernels.value}"
 
 
 def _compiled(model: DiffusionModel, settings: ProfileSettings) -> Denoiser:

@@ -1,0 +1,91 @@
+"""Puts layers with kernels into a network."""
+
+import importlib.util
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+
+from pentimento.diffusion.kernels.layers import FusedGeglu, Kernels, NormSilu, SiluOfTimes
+from pentimento.domain.errors import FailedPrecondition
+
+
+class KernelMode(Enum):
+    """Which kernels run. `fused`: GEGLU, and normalisation with SiLU. `fused-product`: GEGLU inside the product that
+    feeds it besides (Katz, section 7)."""
+
+    OFF = "off"
+    FUSED = "fused"
+    FUSED_PRODUCT = "fused-product"
+
+
+class FusedLayers:
+    """What was replaced in one network."""
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[nn.Module, str, nn.Module]] = []
+
+    def __len__(self) -> int:
+        return len(self._originals)
+
+    def replace(self, owner: nn.Module, name: str, layer: nn.Module) -> None:
+        """Put `layer` in the place of the owner's layer of that name."""
+        self._originals.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, layer)
+
+    def restore(self) -> None:
+        """Put every layer back; twice does no harm."""
+        while self._originals:
+            owner, name, original = self._originals.pop()
+            setattr(owner, name, original)
+
+
+def kernels_for(mode: KernelMode, device: torch.device) -> Kernels | None:
+    """Return the kernels of a mode; None for OFF. Raises FailedPrecondition (NO_TRITON, NO_CUDA) where they cannot run
+    on `device`. On a CPU they run under Triton's interpreter alone, which is for tests."""
+    if mode is KernelMode.OFF:
+        return None
+    if importlib.util.find_spec("triton") is None:
+        raise FailedPrecondition("NO_TRITON", "fused kernels need the package triton, which is not installed")
+    import triton
+
+    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise FailedPrecondition("NO_CUDA", f"fused kernels need a CUDA device; the model is on {device}")
+    from pentimento.diffusion.kernels import triton_kernels as kernels
+
+    product = kernels.projected_geglu if mode is KernelMode.FUSED_PRODUCT else None
+    return Kernels(kernels.group_norm_silu, kernels.geglu, product)
+
+
+def fuse(network: nn.Module, kernels: Kernels) -> FusedLayers:
+    """Replace the network's GEGLUs, and its normalisations that SiLU follows, by layers over the same weights that
+    compute with `kernels`. Returns what puts them back."""
+    fused = FusedLayers()
+    for module in list(network.modules()):
+        kind = type(module).__name__
+        if kind == "FeedForward":
+            _fuse_geglu(fused, module, kernels)
+        elif kind == "ResnetBlock2D" and _activates_what_it_normalises(module):
+            _fuse_norms(fused, module, ("norm1", "norm2"), kernels)
+            fused.replace(module, "nonlinearity", SiluOfTimes())
+    if isinstance(getattr(network, "conv_act", None), nn.SiLU):
+        _fuse_norms(fused, network, ("conv_norm_out",), kernels)
+        fused.replace(network, "conv_act", nn.Identity())
+    return fused
+
+
+def _fuse_geglu(fused: FusedLayers, layer: Any, kernels: Kernels) -> None:
+    if type(layer.net[0]).__name__ == "GEGLU":
+        fused.replace(layer.net, "0", FusedGeglu(layer.net[0].proj, kernels))
+
+
+def _fuse_norms(fused: FusedLayers, owner: nn.Module, names: tuple[str, ...], kernels: Kernels) -> None:
+    for name in names:
+        norm = getattr(owner, name)
+        assert isinstance(norm, nn.GroupNorm)
+        fused.replace(owner, name, NormSilu(norm, kernels))
+
+
+def _activates_what_it_normalises(block: Any) -> bool:
+    return isinstance(block.nonlinearity, nn.SiLU) and block.time_embedding_norm == "default"

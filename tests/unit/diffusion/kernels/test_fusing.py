@@ -1,0 +1,171 @@
+"""Layers with kernels inside: same weights, same names, put back again. The kernels are torch's own operations here."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from diffusers import ControlNetModel
+from torch import Tensor, nn
+
+from pentimento.diffusion.engine.probe import example_input
+from pentimento.diffusion.families import BatchKey, DiffusionModel
+from pentimento.diffusion.kernels import REFERENCE, KernelMode, Kernels, fuse, kernels_for
+from pentimento.diffusion.kernels.layers import FusedGeglu, NormSilu
+from pentimento.diffusion.kernels.reference import projected_geglu
+from pentimento.diffusion.loras import WeightedLora, layers_of
+from pentimento.diffusion.loras.bypass import row_updates, stack_adapters
+from pentimento.diffusion.loras.patching import WeightPatch
+from pentimento.domain.errors import FailedPrecondition
+from tests.unit.diffusion.loras.made_loras import made_lora
+
+KEY = BatchKey(32, 32, guided=True)
+
+
+@pytest.fixture(params=["model", "xl_model"])
+def unet_model(request: pytest.FixtureRequest) -> DiffusionModel:
+    found: DiffusionModel = request.getfixturevalue(request.param)
+    return found
+
+
+class Counted:
+    """Counts what is computed, and how."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    @property
+    def kernels(self) -> Kernels:
+        def norm(*parts: object) -> Tensor:
+            self.calls.append("norm")
+            return REFERENCE.group_norm_silu(*parts)  # type: ignore[arg-type]
+
+        def gate(projected: Tensor) -> Tensor:
+            self.calls.append("geglu")
+            return REFERENCE.geglu(projected)
+
+        def product(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            self.calls.append("product")
+            return projected_geglu(inputs, weight, bias)
+
+        return Kernels(norm, gate, product)
+
+
+def kinds(network: nn.Module) -> list[str]:
+    return [type(module).__name__ for module in network.modules()]
+
+
+@torch.inference_mode()
+def test_every_layer_with_a_kernel_is_reached_once_and_the_bits_stay(unet_model: DiffusionModel) -> None:
+    network, inputs = unet_model.denoiser, example_input(unet_model, KEY, 2)
+    names = kinds(network)
+    before, counted = unet_model.predict(inputs), Counted()
+
+    fused = fuse(network, counted.kernels)
+    try:
+        prediction = unet_model.predict(inputs)
+        halves = unet_model.decode(inputs, unet_model.encode(inputs))
+    finally:
+        fused.restore()
+
+    norms, gates = 2 * names.count("ResnetBlock2D") + 1, names.count("GEGLU")
+    assert (counted.calls.count("norm"), counted.calls.count("product")) == (2 * norms, 2 * gates)
+    assert norms > 10 and gates > 2
+    assert torch.equal(prediction, before) and torch.equal(halves, before)
+
+
+@torch.inference_mode()
+def test_diffusers_own_forward_runs_them_too(model: DiffusionModel) -> None:
+    """As in a ControlNet, whose layers are the same."""
+    inputs, counted = example_input(model, KEY, 2), Counted()
+    network = ControlNetModel.from_unet(model.denoiser, conditioning_embedding_out_channels=(8, 8, 8)).eval()
+    condition = torch.rand(2, 3, 32, 32)
+
+    def residuals() -> list[Tensor]:
+        states = inputs.conditioning.states
+        down, middle = network(inputs.latents, inputs.timesteps, states, condition, return_dict=False)
+        return [*down, middle]
+
+    before = residuals()
+    fused = fuse(network, counted.kernels)
+    controlled = residuals()
+    fused.restore()
+
+    assert {"norm", "product"} == set(counted.calls)
+    assert all(map(torch.equal, controlled, before))
+
+
+@torch.inference_mode()
+def test_restored_layers_are_the_very_same(unet_model: DiffusionModel) -> None:
+    network = unet_model.denoiser
+    before, names = list(network.modules()), list(network.state_dict())
+
+    fused = fuse(network, REFERENCE)
+    assert len(fused) > 10
+    assert list(network.state_dict()) == names
+    fused.restore()
+    fused.restore()
+
+    assert list(map(id, network.modules())) == list(map(id, before))
+
+
+@torch.inference_mode()
+def test_loras_in_and_beside_the_weights_of_fused_layers_do_what_they_did(model: DiffusionModel) -> None:
+    network, inputs = model.denoiser, example_input(model, KEY, 2)
+    base = layers_of("stable_diffusion", {"unet": network})
+    chosen = (WeightedLora(made_lora(base, 1, ends=("ff.net.0.proj", "conv1")), 0.7),)
+    row = row_updates(chosen, "unet", torch.device("cpu"), torch.float32)
+    beside = replace(inputs, adapters=stack_adapters([row], 2, 2))
+    patch = WeightPatch(network, "unet", model.forget_time_terms)
+
+    def predictions() -> tuple[Tensor, Tensor, Tensor]:
+        patch.hold(chosen)
+        patched = model.predict(inputs)
+        patch.hold(())
+        return patched, model.predict(beside), model.predict(inputs)
+
+    before, counted = predictions(), Counted()
+    fused = fuse(network, counted.kernels)
+    after = predictions()
+    fused.restore()
+
+    assert all(map(torch.equal, after, before))
+    assert not torch.allclose(after[0], after[2], atol=1e-3)
+    # Whole products where no LoRA needs the projection: two passes of the three.
+    assert counted.calls.count("product") == 2 * counted.calls.count("geglu") > 0
+
+
+def test_pictures_that_do_not_lie_row_by_row_go_the_reference_way() -> None:
+    def refused(*parts: object) -> Tensor:
+        raise AssertionError("the kernel takes contiguous inputs")
+
+    norm = nn.GroupNorm(2, 4)
+    layer = NormSilu(norm, Kernels(refused, refused))  # type: ignore[arg-type]
+    inputs = torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last)
+
+    torch.testing.assert_close(layer(inputs), nn.functional.silu(norm(inputs)))
+
+
+def test_a_projection_without_bias_is_computed_by_itself() -> None:
+    counted = Counted()
+    layer = FusedGeglu(nn.Linear(4, 12, bias=False), counted.kernels)
+
+    assert layer(torch.randn(2, 3, 4)).shape == (2, 3, 6)
+    assert counted.calls == ["geglu"]
+
+
+def test_off_needs_nothing_and_a_cpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+    assert kernels_for(KernelMode.OFF, cpu) is None
+    with pytest.raises(FailedPrecondition) as refusal:
+        kernels_for(KernelMode.FUSED, cpu)
+    assert refusal.value.reason in ("NO_TRITON", "NO_CUDA")
+
+
+def test_a_missing_package_is_told_from_a_missing_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(FailedPrecondition) as refusal:
+        kernels_for(KernelMode.FUSED, torch.device("cuda"))
+    assert refusal.value.reason == "NO_TRITON"
