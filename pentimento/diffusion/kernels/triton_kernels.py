@@ -66,7 +66,7 @@ def _normalise(  # type: ignore[no-untyped-def]
     tl.store(outputs + start + places, (normal * tl.sigmoid(normal)).to(outputs.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _gelu(gates):  # type: ignore[no-untyped-def]
     return 0.5 * gates * (1.0 + tl.erf(gates * _HALF_ROOT))
 
