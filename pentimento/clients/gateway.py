@@ -96,6 +96,12 @@ class GatewayClient:
         with domain_errors():
             await self._stub.ReportBadObject(request, timeout=timeout_s)
 
+    async def report_start(self, key: str, *, from_image: bool, taken: bool, timeout_s: float | None = None) -> None:
+        """Report what a worker made of the latent or image of that key, which a lookup gave as a start."""
+        request = pb.ReportStartRequest(key=key, from_image=from_image, taken=taken)
+        with domain_errors():
+            await self._stub.ReportStart(request, timeout=timeout_s)
+
     async def pin_object(
         self,
         tenant: str,

@@ -127,7 +127,7 @@ def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> lis
     if request is None or request.phase is not Phase.RUNNING:
         return [ReleaseGrant(*key)]
     if request.worker_id == worker.worker_id:
-        learn_speed(state, request, worker, now - request.started_at)
+        learn_speed(state, request, worker, now - request.started_at, event.painted_work or request.work)
     if request.has_next_stage:
         return on_picture(state, request, event.fencing_token)
     return commit_picture(state, request, event.fencing_token)

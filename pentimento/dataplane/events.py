@@ -120,10 +120,12 @@ class AttemptYielded:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFinished:
-    """The picture of an attempt is here, not yet committed."""
+    """The picture of an attempt is here, not yet committed. `painted_work` is what it really took, in pixel steps,
+    where that is not what the request was routed with; 0 where it is."""
 
     request_id: str
     fencing_token: int
+    painted_work: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

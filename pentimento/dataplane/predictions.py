@@ -65,11 +65,11 @@ def retry_after_ms(state: State, pool_name: str) -> int:
     return round(min(max(wait_ms, settings.min_retry_after_ms), settings.max_retry_after_ms))
 
 
-def learn_speed(state: State, request: Request, worker: Worker, seconds: float) -> None:
-    """Correct the pool's and the worker's slowdown by a picture that took `seconds`. The worker's batch has been, on
-    average, what it was in the middle of its start and its end."""
+def learn_speed(state: State, request: Request, worker: Worker, seconds: float, work: float) -> None:
+    """Correct the pool's and the worker's slowdown by a picture that took `seconds` for so much work. The worker's
+    batch has been, on average, what it was in the middle of its start and its end."""
     speed = state.pool(request.pool).speed
-    ratio = _ratio(speed, request, worker, seconds)
+    ratio = _ratio(speed, request, worker, seconds, work)
     if ratio is not None:
         speed.learn(ratio)
         worker.slowdown = averaged(worker.slowdown, ratio)
@@ -82,7 +82,7 @@ def learn_slowness(state: State, request: Request, seconds: float) -> None:
     if worker is None:
         return
     speed = state.pool(request.pool).speed
-    ratio = _ratio(speed, request, worker, seconds)
+    ratio = _ratio(speed, request, worker, seconds, request.work)
     if ratio is None:
         return
     if speed.slowdown is None or ratio > speed.slowdown:
@@ -91,9 +91,9 @@ def learn_slowness(state: State, request: Request, seconds: float) -> None:
         worker.slowdown = averaged(worker.slowdown, ratio)
 
 
-def _ratio(speed: Speed, request: Request, worker: Worker, seconds: float) -> float | None:
+def _ratio(speed: Speed, request: Request, worker: Worker, seconds: float, work: float) -> float | None:
     """Of the seconds that the attempt took to what it takes nominally."""
-    nominal_s = speed.nominal_s(request.work, max((request.started_load + worker.used_credits + 1) // 2, 1))
+    nominal_s = speed.nominal_s(work, max((request.started_load + worker.used_credits + 1) // 2, 1))
     return seconds / nominal_s if nominal_s > 0.0 and seconds >= 0.0 else None
 
 

@@ -44,9 +44,12 @@ def replayed_route(provenance: Provenance, held_digest: str) -> Route:
 def start_taken(provenance: Provenance) -> Start:
     """Return where the picture really started. A worker that could not use the route's donor painted from noise, and
     saved no step."""
-    start = provenance.route.start
-    planned = _steps_left_out(start)
-    return FromNoise() if planned and not provenance.steps_saved else start
+    return taken_of(provenance.route.start, provenance.steps_saved)
+
+
+def taken_of(planned: Start, steps_saved: int) -> Start:
+    """Return what a worker made of a planned start, of which it saved so many steps: noise where it saved none."""
+    return FromNoise() if _steps_left_out(planned) and not steps_saved else planned
 
 
 def ancestor_of(start: Start) -> ObjectReference | None:

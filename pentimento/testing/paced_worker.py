@@ -82,6 +82,8 @@ class PacedWorker(UnetWorkerServiceServicer):
         self.speaks = True
         self.picture_bytes = 0
         self.device_s = 0.0
+        # Why it cannot use what the cache gives; empty where it can.
+        self.passes_over = ""
         self.energy_j: float | None = None
         self.running: dict[tuple[str, int], Running] = {}
         self.finished: dict[tuple[str, int], Running] = {}
@@ -201,7 +203,7 @@ class PacedWorker(UnetWorkerServiceServicer):
     def _result(self, running: Running) -> AttemptResult:
         picture = picture_of(running.spec).ljust(self.picture_bytes, b"\0")
         start = running.grant.route.start
-        saved = start.latent.resume_step or start.image.start_step
+        saved = 0 if self.passes_over else start.latent.resume_step or start.image.start_step
         return AttemptResult(
             attempt=running.attempt,
             image=picture,
@@ -215,6 +217,7 @@ class PacedWorker(UnetWorkerServiceServicer):
             worker_generation=self.held.worker_generation,
             device_seconds=self.device_s,
             energy_joules=self.energy_j,
+            bad_donor_reason=self.passes_over,
         )
 
     def _captured(self, running: Running) -> CapturedEntries:

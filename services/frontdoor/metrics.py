@@ -17,6 +17,12 @@ CACHE_SKIPS = counter(
     "Requests painted without what the cache could have given or taken, by stage and reason.",
     ["stage", "reason"],
 )
+STARTS = counter(
+    "pentimento_frontdoor_starts_total",
+    "Pictures that workers painted, by where they really started: noise, latent, image, or passed_over: from noise, as "
+    "the worker could not use what the cache gave.",
+    ["start"],
+)
 UNSCORED = counter(
     "pentimento_frontdoor_unscored_total", "Light pictures that no discriminator scored; the settings say what then."
 )

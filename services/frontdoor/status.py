@@ -36,10 +36,18 @@ class StartCounts:
         """Changes state."""
         self._counts[pool][start_step] += 1
 
+    def correct(self, pool: str, start_step: int) -> None:
+        """Changes state: one that was counted at that step was from noise after all."""
+        self._counts[pool][start_step] -= 1
+        self._counts[pool][0] += 1
+
     def take(self, pool: str) -> tuple[StartShare, ...]:
-        """Changes state: those since the last call."""
+        """Changes state: those since the last call. What was corrected after it was told is taken off later ones."""
         counts = self._counts.pop(pool, Counter())
-        return tuple(StartShare(step, count) for step, count in sorted(counts.items()))
+        owed = Counter({step: count for step, count in counts.items() if count < 0})
+        if owed:
+            self._counts[pool] = owed
+        return tuple(StartShare(step, count) for step, count in sorted(counts.items()) if count > 0)
 
 
 class DemandReport:

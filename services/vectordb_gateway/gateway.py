@@ -10,12 +10,14 @@ from services.vectordb_gateway.healing import Healing
 from services.vectordb_gateway.lookup import Lookup
 from services.vectordb_gateway.pinning import Pinning
 from services.vectordb_gateway.quality_watch import QualityWatch
+from services.vectordb_gateway.use_notes import UseNotes
 from services.vectordb_gateway.writing import EntryWriting
 
 
 @dataclass(frozen=True)
 class GatewayStatistics:
-    """`lookup_count` and `hit_count` are since the start of this process."""
+    """Counts are since the start of this process: lookups, those that found a start, starts that workers took, and
+    those that they could not use."""
 
     totals: CacheTotals
     lookup_count: int
@@ -23,6 +25,8 @@ class GatewayStatistics:
     read_only: bool
     index_backend: str
     object_backend: str
+    taken_count: int
+    passed_over_count: int
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Gateway:
     healing: Healing
     pinning: Pinning
     quality: QualityWatch
+    uses: UseNotes
     ledger: CacheLedger
     capacity: Capacity
     index_backend: str
@@ -46,4 +51,6 @@ class Gateway:
             read_only=bool(self.capacity.read_only_reason(totals)),
             index_backend=self.index_backend,
             object_backend=self.object_backend,
+            taken_count=self.uses.taken_count,
+            passed_over_count=self.uses.passed_over_count,
         )

@@ -31,7 +31,6 @@ from services.vectordb_gateway.searches import (
     latent_query,
 )
 from services.vectordb_gateway.selection import RuledCandidate, decide
-from services.vectordb_gateway.use_notes import UseNotes
 from services.vectordb_gateway.validation import check_candidates, check_quality, pools_of
 
 logger = logging.getLogger(__name__)
@@ -74,7 +73,6 @@ class Lookup:
         reuse: ReuseSource,
         bounds: LookupBounds,
         watch: MatchWatch,
-        uses: UseNotes | None = None,
     ) -> None:
         self._guard = guard
         self._watch = watch
@@ -83,7 +81,6 @@ class Lookup:
         self._reuse = reuse
         self._bounds = bounds
         self._timeout_s = bounds.timeout_s
-        self._uses = uses
         self._threads = started_pool(_SEARCH_THREAD_COUNT, "search")
         self._in_outage = False
         self.lookup_count = 0
@@ -99,8 +96,6 @@ class Lookup:
         asked = tuple(self._ask(candidate, embedding, quality) for candidate in candidates)
         answer = await self._answer(Question(asked, embedding.values, quality))
         self._count(answer)
-        if self._uses is not None:
-            self._uses.note(candidates, answer)
         return answer
 
     def close(self) -> None:

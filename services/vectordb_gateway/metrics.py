@@ -5,6 +5,11 @@ from pentimento.telemetry import counter, gauge, histogram
 
 LOOKUPS = counter("pentimento_gateway_lookups_total", "Lookups by outcome.", ["outcome"])
 SEARCH_SECONDS = histogram("pentimento_gateway_search_seconds", "Vector search and ledger read of one lookup.")
+STARTS = counter(
+    "pentimento_gateway_starts_total",
+    "Starts from the cache by what a worker made of them: taken, or passed_over for noise as it could not use them.",
+    ["kind", "outcome"],
+)
 PREDICTIONS = counter(
     "pentimento_gateway_predictions_total", "Lookups under the match predictor by ruling.", ["ruling"]
 )

@@ -63,6 +63,14 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         await self._gateway.healing.report(request.entry_id, request.key, request.detail)
         return pb.ReportBadObjectResponse()
 
+    async def ReportStart(
+        self,
+        request: pb.ReportStartRequest,
+        context: grpc.aio.ServicerContext[pb.ReportStartRequest, pb.ReportStartResponse],
+    ) -> pb.ReportStartResponse:
+        self._gateway.uses.note(request.key, from_image=request.from_image, taken=request.taken)
+        return pb.ReportStartResponse()
+
     async def PinObject(
         self,
         request: pb.PinObjectRequest,
@@ -112,6 +120,8 @@ class GatewayServicer(VectordbGatewayServiceServicer):
             read_only=statistics.read_only,
             index_backend=statistics.index_backend,
             object_backend=statistics.object_backend,
+            taken_count=statistics.taken_count,
+            passed_over_count=statistics.passed_over_count,
         )
 
 

@@ -1,15 +1,14 @@
-"""Which items served, on their way to the access records: noted by lookups, written in rounds of the background."""
+"""Which items served, on their way to the access records: noted as workers took them, written in rounds of the
+background."""
 
 import secrets
 import threading
 from collections import deque
-from collections.abc import Sequence
 
-from pentimento.domain.generation import FromImage, FromLatent, Start
-from pentimento.domain.retrieval import LookupAnswer, LookupCandidate
 from pentimento.stores.ledger.cache_access import UseBatch
 from pentimento.stores.ledger.cache_ledger import CacheLedger
 from services.vectordb_gateway import metrics
+from services.vectordb_gateway.validation import check_name
 
 # Beyond it the newest are lost while the ledger is away.
 _MAX_NOTED_COUNT = 16_384
@@ -26,13 +25,18 @@ class UseNotes:
         self._noted: deque[str] = deque()
         self._given: UseBatch | None = None
         self._writing = threading.Lock()
+        self.taken_count = 0
+        self.passed_over_count = 0
 
-    def note(self, candidates: Sequence[LookupCandidate], answer: LookupAnswer) -> None:
-        """Note the start that saves the largest share of what a lookup found: which one is taken nobody tells."""
-        found = zip(candidates, answer.starts, strict=True)
-        served = [(_saved_steps(each.start) / one.scope.num_inference_steps, _key(each.start)) for one, each in found]
-        share, key = max(served, key=lambda each: each[0], default=(0.0, ""))
-        if share <= 0.0:
+    def note(self, key: str, *, from_image: bool, taken: bool) -> None:
+        """Note what a worker made of the item of that key. One that it could not use was not used. Raises
+        InvalidArgument for a key that is none."""
+        check_name("key", key)
+        kind = "image" if from_image else "latent"
+        metrics.STARTS.labels(kind, "taken" if taken else "passed_over").inc()
+        self.taken_count += taken
+        self.passed_over_count += not taken
+        if not taken:
             return
         if len(self._noted) >= _MAX_NOTED_COUNT:
             metrics.USES_LOST.inc()
@@ -51,21 +55,3 @@ class UseNotes:
         self._number += 1
         count = min(len(self._noted), _BATCH_COUNT)
         return UseBatch(self._source, self._number, tuple(self._noted.popleft() for _ in range(count)))
-
-
-def _saved_steps(start: Start) -> int:
-    match start:
-        case FromLatent():
-            return start.resume_step
-        case FromImage():
-            return start.start_step
-    return 0
-
-
-def _key(start: Start) -> str:
-    match start:
-        case FromLatent():
-            return start.latent.key
-        case FromImage():
-            return start.image.key
-    return ""

@@ -114,7 +114,7 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     bounds = LookupBounds(settings.search_timeout_ms / 1000, selection.max_ancestor_depth, selection.scratch_share)
     uses = UseNotes(stores.ledger)
     quality = QualityWatch(stores.ledger, guard, reuse, follows=selection.follow_quality)
-    lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch, uses)
+    lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch)
     keys = open_grant_keys(settings.grants.grant_key_file)
     written = WriteBounds(settings.grants.grant_ttl_s, selection.max_ancestor_depth)
     gateway = Gateway(
@@ -123,6 +123,7 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
         healing=Healing(stores.ledger, stores.objects),
         pinning=Pinning(stores.ledger, SystemClock()),
         quality=quality,
+        uses=uses,
         ledger=stores.ledger,
         capacity=capacity,
         index_backend=stores.index.backend,

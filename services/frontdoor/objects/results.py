@@ -10,6 +10,7 @@ from pentimento.domain.errors import NotFound
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import ObjectReference, Provenance, Route
 from pentimento.domain.image_request import Completed, ImageFormat
+from pentimento.domain.replay import taken_of
 from pentimento.domain.spec_inputs import take_inputs
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger.records import JournalledRequest, ResultRecord
@@ -115,8 +116,15 @@ class Results:
 
 
 def _route_taken(route: Route, result: AttemptResult) -> Route:
-    """LoRAs that came sooner than the route's step took effect sooner."""
-    return route if result.lora_patch_step is None else replace(route, lora_patch_step=result.lora_patch_step)
+    """The route as it was gone: LoRAs that came sooner than its step took effect sooner, and a start that the worker
+    could not use was none."""
+    if result.lora_patch_step is not None:
+        route = replace(route, lora_patch_step=result.lora_patch_step)
+    taken = taken_of(route.start, result.steps_saved)
+    if taken == route.start:
+        return route
+    why = result.bad_donor_reason or "the worker could not use it"
+    return replace(route, start=taken, reason=f"from noise: {why}; planned: {route.reason}")
 
 
 def energy_of(results: Sequence[AttemptResult]) -> float | None:

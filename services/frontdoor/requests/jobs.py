@@ -51,11 +51,13 @@ class ClientRequest:
 @dataclass(slots=True)
 class RoutedStage:
     """Where a stage may be painted: in one of `options`, by `journalled` once the journal has the route. A recovered
-    one has no options: its worker will say what it holds. `queued_at` is in monotonic seconds."""
+    one has no options: its worker will say what it holds. `queued_at` is in monotonic seconds. `counted_step` is the
+    start that was counted for plans, 0 for noise."""
 
     options: tuple[PoolOption, ...]
     queued_at: float
     journalled: Route | None = None
+    counted_step: int = 0
 
 
 @dataclass(slots=True)

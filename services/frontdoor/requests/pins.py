@@ -13,7 +13,7 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import ObjectReference, SpecInput
 from pentimento.domain.image_request import PinnedPicture, ReplayRequest
-from pentimento.domain.replay import ancestor_of, start_taken
+from pentimento.domain.replay import ancestor_of, start_taken, taken_of
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal_pins import quota_exceeded
@@ -77,7 +77,7 @@ class Pins:
         if not asked.pin_ms or result is None:
             return
         request = job.request
-        ancestor = ancestor_of(execution.route.start) if result.steps_saved else None
+        ancestor = ancestor_of(taken_of(execution.route.start, result.steps_saved))
         wanted = self._wanted(request.tenant, request.request_id, asked.pin_ms, asked.inputs, ancestor)
         try:
             await self._pin(wanted, ancestor)

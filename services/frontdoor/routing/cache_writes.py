@@ -7,8 +7,9 @@ from pentimento.clients.gateway import GatewayClient
 from pentimento.dataplane.effects import CommitCacheEntries, ReleaseGrant
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.generation import CacheGrant, CapturedEntries, FromImage, FromLatent, Route
+from pentimento.domain.generation import CacheGrant, CapturedEntries, FromImage, FromLatent, Route, Start
 from pentimento.domain.image_request import CacheMode
+from pentimento.domain.replay import ancestor_of, taken_of
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job, PendingEntries
 from services.frontdoor.routing.bounded_calls import bounded
@@ -60,6 +61,20 @@ def report_bad_donor(parts: FrontdoorParts, route: Route, reason: str) -> None:
                 parts.jobs.spawn_background(bounded("report", COMMIT_TIMEOUT_S, call), "report bad object")
 
 
+def report_start(parts: FrontdoorParts, route: Route, taken: bool) -> None:
+    """Tell the gateway whether a worker could use what the route starts from, if it is of the cache."""
+    reference = ancestor_of(route.start) if not route.replay_of else None
+    if parts.gateway is not None and reference is not None:
+        from_image = isinstance(route.start, FromImage)
+        call = parts.gateway.report_start(reference.key, from_image=from_image, taken=taken, timeout_s=COMMIT_TIMEOUT_S)
+        parts.jobs.spawn_background(bounded("report", COMMIT_TIMEOUT_S, call), "report start")
+
+
+def _start_taken(execution: Execution) -> Start:
+    saved = execution.result.steps_saved if execution.result is not None else 0
+    return taken_of(execution.route.start, saved)
+
+
 async def _commit(parts: FrontdoorParts, gateway: GatewayClient, pending: PendingEntries) -> None:
     execution = pending.execution
     captured = _keepable(execution.result.captured, pending.scope) if execution.result is not None else None
@@ -78,7 +93,7 @@ async def _commit(parts: FrontdoorParts, gateway: GatewayClient, pending: Pendin
         captured,
         pending.embedding,
         picture,
-        ancestor_depth=ancestor_depth(execution.route.start),
+        ancestor_depth=ancestor_depth(_start_taken(execution)),
         timeout_s=COMMIT_TIMEOUT_S,
     )
     await bounded("commit", COMMIT_TIMEOUT_S, call)

@@ -28,10 +28,13 @@ from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielde
 from pentimento.domain.generation import StageTiming
 from pentimento.domain.image_request import Progress
 from pentimento.domain.reasons import Reason
+from pentimento.domain.replay import taken_of
 from pentimento.stores.objects.store import digest_of
+from services.frontdoor.metrics import STARTS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job
-from services.frontdoor.routing.cache_writes import report_bad_donor
+from services.frontdoor.routing.cache_writes import report_bad_donor, report_start
+from services.frontdoor.routing.starts import kind_of, work_left
 from services.frontdoor.workers.worker_links import WorkerLink
 
 logger = logging.getLogger(__name__)
@@ -129,7 +132,7 @@ async def _follow(
         async for event in await open_stream():
             if isinstance(event, AttemptResult):
                 _take_result(parts, job, execution, event)
-                parts.submit(AttemptFinished(request_id, token))
+                parts.submit(AttemptFinished(request_id, token, _account_start(parts, job, execution, event)))
             else:
                 _pass_on(parts, job, execution, event)
         if execution.result is None:
@@ -172,6 +175,24 @@ def _take_result(parts: FrontdoorParts, job: Job, execution: Execution, result: 
     if result.bad_donor_reason:
         report_bad_donor(parts, execution.route, result.bad_donor_reason)
     time_attempt(job, execution, result, parts.clock.monotonic())
+
+
+def _account_start(parts: FrontdoorParts, job: Job, execution: Execution, result: AttemptResult) -> float:
+    """Count where the picture really started, and tell the gateway. Return the work that it took where that is more
+    than was routed, else 0."""
+    route, resolved = execution.route, execution.resolved
+    taken = taken_of(route.start, result.steps_saved)
+    passed_over = taken != route.start
+    STARTS.labels("passed_over" if passed_over else kind_of(taken)).inc()
+    report_start(parts, route, not passed_over)
+    if not passed_over:
+        return 0.0
+    routed = job.routed[execution.stage]
+    if routed.counted_step:
+        parts.starts.correct(job.request.stages[execution.stage].pool, routed.counted_step)
+        # Another attempt of the same stage is no other request.
+        routed.counted_step = 0
+    return work_left(resolved, taken)
 
 
 async def _stop(link: WorkerLink, effect: StopAttempt) -> None:

@@ -56,6 +56,7 @@ MAY_CALL = {
     "vectordb.v1.VectordbGatewayService.Commit": SUITE,
     "vectordb.v1.VectordbGatewayService.Release": SUITE,
     "vectordb.v1.VectordbGatewayService.ReportBadObject": SUITE,
+    "vectordb.v1.VectordbGatewayService.ReportStart": SUITE,
     "vectordb.v1.VectordbGatewayService.PinObject": SUITE,
     "vectordb.v1.VectordbGatewayService.UnpinObjects": SUITE,
     "vectordb.v1.VectordbGatewayService.ReportQuality": SUITE,

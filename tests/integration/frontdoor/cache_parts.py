@@ -79,6 +79,8 @@ class ChosenGateway(VectordbGatewayServiceServicer, Mood):
         self.reserved: list[gateway_pb.ReserveRequest] = []
         self.committed: list[gateway_pb.CommitRequest] = []
         self.released: list[str] = []
+        self.reported: list[gateway_pb.ReportStartRequest] = []
+        self.bad: list[gateway_pb.ReportBadObjectRequest] = []
         self._changed = asyncio.Event()
 
     async def wait_until(self, condition: Any) -> None:
@@ -121,6 +123,18 @@ class ChosenGateway(VectordbGatewayServiceServicer, Mood):
         image_key = "images/x" if self.keeps_images else ""
         grant = generation_pb2.CacheGrant(grant_id=grant_id, latents=slots, image_key=image_key, expires_in_ms=60_000)
         return gateway_pb.ReserveResponse(grant=grant)
+
+    async def ReportStart(self, request: gateway_pb.ReportStartRequest, context: Any) -> gateway_pb.ReportStartResponse:
+        self.reported.append(request)
+        self.change()
+        return gateway_pb.ReportStartResponse()
+
+    async def ReportBadObject(
+        self, request: gateway_pb.ReportBadObjectRequest, context: Any
+    ) -> gateway_pb.ReportBadObjectResponse:
+        self.bad.append(request)
+        self.change()
+        return gateway_pb.ReportBadObjectResponse()
 
     async def Commit(self, request: gateway_pb.CommitRequest, context: Any) -> gateway_pb.CommitResponse:
         self.committed.append(request)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from pentimento.domain.errors import Internal, Unavailable
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
@@ -59,6 +60,44 @@ async def test_a_hit_starts_where_the_gateway_says(
 
     assert completed.provenance.route.start == LATENT
     assert worker.orders[0].route.start.latent.resume_step == 15
+
+
+async def test_a_start_that_was_taken_is_told_to_the_gateway(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
+    gateway.start = LATENT
+
+    await cached.paint(FIFTY)
+    await gateway.wait_until(lambda: gateway.reported)
+
+    assert [(one.key, one.from_image, one.taken) for one in gateway.reported] == [("latents/x", False, True)]
+    assert not gateway.bad
+
+
+async def test_a_picture_from_noise_tells_the_gateway_nothing(cached: FrontdoorSuite, gateway: ChosenGateway) -> None:
+    await cached.paint(FIFTY)
+    await gateway.wait_until(lambda: gateway.committed)
+
+    assert not gateway.reported
+
+
+async def test_a_start_that_the_worker_could_not_use_counts_as_none(
+    cached: FrontdoorSuite, gateway: ChosenGateway, worker: PacedWorker
+) -> None:
+    gateway.start = LATENT
+    worker.passes_over = "OBJECT_MISSING"
+    before = REGISTRY.get_sample_value("pentimento_frontdoor_starts_total", {"start": "passed_over"}) or 0.0
+
+    completed = await cached.paint(FIFTY)
+    await gateway.wait_until(lambda: gateway.reported and gateway.bad and gateway.committed)
+
+    route = completed.provenance.route
+    assert (route.start, completed.provenance.steps_saved) == (FromNoise(), 0)
+    assert route.reason == "from noise: OBJECT_MISSING; planned: as the test chose"
+    assert [(one.key, one.taken) for one in gateway.reported] == [("latents/x", False)]
+    assert gateway.bad[0].key == "latents/x"
+    # Painted from noise, it has no ancestor.
+    assert gateway.committed[0].ancestor_depth == 0
+    after = REGISTRY.get_sample_value("pentimento_frontdoor_starts_total", {"start": "passed_over"})
+    assert after == before + 1
 
 
 async def test_the_scope_of_a_lookup_holds_all_that_changes_the_picture(

@@ -114,6 +114,7 @@ async def test_latents_that_serve_stay_and_the_others_go_one_by_one(tmp_path: Pa
             await gateway.store(text)
         served = (await gateway.lookup(FAR_APART[0])).start
         assert isinstance(served, FromLatent)
+        await gateway.client.report_start(served.latent.key, from_image=False, taken=True)
 
     async with running_gateway(tmp_path, *flags) as gateway:
         gateway.maintain()

@@ -1,11 +1,13 @@
 """What is stored is found, by those who may, as far as the thresholds go."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from sqlalchemy import text
 
 from pentimento.domain.cache import CacheScope
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, NoiseForm
@@ -228,6 +230,8 @@ async def test_statistics_count_what_happened(gateway: RunningGateway) -> None:
 
     assert (statistics.entry_count, statistics.object_count, statistics.size_bytes) == (1, 5, 500)
     assert (statistics.lookup_count, statistics.hit_count, statistics.pending_grant_count) == (2, 1, 0)
+    # Nobody has told yet what became of that start.
+    assert (statistics.taken_count, statistics.passed_over_count) == (0, 0)
     assert (statistics.index_backend, statistics.object_backend) == ("qdrant-edge", "filesystem")
     assert not statistics.read_only
 
@@ -261,3 +265,26 @@ async def test_nothing_is_kept_of_what_nothing_may_start_from(imaging: RunningGa
 
     assert granted is not None
     assert refused is None
+
+
+async def test_eviction_counts_the_uses_that_were_really_made(gateway: RunningGateway) -> None:
+    await gateway.store(embedding(1))
+    found = (await gateway.lookup(embedding(1))).start
+    assert isinstance(found, FromLatent)
+
+    await gateway.client.report_start(found.latent.key, from_image=False, taken=False)
+    await asyncio.to_thread(gateway.process.uses.write)
+    unused = _use_counts(gateway)
+    for _ in range(2):
+        await gateway.client.report_start(found.latent.key, from_image=False, taken=True)
+    await asyncio.to_thread(gateway.process.uses.write)
+
+    assert set(unused.values()) == {0}
+    assert _use_counts(gateway) == unused | {found.latent.key: 2}
+    statistics = await gateway.client.statistics()
+    assert (statistics.taken_count, statistics.passed_over_count) == (2, 1)
+
+
+def _use_counts(gateway: RunningGateway) -> dict[str, int]:
+    with gateway.process.stores.ledger._reading() as connection:
+        return dict(connection.execute(text("SELECT key, use_count FROM cache_objects")).all())  # type: ignore[arg-type]

@@ -227,6 +227,19 @@ def test_a_fifth_of_the_newest_picture_is_learnt_however_quick_it_was(
     assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(slowdown)
 
 
+def test_what_is_learnt_is_of_the_work_that_was_really_done(driver: Driver) -> None:
+    """Profiled as 1 s a picture. It took 2 s, but of twice the work: its start could not be used."""
+    driver.profile()
+    driver.worker()
+    run = driver.run()
+    driver.now += 2.0
+    work = driver.dataplane.state.requests["r1"].work
+
+    driver.send(events.AttemptFinished("r1", run.fencing_token, painted_work=2 * work))
+
+    assert driver.dataplane.state.pools["m"].speed.slowdown == pytest.approx(1.0)
+
+
 def test_a_pool_that_lost_all_its_workers_gets_nothing_through(driver: Driver) -> None:
     """0.1 + 0.2 - 0.1 - 0.2 is not 0."""
     driver.profile("m", (1, 10.0))

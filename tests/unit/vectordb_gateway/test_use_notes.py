@@ -1,12 +1,10 @@
 """Uses on their way to the ledger."""
 
 from concurrent.futures import Future
-from dataclasses import replace
 
 import pytest
 
-from pentimento.domain.generation import Donor, FromImage, FromLatent, FromNoise, NoiseForm, ObjectReference, Start
-from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
+from pentimento.domain.errors import InvalidArgument
 from pentimento.policies.eviction_rules import AgedBenefit
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache_access import UseBatch
@@ -15,9 +13,6 @@ from services.vectordb_gateway import use_notes
 from services.vectordb_gateway.capacity import rule_of
 from services.vectordb_gateway.settings import CapacitySettings, EvictionChoice
 from services.vectordb_gateway.use_notes import UseNotes
-from tests.gateways import scope
-
-DONOR = Donor("entry", "digest", 0.9, 0)
 
 
 class Ledger:
@@ -37,41 +32,42 @@ class Ledger:
         return answer
 
 
-def latent(key: str, step: int) -> FromLatent:
-    return FromLatent(ObjectReference(key, "digest", 1), step, 50, 0.5, DONOR)
-
-
-def note(notes: UseNotes, *starts: tuple[Start, int]) -> None:
-    """A lookup of candidates of so many steps, and what it found for each."""
-    candidates = [LookupCandidate(replace(scope(), num_inference_steps=steps)) for _, steps in starts]
-    notes.note(candidates, LookupAnswer(tuple(CandidateStart(start, "said") for start, _ in starts)))
+def note(notes: UseNotes, key: str, taken: bool = True) -> None:
+    notes.note(key, from_image=False, taken=taken)
 
 
 def test_a_batch_that_was_not_acknowledged_keeps_its_number() -> None:
     ledger = Ledger(failures=1)
     notes = UseNotes(ledger)  # type: ignore[arg-type]
-    note(notes, (latent("a", 10), 50))
+    note(notes, "a")
 
     with pytest.raises(StoreUnavailable):
         notes.write()
-    note(notes, (latent("b", 10), 50))
+    note(notes, "b")
     notes.write()
 
     assert [(batch.number, batch.keys) for batch in ledger.given] == [(1, ("a",)), (1, ("a",)), (2, ("b",))]
     assert len({batch.source for batch in ledger.given}) == 1
 
 
-def test_the_start_that_saves_the_largest_share_is_noted() -> None:
+def test_what_a_worker_could_not_use_was_not_used() -> None:
     ledger = Ledger()
     notes = UseNotes(ledger)  # type: ignore[arg-type]
-    image = FromImage(ObjectReference("image", "digest", 1), 6, NoiseForm.VARIANCE_PRESERVING, DONOR)
 
-    note(notes, (latent("latent", 20), 50), (image, 10), (FromNoise(), 50))
-    note(notes, (FromNoise(), 50))
-    note(notes)
+    note(notes, "latent")
+    note(notes, "gone", taken=False)
+    notes.note("image", from_image=True, taken=True)
     notes.write()
 
-    assert [batch.keys for batch in ledger.given] == [("image",)]
+    assert [batch.keys for batch in ledger.given] == [("latent", "image")]
+    assert (notes.taken_count, notes.passed_over_count) == (2, 1)
+
+
+def test_a_use_has_a_key() -> None:
+    notes = UseNotes(Ledger())  # type: ignore[arg-type]
+
+    with pytest.raises(InvalidArgument, match="key"):
+        note(notes, "")
 
 
 def test_what_is_too_much_is_lost_and_the_rest_goes_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +77,7 @@ def test_what_is_too_much_is_lost_and_the_rest_goes_in_batches(monkeypatch: pyte
     notes = UseNotes(ledger)  # type: ignore[arg-type]
 
     for number in range(7):
-        note(notes, (latent(str(number), 10), 50))
+        note(notes, str(number))
     notes.write()
 
     assert [batch.keys for batch in ledger.given] == [("0", "1"), ("2", "3"), ("4",)]

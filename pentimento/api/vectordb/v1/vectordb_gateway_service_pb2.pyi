@@ -420,6 +420,48 @@ class ReportBadObjectResponse(_message.Message):
 Global___ReportBadObjectResponse: _TypeAlias = ReportBadObjectResponse  # noqa: Y015
 
 @_typing.final
+class ReportStartRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    FROM_IMAGE_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """The latent or image that the lookup gave."""
+    from_image: _builtins.bool
+    taken: _builtins.bool
+    """False where the worker could not use it, and painted from noise."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        from_image: _builtins.bool = ...,
+        taken: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_image", b"from_image", "key", b"key", "taken", b"taken"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportStartRequest: _TypeAlias = ReportStartRequest  # noqa: Y015
+
+@_typing.final
+class ReportStartResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportStartResponse: _TypeAlias = ReportStartResponse  # noqa: Y015
+
+@_typing.final
 class PinObjectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -644,15 +686,21 @@ class GetStatisticsResponse(_message.Message):
     READ_ONLY_FIELD_NUMBER: _builtins.int
     INDEX_BACKEND_FIELD_NUMBER: _builtins.int
     OBJECT_BACKEND_FIELD_NUMBER: _builtins.int
+    TAKEN_COUNT_FIELD_NUMBER: _builtins.int
+    PASSED_OVER_COUNT_FIELD_NUMBER: _builtins.int
     entry_count: _builtins.int
     object_count: _builtins.int
     size_bytes: _builtins.int
     lookup_count: _builtins.int
+    """Since the start of the process: lookups, and those that found a start."""
     hit_count: _builtins.int
     pending_grant_count: _builtins.int
     read_only: _builtins.bool
     index_backend: _builtins.str
     object_backend: _builtins.str
+    taken_count: _builtins.int
+    """Since the start of the process: starts that workers took, and those that they could not use."""
+    passed_over_count: _builtins.int
     def __init__(
         self,
         *,
@@ -665,10 +713,12 @@ class GetStatisticsResponse(_message.Message):
         read_only: _builtins.bool = ...,
         index_backend: _builtins.str = ...,
         object_backend: _builtins.str = ...,
+        taken_count: _builtins.int = ...,
+        passed_over_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_count", b"entry_count", "hit_count", b"hit_count", "index_backend", b"index_backend", "lookup_count", b"lookup_count", "object_backend", b"object_backend", "object_count", b"object_count", "pending_grant_count", b"pending_grant_count", "read_only", b"read_only", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_count", b"entry_count", "hit_count", b"hit_count", "index_backend", b"index_backend", "lookup_count", b"lookup_count", "object_backend", b"object_backend", "object_count", b"object_count", "passed_over_count", b"passed_over_count", "pending_grant_count", b"pending_grant_count", "read_only", b"read_only", "size_bytes", b"size_bytes", "taken_count", b"taken_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

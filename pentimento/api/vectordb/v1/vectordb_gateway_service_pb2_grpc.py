@@ -60,6 +60,11 @@ class VectordbGatewayServiceStub:
                 request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportBadObjectRequest.SerializeToString,
                 response_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportBadObjectResponse.FromString,
                 _registered_method=True)
+        self.ReportStart = channel.unary_unary(
+                '/pentimento.api.vectordb.v1.VectordbGatewayService/ReportStart',
+                request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportStartRequest.SerializeToString,
+                response_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportStartResponse.FromString,
+                _registered_method=True)
         self.PinObject = channel.unary_unary(
                 '/pentimento.api.vectordb.v1.VectordbGatewayService/PinObject',
                 request_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.PinObjectRequest.SerializeToString,
@@ -121,6 +126,13 @@ class VectordbGatewayServiceServicer:
 
     def ReportBadObject(self, request, context):
         """A reader found an object missing or corrupt: the entry is healed away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportStart(self, request, context):
+        """What a worker made of a start that a lookup gave: eviction counts the uses that were really made. Never called twice for an attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -188,6 +200,11 @@ def add_VectordbGatewayServiceServicer_to_server(servicer, server):
                     servicer.ReportBadObject,
                     request_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportBadObjectRequest.FromString,
                     response_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportBadObjectResponse.SerializeToString,
+            ),
+            'ReportStart': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportStart,
+                    request_deserializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportStartRequest.FromString,
+                    response_serializer=pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportStartResponse.SerializeToString,
             ),
             'PinObject': grpc.unary_unary_rpc_method_handler(
                     servicer.PinObject,
@@ -351,6 +368,33 @@ class VectordbGatewayService:
             '/pentimento.api.vectordb.v1.VectordbGatewayService/ReportBadObject',
             pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportBadObjectRequest.SerializeToString,
             pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportBadObjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportStart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pentimento.api.vectordb.v1.VectordbGatewayService/ReportStart',
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportStartRequest.SerializeToString,
+            pentimento_dot_api_dot_vectordb_dot_v1_dot_vectordb__gateway__service__pb2.ReportStartResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,8 @@ class VectordbGatewayServiceStub:
     """Gives a grant back: the attempt failed, was fenced off or was rejected."""
     ReportBadObject: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportBadObjectRequest, _vectordb_gateway_service_pb2.ReportBadObjectResponse]
     """A reader found an object missing or corrupt: the entry is healed away."""
+    ReportStart: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportStartRequest, _vectordb_gateway_service_pb2.ReportStartResponse]
+    """What a worker made of a start that a lookup gave: eviction counts the uses that were really made. Never called twice for an attempt."""
     PinObject: _grpc.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.PinObjectRequest, _vectordb_gateway_service_pb2.PinObjectResponse]
     """Keeps an object of the cache that a picture of the tenant's started from, until the pin ends, whatever is evicted. Called again
     it ends at the new time. NOT_FOUND `ANCESTOR_GONE` for what is not there (any more), or is another tenant's.
@@ -70,6 +72,8 @@ class VectordbGatewayServiceAsyncStub(VectordbGatewayServiceStub):
     """Gives a grant back: the attempt failed, was fenced off or was rejected."""
     ReportBadObject: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportBadObjectRequest, _vectordb_gateway_service_pb2.ReportBadObjectResponse]  # type: ignore[assignment]
     """A reader found an object missing or corrupt: the entry is healed away."""
+    ReportStart: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.ReportStartRequest, _vectordb_gateway_service_pb2.ReportStartResponse]  # type: ignore[assignment]
+    """What a worker made of a start that a lookup gave: eviction counts the uses that were really made. Never called twice for an attempt."""
     PinObject: _aio.UnaryUnaryMultiCallable[_vectordb_gateway_service_pb2.PinObjectRequest, _vectordb_gateway_service_pb2.PinObjectResponse]  # type: ignore[assignment]
     """Keeps an object of the cache that a picture of the tenant's started from, until the pin ends, whatever is evicted. Called again
     it ends at the new time. NOT_FOUND `ANCESTOR_GONE` for what is not there (any more), or is another tenant's.
@@ -124,6 +128,14 @@ class VectordbGatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_vectordb_gateway_service_pb2.ReportBadObjectResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.ReportBadObjectResponse]]:
         """A reader found an object missing or corrupt: the entry is healed away."""
+
+    @_abc_1.abstractmethod
+    def ReportStart(
+        self,
+        request: _vectordb_gateway_service_pb2.ReportStartRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_vectordb_gateway_service_pb2.ReportStartResponse, _abc.Awaitable[_vectordb_gateway_service_pb2.ReportStartResponse]]:
+        """What a worker made of a start that a lookup gave: eviction counts the uses that were really made. Never called twice for an attempt."""
 
     @_abc_1.abstractmethod
     def PinObject(
