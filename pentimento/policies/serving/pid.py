@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PidGains:
-    """The gains of a PID controller, MoDM's by default (section 5.3 of the paper). They were tuned with dt = 3 at a
-    period of 180 s: the time base is the minute."""
+    """The gains of a PID controller, MoDM's by default (section 5.3 of the paper). They were tuned for a step every
+    180 s, `period_s`, with times in minutes, `unit_s`."""
 
     proportional: float = 0.6
     integral: float = 0.05
     derivative: float = 0.05
     unit_s: float = 60.0
+    period_s: float = 180.0
 
 
 MODM_GAINS = PidGains()
@@ -28,8 +29,11 @@ class PidMemory:
 
 
 def step(gains: PidGains, memory: PidMemory, target: float, elapsed_s: float, low: float, high: float) -> PidMemory:
-    """Return the memory after `value` was moved towards `target`, `elapsed_s` > 0 after the last step, and kept within
+    """Return the memory after `value` was moved towards `target`, `elapsed_s` after the last step, and kept within
     `low` and `high`.
+
+    The gains say how far a whole period moves it. A shorter step moves it by that share, so that steps every 5 s lead
+    to the same course as steps every 180 s; a longer one moves it no further than a period does.
 
     Anti-windup: while the output is held at a limit, an error that pushes further out is not integrated.
     """
@@ -37,7 +41,8 @@ def step(gains: PidGains, memory: PidMemory, target: float, elapsed_s: float, lo
     error = target - memory.value
     integral = memory.integral + error * dt
     slope = 0.0 if memory.error is None or dt <= 0 else (error - memory.error) / dt
-    wanted = memory.value + gains.proportional * error + gains.integral * integral + gains.derivative * slope
+    move = gains.proportional * error + gains.integral * integral + gains.derivative * slope
+    wanted = memory.value + move * min(elapsed_s / gains.period_s, 1.0)
     value = min(max(wanted, low), high)
     if (wanted - value) * error > 0:
         integral = memory.integral

@@ -130,15 +130,37 @@ def test_a_step_of_the_controller_is_the_sum_done_by_hand() -> None:
     assert (memory.integral, memory.error) == (pytest.approx(14.0), 4.0)
 
 
-def test_the_slope_of_half_a_minute_is_that_of_a_minute() -> None:
-    """Half a minute: 0.6 of 4, 0.05 of 4 / 2, 0.05 of (4 - 1) / 0.5."""
+def test_a_sixth_of_the_period_moves_by_a_sixth() -> None:
+    """Half a minute of three: a sixth of 0.6 of 4, 0.05 of 4 / 2, 0.05 of (4 - 1) / 0.5."""
     memory = step(PidGains(), PidMemory(10.0, 0.0, 1.0), 14.0, 30.0, 1.0, 16.0)
 
-    assert memory.value == pytest.approx(10.0 + 2.4 + 0.1 + 0.3)
+    assert memory.value == pytest.approx(10.0 + (2.4 + 0.1 + 0.3) / 6)
 
 
-def test_two_steps_at_once_have_no_slope() -> None:
-    assert step(PidGains(), PidMemory(10.0, 0.0, 1.0), 14.0, 0.0, 1.0, 16.0) == PidMemory(12.4, 0.0, 4.0)
+def test_a_late_step_moves_no_further_than_a_period() -> None:
+    """Six minutes: 0.6 of 4, 0.05 of 4 * 6, 0.05 of (4 - 1) / 6."""
+    memory = step(PidGains(), PidMemory(10.0, 0.0, 1.0), 14.0, 360.0, 1.0, 16.0)
+
+    assert memory.value == pytest.approx(10.0 + 2.4 + 1.2 + 0.025)
+
+
+def test_two_steps_at_once_move_once() -> None:
+    assert step(PidGains(), PidMemory(10.0, 0.0, 1.0), 14.0, 0.0, 1.0, 16.0) == PidMemory(10.0, 0.0, 4.0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(interval_s=st.floats(0.5, 180.0), start=st.floats(1, 16), target=st.floats(1, 16))
+def test_the_course_is_the_same_at_every_interval(interval_s: float, start: float, target: float) -> None:
+    """A gain above 1 a step, as unscaled ones have every few seconds, would throw it from one limit to the other."""
+    memory, course = PidMemory(start, 0.0, None), []
+    for _ in range(int(3600 / interval_s)):
+        memory = step(PidGains(), memory, target, interval_s, 1.0, 16.0)
+        course.append(memory.value)
+
+    assert max(abs(value - target) for value in course) <= abs(start - target) + 1e-9
+    overshoot = max((value - target) * (1 if target > start else -1) for value in course)
+    assert overshoot <= 0.25 * abs(start - target) + 1e-9
+    assert course[-1] == pytest.approx(target, abs=0.05 * abs(start - target) + 1e-9)
 
 
 def test_a_small_error_winds_nothing_up_either() -> None:
