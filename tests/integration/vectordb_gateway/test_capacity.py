@@ -131,7 +131,9 @@ async def test_where_entries_are_too_many_those_go_that_serve_least(tmp_path: Pa
         for text in FAR_APART:
             await gateway.store(text)
         for text in FAR_APART[:2]:
-            await gateway.lookup(text)
+            start = (await gateway.lookup(text)).start
+            assert isinstance(start, FromLatent)
+            await gateway.client.report_start(start.latent.key, from_image=False, taken=True)
 
     async with running_gateway(tmp_path, "--max-entries", "2", "--eviction", "lcbfu") as gateway:
         gateway.maintain()
