@@ -104,7 +104,8 @@ class ControlNetClient:
 
 
 class ResidualStream:
-    """One stream: a step's latents go out, its residuals come back. One step at a time; on the event loop only."""
+    """One stream: a step's latents go out, its residuals come back, in the order of the steps. A step may be asked for
+    while the one before it is under way. On the event loop only."""
 
     def __init__(
         self,
@@ -121,7 +122,8 @@ class ResidualStream:
         self._receiver = TensorReceiver()
         self._shapes: tuple[tuple[str, Dtype, tuple[int, ...]], ...] = ()
         self._digest = ""
-        self._unread: tensor_pb.SharedMemoryAck | None = None
+        # Of what came in slots, by step.
+        self._held: dict[int, tensor_pb.SharedMemoryAck] = {}
 
     async def open(self) -> None:
         """Open it. Raises what the replica refuses it for."""
@@ -157,15 +159,24 @@ class ResidualStream:
 
         Raises what the replica ends the stream with; Aborted (STALE_FRAME) for an answer to anything else.
         """
+        await self.ask(step_index, timestep, latents, step_index)
+        return await self.take(step_index)
+
+    async def ask(self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> None:
+        """Send a step's latents. Of what came before, residuals of steps before `keeps_from` are given up: others may
+        lie in their memory from now on. One call at a time. Raises what the replica ends the stream with."""
         binding = self._binding(step_index, "latent", self._request.base_model_digest)
         packed = self._sender.pack([replace(latents, binding=binding)])
-        if self._unread is not None:
-            ack, self._unread = self._unread, None
-            await self._send(pb.StreamResidualsRequest(ack=ack))
-        step = pb.ResidualStep(step_index=step_index, timestep=timestep, latent=packed.tensors[0])
-        await self._send(pb.StreamResidualsRequest(step=step))
+        for step in [held for held in self._held if held < keeps_from]:
+            await self._send(pb.StreamResidualsRequest(ack=self._held.pop(step)))
+        message = pb.ResidualStep(step_index=step_index, timestep=timestep, latent=packed.tensors[0])
+        await self._send(pb.StreamResidualsRequest(step=message))
         for chunk in packed.chunks:
             await self._send(pb.StreamResidualsRequest(chunk=chunk))
+
+    async def take(self, step_index: int) -> ReceivedTensors:
+        """Return the residuals of the first step that was asked for and not taken yet, as `residuals` does. One call at
+        a time."""
         return await self._take(step_index, (await self._read("residuals")).residuals)
 
     def close(self) -> None:
@@ -204,7 +215,8 @@ class ResidualStream:
         found = self._receiver.begin(tensors, expected)
         while found is None:
             found = self._receiver.add((await self._read("chunk")).chunk)
-        self._unread = found.ack
+        if found.ack is not None:
+            self._held[step_index] = found.ack
         return found
 
     async def _send(self, message: pb.StreamResidualsRequest) -> None:

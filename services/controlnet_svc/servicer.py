@@ -24,6 +24,7 @@ from pentimento.wire.tensors import Binding, Dtype, checked_description, size_of
 from pentimento.wire.torch_tensors import WIRE_DTYPES
 from services.controlnet_svc.compute.layers import named_tensors
 from services.controlnet_svc.credits import CreditNews
+from services.controlnet_svc.one_ahead import one_ahead
 from services.controlnet_svc.residency.shelf import ShelvedNetwork
 from services.controlnet_svc.streams import ControlNets, OpenedStream, StreamOrder
 
@@ -234,14 +235,19 @@ class _Conversation:
         return pb.StreamResidualsResponse(opened=message)
 
     async def answers(self, messages: Requests) -> AsyncGenerator[pb.StreamResidualsResponse, None]:
-        """Yield the residuals of each step, until the other end has no more."""
+        """Yield the residuals of each step, until the other end has no more. A step's are computed while those of the
+        step before it are on their way."""
+        async with aclosing(one_ahead(self._steps(messages))) as steps:
+            async for step_index, packed in steps:
+                yield pb.StreamResidualsResponse(residuals=self._message(step_index, packed.tensors))
+                for chunk in packed.chunks:
+                    yield pb.StreamResidualsResponse(chunk=chunk)
+
+    async def _steps(self, messages: Requests) -> AsyncGenerator[tuple[int, PackedTensors], None]:
         async for message in messages:
             match message.WhichOneof("message"):
                 case "step":
-                    packed = await self._residuals(message.step, messages)
-                    yield pb.StreamResidualsResponse(residuals=self._message(message.step.step_index, packed.tensors))
-                    for chunk in packed.chunks:
-                        yield pb.StreamResidualsResponse(chunk=chunk)
+                    yield message.step.step_index, await self._residuals(message.step, messages)
                 case "ack":
                     self._sender.acknowledged(message.ack)
                 case "region_opened":

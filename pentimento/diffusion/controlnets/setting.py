@@ -35,3 +35,8 @@ class ControlSetting:
         """Return whether it acts in a step of a schedule of so many, by diffusers' rule. Steps are counted from the
         schedule's beginning, wherever a picture starts."""
         return step_index / step_count >= self.start_fraction and (step_index + 1) / step_count <= self.end_fraction
+
+    def acting_steps(self, first_step: int, step_count: int) -> range:
+        """Return the steps in which it acts, of those from `first_step` on."""
+        acting = [step for step in range(first_step, step_count) if self.acts_at(step, step_count)]
+        return range(acting[0], acting[-1] + 1) if acting else range(0)

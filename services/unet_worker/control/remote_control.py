@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from pentimento.clients.controlnet import ResidualStreamRequest
 from pentimento.diffusion.controlnets import ControlSetting
-from pentimento.diffusion.families.model import NO_CONTROL, Conditioning, ControlResiduals, DenoiserInput
+from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import ControlNetSelection
+from pentimento.policies.residual_pipelining import ResidualSteps
 from pentimento.tensors.device import outgoing_tensor
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ReceivedTensors
@@ -63,31 +64,39 @@ class RemoteControl:
         self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._streams: list[ReplayedStream] = []
-        self._asked: Future[list[ReceivedTensors]] | None = None
+        # By ControlNet, once the first step that is painted is known.
+        self._steps: tuple[ResidualSteps, ...] = ()
+        # By step: what comes of it, by the ControlNet's place.
+        self._asked: dict[int, Future[dict[int, ReceivedTensors]]] = {}
         self._closed = False
         for controlnet in self._controlnets:
             replicas.mention(controlnet.addresses)
 
     def ask(self, step_index: int, inputs: DenoiserInput) -> None:
-        """Ask those that act in this step, beginning with the first step that there is."""
-        step_count = self._order.spec.num_inference_steps
-        acting = [
-            place
-            for place, controlnet in enumerate(self._controlnets)
-            if controlnet.setting.acts_at(step_index, step_count)
-        ]
-        asking = asyncio.run_coroutine_threadsafe(self._ask(step_index, inputs, acting), self._loop)
-        asking.add_done_callback(lambda _: self._wake())
-        self._asked = asking if acting else None
+        """Ask those whose residuals of this step are used, in it or in the next one. The first step opens all
+        streams."""
+        opens = not self._steps
+        self._steps = self._steps or self._steps_from(step_index)
+        self._asked = {step: asked for step, asked in self._asked.items() if step >= step_index - 1}
+        asked = [place for place, steps in enumerate(self._steps) if steps.is_asked_in(step_index)]
+        if asked or opens:
+            asking = asyncio.run_coroutine_threadsafe(self._ask(step_index, inputs, asked), self._loop)
+            asking.add_done_callback(lambda _: self._wake())
+            self._asked[step_index] = asking
 
     def take(self, step_index: int) -> ControlResiduals | None:
-        """Return the sum of what was asked for, valid until the next step is asked for; None while it is under way.
-        Raises what the picture cannot go on for."""
-        if self._asked is None:
-            return NO_CONTROL
-        if not self._asked.done():
+        """Return the sum of what is used in the step, valid until the next step is asked for; None while something of
+        it is under way. Raises what the picture cannot go on for."""
+        used = [(place, steps.used_in(step_index)) for place, steps in enumerate(self._steps)]
+        awaited = [(place, self._asked[step]) for place, step in used if step is not None]
+        if not all(asked.done() for _, asked in awaited):
             return None
-        return self._replicas.summing(self._asked.result())
+        return self._replicas.summing([asked.result()[place] for place, asked in awaited])
+
+    def _steps_from(self, first_step: int) -> tuple[ResidualSteps, ...]:
+        step_count, pipelined_from = self._order.spec.num_inference_steps, self._order.route.pipelined_from_step
+        acting = (controlnet.setting.acting_steps(first_step, step_count) for controlnet in self._controlnets)
+        return tuple(ResidualSteps(steps, pipelined_from) for steps in acting)
 
     def close(self) -> None:
         """End the streams. Harmless twice."""
@@ -95,13 +104,17 @@ class RemoteControl:
         for stream in self._streams:
             stream.close()
 
-    async def _ask(self, step_index: int, inputs: DenoiserInput, acting: Sequence[int]) -> list[ReceivedTensors]:
+    async def _ask(self, step_index: int, inputs: DenoiserInput, places: Sequence[int]) -> dict[int, ReceivedTensors]:
         if not self._streams and not self._closed:
             self._open(inputs)
         latents = outgoing_tensor(inputs.latents, UNBOUND)
         timestep = float(inputs.timesteps.flatten()[0])
-        streams = [self._streams[place] for place in acting]
-        return await asyncio.gather(*(stream.residuals(step_index, timestep, latents) for stream in streams))
+        used = [self._steps[place].used_in(step_index) for place in places]
+        answers = (
+            self._streams[place].residuals(step_index, timestep, latents, step_index if step is None else step)
+            for place, step in zip(places, used, strict=True)
+        )
+        return dict(zip(places, await asyncio.gather(*answers), strict=True))
 
     def _open(self, inputs: DenoiserInput) -> None:
         beside: Counter[str] = Counter()

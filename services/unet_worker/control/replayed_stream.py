@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 
 from pentimento.clients.controlnet import ResidualStream, ResidualStreamRequest
 from pentimento.domain.errors import (
@@ -32,27 +33,72 @@ MAX_FULL_WAITS = 100
 REPLICA_ERRORS = (Unavailable, Aborted, Internal, DeadlineExceeded, NotFound, FailedPrecondition)
 
 
-class ReplayedStream:
-    """Asks for one step at a time, on the event loop only. A replica that is lost or answers nonsense costs a replay of
-    the step on another one, under a new epoch: what the old one may still send is told from what the new one does."""
+@dataclass(eq=False)
+class _Step:
+    """A step that is asked for, with all that asking again takes; `sent_on` is the stream that has it."""
 
-    def __init__(self, name: str, place: StreamPlace, request: ResidualStreamRequest) -> None:
+    index: int
+    timestep: float
+    latents: OutgoingTensor = field(repr=False)
+    keeps_from: int
+    sent_on: ResidualStream | None = None
+
+
+class ReplayedStream:
+    """Asks for steps in their order, on the event loop only; for one before the one before it is there, if need be.
+
+    A replica that is lost or answers nonsense costs a replay of the steps that it left open, on another one, under
+    a new epoch: what the old one may still send is told from what the new one does."""
+
+    def __init__(
+        self,
+        name: str,
+        place: StreamPlace,
+        request: ResidualStreamRequest,
+    ) -> None:
         self._name = name
         self._place = place
         self._request = request
         self._epoch = 0
         self._stream: ResidualStream | None = None
+        self._open_steps: list[_Step] = []
+        # Fair: whoever asks first is first to take, and to send.
+        self._taking = asyncio.Lock()
+        self._sending = asyncio.Lock()
         self._closed = False
 
-    async def residuals(self, step_index: int, timestep: float, latents: OutgoingTensor) -> ReceivedTensors:
-        """Return a step's residuals, valid until the next step. Raises Unavailable (CONTROLNET_LOST) when replicas
-        failed it MAX_REPLAYS times more than once, and what a replica refuses the request itself for."""
+    async def residuals(
+        self, step_index: int, timestep: float, latents: OutgoingTensor, keeps_from: int | None = None
+    ) -> ReceivedTensors:
+        """Return a step's residuals. Those of steps before `keeps_from`, by default of all before this one, are not
+        valid any longer.
+
+        Raises Unavailable (CONTROLNET_LOST) when replicas failed the step MAX_REPLAYS times more than once, and what a
+        replica refuses the request itself for.
+        """
+        step = _Step(step_index, timestep, latents, step_index if keeps_from is None else keeps_from)
+        self._open_steps.append(step)
+        try:
+            if self._stream is not None and len(self._open_steps) > 1:
+                await self._send_early(self._stream)
+            async with self._taking:
+                return await self._taken(step)
+        finally:
+            self._open_steps.remove(step)
+
+    def close(self) -> None:
+        """End it. Harmless twice."""
+        self._closed = True
+        self._drop()
+
+    async def _taken(self, step: _Step) -> ReceivedTensors:
         failures = 0
         while True:
             try:
                 stream = await self._opened()
                 async with asyncio.timeout(STEP_TIMEOUT_S):
-                    return await stream.residuals(step_index, timestep, latents)
+                    await self._send_open_steps(stream)
+                    return await stream.take(step.index)
             except TimeoutError:
                 self._give_up(Unavailable("CONTROLNET_SILENT", "no residuals in time"))
             except REPLICA_ERRORS as error:
@@ -62,10 +108,22 @@ class ReplayedStream:
                 raise lost(self._name)
             metrics.CONTROL_REPLAYS.inc()
 
-    def close(self) -> None:
-        """End it. Harmless twice."""
-        self._closed = True
-        self._drop()
+    async def _send_early(self, stream: ResidualStream) -> None:
+        """What goes wrong here is met by whoever takes the step before."""
+        try:
+            await self._send_open_steps(stream)
+        except PentimentoError as error:
+            logger.debug("a step was not sent ahead: %s", error.reason)
+        except asyncio.CancelledError:
+            # Given up meanwhile, a stream cancels what is still written to it.
+            if self._stream is stream or self._closed:
+                raise
+
+    async def _send_open_steps(self, stream: ResidualStream) -> None:
+        async with self._sending:
+            for step in [step for step in self._open_steps if step.sent_on is not stream]:
+                step.sent_on = stream
+                await stream.ask(step.index, step.timestep, step.latents, step.keeps_from)
 
     async def _opened(self) -> ResidualStream:
         for _ in range(MAX_FULL_WAITS):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import torch
+from diffusers import ControlNetModel, DDIMScheduler, StableDiffusionPipeline
 from PIL import Image
 from torch import Tensor
 
@@ -25,6 +27,7 @@ from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.generation import (
     Attempt,
+    ControlNetMode,
     ControlNetSelection,
     FromNoise,
     GenerationSpec,
@@ -141,9 +144,12 @@ def selection(name: str, pixels: Tensor, setting: ControlSetting) -> ControlNetS
 
 
 def request_for(
-    worker: Served, controlnets: Sequence[ControlNetSelection], addresses: Sequence[str]
+    worker: Served, controlnets: Sequence[ControlNetSelection], addresses: Sequence[str], pipelined_from: int = 0
 ) -> pb.ExecuteRequest:
     number = next(_numbers)
+    mode = ControlNetMode.PIPELINED if pipelined_from else ControlNetMode.SYNCHRONOUS
+    route = Route("route", FromNoise(), "tiny", worker.held.model_digest)
+    route = replace(route, controlnet_mode=mode, pipelined_from_step=pipelined_from)
     spec = GenerationSpec(
         CASE.prompt, CASE.negative_prompt, "tiny", SIDE_PX, SIDE_PX, CASE.steps, CASE.guidance_scale,
         CASE.scheduler, CASE.seed, controlnets=tuple(controlnets),
@@ -156,7 +162,7 @@ def request_for(
     return pb.ExecuteRequest(
         attempt=attempt_to_proto(Attempt(f"r{number}", 1, number, "frontdoor", 1, "tenant")),
         spec=spec_to_proto(spec),
-        route=route_to_proto(Route("route", FromNoise(), "tiny", worker.held.model_digest)),
+        route=route_to_proto(route),
         worker_generation=worker.held.worker_generation,
         controlnet_endpoints=endpoints,
         return_latents=True,
@@ -270,3 +276,92 @@ async def test_without_any_replica_left_there_is_no_picture(parts: Parts, replic
     with pytest.raises(Unavailable):
         await latents_of(parts.worker, request_for(parts.worker, [edges()], []))
     assert (await latents_of(parts.worker, request_for(parts.worker, [], []))).isfinite().all()
+
+
+@torch.inference_mode()
+def painted_by_loop(settings: dict[str, ControlSetting], pipelined_from: int) -> Tensor:
+    """The final latents by diffusers' parts in a loop: each ControlNet adds its residuals of the step before from
+    `pipelined_from` on, where it acted in that step."""
+    pipeline = StableDiffusionPipeline.from_pretrained(WEIGHTS / "tiny-heavy", safety_checker=None)
+    networks = [ControlNetModel.from_pretrained(WEIGHTS / name) for name in settings]
+    scheduler = DDIMScheduler.from_pretrained(WEIGHTS / "tiny-heavy", subfolder="scheduler")
+    scheduler.set_timesteps(STEPS)
+    with_prompt, without = pipeline.encode_prompt(CASE.prompt, "cpu", 1, True, CASE.negative_prompt)
+    states = torch.cat([without, with_prompt])
+    shape = (1, pipeline.unet.config.in_channels, *(SIDE_PX // pipeline.vae_scale_factor,) * 2)
+    latents = torch.randn(shape, generator=torch.Generator().manual_seed(CASE.seed)) * scheduler.init_noise_sigma
+    before: dict[int, tuple[list[Tensor], Tensor]] = {}
+    for step, timestep in enumerate(scheduler.timesteps):
+        rows = torch.cat([latents] * 2)
+        now = {
+            place: network(rows, timestep, states, CONDITIONS[place], conditioning_scale=one.scale, return_dict=False)
+            for place, (network, one) in enumerate(zip(networks, settings.values(), strict=True))
+            if step / STEPS >= one.start_fraction and (step + 1) / STEPS <= one.end_fraction
+        }
+        used = [before.get(place, own) if step >= pipelined_from else own for place, own in now.items()]
+        down = [sum(parts) for parts in zip(*(residuals for residuals, _ in used), strict=True)]
+        mid = sum(residual for _, residual in used) if used else None
+        extra = {"down_block_additional_residuals": down, "mid_block_additional_residual": mid} if used else {}
+        plain, told = pipeline.unet(rows, timestep, states, **extra).sample.chunk(2)
+        latents = scheduler.step(plain + CASE.guidance_scale * (told - plain), timestep, latents).prev_sample
+        before = now
+    return latents
+
+
+@pytest.mark.parametrize("acting", ACTING)
+async def test_a_pipelined_picture_has_the_residuals_of_the_step_before_and_no_others(
+    parts: Parts, replicas: list[Replica], acting: str
+) -> None:
+    settings = ACTING[acting]
+    controlnets = [
+        selection(name, pixels, setting) for (name, setting), pixels in zip(settings.items(), CONDITIONS, strict=False)
+    ]
+    addresses = [replicas[0].address]
+
+    found = {
+        first: await latents_of(parts.worker, request_for(parts.worker, controlnets, addresses, first))
+        for first in (1, 4, STEPS - 1)
+    }
+
+    for first, latents in found.items():
+        assert float((latents - painted_by_loop(settings, first)).abs().max()) <= 1e-4
+    assert float((found[1] - found[4]).abs().max()) > 1e-3
+    assert parts.directory.region_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "back_after_s"), [(signal.SIGSTOP, 1.0), (signal.SIGKILL, None)], ids=["delayed", "lost"]
+)
+async def test_no_delay_and_no_loss_changes_a_bit_of_a_pipelined_picture(
+    parts: Parts, replicas: list[Replica], how: signal.Signals, back_after_s: float | None
+) -> None:
+    addresses = [replica.address for replica in replicas]
+    wanted = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses, 2))
+
+    def lose(step: int) -> None:
+        if step == 6:
+            replicas[0].process.send_signal(how)
+            replicas[0].stopped = back_after_s is None
+            if back_after_s is not None:
+                threading.Timer(back_after_s, replicas[0].process.send_signal, [signal.SIGCONT]).start()
+
+    found = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses, 2), lose)
+
+    if back_after_s is None:
+        replicas[0].process.kill()
+    assert torch.equal(found, wanted)
+    assert parts.directory.region_count() == 0
+
+
+async def test_pictures_of_both_modes_share_a_batch_and_keep_their_own_residuals(
+    parts: Parts, replicas: list[Replica]
+) -> None:
+    modes = (0, 2, 0, 4)
+    orders = [request_for(parts.worker, [edges()], [replicas[0].address], first) for first in modes]
+
+    found = await asyncio.gather(*(latents_of(parts.worker, order) for order in orders))
+
+    settings = ACTING["one"]
+    wanted = {first: painted_by_loop(settings, first or STEPS) for first in modes}
+    for first, latents in zip(modes, found, strict=True):
+        assert float((latents - wanted[first]).abs().max()) <= 1e-4

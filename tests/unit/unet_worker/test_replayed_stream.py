@@ -1,0 +1,171 @@
+"""Steps that are asked for before the one before them is there: in their order, on one replica or on the next."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from pentimento.clients.controlnet import ControlNetClient, ResidualStream, ResidualStreamRequest
+from pentimento.domain.errors import Unavailable
+from pentimento.tensors.outgoing import OutgoingTensor
+from services.unet_worker.control.replayed_stream import MAX_REPLAYS, ReplayedStream
+from services.unet_worker.control.replicas import StreamPlace
+
+LATENTS = cast(OutgoingTensor, None)
+
+
+@dataclass
+class Scripted:
+    """A stream on one replica: what was asked of it, in order, and an answer for each step once it is let."""
+
+    epoch: int
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    closed: bool = False
+    _answers: dict[int, "asyncio.Future[str]"] = field(default_factory=dict)
+
+    def answer(self, step: int) -> "asyncio.Future[str]":
+        return self._answers.setdefault(step, asyncio.get_running_loop().create_future())
+
+    async def ask(self, step: int, timestep: float, latents: OutgoingTensor, keeps_from: int) -> None:
+        await asyncio.sleep(0)
+        assert not self.closed
+        self.asked.append((step, keeps_from))
+
+    async def take(self, step: int) -> str:
+        return await self.answer(step)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Place:
+    """Takes whatever replica of two did not fail; opens a stream there."""
+
+    streams: list[tuple[str, Scripted]] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=lambda: ["a", "b"])
+    left: bool = True
+
+    async def take(self) -> ControlNetClient:
+        self.left = False
+        return cast(ControlNetClient, self)
+
+    async def open_stream(self, request: ResidualStreamRequest, epoch: int, timeout_s: float) -> ResidualStream:
+        await asyncio.sleep(0)
+        self.streams.append((self.addresses[0], Scripted(epoch)))
+        return cast(ResidualStream, self.stream(-1))
+
+    def stream(self, number: int) -> Scripted:
+        return self.streams[number][1]
+
+    def failed(self) -> None:
+        self.addresses.append(self.addresses.pop(0))
+
+    def leave(self) -> None:
+        self.left = True
+
+    def opened(self) -> None:
+        """Tells nobody."""
+
+    def refused(self) -> None:
+        """Never is."""
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+@pytest.fixture
+def stream(place: Place) -> ReplayedStream:
+    return ReplayedStream("edges", cast(StreamPlace, place), cast(ResidualStreamRequest, None))
+
+
+def asking(stream: ReplayedStream, step: int, keeps_from: int | None = None) -> "asyncio.Task[Any]":
+    return asyncio.ensure_future(stream.residuals(step, 1.0, LATENTS, keeps_from))
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_step_is_sent_while_the_one_before_it_is_under_way(stream: ReplayedStream, place: Place) -> None:
+    first = asking(stream, 0)
+    await settled()
+    second = asking(stream, 1, keeps_from=0)
+    await settled()
+
+    replica = place.stream(0)
+    assert replica.asked == [(0, 0), (1, 0)]
+    replica.answer(1).set_result("one")
+    await settled()
+    assert not second.done()
+    replica.answer(0).set_result("zero")
+    assert (await first, await second) == ("zero", "one")
+    assert len(place.streams) == 1
+
+
+async def test_two_steps_asked_at_once_open_one_stream_and_keep_their_order(
+    stream: ReplayedStream, place: Place
+) -> None:
+    tasks = [asking(stream, step, step) for step in range(3)]
+    await settled()
+
+    assert [address for address, _ in place.streams] == ["a"]
+    assert [step for step, _ in place.stream(0).asked] == [0, 1, 2]
+    for step in range(3):
+        place.stream(0).answer(step).set_result(str(step))
+    assert await asyncio.gather(*tasks) == ["0", "1", "2"]
+
+
+async def test_a_lost_replica_leaves_its_open_steps_to_the_next_one_in_their_order(
+    stream: ReplayedStream, place: Place
+) -> None:
+    first = asking(stream, 4)
+    await settled()
+    place.stream(0).answer(4).set_result("four")
+    await first
+    second = asking(stream, 5)
+    await settled()
+    third = asking(stream, 6, keeps_from=5)
+    await settled()
+
+    place.stream(0).answer(5).set_exception(Unavailable("CONTROLNET_GONE", "gone"))
+    await settled()
+
+    assert place.stream(0).closed
+    assert [(address, one.epoch) for address, one in place.streams] == [("a", 1), ("b", 2)]
+    assert place.stream(1).asked == [(5, 5), (6, 5)]
+    place.stream(1).answer(5).set_result("five")
+    place.stream(1).answer(6).set_result("six")
+    assert (await second, await third) == ("five", "six")
+
+
+async def test_a_step_that_no_replica_answers_fails_and_so_does_the_one_behind_it(
+    stream: ReplayedStream, place: Place
+) -> None:
+    first = asking(stream, 0)
+    await settled()
+    second = asking(stream, 1, keeps_from=0)
+    for number in range(2 * (MAX_REPLAYS + 1)):
+        await settled()
+        taken = number // (MAX_REPLAYS + 1)
+        place.stream(number).answer(taken).set_exception(Unavailable("CONTROLNET_GONE", "gone"))
+
+    outcomes = await asyncio.gather(first, second, return_exceptions=True)
+
+    assert [getattr(outcome, "reason", None) for outcome in outcomes] == ["CONTROLNET_LOST"] * 2
+    assert len(place.streams) == 2 * (MAX_REPLAYS + 1)
+
+
+async def test_a_closed_stream_is_not_opened_again(stream: ReplayedStream, place: Place) -> None:
+    first = asking(stream, 0)
+    await settled()
+    stream.close()
+    place.stream(0).answer(0).set_exception(Unavailable("CONTROLNET_GONE", "gone"))
+
+    with pytest.raises(Unavailable):
+        await first
+    assert len(place.streams) == 1
