@@ -1,4 +1,4 @@
-"""`pentimento bench profile | selector-profile | load | report | trace-study`."""
+"""`pentimento bench profile | selector-profile | lora-bound | load | report | trace-study`."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ import click
 from pentimento.cli.connection import connection_options, frontdoor_address, read_token, token_option
 from pentimento.domain.errors import InvalidArgument
 from pentimento.supervisor.child import source_path
-from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_model
+from pentimento.supervisor.models import DEFAULT_ENCODER, find_encoder, find_loras, find_model
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 PRESENT = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -60,6 +60,24 @@ def selector_profile(
     from pentimento.supervisor.beside_embedder import run_beside_embedder
 
     sys.exit(asyncio.run(run_beside_embedder(find_encoder(encoder).path, module, arguments)))
+
+
+@bench.command("lora-bound", context_settings={"ignore_unknown_options": True})
+@click.argument("model")
+@click.option("--loras", required=True, metavar="tiny|DIR", help="directory of LoRAs; `tiny`: those of the tiny models")
+@click.option("--prompts", type=PRESENT, required=True, help="prompts to paint (.txt, .tsv, .csv, .jsonl)")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def lora_bound(model: str, loras: str, prompts: Path, flags: tuple[str, ...]) -> None:
+    """Writes how many steps of MODEL (a registry name or a diffusers directory) may run before each LoRA of a directory
+    takes effect, so that the picture stays what it is with the LoRA from the start (Katz, section 6). Paints every
+    prompt without, with and with a late LoRA: minutes a LoRA. `python -m services.unet_worker.lora_bound --help` lists
+    the FLAGS beside these."""
+    os.environ["PYTHONPATH"] = source_path()
+    directory = find_loras(loras)
+    if directory is None:
+        raise InvalidArgument.of("loras", "must name a directory")
+    arguments = ["--model", str(find_model(model).path), "--loras", str(directory), "--prompts", str(prompts)]
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "services.unet_worker.lora_bound", *arguments, *flags])
 
 
 def report_options(command: Any) -> Any:

@@ -1,6 +1,6 @@
 """Pictures painted many at once through the engine's own loop, from any start, with the latents that are kept of them.
 
-For measuring what reuse costs in quality: `pentimento bench selector-profile`.
+For measuring what reuse costs in quality, and LoRAs that come late: `pentimento bench selector-profile`, `lora-bound`.
 """
 
 import time
@@ -29,10 +29,11 @@ from pentimento.domain.errors import PentimentoError
 @dataclass(frozen=True)
 class StudiedPicture:
     """A picture as a client gets it (PNG), and by step the latents that its request asked to capture, each
-    (1, channels, height, width) at unit variance."""
+    (1, channels, height, width) at unit variance; `final` is the clean one that the picture was decoded from."""
 
     png: bytes = field(repr=False)
     latents: Mapping[int, Tensor] = field(repr=False)
+    final: Tensor = field(repr=False)
 
 
 @dataclass
@@ -69,9 +70,13 @@ class ReusePainter:
         return self._model
 
     def paint(self, requests: Sequence[PaintingRequest]) -> Iterator[StudiedPicture]:
-        """Yield the requests' pictures in their order. Raises what a painting fails with."""
-        for start in range(0, len(requests), self._max_batch):
-            yield from self._paint_batch(requests[start : start + self._max_batch])
+        """Yield the requests' pictures in their order. Raises what a painting fails with. The model has its own weights
+        afterwards."""
+        try:
+            for start in range(0, len(requests), self._max_batch):
+                yield from self._paint_batch(requests[start : start + self._max_batch])
+        finally:
+            self._loop.restore_weights()
 
     @torch.inference_mode()
     def _paint_batch(self, requests: Sequence[PaintingRequest]) -> list[StudiedPicture]:
@@ -86,4 +91,4 @@ class ReusePainter:
         if heard.error is not None:
             raise heard.error
         assert heard.final is not None
-        return StudiedPicture(encode_pixels(self._model.decode_latent(heard.final), "png"), heard.latents)
+        return StudiedPicture(encode_pixels(self._model.decode_latent(heard.final), "png"), heard.latents, heard.final)

@@ -16,6 +16,9 @@ from typing import Any
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, AdapterKind, is_adapter_name, is_digest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 
+# Beside LoRAs: how many steps may run before each takes effect, as `pentimento bench lora-bound` measured it.
+LORA_BOUNDS_FILE = "lora-bounds.json"
+
 _KINDS = {kind.value: kind for kind in AdapterKind}
 _SHORT_FAMILIES = {"sd": "stable_diffusion", "sdxl": "stable_diffusion_xl", "sd3": "stable_diffusion_3"}
 _SHOWN_LENGTH = 80

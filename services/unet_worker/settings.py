@@ -217,3 +217,34 @@ class SelectorProfileSettings:
     dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the models run in")
     threads: int = setting(1, help="torch threads of the models", minimum=1, maximum=256)
     max_batch: int = setting(16, help="pictures that share a denoising step", minimum=1, maximum=1024)
+
+
+@dataclass(frozen=True)
+class LoraBoundSettings:
+    """Of `python -m services.unet_worker.lora_bound`: flags, PENTIMENTO_BENCH_LORA_BOUND_… and the table
+    [bench_lora_bound]."""
+
+    model: Path = setting(help="diffusers checkpoint directory that the LoRAs change", must_exist=True)
+    loras: Path = setting(
+        help="directory of LoRAs: its registry.json, or its files and folders by name", must_exist=True
+    )
+    prompts: Path = setting(help="prompts to paint (.txt, .tsv, .csv, .jsonl)", must_exist=True)
+    out: Path | None = setting(
+        None,
+        help="file of bounds that is written, or added to; lora-bounds.json in the directory of the LoRAs",
+    )
+    only: tuple[str, ...] = setting((), help="names of the LoRAs to measure; empty for all that change the model")
+    first: int = setting(128, help="prompts that are taken, from the first on", minimum=1, maximum=100_000)
+    steps: tuple[int, ...] = setting(
+        (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 25), help="numbers of steps without the LoRA that are tried", minimum=1
+    )
+    rule: ThresholdRule = setting(
+        ThresholdRule.MEAN,
+        help="what is asked of the pictures: minimum (every one is kept), lower_bound (surely 95 % of them), mean"
+        " (surely their mean); the file says of each K which rules allow it",
+    )
+    seed: int = setting(0, help="seed of the first prompt's picture", minimum=0)
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the model runs")
+    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the model runs in")
+    threads: int = setting(1, help="torch threads of the model", minimum=1, maximum=256)
+    max_batch: int = setting(16, help="pictures that share a denoising step", minimum=1, maximum=1024)

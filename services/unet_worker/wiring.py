@@ -180,7 +180,7 @@ def _lora_shelf(
         return LoraShelf(None, 0, arrived)
     base = layers_of(model.info.family, model.adaptable)
     bounds = read_bounds(settings.lora_bounds, held.model_digest)
-    directory = open_lora_directory(settings.adapters_dir, held, base, model.dtype, bounds)
+    directory = open_lora_directory(settings.adapters_dir, held.model_digest, base, model.dtype, bounds)
     logger.info("%d LoRAs for the model", len(directory.adapters))
     return LoraShelf(directory, settings.lora_memory_mib * 2**20, arrived)
 

@@ -13,6 +13,7 @@ from pentimento.domain.generation import ControlNetSelection, GenerationSpec, Lo
 _CAPABILITIES = {AdapterKind.LORA: Capability.LORA, AdapterKind.CONTROLNET: Capability.CONTROLNET}
 # Of one name, so many kinds of weights are remembered; workers that disagree on more are not worth it.
 _MAX_NAMESAKES = 8
+_ROUNDING = 1e-9
 
 
 class AdapterCatalogue:
@@ -60,10 +61,15 @@ class AdapterCatalogue:
         return all(adapter is not None and adapter.changes(held.model_digest, held.family) for adapter in found)
 
     def lora_patch_step(self, spec: GenerationSpec) -> int:
-        """Return how many of the spec's steps may run before its LoRAs take effect: as many as each of them allows."""
-        found = (self._resolved(AdapterKind.LORA, lora) for lora in spec.loras)
-        shares = [adapter.latest_start_fraction if adapter is not None else 0.0 for adapter in found]
-        return int(min(shares, default=0.0) * spec.num_inference_steps)
+        """Return how many of the spec's steps may run before its LoRAs take effect: as many as each of them allows,
+        rounded down. Bounds are measured at weight 1; what is asked for more strongly does more in its first steps."""
+        shares = [self._latest_share(lora) if abs(lora.scale) <= 1 else 0.0 for lora in spec.loras]
+        # 29 / 50 * 50 is less than 29.
+        return int(min(shares, default=0.0) * spec.num_inference_steps + _ROUNDING)
+
+    def _latest_share(self, lora: LoraSelection) -> float:
+        adapter = self._resolved(AdapterKind.LORA, lora)
+        return adapter.latest_start_fraction if adapter is not None else 0.0
 
     def endpoints(self, controlnets: Iterable[ControlNetSelection]) -> tuple[ControlNetEndpoint, ...]:
         """Return where the ControlNets are served now, each once: replicas that hold it first, taking turns."""

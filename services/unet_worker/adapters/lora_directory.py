@@ -1,6 +1,5 @@
 """The LoRAs of a directory: by its registry.json, or each of its safetensors files and folders by name."""
 
-import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ import torch
 from pentimento.diffusion.checkpoint import check_inside, digest_directory, read_json_object
 from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, read_lora
 from pentimento.domain.adapters import Adapter, AdapterKind, is_adapter_name
-from pentimento.domain.errors import InvalidArgument, PentimentoError
-from pentimento.domain.fleet import HeldModel
+from pentimento.domain.errors import PentimentoError
+from pentimento.policies.lora_bounds import read_lora_bounds
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +59,13 @@ class LoraDirectory:
 
 
 def open_lora_directory(
-    directory: Path, held: HeldModel, base: BaseLayers, dtype: torch.dtype, bounds: Mapping[str, float]
+    directory: Path, model_digest: str, base: BaseLayers, dtype: torch.dtype, bounds: Mapping[str, float]
 ) -> LoraDirectory:
     """Return the LoRAs of `directory` that change the model, each read once: what does not fit or is not what the
     registry expects is logged and left out. `bounds` are shares of the schedule by digest."""
     known = []
     for place in _places(directory):
-        if place.base_digest not in ("", held.model_digest):
+        if place.base_digest not in ("", model_digest):
             continue
         try:
             digest = _judged(place, base, dtype)
@@ -77,7 +76,7 @@ def open_lora_directory(
             place.name,
             AdapterKind.LORA,
             digest,
-            held.family,
+            base.family,
             place.base_digest,
             place.licence,
             latest_start_fraction=bounds.get(digest, 0.0),
@@ -87,25 +86,10 @@ def open_lora_directory(
 
 
 def read_bounds(path: Path | None, model_digest: str) -> dict[str, float]:
-    """Return the shares of the schedule that may run without a LoRA, by the LoRA's digest: of the entries under
-    `bounds`, each with `lora_digest`, `model_digest` and `latest_start_fraction` (0..1), those of this model. Raises
-    InvalidArgument for a file that is none."""
-    if path is None:
-        return {}
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))["bounds"]
-        found = {
-            str(entry["lora_digest"]): float(entry["latest_start_fraction"])
-            for entry in entries
-            if entry["model_digest"] == model_digest
-        }
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InvalidArgument.of(
-            "lora_bounds", f"{path}: has no list of bounds, each with its LoRA, model and share"
-        ) from None
-    if not all(0.0 <= share <= 1.0 for share in found.values()):
-        raise InvalidArgument.of("lora_bounds", f"{path}: shares of a schedule lie between 0 and 1")
-    return found
+    """Return the shares of the schedule that may run without a LoRA, by the LoRA's digest: of the file's bounds those
+    of this model. Raises InvalidArgument for a file that is none."""
+    bounds = read_lora_bounds(path) if path is not None else ()
+    return {one.lora_digest: one.latest_start_fraction for one in bounds if one.model_digest == model_digest}
 
 
 def _judged(place: LoraPlace, base: BaseLayers, dtype: torch.dtype) -> str:

@@ -128,7 +128,7 @@ class ReuseStudy:
             replace(self._request(self.large, row, NoiseStart()), capture_steps=frozenset(self.kept_steps))
             for row in range(len(self.prompts))
         ]
-        self._pictures = list(_told("from scratch", self.large.painter.paint(requests), len(requests)))
+        self._pictures = list(told("from scratch", self.large.painter.paint(requests), len(requests)))
         self.images = self.encoder.embed_pictures([picture.png for picture in self._pictures])
 
     def latent_pairs(self, least_similarity: float) -> tuple[ReusePair, ...]:
@@ -180,7 +180,7 @@ class ReuseStudy:
         step: int,
         what: str,
     ) -> Iterator[ReuseOutcome]:
-        painted = list(_told(what, model.painter.paint(requests), len(requests)))
+        painted = list(told(what, model.painter.paint(requests), len(requests)))
         if not painted:
             return
         images = self.encoder.embed_pictures([picture.png for picture in painted])
@@ -190,7 +190,7 @@ class ReuseStudy:
             yield ReuseOutcome(pair, step, float(image @ text), scratch)
 
 
-def _told(what: str, pictures: Iterable[StudiedPicture], count: int) -> Iterator[StudiedPicture]:
+def told(what: str, pictures: Iterable[StudiedPicture], count: int) -> Iterator[StudiedPicture]:
     """Yield the pictures, with a line to the log now and then."""
     for number, picture in enumerate(pictures, start=1):
         if number % REPORT_EVERY == 0 or number == count:

@@ -149,7 +149,7 @@ async def test_a_registry_says_which_they_are_and_measured_bounds_how_late(
     (adapters_dir / "registry.json").write_text(json.dumps({"models": entries}))
     bound = {"lora_digest": neon.digest, "model_digest": worker.held.model_digest, "latest_start_fraction": 0.25}
     bounds = tmp_path / "bounds.json"
-    bounds.write_text(json.dumps({"bounds": [bound]}))
+    bounds.write_text(json.dumps({"format": 1, "bounds": [bound]}))
 
     second = tmp_path / "second"
     second.mkdir()
@@ -164,7 +164,7 @@ async def test_a_file_of_bounds_that_is_none_stops_the_start(
     checkpoint: Path, adapters_dir: Path, tmp_path: Path
 ) -> None:
     bounds = tmp_path / "bounds.json"
-    bounds.write_text('{"bounds": [1]}')
+    bounds.write_text('{"format": 1, "bounds": [1]}')
 
     with pytest.raises(InvalidArgument, match="lora_bounds"):
         async with serve(checkpoint, tmp_path, adapters_dir=adapters_dir, lora_bounds=bounds):

@@ -82,6 +82,8 @@ def test_loras_may_come_as_late_as_each_of_them_allows() -> None:
 
     assert catalogue.lora_patch_step(replace(SPEC, loras=(SELECTED_MOSAIC,))) == 25
     assert catalogue.lora_patch_step(replace(SPEC, loras=(SELECTED_MOSAIC, SELECTED_NEON))) == 10
+    assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_MOSAIC, scale=-1.0),))) == 25
+    assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_MOSAIC, scale=1.1),))) == 0
     assert catalogue.lora_patch_step(SPEC) == 0
     assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_NEON, digest="sha256:x"),))) == 0
 
@@ -107,3 +109,10 @@ def test_the_dataplane_hears_what_a_worker_has_when_it_changes() -> None:
     second = link.news(replace(credits(), known_adapters=None, resident_components=("mosaic",)))
     assert second is not None and second.resident == {MOSAIC.digest}
     assert second.loras == first.loras
+
+
+def test_a_measured_number_of_steps_is_not_rounded_off() -> None:
+    catalogue = AdapterCatalogue()
+    catalogue.learn(credits(replace(MOSAIC, latest_start_fraction=29 / 50)))
+
+    assert catalogue.lora_patch_step(replace(SPEC, num_inference_steps=50, loras=(SELECTED_MOSAIC,))) == 29

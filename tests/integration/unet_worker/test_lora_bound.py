@@ -1,0 +1,71 @@
+"""`pentimento bench lora-bound`: a real engine, a file that workers take."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from pentimento.diffusion.families import load_model
+from pentimento.diffusion.loras import layers_of
+from pentimento.policies.lora_bounds import read_lora_bounds
+from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.testing.checkpoints import write_checkpoint
+from pentimento.testing.lora_files import random_factors, write_diffusers_lora
+from services.unet_worker.adapters.lora_directory import read_bounds
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "pentimento.cli", "bench", "lora-bound", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def written(folder: Path) -> tuple[Path, Path, Path]:
+    """A model of ten steps, two LoRAs for it and one prompt file."""
+    model = write_checkpoint(folder / "model", prediction_type="v_prediction")
+    entry = {"name": "model", "path": "model", "kind": "pipeline", "default_steps": 10}
+    (folder / "registry.json").write_text(json.dumps({"version": 1, "models": [entry]}))
+    loaded = load_model(model, torch.device("cpu"), torch.float32)
+    base = layers_of(loaded.info.family, loaded.adaptable)
+    for seed, (name, alpha) in enumerate({"strong": 16.0, "weak": 1e-6}.items()):
+        write_diffusers_lora(folder / "loras" / name, random_factors(base, seed=seed), alpha=alpha)
+    prompts = folder / "prompts.txt"
+    prompts.write_text("a red circle\na blue star\n")
+    return model, folder / "loras", prompts
+
+
+def test_bounds_are_measured_written_beside_the_loras_and_read_by_workers(tmp_path: Path) -> None:
+    model, loras, prompts = written(tmp_path)
+    flags = ("--loras", str(loras), "--prompts", str(prompts), "--steps", "1,3,30", "--rule", "minimum")
+
+    done = run(str(model), *flags)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    strong, weak = read_lora_bounds(loras / "lora-bounds.json")
+    assert (strong.lora, weak.lora, weak.rule, weak.step_count) == ("strong", "weak", ThresholdRule.MINIMUM, 10)
+    # Of ten steps there are no thirty. The strong one may miss one step. The weak one changes next to nothing: pictures
+    # look alike however late it comes, and more than a twentieth of what it does is done in the first step.
+    assert (strong.latest_start_fraction, weak.latest_start_fraction) == (0.1, 0.0)
+    assert [(row.steps, row.allowed) for row in strong.measured] == [(1, (ThresholdRule.MINIMUM,)), (3, ())]
+    assert [(row.steps, row.allowed) for row in weak.measured] == [(1, ()), (3, ())]
+    assert {row.picture_count for row in (*strong.measured, *weak.measured)} == {2}
+    assert min(row.lowest_cosine for row in weak.measured) > 0.9999
+    read = read_bounds(loras / "lora-bounds.json", weak.model_digest)
+    assert read == {one.lora_digest: one.latest_start_fraction for one in (strong, weak)}
+    assert read_bounds(loras / "lora-bounds.json", "sha256:another") == {}
+
+    again = run(str(model), *flags, "--only", "strong", "--first", "1")
+
+    assert again.returncode == 0, again.stdout + again.stderr
+    measured, kept = read_lora_bounds(loras / "lora-bounds.json")
+    assert (measured.measured[0].picture_count, kept) == (1, weak)
+
+
+def test_no_lora_of_the_model_is_an_error(tmp_path: Path) -> None:
+    model, loras, prompts = written(tmp_path)
+
+    done = run(str(model), "--loras", str(loras), "--prompts", str(prompts), "--only", "nobody")
+
+    assert done.returncode == 1
+    assert "no LoRA that was asked for changes model" in done.stderr
