@@ -121,8 +121,8 @@ class SizeProfile:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """Of one model, device, precision and way of running (`execution`: off, compile or graphs, as `--compile` says, and
-    the kernels where there are any, as `off+fused`). Memory in use once the model was loaded, and all there is; None
+    """Of one model, device, precision and way of running (`execution`: as `--compile` says, and the kernels where there
+    are any, as in `off+fused`). Memory in use once the model was loaded, and all there is; None
     where that is not known."""
 
     model: str

@@ -26,11 +26,13 @@ class DtypeChoice(Enum):
 
 
 class CompileChoice(Enum):
-    """`compile`: torch.compile; `graphs`: CUDA graphs besides. Both take a while before the worker serves."""
+    """`compile`: torch.compile; `graphs`: CUDA graphs besides. Both take a while before the worker serves. `capture`:
+    CUDA graphs of the pass as it is, those of its two halves too."""
 
     OFF = "off"
     COMPILE = "compile"
     GRAPHS = "graphs"
+    CAPTURE = "capture"
 
 
 class KernelChoice(Enum):

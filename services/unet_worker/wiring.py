@@ -10,10 +10,7 @@ from pathlib import Path
 import torch
 
 from pentimento.diffusion.engine import (
-    CompiledDenoiser,
-    CompileMode,
     Denoiser,
-    EagerDenoiser,
     EngineSettings,
     StepEngine,
 )
@@ -39,13 +36,13 @@ from services.unet_worker.device.energy import EnergyMeter, open_counter
 from services.unet_worker.device.engine_metrics import EngineMetrics
 from services.unet_worker.device.torch_device import memory_budget_bytes
 from services.unet_worker.loop_lag import LoopLagProbe
-from services.unet_worker.models.checkpoint_loading import load_checkpoint
+from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
 from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_card import checkpoints, default_batch_key, held_model, model_costs
 from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.models.warm_up import BatchMeasurement, warm_up
 from services.unet_worker.process import WorkerIdentity, WorkerProcess
-from services.unet_worker.settings import CompileChoice, UnetWorkerSettings
+from services.unet_worker.settings import UnetWorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +117,7 @@ class CheckpointLoader:
 
     def _assemble(self, model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings) -> LoadedModel:
         held = held_model(model.info, settings, self._identity.generation)
-        denoiser = _denoiser(model, settings.compile)
+        denoiser = denoiser_for(model, settings.compile)
         engine = self._start_engine(model, denoiser, settings)
         measurement = _measure(engine, model, denoiser, default_batch_key(held), settings)
         store_threads = started_pool(STORE_THREADS, "objects")
@@ -198,11 +195,6 @@ def _measure(
     measurement = BatchMeasurement(model, denoiser, engine.limits, key, budget, settings.warm_up_s)
     engine.call(measurement.before_serving).result()
     return measurement
-
-
-def _denoiser(model: DiffusionModel, choice: CompileChoice) -> Denoiser:
-    mode = CompileMode(choice.value)
-    return EagerDenoiser(model) if mode is CompileMode.OFF else CompiledDenoiser(model, mode)
 
 
 def _replicas(settings: UnetWorkerSettings, summing: Summing) -> ControlNetReplicas:

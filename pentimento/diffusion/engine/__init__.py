@@ -11,10 +11,12 @@ leave at any step. Whose step is next, `pentimento.policies.step_batching` says.
 | `pairing` | pictures whose other half of the guidance a peer computes |
 | `seams` | ControlNet residuals and LoRAs, by rows |
 | `denoiser` | the forward pass, eager or compiled |
+| `captured` | forward passes recorded as CUDA graphs |
 | `probe` | what a forward pass takes, measured before serving |
 | `listening` | what is asked and told |
 """
 
+from pentimento.diffusion.engine.captured import cuda_recorder, replaying
 from pentimento.diffusion.engine.denoiser import (
     CompiledDenoiser,
     CompileMode,
@@ -58,4 +60,6 @@ __all__ = [
     "StepEngine",
     "StepLoop",
     "batch_sizes_up_to",
+    "cuda_recorder",
+    "replaying",
 ]

@@ -68,14 +68,15 @@ class EagerDenoiser:
 
 class CompileMode(Enum):
     """How the forward pass is compiled. `graphs` replays CUDA graphs besides: no launches to wait for, memory kept for
-    every batch size."""
+    every batch size. `capture` replays graphs of the pass as it is, nothing compiled (`captured`)."""
 
     OFF = "off"
     COMPILE = "compile"
     GRAPHS = "graphs"
+    CAPTURE = "capture"
 
 
-_TORCH_MODES = {CompileMode.COMPILE: "default", CompileMode.GRAPHS: "reduce-overhead"}
+_TORCH_MODES = {CompileMode.COMPILE: "default", CompileMode.GRAPHS: "reduce-overhead", CompileMode.CAPTURE: None}
 
 
 class CompiledDenoiser:
@@ -97,7 +98,7 @@ class CompiledDenoiser:
     ) -> None:
         torch._dynamo.config.recompile_limit = MAX_GRAPHS
         self._model = model
-        self._keeps_output = mode is CompileMode.GRAPHS
+        self._keeps_output = mode is not CompileMode.COMPILE
         options = {"dynamic": False, "mode": _TORCH_MODES[mode]}
         self._forward = compiler(_forward_of(model), **options)
         self._encoder = compiler(_encoder_of(model), **options) if halves else None

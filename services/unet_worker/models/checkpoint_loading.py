@@ -2,11 +2,20 @@
 
 import logging
 
+from pentimento.diffusion.engine import (
+    CompiledDenoiser,
+    CompileMode,
+    Denoiser,
+    EagerDenoiser,
+    cuda_recorder,
+    replaying,
+)
 from pentimento.diffusion.families import DiffusionModel, load_model
 from pentimento.diffusion.kernels import KernelMode, fuse, kernels_for
 from pentimento.diffusion.weights import quiet_loaders
+from pentimento.domain.errors import FailedPrecondition
 from services.unet_worker.device.torch_device import choose_device, choose_dtype
-from services.unet_worker.settings import ProfileSettings, UnetWorkerSettings
+from services.unet_worker.settings import CompileChoice, ProfileSettings, UnetWorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -20,3 +29,19 @@ def load_checkpoint(settings: UnetWorkerSettings | ProfileSettings) -> Diffusion
     if kernels is not None:
         logger.info("%d layers replaced by fused ones", len(fuse(model.denoiser, kernels)))
     return model
+
+
+def denoiser_for(model: DiffusionModel, choice: CompileChoice) -> Denoiser:
+    """Return the forward pass as it is to run. Where CUDA graphs were asked for and the device has none, it runs
+    eagerly, and the log has the reason."""
+    mode = CompileMode(choice.value)
+    if mode is CompileMode.OFF:
+        return EagerDenoiser(model)
+    if mode is not CompileMode.CAPTURE:
+        return CompiledDenoiser(model, mode)
+    try:
+        recorder = cuda_recorder(model.device)
+    except FailedPrecondition as error:
+        logger.warning("the forward pass runs eagerly: %s", error.message, extra={"reason": error.reason})
+        return EagerDenoiser(model)
+    return CompiledDenoiser(model, mode, replaying(recorder), halves=True)

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from pentimento.devices.profile import BatchProfile, ModelProfile
-from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, Denoiser, EagerDenoiser
+from pentimento.diffusion.engine import CompiledDenoiser, Denoiser
 from pentimento.diffusion.families import DiffusionModel, batch_key
 from pentimento.diffusion.peak_memory import used_bytes
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec
 from services.unet_worker.device.torch_device import device_memory, device_name
-from services.unet_worker.models.checkpoint_loading import load_checkpoint
-from services.unet_worker.settings import CompileChoice, KernelChoice, ProfileSettings
+from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
+from services.unet_worker.settings import KernelChoice, ProfileSettings
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def measure(settings: ProfileSettings) -> ModelProfile:
     model = load_checkpoint(settings)
     device = model.device
     idle_memory_bytes = used_bytes(device)
-    denoiser = EagerDenoiser(model) if settings.compile is CompileChoice.OFF else _compiled(model, settings)
+    denoiser = _warmed(model, settings)
     specs = list(_specs(model, settings))
     loads = [ProfiledBatch(spec, size, settings.repeats) for spec in specs for size in settings.batch_sizes]
     return ModelProfile(
@@ -58,11 +58,12 @@ def _execution(settings: ProfileSettings) -> str:
     return settings.compile.value if kernels is KernelChoice.OFF else f"{settings.compile.value}+{kernels.value}"
 
 
-def _compiled(model: DiffusionModel, settings: ProfileSettings) -> Denoiser:
-    denoiser = CompiledDenoiser(model, CompileMode(settings.compile.value))
-    with torch.inference_mode():
-        for key in dict.fromkeys(batch_key(spec) for spec in _specs(model, settings)):
-            denoiser.warm(key, settings.batch_sizes)
+def _warmed(model: DiffusionModel, settings: ProfileSettings) -> Denoiser:
+    denoiser = denoiser_for(model, settings.compile)
+    if isinstance(denoiser, CompiledDenoiser):
+        with torch.inference_mode():
+            for key in dict.fromkeys(batch_key(spec) for spec in _specs(model, settings)):
+                denoiser.warm(key, settings.batch_sizes)
     return denoiser
 
 

@@ -1,0 +1,118 @@
+"""Forward passes recorded as CUDA graphs, and replayed (Katz, section 7). A graph reads and writes the very memory that
+it was recorded with: what a pass is called with is copied into buffers kept for its shapes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pentimento.domain.errors import FailedPrecondition
+
+
+class PassRecording(Protocol):
+    """What one run of a function did on the device."""
+
+    @property
+    def outputs(self) -> Any:
+        """What the run returned; replays write there again."""
+        ...
+
+    def replay(self) -> None:
+        """Do it again, with what the buffers hold now."""
+        ...
+
+
+# Runs a function without arguments, and returns what it did.
+Recorder = Callable[[Callable[[], Any]], PassRecording]
+
+
+class ReplayedFunction:
+    """A function of tensors, None, and tuples of these, recorded once for each combination of shapes that it is called
+    with. Results are valid until the next call of that combination. On one thread at a time."""
+
+    def __init__(self, function: Callable[..., Any], recorder: Recorder) -> None:
+        self._function = function
+        self._recorder = recorder
+        self._recorded: dict[tuple[Any, ...], _Recorded] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return what the function returns; recorded where these shapes are new, else replayed."""
+        given = tuple(_tensors_in(arguments))
+        signature = _signature(arguments)
+        if (known := self._recorded.get(signature)) is None:
+            known = self._recorded[signature] = self._record(arguments)
+        for buffer, tensor in zip(known.buffers, given, strict=True):
+            buffer.copy_(tensor)
+        known.recording.replay()
+        return known.recording.outputs
+
+    def _record(self, arguments: Any) -> "_Recorded":
+        buffered = _cloned(arguments)
+        return _Recorded(tuple(_tensors_in(buffered)), self._recorder(lambda: self._function(*buffered)))
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A recording, and the buffers that it reads."""
+
+    buffers: tuple[Tensor, ...]
+    recording: PassRecording
+
+
+def replaying(recorder: Recorder) -> Callable[..., ReplayedFunction]:
+    """Return what `CompiledDenoiser` takes in the place of torch.compile. Its options are not looked at."""
+    return lambda function, **options: ReplayedFunction(function, recorder)
+
+
+def cuda_recorder(device: torch.device) -> Recorder:
+    """Return what records CUDA graphs. All share one pool of memory, since none needs what another one computed. Raises
+    FailedPrecondition (NO_CUDA) for any other device."""
+    if device.type != "cuda":
+        raise FailedPrecondition("NO_CUDA", f"CUDA graphs need a CUDA device; the model is on {device}")
+    pool = torch.cuda.graph_pool_handle()
+    return lambda function: _CudaPassRecording(function, pool)
+
+
+class _CudaPassRecording:
+    """One CUDA graph."""
+
+    def __init__(self, function: Callable[[], Any], pool: Any) -> None:
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            # Libraries choose their kernels and Triton compiles: none of it may happen while a graph is recorded.
+            for _ in range(3):
+                function()
+        torch.cuda.current_stream().wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):
+            self.outputs = function()
+
+    def replay(self) -> None:
+        """Do it again."""
+        self._graph.replay()
+
+
+def _tensors_in(value: Any) -> Any:
+    """Yield the tensors of nested tuples, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif value is not None:
+        for part in value:
+            yield from _tensors_in(part)
+
+
+def _signature(value: Any) -> tuple[Any, ...]:
+    """What must be the same for a recording to serve."""
+    if isinstance(value, Tensor):
+        return (value.dtype, *value.shape)
+    return () if value is None else tuple((type(part), _signature(part)) for part in value)
+
+
+def _cloned(value: Any) -> Any:
+    """Contiguous copies of the tensors, nested as they were."""
+    if isinstance(value, Tensor):
+        return value.clone(memory_format=torch.contiguous_format)
+    return None if value is None else tuple(map(_cloned, value))

@@ -1,0 +1,174 @@
+"""Recorded passes: which buffers they read, and that replays give what the pass itself gives. A recording here runs the
+function again and writes over the first outputs, as a CUDA graph does; only the recording itself needs a GPU."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.engine import CompiledDenoiser, CompileMode, cuda_recorder, replaying
+from pentimento.diffusion.engine.captured import ReplayedFunction
+from pentimento.diffusion.engine.probe import example_input
+from pentimento.diffusion.families import BatchKey, DiffusionModel
+from pentimento.domain.errors import FailedPrecondition
+from tests.unit.diffusion.engine.loops import Loop
+from tests.unit.diffusion.engine.test_batches import assert_same_picture, request
+
+KEY = BatchKey(32, 32, guided=True)
+
+
+class Rerun:
+    """Does on any device what a CUDA graph does: same inputs' memory, same outputs' memory."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self.outputs = function()
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        again = self._function()
+        kept = (self.outputs,) if isinstance(self.outputs, Tensor) else self.outputs
+        for output, new in zip(kept, (again,) if isinstance(again, Tensor) else again, strict=True):
+            output.copy_(new)
+
+
+class Recordings:
+    """Every recording that was made."""
+
+    def __init__(self) -> None:
+        self.made: list[Rerun] = []
+
+    def __call__(self, function: Callable[[], Any]) -> Rerun:
+        self.made.append(Rerun(function))
+        return self.made[-1]
+
+
+@pytest.fixture
+def recordings() -> Recordings:
+    return Recordings()
+
+
+def captured(model: DiffusionModel, recordings: Recordings, sizes: tuple[int, ...]) -> CompiledDenoiser:
+    denoiser = CompiledDenoiser(model, CompileMode.CAPTURE, replaying(recordings), halves=True)
+    with torch.inference_mode():
+        denoiser.warm(KEY, sizes)
+    return denoiser
+
+
+def test_each_replay_reads_the_buffers_of_its_shapes_and_writes_where_the_first_run_did(recordings: Recordings) -> None:
+    read: list[tuple[int, ...]] = []
+
+    def function(left: Tensor, nested: tuple[Tensor, Tensor | None]) -> Tensor:
+        read.append((left.data_ptr(), nested[0].data_ptr()))
+        return left + nested[0]
+
+    replayed = ReplayedFunction(function, recordings)
+    first = replayed(torch.ones(2, 3), (torch.ones(2, 3), None))
+    assert torch.equal(first, torch.full((2, 3), 2.0))
+    second = replayed(torch.full((2, 3), 5.0), (torch.arange(6.0).view(3, 2).t(), None))
+    other = replayed(torch.ones(4, 3), (torch.ones(4, 3), None))
+
+    assert second is first and torch.equal(first, 5 + torch.tensor([[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]]))
+    assert other.shape == (4, 3)
+    assert len(recordings.made) == 2
+    # Recorded once and replayed twice over the same memory; another shape has memory of its own.
+    assert len(set(read[:3])) == 1 and read[3] == read[4] != read[0]
+
+
+def test_what_the_caller_gave_is_not_read_again(recordings: Recordings) -> None:
+    replayed = ReplayedFunction(lambda values: values * 2, recordings)
+    given = torch.ones(3)
+
+    result = replayed(given)
+    given.fill_(7)
+    recordings.made[0].replay()
+
+    assert torch.equal(result, torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((torch.ones(2), None), (torch.ones(2), torch.ones(2))),
+        ((torch.ones(2), torch.ones(2)), (torch.ones(2, dtype=torch.float64), torch.ones(2))),
+        (((torch.ones(2), torch.ones(2)), torch.ones(2)), ((torch.ones(2),), torch.ones(2))),
+    ],
+    ids=["a part is missing", "another type", "another number"],
+)
+def test_what_differs_in_kind_is_recorded_apart(recordings: Recordings, first: Any, second: Any) -> None:
+    replayed = ReplayedFunction(lambda left, right: left[0] * 1, recordings)
+
+    for arguments in (first, second, first):
+        replayed(*arguments)
+
+    assert len(recordings.made) == 2
+
+
+@torch.inference_mode()
+def test_the_pass_and_both_its_halves_are_recorded_for_each_batch_size(
+    model: DiffusionModel, recordings: Recordings
+) -> None:
+    denoiser = captured(model, recordings, (1, 3))
+    assert len(recordings.made) == 2 * 3
+    before = [one.replays for one in recordings.made]
+
+    inputs = example_input(model, KEY, 6)
+    shifted = replace(inputs, latents=inputs.latents * 0.5)
+    encoding = denoiser.encode(inputs)
+    other = denoiser.encode(shifted)
+    found = model.example_residuals(encoding)
+    assert found is not None
+    residuals = replace(
+        found,
+        down_block_residuals=tuple(torch.full_like(part, 0.1) for part in found.down_block_residuals),
+        mid_block_residual=torch.full_like(encoding.tensors[0], -0.1),
+    )
+    controlled = replace(inputs, residuals=residuals)
+    late = denoiser.decode(controlled, encoding)
+    whole = denoiser.predict(shifted)
+
+    assert len(recordings.made) == 6
+    assert [one.replays for one in recordings.made] == [*before[:3], before[3] + 1, before[4] + 2, before[5] + 1]
+    # The first encoding outlived the second: it was not left in the graph's own memory.
+    assert torch.equal(late, model.predict(controlled))
+    assert torch.equal(other.tensors[0], model.encode(shifted).tensors[0])
+    assert torch.equal(whole, model.predict(shifted))
+
+
+@torch.inference_mode()
+def test_a_patched_weight_is_seen_by_a_recording(model: DiffusionModel, recordings: Recordings) -> None:
+    denoiser, inputs = captured(model, recordings, (1,)), example_input(model, KEY, 2)
+    weight = model.denoiser.get_parameter("conv_out.weight").detach()
+    before = weight.clone()
+
+    plain = denoiser.predict(inputs)
+    weight.mul_(2)
+    try:
+        patched, wanted = denoiser.predict(inputs), model.predict(inputs)
+    finally:
+        weight.copy_(before)
+
+    assert torch.equal(patched, wanted) and not torch.equal(patched, plain)
+
+
+def test_pictures_in_padded_batches_are_what_they_are_alone(model: DiffusionModel, recordings: Recordings) -> None:
+    loop = Loop(model, denoiser=captured(model, recordings, (1, 3)))
+    added = [loop.add(request(seed)) for seed in range(2)]
+
+    loop.run()
+
+    assert [(report.request_count, report.row_count) for report in loop.observer.batches] == [(2, 6)] * 6
+    for one in added:
+        assert_same_picture(model, one)
+    assert len(recordings.made) == 6
+
+
+def test_a_cpu_has_no_graphs_and_says_so() -> None:
+    with pytest.raises(FailedPrecondition) as refusal:
+        cuda_recorder(torch.device("cpu"))
+
+    assert refusal.value.reason == "NO_CUDA"

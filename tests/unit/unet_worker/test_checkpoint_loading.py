@@ -1,0 +1,35 @@
+"""How a worker runs the forward pass of what it loaded."""
+
+import logging
+
+import pytest
+import torch
+
+from pentimento.diffusion.engine import CompiledDenoiser, EagerDenoiser
+from pentimento.diffusion.families import DiffusionModel
+from pentimento.testing.checkpoints import write_checkpoint
+from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
+from services.unet_worker.settings import CompileChoice, DeviceChoice, ProfileSettings
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
+    checkpoint = write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny")
+    return load_checkpoint(ProfileSettings(checkpoint, device=DeviceChoice.CPU))
+
+
+def test_without_a_gpu_captured_passes_run_eagerly_and_the_log_has_the_reason(
+    model: DiffusionModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert model.device == torch.device("cpu")
+
+    with caplog.at_level(logging.WARNING):
+        denoiser = denoiser_for(model, CompileChoice.CAPTURE)
+
+    assert isinstance(denoiser, EagerDenoiser)
+    assert [getattr(record, "reason", "") for record in caplog.records] == ["NO_CUDA"]
+
+
+def test_compiled_passes_need_no_gpu(model: DiffusionModel) -> None:
+    assert isinstance(denoiser_for(model, CompileChoice.COMPILE), CompiledDenoiser)
+    assert isinstance(denoiser_for(model, CompileChoice.OFF), EagerDenoiser)
