@@ -7,8 +7,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from pentimento.domain.errors import InvalidArgument
+from pentimento.pictures import read_header
 from pentimento.pictures.decoding import decode, resized
 
+# What a ControlNet is told, as requests name it.
+CONDITION_FIELD = "controlnet.conditioning_image"
 IMAGE_FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
 
 
@@ -47,6 +51,19 @@ def decode_condition(data: bytes, field: str, width_px: int, height_px: int) -> 
     Raises InvalidArgument naming `field` for an image that `pentimento.pictures` refuses.
     """
     return decode(data, field, lambda picture: _to_unit(picture, (width_px, height_px)))
+
+
+def condition_of_size(data: bytes, width_px: int, height_px: int) -> Tensor:
+    """Return a ControlNet's image as pixels (1, 3, height, width) in 0..1. Blocks while others decode.
+
+    Raises InvalidArgument naming it for an image that is none, is damaged, or is not of the picture's size; nothing is
+    decoded of one whose header says another size.
+    """
+    header = read_header(data, CONDITION_FIELD)
+    if (header.width_px, header.height_px) != (width_px, height_px):
+        limit = f"must be of the picture's size, {width_px} x {height_px}"
+        raise InvalidArgument.of(CONDITION_FIELD, f"{limit}, got {header.width_px} x {header.height_px}")
+    return decode_condition(data, CONDITION_FIELD, width_px, height_px)
 
 
 def _to_pixels(picture: Image.Image, size: tuple[int, int]) -> Tensor:

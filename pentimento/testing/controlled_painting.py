@@ -23,8 +23,6 @@ _PIPELINES = {
     "StableDiffusion3Pipeline": "StableDiffusion3ControlNetPipeline",
 }
 _NETWORKS = {"StableDiffusion3Pipeline": "SD3ControlNetModel"}
-# The noise of encoded conditions, which diffusers draws from torch's own generator.
-_CONDITION_SEED = 5
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,8 @@ class ControlledByDiffusers(DiffusersReference):
         networks = self._networks[: len(settings)]
         many = len(networks) > 1
         told = [2.0 * pixels - 1.0 for pixels in conditions] if self._is_flow else list(conditions)
-        torch.manual_seed(_CONDITION_SEED)
+        # It draws the noise of encoded conditions from torch's own generator.
+        torch.manual_seed(case.seed)
         latents: Tensor = self._controlled_pipeline(case, networks if many else networks[0])(
             case.prompt,
             negative_prompt=case.negative_prompt or None,
@@ -124,7 +123,7 @@ class ControlledByEngine:
             case.prompt, case.negative_prompt, "tiny", width, height, case.steps, case.guidance_scale,
             case.scheduler, case.seed, case.eta,
         )  # fmt: skip
-        generator = torch.Generator().manual_seed(_CONDITION_SEED)
+        generator = torch.Generator().manual_seed(case.seed)
         rows = 2 if is_guided(spec) else 1
         controls = [
             Control(

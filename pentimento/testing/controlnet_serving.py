@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,6 +52,12 @@ class ControlledByService:
         self._held = held
         self._controlnets = tuple(controlnets)
         self._numbers = itertools.count(1)
+
+    def only(self, *places: int) -> "ControlledByService":
+        """Return the same worker with some of the ControlNets, in this order."""
+        chosen = copy(self)
+        chosen._controlnets = tuple(self._controlnets[place] for place in places)
+        return chosen
 
     async def controlled(self, controlled: ControlledCase, conditions: Sequence[Tensor]) -> Tensor:
         """Return the final latents (1, channels, height, width). Raises what the call fails with."""

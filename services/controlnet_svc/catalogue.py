@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from pentimento.diffusion.controlnets import load_controlnet
+from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.controlnets import load_controlnet, open_controlnet
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.adapter_registry import read_adapters
@@ -21,6 +22,7 @@ def shelved_networks(registry: Path, device: torch.device, dtype: torch.dtype) -
             registered.adapter,
             weight_bytes(registered.directory, dtype),
             partial(load_controlnet, registered.directory, device, dtype, registered.adapter.digest),
+            *_condition_form(registered.directory),
         )
         for name, registered in read_adapters(registry).items()
         if registered.adapter.kind is AdapterKind.CONTROLNET
@@ -28,6 +30,16 @@ def shelved_networks(registry: Path, device: torch.device, dtype: torch.dtype) -
     if not found:
         raise InvalidArgument.of("controlnets", f"{registry} must name a ControlNet at least")
     return found
+
+
+def _condition_form(directory: Path) -> tuple[bool, bool]:
+    """Whether its condition is a latent, and an unshifted one. What is wrong with the directory is told when it is
+    loaded, to whoever wants it."""
+    try:
+        checkpoint = open_controlnet(directory)
+    except BadCheckpoint:
+        return False, False
+    return checkpoint.takes_latents, checkpoint.unshifted
 
 
 def weight_bytes(directory: Path, dtype: torch.dtype) -> int:

@@ -119,6 +119,8 @@ def _info(shelved: ShelvedNetwork, resident: set[str]) -> pb.ControlNetInfo:
         family=adapter.family,
         resident=adapter.name in resident,
         memory_bytes=shelved.memory_bytes,
+        takes_latents=shelved.takes_latents,
+        unshifted=shelved.unshifted,
     )
 
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from pentimento.diffusion.controlnets import ControlNet, ControlSetting, ControlStep
 from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
+from pentimento.diffusion.images import condition_of_size
 from pentimento.domain.errors import Aborted, FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.domain.reasons import Reason
 from services.controlnet_svc import metrics
 from services.controlnet_svc.compute.layers import ResidualLayer, layers_of
 from services.controlnet_svc.compute.thread import ComputeThread, StreamStep
-from services.controlnet_svc.condition import condition_pixels
 from services.controlnet_svc.residency.shelf import NetworkShelf
 
 MAX_STEPS = 10_000
@@ -168,7 +168,7 @@ class ControlNets:
         condition = order.encoded
         if condition is None:
             image = order.controlnet.conditioning_image
-            condition = await asyncio.to_thread(condition_pixels, image, order.width_px, order.height_px)
+            condition = await asyncio.to_thread(condition_of_size, image, order.width_px, order.height_px)
         device, dtype = network.device, network.dtype
         given = condition.to(device, dtype)
         texts = order.conditioning

@@ -30,6 +30,7 @@ from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
 from services.unet_worker.attempts.starts import StartResolver
 from services.unet_worker.control.answers import summed_answers
+from services.unet_worker.control.conditions import ConditionEncoder
 from services.unet_worker.control.replicas import ControlNetReplicas, Summing
 from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.energy import EnergyMeter, open_counter
@@ -124,6 +125,7 @@ class CheckpointLoader:
         loras = _lora_shelf(model, held, settings, lambda: self._news_of_loras(engine))
         finisher = Finisher(model, settings.preview_side_px, settings.threads)
         energy = _energy_meter(model.device)
+        replicas = _replicas(settings, self._source.summing)
         model_runner = EngineModelRunner(
             self._identity.instance_id,
             held,
@@ -133,8 +135,9 @@ class CheckpointLoader:
             settings.progress_interval_ms / 1000,
             energy.watts if energy is not None else lambda since, until: None,
             LatentFormat(settings.latent_format.value),
-            _replicas(settings, self._source.summing),
+            replicas,
             loras,
+            ConditionEncoder(model, engine, replicas),
         )
         # What the engine does while nobody is here may go on.
         runner = AttemptRunner(model_runner, objects, store_threads, settings.upload_timeout_s, engine.wake)

@@ -24,22 +24,21 @@ def load_controlnet(directory: Path, device: torch.device, dtype: torch.dtype, e
     digest = digest_files(directory, checkpoint.files)
     check_digest(directory, digest, expected_digest)
     network = load_network(directory, checkpoint.files, checkpoint.class_name, device, dtype)
-    kind = TransformerControlNet if checkpoint.family == "stable_diffusion_3" else UNetControlNet
+    kind = TransformerControlNet if checkpoint.takes_latents else UNetControlNet
     return kind(network, _describe(checkpoint, network, digest), device, dtype)
 
 
 def _describe(checkpoint: ControlNetCheckpoint, network: Any, digest: str) -> ControlNetInfo:
     base = registry_entry(checkpoint.directory).get("base")
     config = network.config
-    is_flow = checkpoint.family == "stable_diffusion_3"
     return ControlNetInfo(
         family=checkpoint.family,
         digest=digest,
         base_digest=str(base.get("digest", "")) if isinstance(base, dict) else "",
         latent_channels=config.in_channels,
-        condition_channels=config.in_channels if is_flow else config.conditioning_channels,
-        takes_latents=is_flow,
-        unshifted=is_flow and bool(config.force_zeros_for_pooled_projection),
+        condition_channels=config.in_channels if checkpoint.takes_latents else config.conditioning_channels,
+        takes_latents=checkpoint.takes_latents,
+        unshifted=checkpoint.unshifted,
     )
 
 

@@ -28,6 +28,17 @@ class ControlNetCheckpoint:
     config: Mapping[str, Any]
     files: tuple[Path, ...]
 
+    @property
+    def takes_latents(self) -> bool:
+        """Return whether its condition is a latent, and not pixels."""
+        return self.class_name == _TRANSFORMER_CLASS
+
+    @property
+    def unshifted(self) -> bool:
+        """Return whether that latent is without the autoencoder's shift: diffusers' rule for ControlNets that see no
+        pooled text."""
+        return self.takes_latents and bool(self.config.get("force_zeros_for_pooled_projection", True))
+
 
 def open_controlnet(directory: Path) -> ControlNetCheckpoint:
     """Return the checked directory. Raises BadCheckpoint with one line naming the class, the key or the file."""

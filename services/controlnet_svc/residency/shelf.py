@@ -19,11 +19,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ShelvedNetwork:
-    """A ControlNet that can be served: what it takes on the device, and how it is loaded (blocking; any thread)."""
+    """A ControlNet that can be served: what it takes on the device, how it is loaded (blocking; any thread), and
+    whether its condition is a latent, with or without the autoencoder's shift."""
 
     adapter: Adapter
     memory_bytes: int
     load: Callable[[], ControlNet]
+    takes_latents: bool = False
+    unshifted: bool = False
 
 
 class NetworkShelf:

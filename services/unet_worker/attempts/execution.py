@@ -24,6 +24,7 @@ from services.unet_worker.attempts.runner import PaintedPicture
 from services.unet_worker.attempts.starts import ResolvedStart, StartResolver
 from services.unet_worker.attempts.yielding import PlaceWatch
 from services.unet_worker.cache.uploads import Uploads
+from services.unet_worker.control.conditions import ConditionEncoder
 from services.unet_worker.control.remote_control import RemoteControl, remote_controlnets
 from services.unet_worker.control.replicas import ControlNetReplicas, lost
 
@@ -108,8 +109,8 @@ class PaintingBridge:
 
 class EngineModelRunner:
     """Paints with one loaded model; `watts` gives the device's mean power between two times, where it is known;
-    `latent_format` is what captured latents are stored as; `replicas` are where ControlNets are served. See
-    `runner.ModelRunner`."""
+    `latent_format` is what captured latents are stored as; `replicas` are where ControlNets are served, `conditions`
+    makes latents of what those are told that see such. See `runner.ModelRunner`."""
 
     def __init__(
         self,
@@ -123,7 +124,9 @@ class EngineModelRunner:
         latent_format: LatentFormat = LatentFormat.EXACT,
         replicas: ControlNetReplicas | None = None,
         loras: LoraShelf | None = None,
+        conditions: ConditionEncoder | None = None,
     ) -> None:
+        self._conditions = conditions
         self._latent_format = latent_format
         self._replicas = replicas
         self._worker_id = worker_id
@@ -143,9 +146,9 @@ class EngineModelRunner:
         accepted_at: float,
         deadline: float | None,
     ) -> PaintedPicture:
-        control = self._control_of(order)
         # Asked for first: they load while the start is fetched.
         loras = self._loras.source(order.spec, order.route) if self._loras is not None else None
+        control = await self._control_of(order)
         try:
             start = await self._starts.resolve(order.spec, order.route)
             painting = await self._denoise(order, start, uploads, emit, deadline, control, loras)
@@ -176,13 +179,14 @@ class EngineModelRunner:
             lora_patch_step=painting.lora_patch_step,
         )
 
-    def _control_of(self, order: ExecuteOrder) -> RemoteControl | None:
+    async def _control_of(self, order: ExecuteOrder) -> RemoteControl | None:
         """Raises Unavailable where one of its ControlNets is served nowhere."""
         if not order.spec.controlnets:
             return None
-        if self._replicas is None:
+        if self._replicas is None or self._conditions is None:
             raise lost(order.spec.controlnets[0].name)
-        controlnets = remote_controlnets(order.spec.controlnets, order.controlnet_endpoints)
+        named = remote_controlnets(order.spec.controlnets, order.controlnet_endpoints)
+        controlnets = await self._conditions.encoded(named, order.spec)
         return RemoteControl(order, self._held, controlnets, self._replicas, self._engine.wake)
 
     def _joules(self, painting: FinishedPainting, picture: FinishedPicture, device_seconds: float) -> float | None:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from pentimento.clients.controlnet import ResidualStreamRequest
 from pentimento.diffusion.controlnets import ControlSetting
-from pentimento.diffusion.families.model import Conditioning, ControlResiduals, DenoiserInput
+from pentimento.diffusion.families.model import ControlResiduals, DenoiserInput
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import ControlNetSelection
@@ -24,11 +26,13 @@ from services.unet_worker.control.replicas import ControlNetReplicas, StreamPlac
 
 @dataclass(frozen=True)
 class RemoteControlNet:
-    """One ControlNet of a picture: the request's selection, when it acts, and where it is served."""
+    """One ControlNet of a picture: the request's selection, when it acts, where it is served, and its condition as a
+    latent where it sees such."""
 
     selection: ControlNetSelection
     setting: ControlSetting
     addresses: tuple[str, ...]
+    encoded: Tensor | None = None
 
 
 def remote_controlnets(
@@ -119,16 +123,16 @@ class RemoteControl:
     def _open(self, inputs: DenoiserInput) -> None:
         beside: Counter[str] = Counter()
         for controlnet in self._controlnets:
-            name, request = controlnet.selection.name, self._request(controlnet.selection, inputs)
+            name, request = controlnet.selection.name, self._request(controlnet, inputs)
             place = StreamPlace(name, controlnet.addresses, self._replicas, beside)
             self._streams.append(ReplayedStream(name, place, request))
 
-    def _request(self, selection: ControlNetSelection, inputs: DenoiserInput) -> ResidualStreamRequest:
+    def _request(self, controlnet: RemoteControlNet, inputs: DenoiserInput) -> ResidualStreamRequest:
         order, spec, texts = self._order, self._order.spec, inputs.conditioning
         channels, height, width = inputs.latents.shape[1:]
         return ResidualStreamRequest(
             attempt=order.attempt,
-            controlnet=selection,
+            controlnet=controlnet.selection,
             base_model_digest=self._held.model_digest,
             base_model_family=self._held.family,
             width_px=spec.width_px,
@@ -136,12 +140,12 @@ class RemoteControl:
             step_count=spec.num_inference_steps,
             latent_dims=(channels, height, width),
             states=outgoing_tensor(texts.states, UNBOUND),
-            pooled=_optional(texts, "pooled"),
-            sizes=_optional(texts, "sizes"),
+            pooled=_optional(texts.pooled),
+            sizes=_optional(texts.sizes),
+            encoded=_optional(controlnet.encoded),
             alone=bool(order.route.replay_of),
         )
 
 
-def _optional(texts: Conditioning, name: str) -> OutgoingTensor | None:
-    tensor = getattr(texts, name)
+def _optional(tensor: Tensor | None) -> OutgoingTensor | None:
     return None if tensor is None else outgoing_tensor(tensor, UNBOUND)

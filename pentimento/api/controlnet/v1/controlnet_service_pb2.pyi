@@ -101,12 +101,17 @@ class ControlNetInfo(_message.Message):
     FAMILY_FIELD_NUMBER: _builtins.int
     RESIDENT_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    TAKES_LATENTS_FIELD_NUMBER: _builtins.int
+    UNSHIFTED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     digest: _builtins.str
     family: _builtins.str
     """Of the network that its residuals fit: stable_diffusion, stable_diffusion_xl, stable_diffusion_3."""
     resident: _builtins.bool
     memory_bytes: _builtins.int
+    takes_latents: _builtins.bool
+    """Its condition is a latent, without the autoencoder's shift where `unshifted`; else the image itself."""
+    unshifted: _builtins.bool
     def __init__(
         self,
         *,
@@ -115,10 +120,12 @@ class ControlNetInfo(_message.Message):
         family: _builtins.str = ...,
         resident: _builtins.bool = ...,
         memory_bytes: _builtins.int = ...,
+        takes_latents: _builtins.bool = ...,
+        unshifted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "family", b"family", "memory_bytes", b"memory_bytes", "name", b"name", "resident", b"resident"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "family", b"family", "memory_bytes", b"memory_bytes", "name", b"name", "resident", b"resident", "takes_latents", b"takes_latents", "unshifted", b"unshifted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,76 @@
+"""Conditioning images as latents, for families whose ControlNets see those (SD3)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.engine import StepEngine
+from pentimento.diffusion.families import DiffusionModel, is_guided
+from pentimento.diffusion.images import condition_of_size
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.generation import GenerationSpec
+from services.unet_worker.control.remote_control import RemoteControlNet
+from services.unet_worker.control.replicas import ControlNetReplicas, lost
+
+_SEE_LATENTS = ("stable_diffusion_3",)
+ASK_TIMEOUT_S = 5.0
+
+
+class ConditionEncoder:
+    """Encodes by the base model's autoencoder, on the engine's thread between two steps. On the event loop only."""
+
+    def __init__(self, model: DiffusionModel, engine: StepEngine, replicas: ControlNetReplicas) -> None:
+        self._model = model
+        self._engine = engine
+        self._replicas = replicas
+        # Whether the latent is without the autoencoder's shift, by the ControlNet's name and digest.
+        self._unshifted: dict[tuple[str, str], bool] = {}
+
+    async def encoded(
+        self, controlnets: Sequence[RemoteControlNet], spec: GenerationSpec
+    ) -> tuple[RemoteControlNet, ...]:
+        """Return the ControlNets, those that see latents with theirs (rows, channels, height, width): a row for each
+        half of the guidance. Noise is drawn from the request's seed, for one ControlNet after the other.
+
+        Raises InvalidArgument for an image that is none or not of the picture's size, Unavailable (CONTROLNET_LOST)
+        where nobody says what a ControlNet sees.
+        """
+        if self._model.info.family not in _SEE_LATENTS:
+            return tuple(controlnets)
+        generator = torch.Generator().manual_seed(spec.seed)
+        return tuple([await self._with_latent(controlnet, spec, generator) for controlnet in controlnets])
+
+    async def _with_latent(
+        self, controlnet: RemoteControlNet, spec: GenerationSpec, generator: torch.Generator
+    ) -> RemoteControlNet:
+        selection, rows = controlnet.selection, 2 if is_guided(spec) else 1
+        unshifted = await self._is_unshifted(controlnet)
+        image, size = selection.conditioning_image, (spec.width_px, spec.height_px)
+        pixels = await asyncio.to_thread(condition_of_size, image, *size)
+
+        def encode() -> Tensor:
+            return self._model.condition(pixels, rows, generator, unshifted=unshifted)
+
+        encoded = await asyncio.wrap_future(self._engine.call(encode))
+        # The service sees the latent alone.
+        return replace(controlnet, selection=replace(selection, conditioning_image=b""), encoded=encoded)
+
+    async def _is_unshifted(self, controlnet: RemoteControlNet) -> bool:
+        name, digest = controlnet.selection.name, controlnet.selection.digest
+        if (name, digest) not in self._unshifted:
+            self._unshifted[(name, digest)] = await self._ask(name, controlnet.addresses)
+        return self._unshifted[(name, digest)]
+
+    async def _ask(self, name: str, addresses: Sequence[str]) -> bool:
+        for address in addresses:
+            try:
+                status = await self._replicas.watch(address).client.status(ASK_TIMEOUT_S)
+            except PentimentoError:
+                continue  # the next one may know
+            found = [info.unshifted for info in status.controlnets if info.name == name]
+            if found:
+                return found[0]
+        raise lost(name)
