@@ -1,4 +1,4 @@
-"""diffusers' networks without the libraries that only its pipelines, its LoRA loader and compiled models use:
+"""diffusers' networks without the libraries that only its pipelines, schedulers, LoRA loader and compiled models use:
 docs/adr/0018 says why, and what holds it together."""
 
 import importlib
@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
-# diffusers does without each of them where it is not installed.
-UNUSED_LIBRARIES = ("transformers", "peft", "torch._dynamo")
+# diffusers does without each of them where it is not installed; accelerate looks for boto3, for trainings in a cloud.
+UNUSED_LIBRARIES = ("transformers", "peft", "torch._dynamo", "scipy", "boto3")
 _NETWORKS = (
     "diffusers.models.attention_processor",
     "diffusers.models.autoencoders.autoencoder_kl",
     "diffusers.models.autoencoders.autoencoder_tiny",
+    "diffusers.models.controlnets.controlnet",
+    "diffusers.models.controlnets.controlnet_sd3",
     "diffusers.models.transformers.transformer_sd3",
     "diffusers.models.unets.unet_2d_condition",
 )

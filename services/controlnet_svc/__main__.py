@@ -1,5 +1,6 @@
 """`python -m services.controlnet_svc --controlnets REGISTRY`"""
 
+from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from services.controlnet_svc.settings import ControlNetSettings
@@ -8,6 +9,7 @@ from services.controlnet_svc.settings import ControlNetSettings
 async def main(argv: list[str]) -> None:
     settings = load_settings(ControlNetSettings, "controlnet_svc", argv)
     # Imported after the settings hold: a wrong flag is answered before torch is loaded.
+    import_networks_alone()
     from services.controlnet_svc.wiring import wire
 
     await wire(settings).run()

@@ -1,6 +1,7 @@
 """`python -m services.controlnet_svc.pacing --controlnets PACE.toml`: a ControlNet service whose compute sleeps for the
 times of a pace."""
 
+from pentimento.diffusion.lean_imports import import_networks_alone
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from services.controlnet_svc.settings import ControlNetSettings
@@ -8,6 +9,7 @@ from services.controlnet_svc.settings import ControlNetSettings
 
 async def main(argv: list[str]) -> None:
     settings = load_settings(ControlNetSettings, "controlnet_svc", argv)
+    import_networks_alone()
     from services.controlnet_svc.pacing.wiring import wire_paced
 
     await wire_paced(settings).run()

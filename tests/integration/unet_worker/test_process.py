@@ -57,9 +57,17 @@ def process(checkpoint: Path, directory: Path) -> Iterator["subprocess.Popen[byt
         process.kill()
 
 
-# What training, compiling and adapters of others need, hundreds of modules each. An import that failed is told, too:
-# of torch._dynamo, a part that only a whole one has.
-UNUSED = {"torch._dynamo.eval_frame", "torch._inductor", "sympy", "peft", "transformers.modeling_utils"}
+# What training, compiling, adapters of others and stores elsewhere need, hundreds of modules each. An import that
+# failed is told, too: of some, a part that only a whole one has.
+UNUSED = {
+    "torch._dynamo.eval_frame",
+    "torch._inductor",
+    "sympy",
+    "peft",
+    "transformers.modeling_utils",
+    "scipy.stats",
+    "botocore",
+}
 
 
 async def test_a_worker_told_to_stop_finishes_its_picture_first_and_imports_nothing_that_it_does_not_use(

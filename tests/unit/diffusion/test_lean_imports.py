@@ -13,8 +13,9 @@ import sys
 from pentimento.diffusion.lean_imports import UNUSED_LIBRARIES, import_networks_alone
 import_networks_alone()
 assert "diffusers.models.unets.unet_2d_condition" in sys.modules
+assert "diffusers.models.controlnets.controlnet_sd3" in sys.modules
 print([name for name in (*UNUSED_LIBRARIES, "sympy") if name in sys.modules])
-import peft, torch, torch.compiler
+import boto3, peft, scipy.stats, torch, torch.compiler
 from transformers.models.t5.modeling_t5 import T5EncoderModel
 assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item() == 2
 print(torch.compiler.disable.__module__, T5EncoderModel.__name__, peft.__name__)
