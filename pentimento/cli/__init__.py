@@ -15,6 +15,7 @@ SUBCOMMANDS = {
     "pin": "keep what a picture started from, so that it can be replayed",
     "unpin": "keep it no longer than that of others",
     "status": "show the fleet",
+    "scale": "have more or fewer processes of a service",
     "serve": "run one service in the foreground",
     "token": "make tokens",
     "journal": "renew a journal that was lost or restored",

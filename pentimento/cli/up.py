@@ -29,6 +29,7 @@ from pentimento.supervisor.models import (
 )
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import Surroundings
+from pentimento.supervisor.replicas import ReplicaFiles
 from pentimento.supervisor.state import Endpoint, StateDirectory, make_private
 from pentimento.supervisor.suite import Suite, SuiteSettings, plan_suite, stores, unix_address, write_profiles
 from pentimento.supervisor.supervisor import Supervisor
@@ -142,6 +143,7 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     state.acquire()
     try:
+        ReplicaFiles(state.path).forget()
         leftovers = clean_leftovers(state.path, state.sockets)
         make_private(state.sockets)
         tokens = SuiteTokens(settings.token_file, state.sockets) if settings.token_file else None
@@ -158,6 +160,7 @@ def run_suite(settings: SuiteSettings, state: StateDirectory, *, show_logs: bool
             view.note(f"ended {leftovers} processes that a crashed supervisor had left")
         return asyncio.run(supervise(suite, Surroundings(str(state.path), view), settings, state, tokens))
     finally:
+        ReplicaFiles(state.path).forget()
         state.withdraw()
         shutil.rmtree(state.sockets, ignore_errors=True)
         state.release()
@@ -171,9 +174,10 @@ async def supervise(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.request_stop)
     loop.add_signal_handler(signal.SIGQUIT, supervisor.request_kill)
+    loop.add_signal_handler(signal.SIGUSR1, supervisor.request_scaling)
     following = asyncio.create_task(tokens.follow(lambda text: around.view.note(text, error=True))) if tokens else None
     try:
-        return await supervisor.run(lambda: announce(around.view, settings, state))
+        return await supervisor.run(lambda: announce(around.view, settings, state), ReplicaFiles(state.path))
     finally:
         if following:
             following.cancel()

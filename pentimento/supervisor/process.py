@@ -18,6 +18,7 @@ from pentimento.supervisor.suite import ProcessSpec
 class ProcessState(Enum):
     STARTING = "starting"
     SERVING = "serving"
+    STOPPING = "stopping"
     FAILED = "failed"
     STOPPED = "stopped"
 
@@ -70,6 +71,8 @@ class SupervisedProcess:
     def stop(self) -> None:
         """Asks the process to drain and end; `run` returns when it has."""
         self._stopping.set()
+        if self.state in (ProcessState.STARTING, ProcessState.SERVING):
+            self._become(ProcessState.STOPPING)
         if self._child is not None:
             self._child.terminate()
 
@@ -105,7 +108,8 @@ class SupervisedProcess:
         """The monotonic time at which it began to serve."""
         await wait_until_serving(self.spec.address)
         self._ever_served = True
-        self._become(ProcessState.SERVING)
+        if not self._stopping.is_set():
+            self._become(ProcessState.SERVING)
         return time.monotonic()
 
     def _become(self, state: ProcessState) -> None:

@@ -1,6 +1,8 @@
 """Which processes make up a local suite, and what each is told. The services themselves are never imported."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pentimento.devices.emulation import EmulatedFleet, served_profile
@@ -64,28 +66,69 @@ FRONTDOOR_STAGE, WORKER_STAGE, CACHE_STAGE, CONTROLLER_STAGE = range(4)
 
 
 @dataclass(frozen=True)
-class Suite:
-    processes: tuple[ProcessSpec, ...]
+class ReplicaGroup:
+    """Processes that are alike, of which there may be more or fewer: `spec` makes the one of a number from 0 on, and
+    there are `count` of them at first."""
+
+    name: str
+    spec: Callable[[int], ProcessSpec]
+    count: int
 
     @property
-    def stages(self) -> list[tuple[ProcessSpec, ...]]:
-        stages = sorted({process.stage for process in self.processes})
-        return [tuple(process for process in self.processes if process.stage == stage) for stage in stages]
+    def specs(self) -> tuple[ProcessSpec, ...]:
+        """Return those that there are at first."""
+        return tuple(self.spec(number) for number in range(self.count))
+
+
+@dataclass(frozen=True)
+class Suite:
+    """`groups` have processes of `processes`: those whose number may change while the suite runs."""
+
+    processes: tuple[ProcessSpec, ...]
+    groups: tuple[ReplicaGroup, ...] = ()
 
 
 def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:
     """Every service once and a worker for each copy of each model: unix sockets, stores in the state directory."""
-    cache = (embedder(settings, state), gateway(settings, state)) if settings.cached else ()
-    unet_workers = emulated_devices(settings, state) if settings.fleet is not None else workers(settings, state)
-    beside = (*cache, *controlnet_replicas(settings, state))
-    return Suite((*beside, controller(settings, state), *unet_workers, frontdoor(settings, state)))
+    called, calling = called_groups(settings, state), worker_groups(settings, state)
+    cache = (gateway(settings, state),) if settings.cached else ()
+    discriminators = emulated_discriminators(settings, state, settings.fleet) if settings.fleet is not None else ()
+    processes = (
+        *(spec for group in called for spec in group.specs),
+        *cache,
+        controller(settings, state),
+        *(spec for group in calling for spec in group.specs),
+        *discriminators,
+        frontdoor(settings, state),
+    )
+    return Suite(processes, (*called, *calling))
 
 
-def workers(settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:
+def called_groups(settings: SuiteSettings, state: StateDirectory) -> tuple[ReplicaGroup, ...]:
+    """Return embedders and ControlNet services, as far as there are any. Workers call the latter, and are stopped
+    before them."""
+    groups = []
+    if settings.cached:
+        groups.append(ReplicaGroup("embedder", partial(embedder, settings, state), 1))
+    if settings.controlnets is not None and settings.fleet is None:
+        spec = partial(controlnet_replica, settings, state)
+        groups.append(ReplicaGroup("controlnet_svc", spec, settings.controlnet_copies))
+    return tuple(groups)
+
+
+def worker_groups(settings: SuiteSettings, state: StateDirectory) -> tuple[ReplicaGroup, ...]:
+    """Return the workers of each model, or of each kind of emulated device."""
+    made: list[tuple[str, Callable[[int], ProcessSpec], int]] = [
+        (model.name, partial(worker, settings, state, model), settings.copies) for model in settings.models
+    ]
+    if settings.fleet is not None:
+        made = [
+            (kind.name, partial(emulated_worker, settings, state, settings.fleet, kind.name), kind.count)
+            for kind in settings.fleet.devices
+        ]
+    only = len(made) == 1
     return tuple(
-        worker(settings, state, model, f"{model.name}-{copy}")
-        for model in settings.models
-        for copy in range(settings.copies)
+        ReplicaGroup("unet_worker" if only else f"unet_worker/{name}", spec, count) for name, spec, count in made
     )
 
 
@@ -122,8 +165,10 @@ def objects_url(settings: SuiteSettings, state: StateDirectory) -> str:
     return f"file://{stores(settings, state) / 'objects'}"
 
 
-def embedder(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
-    address = unix_address(state, "embedder")
+def embedder(settings: SuiteSettings, state: StateDirectory, number: int) -> ProcessSpec:
+    """Return one embedder; the first has the name that others are configured with."""
+    name = f"embedder-{number}" if number else "embedder"
+    address = unix_address(state, name)
     arguments: tuple[str, ...] = (
         "--listen",
         address,
@@ -132,8 +177,8 @@ def embedder(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
         "--threads",
         str(settings.threads),
     )
-    arguments += shared_arguments(settings, "embedder") + caller_arguments(settings, state)
-    return ProcessSpec("embedder", "services.embedder", arguments, address, CACHE_STAGE)
+    arguments += shared_arguments(settings, name) + caller_arguments(settings, state)
+    return ProcessSpec(name, "services.embedder", arguments, address, CACHE_STAGE)
 
 
 def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
@@ -152,14 +197,9 @@ def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     return ProcessSpec("gateway", "services.vectordb_gateway", arguments, address, CACHE_STAGE)
 
 
-def controlnet_replicas(settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:
-    """Return the ControlNet services to start. Workers call them, and are stopped before them."""
-    count = settings.controlnet_copies if settings.controlnets is not None and settings.fleet is None else 0
-    return tuple(controlnet_replica(settings, state, f"controlnet-{number}") for number in range(count))
-
-
-def controlnet_replica(settings: SuiteSettings, state: StateDirectory, name: str) -> ProcessSpec:
-    """Return one of them."""
+def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: int) -> ProcessSpec:
+    """Return one ControlNet service."""
+    name = f"controlnet-{number}"
     address = unix_address(state, name)
     arguments: tuple[str, ...] = ("--listen", address, "--controlnets", str(settings.controlnets))
     arguments += ("--device", settings.device, "--threads", str(settings.threads))
@@ -189,7 +229,8 @@ def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     return ProcessSpec("controller", "services.controller", arguments, address, CONTROLLER_STAGE)
 
 
-def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory, name: str) -> ProcessSpec:
+def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory, number: int) -> ProcessSpec:
+    name = f"{model.name}-{number}"
     address = unix_address(state, name)
     arguments: tuple[str, ...] = ("--listen", address, "--model", str(model.path), "--model-name", model.name)
     arguments += (
@@ -212,22 +253,18 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
     return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE)
 
 
-def emulated_devices(settings: SuiteSettings, state: StateDirectory) -> tuple[ProcessSpec, ...]:
-    """A worker for each device of the fleet, and its discriminators."""
-    fleet = settings.fleet
-    assert fleet is not None
-    workers = tuple(
-        emulated_worker(settings, state, fleet, devices.name, name)
-        for devices in fleet.devices
-        for name in devices.workers()
-    )
+def emulated_discriminators(
+    settings: SuiteSettings, state: StateDirectory, fleet: EmulatedFleet
+) -> tuple[ProcessSpec, ...]:
+    """Return those that score the fleet's light pictures."""
     count = fleet.discriminator.count if fleet.discriminator is not None else 0
-    return (*workers, *(emulated_discriminator(settings, state, fleet, number) for number in range(count)))
+    return tuple(emulated_discriminator(settings, state, fleet, number) for number in range(count))
 
 
 def emulated_worker(
-    settings: SuiteSettings, state: StateDirectory, fleet: EmulatedFleet, devices: str, name: str
+    settings: SuiteSettings, state: StateDirectory, fleet: EmulatedFleet, devices: str, number: int
 ) -> ProcessSpec:
+    name = f"{devices}-{number}"
     address = unix_address(state, name)
     arguments: tuple[str, ...] = ("--listen", address, "--fleet", str(fleet.path), "--devices", devices)
     arguments += ("--objects-url", objects_url(settings, state), *grant_arguments(settings))

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings
+from pentimento.supervisor.replicas import ReplicaFiles
+from pentimento.supervisor.running import RunningProcesses
+from pentimento.supervisor.scaling import ReplicaScaler
 from pentimento.supervisor.suite import Suite
 
 # A service drains for 30 s at most by its own settings; what still runs then is not going to end by itself.
@@ -24,13 +27,25 @@ class Supervisor:
         stop_timeout_s: float = STOP_TIMEOUT_S,
         tell_every_s: float = TELL_EVERY_S,
     ) -> None:
-        self._suite = suite
         self._tell_every_s = tell_every_s
         self.view: LogView = around.view
         self._stop_timeout_s = stop_timeout_s
         self._change = asyncio.Event()
         self._stop_requests = 0
-        self.processes = [SupervisedProcess(spec, around, self._change.set) for spec in suite.processes]
+        self._running = RunningProcesses(SupervisedProcess(spec, around, self._changed) for spec in suite.processes)
+        self._scaler = ReplicaScaler(suite.groups, self._running, around, self._changed, stop_timeout_s)
+        self._files: ReplicaFiles | None = None
+
+    @property
+    def processes(self) -> list[SupervisedProcess]:
+        """Return those there are now."""
+        return self._running.processes
+
+    def request_scaling(self) -> None:
+        """Have as many processes as the file of wanted counts says; the other one tells how far that is. For signal
+        handlers of the event loop."""
+        if self._files is not None and not self._stop_requests:
+            self._scaler.follow(self._files)
 
     def request_stop(self) -> None:
         """The first time drains in order, the second time kills. For signal handlers of the event loop."""
@@ -48,27 +63,30 @@ class Supervisor:
         self._change.set()
 
     def kill(self) -> None:
-        for process in self.processes:
-            process.kill()
+        """End everything now."""
+        self._running.kill()
 
-    async def run(self, on_serving: Callable[[], None]) -> int:
+    async def run(self, on_serving: Callable[[], None], files: ReplicaFiles | None = None) -> int:
         """Starts everything; `on_serving` is called once when all serve. Nothing is left running when it returns."""
         started = time.monotonic()
-        tasks = {process.spec.name: asyncio.create_task(process.run()) for process in self.processes}
+        self._running.start_all()
         telling = asyncio.create_task(self._tell_who_starts())
         try:
             if await self._until(self._all_serve):
                 telling.cancel()
                 self.view.note(f"all {len(self.processes)} processes serve after {time.monotonic() - started:.1f} s")
+                self._files = files
+                self._tell()
                 on_serving()
                 await self._until(lambda: False)
             failed = self._stop_requests == 0
-            await self._drain(tasks)
+            await self._drain()
             return 1 if failed else 0
         finally:
             telling.cancel()
             self.kill()
-            await asyncio.wait(tasks.values())
+            await self._scaler.close()
+            await self._running.all_ended()
 
     async def _tell_who_starts(self) -> None:
         """Now and then, while somebody waits for all to serve, and perhaps sees no logs."""
@@ -90,7 +108,11 @@ class Supervisor:
 
     def _report_failures(self) -> bool:
         """Says of each failed process why it ended; whether there is any."""
-        failed = [process for process in self.processes if process.state is ProcessState.FAILED]
+        failed = [
+            process
+            for process in self.processes
+            if process.state is ProcessState.FAILED and process.spec.name not in self._scaler.added
+        ]
         for process in failed:
             self.view.note(f"{process.spec.name} {process.failure}; its last lines:", error=True)
             for line in self.view.tail(process.spec.name):
@@ -100,17 +122,26 @@ class Supervisor:
     def _all_serve(self) -> bool:
         return all(process.state is ProcessState.SERVING for process in self.processes)
 
-    async def _drain(self, tasks: dict[str, asyncio.Task[None]]) -> None:
+    def _changed(self) -> None:
+        self._change.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Who looks on is told how many of each there are; that it cannot be written costs only that."""
+        try:
+            if self._files is not None:
+                self._files.tell(self._scaler.statuses())
+        except OSError as error:
+            self.view.note(f"how many processes there are cannot be written: {error.strerror}", error=True)
+
+    async def _drain(self) -> None:
         """Stage by stage: nobody stops while one that calls it still works."""
-        for stage in self._suite.stages:
-            names = {spec.name for spec in stage}
-            members = [process for process in self.processes if process.spec.name in names]
+        for members in self._running.stages():
             for process in members:
                 process.stop()
-            _, pending = await asyncio.wait([tasks[name] for name in names], timeout=self._stop_timeout_s)
+            _, pending = await asyncio.wait(map(self._running.life, members), timeout=self._stop_timeout_s)
             if pending:
-                self.view.note(
-                    f"{', '.join(sorted(names))} did not stop within {self._stop_timeout_s:.0f} s", error=True
-                )
+                names = ", ".join(sorted(process.spec.name for process in members))
+                self.view.note(f"{names} did not stop within {self._stop_timeout_s:.0f} s", error=True)
                 for process in members:
                     process.kill()

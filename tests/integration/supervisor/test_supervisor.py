@@ -19,8 +19,9 @@ from pentimento.supervisor.child import Child, start_child
 from pentimento.supervisor.leftovers import MARK, clean_leftovers, marked_processes
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings
+from pentimento.supervisor.replicas import GroupStatus, ReplicaFiles
 from pentimento.supervisor.restarts import RestartPolicy
-from pentimento.supervisor.suite import ProcessSpec, Suite
+from pentimento.supervisor.suite import ProcessSpec, ReplicaGroup, Suite
 from pentimento.supervisor.supervisor import Supervisor
 
 POLICY = RestartPolicy(delays=Backoff(0.01, 0.02), give_up_after=4)
@@ -218,3 +219,91 @@ from pentimento.supervisor.child import LAUNCHER
 sleeper = [sys.executable, "-c", "print(__import__('os').getpid(), flush=True); import time; time.sleep(600)"]
 subprocess.run([sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), *sleeper])
 """
+
+
+@asynccontextmanager
+async def scalable(tmp_path: Path, count: int, *flags: str) -> AsyncIterator[tuple[Supervisor, ReplicaFiles]]:
+    """A frontdoor and `count` workers serve; what is added has the flags."""
+
+    def worker(number: int) -> ProcessSpec:
+        return toy(tmp_path, f"worker-{number}", 1, *(flags if number >= count else ()))
+
+    group, files = ReplicaGroup("worker", worker, count), ReplicaFiles(tmp_path)
+    (tmp_path / "logs").mkdir(exist_ok=True)
+    around = Surroundings(str(tmp_path), LogView(tmp_path / "logs", show=False, width=9), POLICY)
+    suite = Suite((toy(tmp_path, "frontdoor", 0), *group.specs), (group,))
+    supervisor, ready = Supervisor(suite, around, stop_timeout_s=20.0), asyncio.Event()
+    running = asyncio.create_task(supervisor.run(ready.set, files))
+    try:
+        await ready.wait()
+        yield supervisor, files
+    finally:
+        supervisor.request_stop()
+        assert await running == 0
+        supervisor.view.close()
+
+
+def want(supervisor: Supervisor, files: ReplicaFiles, count: int) -> None:
+    files.want("worker", count)
+    supervisor.request_scaling()
+
+
+async def test_more_processes_come_and_go_again_by_draining(tmp_path: Path) -> None:
+    async with scalable(tmp_path, 1) as (supervisor, files):
+        assert files.there() == {"worker": GroupStatus(1, {"worker-0": "serving"})}
+
+        want(supervisor, files, 3)
+        assert not files.there()["worker"].settled
+        await until(lambda: files.there()["worker"].settled)
+        assert list(files.there()["worker"].states) == ["worker-0", "worker-1", "worker-2"]
+
+        want(supervisor, files, 1)
+        assert files.there()["worker"].states == {
+            "worker-0": "serving",
+            "worker-1": "stopping",
+            "worker-2": "stopping",
+        }
+        await until(lambda: files.there()["worker"].settled)
+        assert sorted((tmp_path / "diary").read_text().split()) == ["worker-1", "worker-2"]
+        assert {process.spec.name for process in supervisor.processes} == {"frontdoor", "worker-0"}
+
+    assert (tmp_path / "diary").read_text().split()[2:] == ["frontdoor", "worker-0"]
+
+
+async def test_one_that_still_drains_keeps_its_number(tmp_path: Path) -> None:
+    async with scalable(tmp_path, 2) as (supervisor, files):
+        want(supervisor, files, 1)
+        want(supervisor, files, 2)
+        assert set(files.there()["worker"].states) == {"worker-0", "worker-1", "worker-2"}
+        await until(lambda: files.there()["worker"].settled)
+        assert set(files.there()["worker"].states) == {"worker-0", "worker-2"}
+
+
+async def test_one_that_refuses_to_start_costs_the_suite_nothing(tmp_path: Path) -> None:
+    async with scalable(tmp_path, 1, "--refuse") as (supervisor, files):
+        want(supervisor, files, 2)
+        await until(lambda: bool(files.there()["worker"].failures))
+
+        status = files.there()["worker"]
+        assert status.wanted == 1 and status.settled
+        assert "weights.safetensors is corrupt" in status.failures["worker-1"]
+        assert {process.spec.name for process in supervisor.processes} == {"frontdoor", "worker-0"}
+
+
+async def test_one_that_was_added_is_started_again_when_it_is_killed(tmp_path: Path) -> None:
+    async with scalable(tmp_path, 1) as (supervisor, files):
+        want(supervisor, files, 2)
+        await until(lambda: files.there()["worker"].settled)
+        added = named(supervisor, "worker-1")
+        first = added.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: added.pid not in (None, first) and added.state is ProcessState.SERVING)
+
+
+@pytest.mark.parametrize("text", ["nonsense", "[]", '{"worker": 0}', '{"worker": true}', '{"nobody": 2}'])
+async def test_what_cannot_be_wanted_changes_nothing(tmp_path: Path, text: str) -> None:
+    async with scalable(tmp_path, 1) as (supervisor, files):
+        (tmp_path / "wanted.json").write_text(text)
+        supervisor.request_scaling()
+        assert files.there() == {"worker": GroupStatus(1, {"worker-0": "serving"})}

@@ -178,3 +178,24 @@ def test_real_models_reuse_by_their_profiles_unless_more_is_asked_for(tmp_path: 
     assert told[told.index("--selector-profiles") + 1] == "/a,/b"
     assert "--unprofiled-reuse" not in told
     assert "--unprofiled-reuse" in gateway_arguments(replace(real, unprofiled_reuse=True), tmp_path)
+
+
+def test_the_number_of_devices_of_each_kind_may_change(suite: Suite) -> None:
+    assert [(group.name, group.count) for group in suite.groups] == [("unet_worker/slow", 2), ("unet_worker/fast", 1)]
+    assert suite.groups[1].spec(7).name == "fast-7"
+
+
+def test_the_number_of_embedders_controlnet_services_and_workers_may_change(tmp_path: Path) -> None:
+    models = (ModelDirectory("tiny", Path("/tiny")),)
+    settings = SuiteSettings(models, Path("/encoder"), copies=2, controlnets=Path("/registry.json"))
+    suite = plan_suite(settings, StateDirectory(tmp_path))
+
+    groups = {group.name: [group.spec(number).name for number in range(3)] for group in suite.groups}
+    assert groups == {
+        "embedder": ["embedder", "embedder-1", "embedder-2"],
+        "controlnet_svc": ["controlnet-0", "controlnet-1", "controlnet-2"],
+        "unet_worker": ["tiny-0", "tiny-1", "tiny-2"],
+    }
+    assert {spec.name for group in suite.groups for spec in group.specs} == {
+        *("embedder", "controlnet-0", "tiny-0", "tiny-1")
+    }

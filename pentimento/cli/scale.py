@@ -1,0 +1,50 @@
+"""`pentimento scale`."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import click
+
+from pentimento.cli.connection import running_suite, state_dir_option
+from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
+from pentimento.supervisor.replicas import MAX_REPLICAS, GroupStatus, ReplicaFiles
+
+LOOK_S = 0.05
+
+
+@click.command()
+@click.argument("service")
+@click.argument("count", type=click.IntRange(1, MAX_REPLICAS))
+@click.option("--timeout-s", type=click.FloatRange(min=0.0), default=120.0, show_default=True, help="0: do not wait")
+@state_dir_option
+def scale(service: str, count: int, timeout_s: float, state_dir: Path) -> None:
+    """Has COUNT processes of SERVICE in the suite that runs here: embedder, controlnet_svc, unet_worker (with several
+    models unet_worker/MODEL). New ones start at once; those that leave take nothing more and finish what they have."""
+    suite, files = running_suite(state_dir), ReplicaFiles(state_dir.resolve())
+    groups = files.there()
+    if service not in groups:
+        raise InvalidArgument.of("service", f"must be one of {', '.join(groups)}, got {service!r}")
+    files.want(service, count)
+    os.kill(suite.supervisor_pid, signal.SIGUSR1)
+    if timeout_s:
+        status = wait_until_settled(files, service, count, groups[service], timeout_s)
+        click.echo(f"{service}: {len(status.states)} processes serve")
+
+
+def wait_until_settled(
+    files: ReplicaFiles, service: str, count: int, before: GroupStatus, timeout_s: float
+) -> GroupStatus:
+    """Return what is there once it is what was asked for. Raises FailedPrecondition, with what they said, where some do
+    not come up; DeadlineExceeded."""
+    limit = time.monotonic() + timeout_s
+    while time.monotonic() < limit:
+        status = files.there()[service]
+        if status.failures and status.failures != before.failures:
+            said = "; ".join(f"{name} {why}" for name, why in status.failures.items())
+            raise FailedPrecondition("NOT_SCALED", f"{service}: {said}")
+        if status.wanted == count and status.settled:
+            return status
+        time.sleep(LOOK_S)
+    raise DeadlineExceeded("NOT_SCALED", f"{service}: not {count} processes after {timeout_s:.0f} s; it goes on")

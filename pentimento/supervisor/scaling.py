@@ -1,0 +1,128 @@
+"""More or fewer processes of a kind while the suite runs: what is new starts at once, what leaves drains first."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import count
+from typing import Any
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings
+from pentimento.supervisor.replicas import GroupStatus, ReplicaFiles
+from pentimento.supervisor.running import RunningProcesses
+from pentimento.supervisor.suite import ReplicaGroup
+
+
+class ReplicaScaler:
+    """On the event loop only. `changed` is called when a process changes its state, comes or goes. `added` are the
+    names of those that came later: one that never comes up is no reason to stop the suite."""
+
+    def __init__(
+        self,
+        groups: Sequence[ReplicaGroup],
+        running: RunningProcesses,
+        around: Surroundings,
+        changed: Callable[[], None],
+        stop_timeout_s: float,
+    ) -> None:
+        self.added: set[str] = set()
+        self._groups = {group.name: group for group in groups}
+        by_name = {process.spec.name: process for process in running.processes}
+        self._members = {
+            group.name: {number: by_name[spec.name] for number, spec in enumerate(group.specs)} for group in groups
+        }
+        self._wanted = {group.name: group.count for group in groups}
+        self._failures: dict[str, dict[str, str]] = {group.name: {} for group in groups}
+        self._running = running
+        self._around = around
+        self._changed = changed
+        self._stop_timeout_s = stop_timeout_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def statuses(self) -> dict[str, GroupStatus]:
+        """Return what is there, by group."""
+        return {
+            name: GroupStatus(
+                self._wanted[name],
+                {process.spec.name: process.state.value for process in members.values()},
+                dict(self._failures[name]),
+            )
+            for name, members in self._members.items()
+        }
+
+    def scale(self, name: str, wanted: int) -> None:
+        """Start as many processes as are missing of a group, and stop as many as are too many, those of the highest
+        numbers. Raises InvalidArgument for a group that there is not."""
+        if name not in self._groups:
+            raise InvalidArgument.of("wanted", f"{name!r} must be one of {', '.join(self._groups)}")
+        if wanted == self._wanted[name]:
+            return
+        self._around.view.note(f"{name}: {wanted} processes are wanted instead of {self._wanted[name]}")
+        self._wanted[name] = wanted
+        self._failures[name] = {}
+        staying = self._staying(name)
+        for number in staying[wanted:]:
+            self._members[name][number].stop()
+            self._spawn(self._see_off(name, number))
+        for _ in range(wanted - len(staying)):
+            self._add(name)
+        self._changed()
+
+    def follow(self, files: ReplicaFiles) -> None:
+        """Scale what the file of wanted counts names; what is wrong with it is noted, and changes nothing."""
+        try:
+            for name, wanted in files.wanted().items():
+                self.scale(name, wanted)
+        except (InvalidArgument, OSError) as error:
+            self._around.view.note(f"not scaled: {error}", error=True)
+
+    async def close(self) -> None:
+        """Wait for nobody any more."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _staying(self, name: str) -> list[int]:
+        members = self._members[name]
+        return sorted(number for number in members if members[number].state is not ProcessState.STOPPING)
+
+    def _add(self, name: str) -> None:
+        members = self._members[name]
+        # One that still drains has its address.
+        number = next(number for number in count() if number not in members)
+        spec = self._groups[name].spec(number)
+        process = members[number] = SupervisedProcess(spec, self._around, self._changed)
+        self.added.add(spec.name)
+        self._spawn(self._watch_start(name, number, self._running.add(process)))
+
+    async def _watch_start(self, name: str, number: int, life: "asyncio.Task[None]") -> None:
+        """One that never comes up costs itself alone, and is wanted no more."""
+        process = self._members[name][number]
+        await asyncio.wait({life})
+        if process.state is ProcessState.FAILED:
+            said = "".join(self._around.view.tail(process.spec.name, 1))
+            when = time.strftime("%H:%M:%S")
+            self._failures[name][process.spec.name] = f"{process.failure} at {when}; its last line: {said}"
+            self._around.view.note(f"{process.spec.name} {process.failure}: {said}", error=True)
+            self._wanted[name] -= 1
+            self._take_out(name, number)
+
+    async def _see_off(self, name: str, number: int) -> None:
+        process = self._members[name][number]
+        life = self._running.life(process)
+        _, pending = await asyncio.wait({life}, timeout=self._stop_timeout_s)
+        if pending:
+            self._around.view.note(f"{process.spec.name} did not stop within {self._stop_timeout_s:.0f} s", error=True)
+            process.kill()
+            await asyncio.wait({life})
+        self._take_out(name, number)
+
+    def _take_out(self, name: str, number: int) -> None:
+        self._running.forget(self._members[name].pop(number))
+        self._changed()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
