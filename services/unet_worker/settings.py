@@ -107,6 +107,11 @@ class UnetWorkerSettings:
     )
     compile: CompileChoice = setting(CompileChoice.OFF, help="how the model's forward pass is run")
     kernels: KernelChoice = setting(KernelChoice.OFF, help="fused kernels in the model's layers; they need a GPU")
+    compile_halves: bool = setting(
+        False,
+        help="compile the two halves of a pass too, for pictures under ControlNets: three compilations instead of one"
+        " before the worker serves",
+    )
     credits: int = setting(
         0, help="attempts held at once, but for those that are about to end; 0: a batch", minimum=0, maximum=256
     )

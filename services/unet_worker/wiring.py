@@ -118,7 +118,7 @@ class CheckpointLoader:
 
     def _assemble(self, model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings) -> LoadedModel:
         held = held_model(model.info, settings, self._identity.generation)
-        denoiser = denoiser_for(model, settings.compile)
+        denoiser = denoiser_for(model, settings.compile, halves=settings.compile_halves)
         engine = self._start_engine(model, denoiser, settings)
         measurement = _measure(engine, model, denoiser, default_batch_key(held), settings)
         store_threads = started_pool(STORE_THREADS, "objects")

@@ -118,6 +118,11 @@ class CompiledDenoiser:
             self._shapes.add(inputs.latents.shape)
             self._sizes[key] = (*self.sizes(key), size)
 
+    @property
+    def compiles_halves(self) -> bool:
+        """Return whether both sides of the seam are compiled, too."""
+        return self._encoder is not None
+
     def sizes(self, key: BatchKey) -> tuple[int, ...]:
         """Return the batch sizes that run compiled, ascending."""
         return self._sizes.get(key, ())

@@ -26,7 +26,7 @@ from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import Scheduler
 from tests.unit.diffusion.engine.loops import Loop
-from tests.unit.diffusion.engine.test_batches import request
+from tests.unit.diffusion.engine.test_batches import TOLERANCE, request
 from tests.unit.diffusion.engine.test_seams import Source, residuals
 from tests.unit.diffusion.specs import paint
 
@@ -328,3 +328,23 @@ def test_the_halves_can_be_traced_as_one_graph_each(model: DiffusionModel) -> No
     prediction = denoiser.decode(controlled, denoiser.encode(inputs))
 
     torch.testing.assert_close(prediction, model.predict(controlled), rtol=0, atol=1e-5)
+
+
+def test_controlled_pictures_in_padded_compiled_batches_are_what_they_are_alone(model: DiffusionModel) -> None:
+    def trace(forward: Callable[..., object], **options: object) -> object:
+        return torch.compile(forward, dynamic=False, backend="eager", fullgraph=True)
+
+    denoiser = CompiledDenoiser(model, CompileMode.COMPILE, compiler=trace, halves=True)
+    with torch.inference_mode():
+        denoiser.warm(BatchKey(32, 32, guided=True), (1, 3))
+    late = Source(held=set(range(6)))
+    loop = Loop(model, denoiser=denoiser)
+    added = [loop.add(controlled_request(late)), loop.add(controlled_request(Source(), seed=2))]
+
+    loop.tick()  # the first half of one, the whole step of the other
+    late.held.clear()
+    loop.run()
+
+    for one in added:
+        wanted = alone(model, one.ticket.request)
+        torch.testing.assert_close(one.heard.latent, wanted, rtol=0, atol=TOLERANCE)
