@@ -1,7 +1,8 @@
 """The registry of the zoo's exported models: what there is, where it lies, what it stands on and what it must hash to.
 
 `registry.json` has one entry a directory. Its digest is the one that a worker or an embedder tells of the model
-(`pentimento.diffusion.checkpoint.digest_directory`); the card is no part of it.
+(`pentimento.diffusion.checkpoint.digest_directory`; of a LoRA `pentimento.diffusion.loras.files.digest_lora`); the card
+is no part of it.
 """
 
 from __future__ import annotations
@@ -68,11 +69,21 @@ def write_registry(weights: Path = WEIGHTS) -> dict[str, Any]:
 
     FailedPrecondition for one whose base is not there: its entry names the base's digest.
     """
-    there = {name: digest_directory(weights / name) for name in MODELS if (weights / name).is_dir()}
+    there = {name: digest_of(model, weights / name) for name, model in MODELS.items() if (weights / name).is_dir()}
     registry = {"version": VERSION, "models": [_entry(MODELS[name], there) for name in there]}
     with replacing(weights / REGISTRY) as partial:
         partial.write_text(json.dumps(registry, indent=2) + "\n", encoding="utf-8")
     return registry
+
+
+def digest_of(model: ZooModel, folder: Path) -> str:
+    """What services call the directory's model: a LoRA is the one file that they load, the rest of the directory holds
+    it in other formats."""
+    # Imported here: reading the registry needs no torch.
+    from pentimento.diffusion.loras import digest_lora, lora_file_in
+
+    file = lora_file_in(folder) if model.kind == "lora" else None
+    return digest_lora(file) if file is not None else digest_directory(folder)
 
 
 def _entry(model: ZooModel, digests: dict[str, str]) -> dict[str, Any]:

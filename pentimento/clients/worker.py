@@ -108,6 +108,12 @@ class WorkerClient:
         with domain_errors():
             return (await self._stub.CancelAttempt(request, timeout=timeout_s)).found
 
+    async def prefetch(self, names: Sequence[str], timeout_s: float | None = None) -> tuple[str, ...]:
+        """Have LoRAs loaded ahead of need; return what the worker holds then."""
+        with domain_errors():
+            answer = await self._stub.Prefetch(pb.PrefetchRequest(components=names), timeout=timeout_s)
+        return tuple(answer.resident_components)
+
     async def status(self, timeout_s: float | None = None) -> pb.GetStatusResponse:
         """Return the worker's status message."""
         with domain_errors():

@@ -304,7 +304,7 @@ def _sums(directory: Path, files: Iterable[Path]) -> dict[str, str]:
     """Every file's own sha256, by relative path."""
     names = sorted(path.relative_to(directory).as_posix() for path in files)
     with ThreadPoolExecutor(4, thread_name_prefix="digest") as pool:
-        return dict(zip(names, pool.map(lambda name: _file_sum(directory / name), names), strict=True))
+        return dict(zip(names, pool.map(lambda name: file_sum(directory / name), names), strict=True))
 
 
 def _digest_of(sums: dict[str, str]) -> str:
@@ -312,6 +312,7 @@ def _digest_of(sums: dict[str, str]) -> str:
     return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
 
-def _file_sum(path: Path) -> str:
+def file_sum(path: Path) -> str:
+    """Return the sha256 of a file in hexadecimal digits, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -31,28 +31,35 @@ class SafetensorsHeader:
 
 
 def judge_safetensors(data: bytes) -> SafetensorsHeader:
-    """Return the header of a file's bytes, all of which it accounts for. Raises ValueError as `check_safetensors`."""
+    """Return the header of a file's bytes, all of which it accounts for. Raises ValueError as `read_header`."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(_MAX_HEADER_BYTES, len(data) - 8):
         raise ValueError("its header length does not fit the file")
-    header, metadata = _parse(data[8 : 8 + length])
-    _check_tensors(header, len(data) - 8 - length)
-    tensors = {name: TensorEntry(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
-    return SafetensorsHeader(tensors, metadata)
+    return _judged(data[8 : 8 + length], len(data) - 8 - length)
 
 
 def check_safetensors(path: Path) -> frozenset[str]:
-    """Return the names of a file's tensors. Raises ValueError saying what is wrong: length, JSON, bytes that do not
-    match a shape, gaps or overlaps."""
+    """Return the names of a file's tensors. Raises as `read_header`."""
+    return frozenset(read_header(path).tensors)
+
+
+def read_header(path: Path) -> SafetensorsHeader:
+    """Return the header of a file, of which nothing else is read. Raises ValueError saying what is wrong: length, JSON,
+    bytes that do not match a shape, gaps or overlaps."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
         length = int.from_bytes(prefix, "little")
         if len(prefix) < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
             raise ValueError("its header length does not fit the file")
-        header, _ = _parse(file.read(length))
-    _check_tensors(header, size - 8 - length)
-    return frozenset(header)
+        return _judged(file.read(length), size - 8 - length)
+
+
+def _judged(text: bytes, data_bytes: int) -> SafetensorsHeader:
+    header, metadata = _parse(text)
+    _check_tensors(header, data_bytes)
+    tensors = {name: TensorEntry(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+    return SafetensorsHeader(tensors, metadata)
 
 
 def _parse(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:

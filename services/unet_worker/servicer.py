@@ -67,8 +67,7 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
         return pb.CancelAttemptResponse(found=self._worker.attempts.cancel(request.request_id, request.fencing_token))
 
     async def Prefetch(self, request: pb.PrefetchRequest, context: Context) -> pb.PrefetchResponse:
-        """The base model is all there is to hold, and it is held."""
-        return pb.PrefetchResponse(resident_components=self._worker.credits().resident_components)
+        return pb.PrefetchResponse(resident_components=await self._worker.prefetch(request.components))
 
     def PredictHalf(
         self, request: AsyncIterator[pb.PredictHalfRequest], context: Context

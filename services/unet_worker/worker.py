@@ -1,7 +1,7 @@
 """The worker as one thing, transport-neutral: nothing until its model is loaded and warm, then attempts."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
 
 from pentimento.domain.errors import Unavailable
@@ -94,6 +94,11 @@ class UnetWorker:
         check_order(order, loaded.held, loaded.noise_form, self._limits, loaded.capabilities, loaded.adapters.has)
         loaded.check(order.spec)
         return self.attempts.execute(self._grants.admitted(order))
+
+    async def prefetch(self, names: Collection[str]) -> tuple[str, ...]:
+        """Load LoRAs ahead of need, and return what is resident then; other names are passed over."""
+        await self.loaded.prefetch(names)
+        return self.credits().resident_components
 
     def status(self) -> WorkerStatus:
         loaded = self.loaded

@@ -3,13 +3,14 @@
 | module | what |
 | --- | --- |
 | `lora` | LoRAs and the layers that they change, as values |
-| `reading` | files, judged before they are used |
+| `files`, `reading` | files: bytes and digests; judged before they are used, by their headers before that |
 | `patching` | in the weights, and the weights back |
 | `bypass` | beside the weights, by row |
 | `loading` | on their way, beside the first steps |
 | `key_names`, `original_layout`, `alphas` | what the writers of files call layers, and where they state alpha |
 """
 
+from pentimento.diffusion.loras.files import digest_lora, lora_file_in
 from pentimento.diffusion.loras.lora import (
     AdapterSet,
     BadLora,
@@ -20,7 +21,7 @@ from pentimento.diffusion.loras.lora import (
     layers_of,
     set_key,
 )
-from pentimento.diffusion.loras.reading import read_lora
+from pentimento.diffusion.loras.reading import check_lora, read_lora
 
 __all__ = [
     "AdapterSet",
@@ -29,7 +30,10 @@ __all__ = [
     "Lora",
     "LowRankFactors",
     "WeightedLora",
+    "check_lora",
+    "digest_lora",
     "layers_of",
+    "lora_file_in",
     "read_lora",
     "set_key",
 ]

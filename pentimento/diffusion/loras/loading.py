@@ -54,8 +54,12 @@ class LoraLoader:
 
     def ask(self, wanted: Sequence[tuple[str, float]], latest_step: int, *, exactly: bool = False) -> LoadingLoras:
         """Begin to load the LoRAs of these digests that are not here, and return them as a source at these weights."""
-        loads = [self._load(digest) for digest, _ in wanted]
+        loads = self.begin([digest for digest, _ in wanted])
         return LoadingLoras(loads, [weight for _, weight in wanted], latest_step, exactly=exactly)
+
+    def begin(self, digests: Sequence[str]) -> "list[Future[Lora]]":
+        """Begin to load those that are not here; what comes of each."""
+        return [self._load(digest) for digest in digests]
 
     @property
     def resident(self) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class LowRankFactors:
 @dataclass(frozen=True)
 class Lora:
     """What one file changes: factors by component of the pipeline ("unet", "text_encoder") and name of the module.
-    `digest` is that of the file's bytes."""
+    `digest` is that of the file (`files.digest_lora`)."""
 
     digest: str
     size_bytes: int

@@ -1,9 +1,9 @@
 """LoRA files, judged before a tensor of them is used: safetensors alone, whole, of this base and no other.
 
-The file is read once. What was judged and digested is what is used, whatever happens to the file meanwhile.
+A file is read once, when its LoRA is wanted: what was judged and digested is what is used, whatever happens to the file
+meanwhile. Before that its header says whether it fits.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,61 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.loras.alphas import StatedAlphas, parse_config, stated_in_config, stated_in_metadata
+from pentimento.diffusion.loras.alphas import StatedAlphas, stated_in_config, stated_in_metadata
+from pentimento.diffusion.loras.files import LoraFile, config_of, open_header, open_lora
 from pentimento.diffusion.loras.key_names import FactorKey, FactorPart, KeyNames
 from pentimento.diffusion.loras.lora import BadLora, BaseLayers, Lora, LowRankFactors
 from pentimento.diffusion.safetensors_header import SafetensorsHeader, judge_safetensors
 
-MAX_LORA_BYTES = 4 * 1024**3
 MAX_RANK = 1024
-_MAX_CONFIG_BYTES = 1024 * 1024
 _NAMED_KEYS = 3
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-CONFIG_NAME = "adapter_config.json"
 
 
 @dataclass(frozen=True)
-class LoraFile:
-    """A file as it was read: what it is called in errors, its bytes, and PEFT's configuration beside it if any."""
+class _JudgedHeader:
+    """The keys of a file by layer and part, and the alphas that it states, by component."""
 
-    name: str
-    data: bytes
-    config: Mapping[str, Any] | None = None
-
-    @property
-    def digest(self) -> str:
-        """sha256 of the bytes."""
-        return f"sha256:{hashlib.sha256(self.data).hexdigest()}"
+    layers: Mapping[tuple[str, str], Mapping[FactorPart, str]]
+    stated: Mapping[str, StatedAlphas]
 
 
 def read_lora(path: Path, base: BaseLayers, dtype: torch.dtype, expected_digest: str = "") -> Lora:
     """Return the LoRA in a safetensors file, converted to `dtype` in host memory; an adapter_config.json beside it says
-    the alphas that the file does not. Raises BadLora."""
+    the alphas that the file does not. Raises BadLora, and OSError where the file cannot be read."""
     return lora_of(open_lora(path), base, dtype, expected_digest)
 
 
-def open_lora(path: Path) -> LoraFile:
-    """Return a file's bytes. Raises BadLora when it is absent, too large or no file."""
-    try:
-        if not path.is_file():
-            raise BadLora(f"{path.name}: no file")
-        if path.stat().st_size > MAX_LORA_BYTES:
-            raise BadLora(f"{path.name}: larger than {MAX_LORA_BYTES} bytes")
-        return LoraFile(path.name, path.read_bytes(), _config_beside(path))
-    except OSError as error:
-        raise BadLora(f"{path.name}: cannot be read ({error.strerror})") from None
-
-
-def _config_beside(path: Path) -> Mapping[str, Any] | None:
-    config = path.parent / CONFIG_NAME
-    if not config.is_file():
-        return None
-    if config.stat().st_size > _MAX_CONFIG_BYTES:
-        raise BadLora(f"{CONFIG_NAME}: larger than {_MAX_CONFIG_BYTES} bytes")
-    try:
-        return parse_config(config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadLora(f"{CONFIG_NAME}: {error}") from None
+def check_lora(path: Path, base: BaseLayers) -> None:
+    """Judge a file by its header and the configuration beside it, all that can be said without a tensor: names, types,
+    ranks and shapes. Raises as `read_lora`."""
+    header, config = open_header(path)
+    _judge(path.name, header, config, base)
 
 
 def lora_of(file: LoraFile, base: BaseLayers, dtype: torch.dtype, expected_digest: str = "") -> Lora:
@@ -77,19 +52,31 @@ def lora_of(file: LoraFile, base: BaseLayers, dtype: torch.dtype, expected_diges
         raise BadLora(f"{file.name}: its digest is {file.digest}, expected {expected_digest[:80]}")
     try:
         header = judge_safetensors(file.data)
-        _check_types(header)
-        stated = {name: _stated(file, header, name, base) for name in base.shapes}
     except ValueError as error:
         raise BadLora(f"{file.name}: {error}") from None
-    layers = _by_layer(file.name, header, base)
+    judged = _judge(file.name, header, file.config, base)
     tensors = _tensors(file.data, header)
     components: dict[str, dict[str, LowRankFactors]] = {}
-    for (component, module), keys in layers.items():
+    for (component, module), keys in judged.layers.items():
         given = {part: tensors[key] for part, key in keys.items()}
-        shape, alphas = base.shapes[component][module], stated[component]
+        shape, alphas = base.shapes[component][module], judged.stated[component]
         factors = _factors(f"{file.name}: {component}.{module}", given, shape, alphas, module, dtype)
         components.setdefault(component, {})[module] = factors
     return Lora(file.digest, len(file.data), components)
+
+
+def _judge(file_name: str, header: SafetensorsHeader, config: bytes, base: BaseLayers) -> _JudgedHeader:
+    told = config_of(config)
+    try:
+        _check_types(header)
+        stated = {name: _stated(told, header, name, base) for name in base.shapes}
+    except ValueError as error:
+        raise BadLora(f"{file_name}: {error}") from None
+    layers = _by_layer(file_name, header, base)
+    for (component, module), keys in layers.items():
+        down, up = (header.tensors[keys[part]].shape for part in (FactorPart.DOWN, FactorPart.UP))
+        _check_shapes(f"{file_name}: {component}.{module}", down, up, base.shapes[component][module])
+    return _JudgedHeader(layers, stated)
 
 
 def _check_types(header: SafetensorsHeader) -> None:
@@ -98,9 +85,11 @@ def _check_types(header: SafetensorsHeader) -> None:
             raise ValueError(f"tensor {name[:80]!r} is of type {entry.dtype}, not of {', '.join(_DTYPES)}")
 
 
-def _stated(file: LoraFile, header: SafetensorsHeader, component: str, base: BaseLayers) -> StatedAlphas:
-    if file.config is not None and component == base.denoiser:
-        return stated_in_config(file.config)
+def _stated(
+    config: Mapping[str, Any] | None, header: SafetensorsHeader, component: str, base: BaseLayers
+) -> StatedAlphas:
+    if config is not None and component == base.denoiser:
+        return stated_in_config(config)
     return stated_in_metadata(header.metadata, component)
 
 
@@ -147,6 +136,21 @@ def _tensors(data: bytes, header: SafetensorsHeader) -> dict[str, Tensor]:
     return load(data) if header.tensors else {}
 
 
+def _check_shapes(where: str, down: tuple[int, ...], up: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Whether factors of these shapes make a change of a weight of `shape`."""
+    rank = down[0] if down else 0
+    if not 1 <= rank <= MAX_RANK:
+        raise BadLora(f"{where}: its rank {rank} is not between 1 and {MAX_RANK}")
+    wanted = _factor_shapes(rank, shape)
+    if not (_fits(down, wanted[0]) and _fits(up, wanted[1])):
+        message = f"{where}: factors {list(down)} and {list(up)} do not make a change of {list(shape)}"
+        raise BadLora(message, "LORA_MISMATCH")
+
+
+def _factor_shapes(rank: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (rank, *shape[1:]), (shape[0], rank, *(1 for _ in shape[2:]))
+
+
 def _factors(
     where: str,
     given: Mapping[FactorPart, Tensor],
@@ -155,24 +159,19 @@ def _factors(
     module: str,
     dtype: torch.dtype,
 ) -> LowRankFactors:
+    """Factors whose shapes were judged."""
     down, up = given[FactorPart.DOWN], given[FactorPart.UP]
-    rank = down.shape[0] if down.dim() else 0
-    if not 1 <= rank <= MAX_RANK:
-        raise BadLora(f"{where}: its rank {rank} is not between 1 and {MAX_RANK}")
-    wanted = ((rank, *shape[1:]), (shape[0], rank, *(1 for _ in shape[2:])))
-    if not (_fits(down, wanted[0]) and _fits(up, wanted[1])):
-        message = f"{where}: factors {list(down.shape)} and {list(up.shape)} do not make a change of {list(shape)}"
-        raise BadLora(message, "LORA_MISMATCH")
-    alpha = _alpha(where, given, stated, module, rank)
+    wanted = _factor_shapes(down.shape[0], shape)
+    alpha = _alpha(where, given, stated, module, down.shape[0])
     factors = LowRankFactors(_made(down, wanted[0], dtype), _made(up, wanted[1], dtype), alpha)
     if not (torch.isfinite(factors.down).all() and torch.isfinite(factors.up).all()):
         raise BadLora(f"{where}: holds numbers that are not finite")
     return factors
 
 
-def _fits(tensor: Tensor, wanted: tuple[int, ...]) -> bool:
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     """Whether the shape is the one wanted; 1x1 convolutions and linear layers are written either way."""
-    return tuple(tensor.shape) == wanted or _without_ones(tuple(tensor.shape)) == _without_ones(wanted)
+    return shape == wanted or _without_ones(shape) == _without_ones(wanted)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

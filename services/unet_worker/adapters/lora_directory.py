@@ -8,15 +8,22 @@ from typing import Any
 
 import torch
 
-from pentimento.diffusion.checkpoint import check_inside, digest_directory, read_json_object
-from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, read_lora
-from pentimento.domain.adapters import Adapter, AdapterKind, is_adapter_name
+from pentimento.diffusion.checkpoint import check_inside, read_json_object
+from pentimento.diffusion.loras import (
+    BadLora,
+    BaseLayers,
+    Lora,
+    check_lora,
+    digest_lora,
+    lora_file_in,
+    read_lora,
+)
+from pentimento.domain.adapters import Adapter, AdapterKind, is_adapter_name, is_digest
 from pentimento.domain.errors import PentimentoError
 from pentimento.policies.lora_bounds import read_lora_bounds
 
 logger = logging.getLogger(__name__)
 
-_FILE_NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
 REGISTRY = "registry.json"
 
 
@@ -26,7 +33,6 @@ class LoraPlace:
 
     name: str
     path: Path
-    directory: Path | None = None
     digest: str = ""
     base_digest: str = ""
     licence: str = ""
@@ -61,14 +67,15 @@ class LoraDirectory:
 def open_lora_directory(
     directory: Path, model_digest: str, base: BaseLayers, dtype: torch.dtype, bounds: Mapping[str, float]
 ) -> LoraDirectory:
-    """Return the LoRAs of `directory` that change the model, each read once: what does not fit or is not what the
-    registry expects is logged and left out. `bounds` are shares of the schedule by digest."""
+    """Return the LoRAs of `directory` that change the model, judged by their headers: what does not fit is logged and
+    left out. A registry's digests are taken at its word until a LoRA is read; a file without one is digested, in
+    pieces. `bounds` are shares of the schedule by digest."""
     known = []
     for place in _places(directory):
         if place.base_digest not in ("", model_digest):
             continue
         try:
-            digest = _judged(place, base, dtype)
+            digest = _judged(place, base)
         except PentimentoError as error:
             logger.warning("the LoRA %s is left out: %s", place.name, error)
             continue
@@ -92,13 +99,17 @@ def read_bounds(path: Path | None, model_digest: str) -> dict[str, float]:
     return {one.lora_digest: one.latest_start_fraction for one in bounds if one.model_digest == model_digest}
 
 
-def _judged(place: LoraPlace, base: BaseLayers, dtype: torch.dtype) -> str:
-    """The file's digest, once all that is known of it was checked."""
+def _judged(place: LoraPlace, base: BaseLayers) -> str:
+    """The file's digest, once its header was checked."""
     if not is_adapter_name(place.name):
         raise BadLora(f"{place.name[:80]!r} is no registry name")
-    if place.digest and place.directory is not None and digest_directory(place.directory) != place.digest:
-        raise BadLora(f"{place.name}: its digest is not the one in {REGISTRY}")
-    return read_lora(place.path, base, dtype).digest
+    if place.digest and not is_digest(place.digest):
+        raise BadLora(f"{place.name}: its digest in {REGISTRY} is none")
+    try:
+        check_lora(place.path, base)
+        return place.digest or digest_lora(place.path)
+    except OSError as error:
+        raise BadLora(f"{place.path.name}: cannot be read ({error.strerror})") from None
 
 
 def _places(directory: Path) -> Iterator[LoraPlace]:
@@ -110,15 +121,14 @@ def _places(directory: Path) -> Iterator[LoraPlace]:
                 yield from _registered(directory, entry)
         return
     for path in sorted(directory.iterdir()):
-        file = path if path.suffix == ".safetensors" else _file_in(path)
+        file = path if path.suffix == ".safetensors" else lora_file_in(path)
         if file is not None and file.is_file():
             check_inside(directory, [file])
             yield LoraPlace(path.name.removesuffix(".safetensors"), file)
 
 
 def _registered(directory: Path, entry: Mapping[str, Any]) -> Iterator[LoraPlace]:
-    place = directory / str(entry.get("path", ""))
-    file = _file_in(place)
+    file = lora_file_in(directory / str(entry.get("path", "")))
     if file is None:
         logger.warning("the LoRA %s of the registry has no safetensors file", str(entry.get("name"))[:80])
         return
@@ -126,11 +136,4 @@ def _registered(directory: Path, entry: Mapping[str, Any]) -> Iterator[LoraPlace
     base = entry.get("base")
     base_digest = str(base.get("digest", "")) if isinstance(base, dict) else ""
     digest, licence = str(entry.get("digest", "")), str(entry.get("licence", ""))
-    yield LoraPlace(str(entry.get("name")), file, place, digest, base_digest, licence)
-
-
-def _file_in(folder: Path) -> Path | None:
-    if not folder.is_dir():
-        return None
-    named = [folder / name for name in _FILE_NAMES if (folder / name).is_file()]
-    return next(iter(named or sorted(folder.glob("*.safetensors"))), None)
+    yield LoraPlace(str(entry.get("name")), file, digest, base_digest, licence)

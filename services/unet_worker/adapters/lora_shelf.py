@@ -1,11 +1,16 @@
 """The LoRAs of a worker: which there are, and those of a request on their way to the engine."""
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Callable, Collection
 
 from pentimento.diffusion.loras.loading import LoadingLoras, LoraLoader
 from pentimento.domain.adapters import Adapter
+from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, Route
 from services.unet_worker.adapters.lora_directory import LoraDirectory
+
+logger = logging.getLogger(__name__)
 
 
 class LoraShelf:
@@ -35,6 +40,17 @@ class LoraShelf:
             return None
         wanted = [(lora.digest, lora.scale) for lora in spec.loras]
         return self._loader.ask(wanted, route.lora_patch_step, exactly=bool(route.replay_of))
+
+    async def prefetch(self, names: Collection[str]) -> None:
+        """Load those of its LoRAs that have these names, as far as they stay within the memory for LoRAs. Returns when
+        each is here or was found not to be loadable, which the log says."""
+        wanted = [adapter.digest for adapter in self.adapters if adapter.name in names]
+        if self._loader is None or not wanted:
+            return
+        loads = [asyncio.wrap_future(load) for load in self._loader.begin(wanted)]
+        for ended in await asyncio.gather(*loads, return_exceptions=True):
+            if isinstance(ended, PentimentoError):
+                logger.warning("a LoRA was not loaded ahead of need: %s", ended.message)
 
     def close(self) -> None:
         """Begin no more loads."""

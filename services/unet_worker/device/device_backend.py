@@ -1,7 +1,7 @@
 """What a worker runs attempts on: a model on its device, or an emulated one. Imports no torch, so that an emulated
 worker starts without it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,6 +69,10 @@ class DeviceBackend(Protocol):
 
     def check(self, spec: GenerationSpec) -> None:
         """Raises InvalidArgument for a picture that this device can never paint."""
+        ...
+
+    async def prefetch(self, names: Collection[str]) -> None:
+        """Loads those of its LoRAs that have these names; returns when they are here, or cannot be."""
         ...
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:

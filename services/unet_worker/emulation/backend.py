@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,6 +228,9 @@ class EmulatedBackend:
 
     def check(self, spec: GenerationSpec) -> None:
         check_profiled(self.emulated.costs, spec)
+
+    async def prefetch(self, names: Collection[str]) -> None:
+        """There are none."""
 
     def assign(self, name: str, max_batch: int) -> None:
         """Hold this model, in batches of at most that many. Another one is loaded once what is here is done, and takes

@@ -1,6 +1,6 @@
 """A real model on a real device, as the worker's backend."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -83,6 +83,9 @@ class LoadedModel:
 
     def check(self, spec: GenerationSpec) -> None:
         self.engine.limits.check(batch_key(spec))
+
+    async def prefetch(self, names: Collection[str]) -> None:
+        await self.loras.prefetch(names)
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         return await self.runner.run(order, emit)

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +43,9 @@ class SwitchingBackend:
 
     def check(self, spec: GenerationSpec) -> None:
         """It is for want of credits that nothing is taken."""
+
+    async def prefetch(self, names: Collection[str]) -> None:
+        """The model that comes has other LoRAs."""
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         raise ResourceExhausted("NO_CREDIT", "another model is being loaded", retry_after_ms=500)
@@ -113,6 +116,9 @@ class ModelSwitch:
 
     def check(self, spec: GenerationSpec) -> None:
         self._backend.check(spec)
+
+    async def prefetch(self, names: Collection[str]) -> None:
+        await self._backend.prefetch(names)
 
     async def run(self, order: ExecuteOrder, emit: Callable[[ExecuteEvent], None]) -> AttemptOutcome:
         self._attempt_count += 1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
+from safetensors.torch import load_file
 
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import BaseLayers, layers_of
@@ -38,6 +39,10 @@ def adapters_dir(base: BaseLayers, tmp_path: Path) -> Path:
     write_tensors(directory / "stranger.safetensors", {"unet.no_such.lora_A.weight": torch.zeros(2, 2)})
     (directory / "pickle.safetensors").write_bytes(b"\x80\x02ctorch\n")
     return directory
+
+
+def neon_file(adapters_dir: Path) -> Path:
+    return adapters_dir / "neon" / "pytorch_lora_weights.safetensors"
 
 
 @pytest_asyncio.fixture
@@ -87,6 +92,34 @@ async def test_a_picture_has_its_loras_and_the_next_one_has_not(worker: Served) 
     assert set(credits.resident_components) == {worker.held.model, "neon", "mosaic"}
 
 
+async def test_what_is_prefetched_is_resident_before_anybody_asks_for_it(worker: Served) -> None:
+    before = (await anext(worker.client.watch_credits("frontdoor", 1))).resident_components
+
+    resident = await worker.client.prefetch(["neon", "nobody"])
+
+    assert (set(before), set(resident)) == ({worker.held.model}, {worker.held.model, "neon"})
+
+
+async def test_a_file_is_read_when_it_is_wanted_and_not_at_the_start(
+    checkpoint: Path, adapters_dir: Path, base: BaseLayers, tmp_path: Path
+) -> None:
+    """Its header is sound and its numbers are not: that shows when they are read."""
+    infinite = {key: torch.full_like(tensor, torch.inf) for key, tensor in load_file(neon_file(adapters_dir)).items()}
+    write_tensors(adapters_dir / "infinite.safetensors", infinite)
+    place = tmp_path / "started"
+    place.mkdir()
+    async with serve(checkpoint, place, adapters_dir=adapters_dir) as served:
+        (selected,) = await selections(served, infinite=1.0)
+        plain = await painted(served, 1)
+
+        with pytest.raises(FailedPrecondition, match="not finite") as failed:
+            await painted(served, 2, selected)
+
+        assert failed.value.reason == "BAD_LORA"
+        assert await served.client.prefetch(["infinite"]) == (served.held.model,)
+        assert (await painted(served, 3)).image_digest == plain.image_digest
+
+
 async def test_a_replay_takes_them_at_the_step_of_its_picture(worker: Served) -> None:
     (neon,) = await selections(worker, neon=1.0)
 
@@ -121,7 +154,7 @@ async def test_what_is_not_here_is_refused(
 async def test_a_file_that_is_another_by_now_fails_its_request_alone(worker: Served, adapters_dir: Path) -> None:
     (neon,) = await selections(worker, neon=1.0)
     plain = await painted(worker, 1)
-    shutil.copy(adapters_dir / "mosaic.safetensors", adapters_dir / "neon" / "pytorch_lora_weights.safetensors")
+    shutil.copy(adapters_dir / "mosaic.safetensors", neon_file(adapters_dir))
 
     with pytest.raises(FailedPrecondition) as failed:
         await painted(worker, 2, neon)
@@ -144,6 +177,7 @@ async def test_a_registry_says_which_they_are_and_measured_bounds_how_late(
         },
         {"kind": "lora", "name": "other-base", "path": "neon", "base": {"digest": "sha256:" + "1" * 64}},
         {"kind": "lora", "name": "changed", "path": "neon", "digest": "sha256:" + "2" * 64},
+        {"kind": "lora", "name": "no-digest", "path": "neon", "digest": "2"},
         {"kind": "pipeline", "name": "tiny", "path": "tiny"},
     ]
     (adapters_dir / "registry.json").write_text(json.dumps({"models": entries}))
@@ -156,8 +190,16 @@ async def test_a_registry_says_which_they_are_and_measured_bounds_how_late(
     async with serve(checkpoint, second, adapters_dir=adapters_dir, lora_bounds=bounds) as served:
         known = (await anext(served.client.watch_credits("frontdoor", 1))).known_adapters
 
+        (changed,) = await selections(served, changed=1.0)
+        with pytest.raises(FailedPrecondition, match="its digest is") as failed:
+            await painted(served, 1, changed)
+
     assert known is not None
-    assert [(one.name, one.licence, one.latest_start_fraction) for one in known] == [("neon", "MIT", 0.25)]
+    assert [(one.name, one.licence, one.latest_start_fraction) for one in known] == [
+        ("neon", "MIT", 0.25),
+        ("changed", "", 0.0),
+    ]
+    assert failed.value.reason == "BAD_LORA"
 
 
 async def test_a_file_of_bounds_that_is_none_stops_the_start(

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.checkpoint import file_sum
 from pentimento.diffusion.families import load_model
-from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, layers_of, read_lora
+from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, check_lora, digest_lora, layers_of, read_lora
 from pentimento.diffusion.loras.original_layout import original_names
 from pentimento.testing.lora_files import (
     EVERYWHERE,
@@ -282,6 +284,28 @@ def test_what_is_wrong_is_named(what: str, base: BaseLayers, tmp_path: Path) -> 
     assert str(refused.value).startswith("it.safetensors: ") and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("what", WRONG)
+def test_a_header_tells_all_but_what_the_numbers_are(what: str, base: BaseLayers, tmp_path: Path) -> None:
+    tensors, reason, said = WRONG[what]
+    file = write_tensors(tmp_path / "it.safetensors", tensors(base))
+
+    if what in ("not a number", "an infinite alpha"):
+        check_lora(file, base)
+        return
+    with pytest.raises(BadLora, match=said) as refused:
+        check_lora(file, base)
+
+    assert refused.value.reason == reason
+
+
+def test_a_check_reads_the_header_alone(base: BaseLayers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_tensors(tmp_path / "it.safetensors", _pair(base))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr(safetensors.torch, "load", lambda data: pytest.fail("tensors were made"))
+
+    check_lora(file, base)
+
+
 def test_another_family_is_refused_by_its_keys(base: BaseLayers, flow_base: BaseLayers, tmp_path: Path) -> None:
     file = write_diffusers_lora(tmp_path, random_factors(flow_base, ends=("to_q",)), alpha=1.0)
 
@@ -357,3 +381,39 @@ def test_a_file_that_is_not_there_and_one_with_another_digest(base: BaseLayers, 
         read_lora(file, base, F32, "sha256:" + "0" * 64)
     with pytest.raises(BadLora, match="no file"):
         read_lora(tmp_path / "other.safetensors", base, F32)
+
+
+def test_the_digest_of_a_file_is_the_one_of_what_was_read_and_of_the_zoos_registry(
+    base: BaseLayers, tmp_path: Path
+) -> None:
+    file = write_tensors(tmp_path / "it.safetensors", _pair(base))
+    zoos = {entry["name"]: entry for entry in json.loads((ZOO / "registry.json").read_text())["models"]}
+    model = load_model(ZOO / "tiny-heavy", torch.device("cpu"), F32)
+    of_zoo = ZOO / "tiny-lora-neon" / "pytorch_lora_weights.safetensors"
+
+    assert digest_lora(file) == read_lora(file, base, F32).digest == f"sha256:{file_sum(file)}"
+    read = read_lora(of_zoo, layers_of(model.info.family, model.adaptable), F32)
+    assert digest_lora(of_zoo) == read.digest == zoos["tiny-lora-neon"]["digest"]
+
+
+def test_alphas_beside_a_file_are_in_its_digest(base: BaseLayers, tmp_path: Path) -> None:
+    file = write_tensors(tmp_path / "adapter_model.safetensors", _pair(base))
+    digests = [digest_lora(file)]
+    for alpha in (2, 4):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_alpha": alpha}))
+        digests.append(digest_lora(file))
+
+        assert read_lora(file, base, F32).digest == digests[-1]
+    assert len(set(digests)) == 3
+
+
+def test_a_disk_that_fails_is_no_bad_lora(base: BaseLayers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another time it may be read: who loads tries again."""
+    file = write_tensors(tmp_path / "it.safetensors", _pair(base))
+
+    def failing(path: Path) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        read_lora(file, base, F32)

@@ -17,7 +17,7 @@ from services.embedder.checkpoint import open_encoder
 from zoo.drawing.scenes import IMAGE_SIZE
 from zoo.export import models
 from zoo.export.models import export_all, missing_parts, parts_of
-from zoo.registry import MODELS, VERSION, WEIGHTS, read_registry, write_registry
+from zoo.registry import MODELS, VERSION, WEIGHTS, digest_of, read_registry, write_registry
 from zoo.train.loop import CHECKPOINT
 from zoo.train.parts import PARTS
 
@@ -114,7 +114,7 @@ def test_the_registry_names_every_model_with_its_digest_licence_and_card(exporte
 
     assert list(registry) == list(MODELS)
     for name, entry in registry.items():
-        assert entry["digest"] == digest_directory(exported / name)
+        assert entry["digest"] == digest_of(MODELS[name], exported / name)
         assert entry["licence"] == "Apache-2.0"
         assert (exported / str(entry["card"])).is_file()
 
@@ -239,4 +239,4 @@ def test_the_registry_in_the_tree_tells_the_truth_about_the_weights() -> None:
     if json.loads((WEIGHTS / "registry.json").read_text(encoding="utf-8")).get("version") != VERSION:
         pytest.skip("the weights in the tree are of an earlier version, whose digests were others")
     for name, entry in read_registry(WEIGHTS).items():
-        assert digest_directory(WEIGHTS / str(entry["path"])) == entry["digest"], name
+        assert digest_of(MODELS[name], WEIGHTS / str(entry["path"])) == entry["digest"], name

@@ -1,0 +1,98 @@
+"""A LoRA's file, and PEFT's configuration beside it: bytes and digests, not judged yet."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pentimento.diffusion.checkpoint import file_sum
+from pentimento.diffusion.loras.alphas import parse_config
+from pentimento.diffusion.loras.lora import BadLora
+from pentimento.diffusion.safetensors_header import SafetensorsHeader, read_header
+
+MAX_LORA_BYTES = 4 * 1024**3
+_MAX_CONFIG_BYTES = 1024 * 1024
+CONFIG_NAME = "adapter_config.json"
+_FILE_NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
+
+
+@dataclass(frozen=True)
+class LoraFile:
+    """A file as it was read: what it is called in errors, its bytes, and those of PEFT's configuration beside it; empty
+    without one."""
+
+    name: str
+    data: bytes
+    config: bytes = b""
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all that changes a picture; see `digest_lora`."""
+        return _digest(hashlib.sha256(self.data).hexdigest(), self.config)
+
+
+def open_lora(path: Path) -> LoraFile:
+    """Return a file's bytes. Raises BadLora when it is absent, too large or no file, and OSError when reading fails:
+    another time it may not."""
+    _check_file(path)
+    return LoraFile(path.name, path.read_bytes(), _config_beside(path))
+
+
+def digest_lora(path: Path) -> str:
+    """Return what tells the LoRA of a file from others, "sha256:<hex>": the file's sha256, or where PEFT's
+    configuration lies beside it, which has alphas, the sha256 over both. The file is read in pieces. Raises as
+    `open_lora`."""
+    _check_file(path)
+    return _digest(file_sum(path), _config_beside(path))
+
+
+def open_header(path: Path) -> tuple[SafetensorsHeader, bytes]:
+    """Return a file's header and the configuration beside it; no tensor is read. Raises as `open_lora`, and BadLora
+    for what is no safetensors file."""
+    _check_file(path)
+    try:
+        return read_header(path), _config_beside(path)
+    except ValueError as error:
+        raise BadLora(f"{path.name}: {error}") from None
+
+
+def lora_file_in(folder: Path) -> Path | None:
+    """Return the file of a LoRA's folder: as diffusers or PEFT call it, or the first safetensors file."""
+    if not folder.is_dir():
+        return None
+    named = [folder / name for name in _FILE_NAMES if (folder / name).is_file()]
+    return next(iter(named or sorted(folder.glob("*.safetensors"))), None)
+
+
+def config_of(config: bytes) -> Mapping[str, Any] | None:
+    """Return PEFT's configuration; None where there is none. Raises BadLora."""
+    if not config:
+        return None
+    try:
+        return parse_config(config.decode("utf-8"))
+    except ValueError as error:
+        raise BadLora(f"{CONFIG_NAME}: {error}") from None
+
+
+def _digest(file_hex: str, config: bytes) -> str:
+    if config:
+        both = f"{file_hex}\n{hashlib.sha256(config).hexdigest()}\n"
+        return f"sha256:{hashlib.sha256(both.encode()).hexdigest()}"
+    return f"sha256:{file_hex}"
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise BadLora(f"{path.name}: no file")
+    if path.stat().st_size > MAX_LORA_BYTES:
+        raise BadLora(f"{path.name}: larger than {MAX_LORA_BYTES} bytes")
+
+
+def _config_beside(path: Path) -> bytes:
+    config = path.parent / CONFIG_NAME
+    if not config.is_file():
+        return b""
+    if config.stat().st_size > _MAX_CONFIG_BYTES:
+        raise BadLora(f"{CONFIG_NAME}: larger than {_MAX_CONFIG_BYTES} bytes")
+    return config.read_bytes()
