@@ -166,6 +166,8 @@ def summary(saved: Path, picture: Picture) -> str:
     steps = f"{provenance.steps_run} steps"
     if provenance.steps_saved:
         steps += f", {provenance.steps_saved} saved by the cache"
+    if provenance.route.pipelined_from_step:
+        steps += f", residuals a step old from step {provenance.route.pipelined_from_step} on"
     lines = [
         f"{saved}  {size}, {provenance.spec.model}, seed {provenance.spec.seed}, {steps}",
         *(f"note: {note}" for note in provenance.notes),

@@ -7,7 +7,7 @@ from numbers that are decided once a request. Nothing of it depends on when resi
 again with the same ones.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -91,6 +91,22 @@ class PipeliningRule:
             waits = wait_share is not None and wait_share >= self.least_wait_share
             return allowed if waits else 0
         return allowed if self.mode is PipeliningMode.ON else 0
+
+
+def wait_share(
+    waits_s: Mapping[int, float], synchronous: Iterable[int], step_count: int, seconds: float
+) -> float | None:
+    """Return the share of a synchronous step, 0..1, that passes waiting for residuals; None where no step tells.
+
+    Of a picture whose `step_count` steps took `seconds`: `waits_s` by step, `synchronous` the steps that use residuals
+    of their own, which begin with the one that opens the streams: that one tells nothing.
+    """
+    telling = sorted(synchronous)[1:]
+    if not telling:
+        return None
+    working_s = max(seconds - sum(waits_s.values()), 0.0) / step_count
+    waited_s = sum(waits_s.get(step, 0.0) for step in telling) / len(telling)
+    return waited_s / (waited_s + working_s) if waited_s else 0.0
 
 
 class ResidualWaits:

@@ -84,6 +84,8 @@ class PacedWorker(UnetWorkerServiceServicer):
         self.device_s = 0.0
         # Why it cannot use what the cache gives; empty where it can.
         self.passes_over = ""
+        # Of pictures with ControlNets.
+        self.residual_wait_share: float | None = None
         self.energy_j: float | None = None
         self.running: dict[tuple[str, int], Running] = {}
         self.finished: dict[tuple[str, int], Running] = {}
@@ -218,6 +220,7 @@ class PacedWorker(UnetWorkerServiceServicer):
             device_seconds=self.device_s,
             energy_joules=self.energy_j,
             bad_donor_reason=self.passes_over,
+            residual_wait_share=self.residual_wait_share if running.spec.controlnets else None,
         )
 
     def _captured(self, running: Running) -> CapturedEntries:

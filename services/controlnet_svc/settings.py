@@ -13,6 +13,12 @@ class ControlNetSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
     controlnets: Path = setting(help="registry of models (JSON) whose ControlNets are served", must_exist=True)
+    pipelining_bounds: Path | None = setting(
+        None,
+        help="JSON file of the steps from which ControlNets' residuals resemble those of the step before; without one"
+        " they are never used in its place",
+        must_exist=True,
+    )
     prefetch: tuple[str, ...] = setting((), help="ControlNets loaded before the first request, as far as they fit")
     device: str = setting("auto", help="auto, cpu or cuda; auto takes CUDA where it is there")
     dtype: str = setting("auto", help="float32, float16 or bfloat16; auto: float32 on a CPU, else float16")

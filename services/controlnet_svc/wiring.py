@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import add_ControlNetServiceServicer_to_server
+from pentimento.domain.adapters import PipeliningBound
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
+from pentimento.files.pipelining_bounds import read_pipelining_bounds
 from pentimento.rpc import RpcServer
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.process import ServiceProcess
@@ -87,6 +89,7 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     dtype = _dtype(settings.dtype, device)
     server, news, busy = RpcServer(settings.rpc, "controlnet_svc"), CreditNews(), BusySeconds()
     networks = source.networks(settings, device, dtype)
+    bounds = read_pipelining_bounds(settings.pipelining_bounds)
     compute = ComputeThread(settings.max_batch, busy.add)
     shelf = NetworkShelf(networks, _budget_bytes(settings.memory_budget_mib, device), news.changed)
     controlnets = ControlNets(shelf, compute, settings.max_streams, news.changed)
@@ -94,7 +97,7 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     servicer = ControlNetServicer(controlnets, news, directory, server.instance_id, source.outgoing)
     server.add(add_ControlNetServiceServicer_to_server, servicer, FULL_NAME)
     registration = FleetMember(server, ReplicaKind.CONTROLNET, settings).registration(
-        lambda replica: _described(replica, controlnets, device),
+        lambda replica: _with_bounds(_described(replica, controlnets, device), bounds),
         lambda report: _reported(report, controlnets, busy),
     )
     return ControlNetProcess(server=server, registration=registration, controlnets=controlnets, settings=settings)
@@ -111,6 +114,11 @@ def _described(replica: Replica, controlnets: ControlNets, device: torch.device)
         resident_models=shelf.resident,
         adapters=shelf.adapters,
     )
+
+
+def _with_bounds(replica: Replica, bounds: Mapping[str, tuple[PipeliningBound, ...]]) -> Replica:
+    adapters = [replace(one, pipelining_bounds=bounds.get(one.digest, ())) for one in replica.adapters]
+    return replace(replica, adapters=tuple(adapters))
 
 
 def _reported(report: ReplicaReport, controlnets: ControlNets, busy: BusySeconds) -> ReplicaReport:

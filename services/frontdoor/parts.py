@@ -18,6 +18,7 @@ from services.frontdoor.quality.shadows import Shadows
 from services.frontdoor.requests.jobs import Jobs, PendingEntries
 from services.frontdoor.requests.pins import Pins
 from services.frontdoor.routing.discriminators import Discriminators
+from services.frontdoor.routing.pipelining import ControlPipelining
 from services.frontdoor.status import StartCounts
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
@@ -51,6 +52,7 @@ class FrontdoorParts:
     jobs: Jobs
     catalogue: Catalogue
     adapters: AdapterCatalogue
+    pipelining: ControlPipelining
     links: WorkerLinks
     embedder: Embedders | None
     gateway: GatewayClient | None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pentimento.policies.residual_pipelining import PipeliningMode
 from pentimento.policies.shadow_painting import GivesWay
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
@@ -63,6 +64,14 @@ class FrontdoorSettings:
     max_loras: int = setting(8, help="LoRAs of one request", minimum=0)
     max_controlnets: int = setting(4, help="ControlNets of one request", minimum=0)
     max_conditioning_image_bytes: int = setting(8 << 20, help="bytes of an image that a ControlNet goes by", minimum=1)
+    controlnet_pipelining: PipeliningMode = setting(
+        PipeliningMode.AUTO,
+        help="when residuals of the step before stand in for a step's own, of ControlNets that were measured for it:"
+        " off, on, or auto, where pictures were seen to wait",
+    )
+    controlnet_wait_share: float = setting(
+        0.2, help="share of a step from which waiting for residuals is too long", minimum=0.01, maximum=1
+    )
     adapter_load_s: float = setting(
         0.5, help="what it counts against a worker, in seconds, that it would have to load a LoRA first", minimum=0
     )

@@ -18,6 +18,7 @@ from pentimento.clients.registration import Registration
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ReplicaKind
+from pentimento.policies.residual_pipelining import PipeliningRule
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.service.fleet_member import FleetMember
 from pentimento.stores.ledger import Journal
@@ -45,6 +46,7 @@ from services.frontdoor.requests.resolution import RequestLimits
 from services.frontdoor.requests.selections import SelectionLimits
 from services.frontdoor.routing import cache_writes, routes, scoring
 from services.frontdoor.routing.discriminators import Discriminators
+from services.frontdoor.routing.pipelining import ControlPipelining
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status
@@ -144,6 +146,9 @@ def _parts(
         jobs=jobs,
         catalogue=catalogue,
         adapters=adapters,
+        pipelining=ControlPipelining(
+            PipeliningRule(settings.controlnet_pipelining, settings.controlnet_wait_share), adapters
+        ),
         links=links,
         embedder=texts_and_pictures,
         gateway=cache,

@@ -37,6 +37,9 @@ class EngineJob:
         # Of the next step, while its residuals are awaited.
         self.encoding: DenoiserEncoding | None = None
         self._asked_step: int | None = None
+        # Since when all that is missing of the next step are residuals; seconds that they were waited for, by step.
+        self._awaits_since: float | None = None
+        self.residual_waits_s: dict[int, float] = {}
         # The step for which it is decided whether a peer computes half of it, and how many a peer did.
         self.decided_step: int | None = None
         self.paired_steps = 0
@@ -140,6 +143,14 @@ class EngineJob:
             self.residuals = source.take(step)
         return self.residuals is not None
 
+    def note_wait(self, now: float) -> None:
+        """Note that the first half of the next step is done, and whether its residuals are there."""
+        if self.residuals is None:
+            self._awaits_since = now if self._awaits_since is None else self._awaits_since
+        elif self._awaits_since is not None:
+            self.residual_waits_s[self._next_step] = now - self._awaits_since
+            self._awaits_since = None
+
     def forget_step(self) -> None:
         """Drop what belonged to the step just taken."""
         self.residuals = self.encoding = None
@@ -169,5 +180,6 @@ class EngineJob:
             finished_at=now,
             device_s=self.device_s,
             lora_patch_step=self.lora_patch_step,
+            residual_waits_s=self.residual_waits_s,
             paired_step_count=self.paired_steps,
         )

@@ -1,6 +1,6 @@
 """What the engine is asked and what it tells: tickets, news of one painting, news of the batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from pentimento.domain.errors import PentimentoError
 class FinishedPainting:
     """The final latent (1, channels, height, width), ready for the decoder, and what it took; times are seconds.
 
+    `residual_waits_s` are the seconds that steps waited for residuals behind their first half, by step; others did not.
     `paired_step_count` steps were taken with a peer's half. `device_s` is the picture's share of the steps it was in,
     by rows, and its preparation: over all pictures these add up to the time that the device was busy.
     """
@@ -28,6 +29,7 @@ class FinishedPainting:
     finished_at: float
     device_s: float
     lora_patch_step: int | None = None
+    residual_waits_s: Mapping[int, float] = field(default_factory=dict)
     paired_step_count: int = 0
 
 

@@ -236,7 +236,10 @@ class StepLoop:
         those whose residuals are there. The others keep what the first half made."""
         encoded = rows.seat([job for job in jobs if job.encoding is None])
         encoding = self._encode(rows, encoded) if encoded else DenoiserEncoding()
+        began_at = self._monotonic()
         decoded = rows.seat([job for job in jobs if self._guard(job, self._has_residuals)])
+        for job in jobs:
+            job.note_wait(began_at)
         if not decoded:
             return [], torch.empty(0, 1)
         inputs = rows.input(decoded)

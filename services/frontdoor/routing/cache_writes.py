@@ -28,7 +28,8 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
         return None
     if resolved.cache is CacheMode.READ:
         return None
-    scope, attempt = scope_of(job.request.tenant, resolved, held, route.lora_patch_step), execution.attempt
+    scope = scope_of(job.request.tenant, resolved, held, route.lora_patch_step, route.pipelined_from_step)
+    attempt = execution.attempt
     timeout_s = parts.timeouts.reserve_s
     call = parts.gateway.reserve(scope, attempt, steps_saved(route.start), ancestor_depth(route.start), timeout_s)
     grant = await bounded("reserve", timeout_s, call)

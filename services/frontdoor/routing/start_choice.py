@@ -20,6 +20,7 @@ from pentimento.policies.serving.entry import (
 )
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.routing.bounded_calls import Note, bounded
+from services.frontdoor.routing.pipelining import mode_of
 from services.frontdoor.routing.stages import PoolOption, as_painted_by, as_started_by, fits
 from services.frontdoor.routing.starts import kind_of, scope_of, steps_saved, work_left
 
@@ -43,6 +44,7 @@ class Asked:
     held: HeldModel
     resolved: ResolvedRequest
     scope: CacheScope
+    pipelined_from_step: int
 
 
 async def decide_route(
@@ -63,6 +65,8 @@ async def decide_route(
         model=chosen.held.model,
         model_digest=chosen.held.model_digest,
         lora_patch_step=parts.adapters.lora_patch_step(chosen.resolved.spec),
+        controlnet_mode=mode_of(chosen.resolved.spec, chosen.pipelined_from_step),
+        pipelined_from_step=chosen.pipelined_from_step,
         plan_version=plan.version if plan is not None else PlanVersion(),
         reason=found.reason,
     )
@@ -107,7 +111,9 @@ def _ask(parts: FrontdoorParts, asker: Asker, candidate: StartCandidate, own: He
     held = _held(parts, candidate.model, own)
     resolved = as_painted_by(asker.resolved, held)
     patch_step = parts.adapters.lora_patch_step(resolved.spec)
-    return Asked(candidate, held, resolved, scope_of(asker.tenant, resolved, held, patch_step))
+    pipelined_from = parts.pipelining.from_step(resolved.spec)
+    scope = scope_of(asker.tenant, resolved, held, patch_step, pipelined_from)
+    return Asked(candidate, held, resolved, scope, pipelined_from)
 
 
 def _held(parts: FrontdoorParts, model: str, own: HeldModel) -> HeldModel:
@@ -128,5 +134,12 @@ def _lane(
     if option is None:
         return None
     # Of other steps another one may be the last by which LoRAs are to be in force.
-    patch_step = parts.adapters.lora_patch_step(option.resolved.spec)
-    return replace(option, route=replace(option.route, lora_patch_step=patch_step))
+    spec = option.resolved.spec
+    pipelined_from = parts.pipelining.from_step(spec)
+    route = replace(
+        option.route,
+        lora_patch_step=parts.adapters.lora_patch_step(spec),
+        controlnet_mode=mode_of(spec, pipelined_from),
+        pipelined_from_step=pipelined_from,
+    )
+    return replace(option, route=route)

@@ -10,10 +10,14 @@ from pentimento.domain.image_request import CacheMode, ResolvedRequest
 from pentimento.policies.serving.entry import IMAGE, LATENT, NOISE
 
 
-def scope_of(tenant: str, resolved: ResolvedRequest, held: HeldModel, lora_patch_step: int) -> CacheScope:
+def scope_of(
+    tenant: str, resolved: ResolvedRequest, held: HeldModel, lora_patch_step: int, pipelined_from_step: int
+) -> CacheScope:
     """Return all but prompt and seed that changes the picture; sampler and eta count as part of the scheduler. The
-    request's LoRAs take effect after `lora_patch_step` steps."""
+    request's LoRAs take effect after `lora_patch_step` steps; residuals are a step old from `pipelined_from_step` on, 0
+    for never."""
     spec = resolved.spec
+    settings = [(net.conditioning_scale, net.start_fraction, net.end_fraction) for net in spec.controlnets]
     sampler = f"{held.scheduler_digest} {spec.scheduler.value} {spec.eta!r}"
     return CacheScope(
         tenant=tenant,
@@ -29,9 +33,8 @@ def scope_of(tenant: str, resolved: ResolvedRequest, held: HeldModel, lora_patch
         adapters_digest=_digest_of((lora.digest, lora.scale) for lora in spec.loras),
         adapters_from_step=lora_patch_step,
         conditioning_digest=_digest_of(zip(_controlnets(resolved), _conditions(resolved), strict=True)),
-        control_digest=_digest_of(
-            (net.conditioning_scale, net.start_fraction, net.end_fraction) for net in spec.controlnets
-        ),
+        # What is synchronous keeps the key that it had before there was anything else.
+        control_digest=_digest_of([*settings, pipelined_from_step] if pipelined_from_step else settings),
         shared_pool=resolved.cache is CacheMode.SHARED,
     )
 

@@ -9,6 +9,7 @@ from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.execution import ControlNetEndpoint, WorkerCredits
 from pentimento.domain.fleet import AdapterPlacement, Capability, HeldModel, Plan
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection
+from pentimento.policies.residual_pipelining import allowed_from_step, allowed_from_step_of_all
 
 _CAPABILITIES = {AdapterKind.LORA: Capability.LORA, AdapterKind.CONTROLNET: Capability.CONTROLNET}
 # Of one name, so many kinds of weights are remembered; workers that disagree on more are not worth it.
@@ -21,9 +22,11 @@ class AdapterCatalogue:
     weights each, and the one that was told of last counts."""
 
     def __init__(self) -> None:
-        self._known: defaultdict[tuple[AdapterKind, str], dict[Adapter, None]] = defaultdict(dict)
+        # By kind and name, then by digest: of the same weights what was told last counts.
+        self._known: defaultdict[tuple[AdapterKind, str], dict[str, Adapter]] = defaultdict(dict)
         self._capabilities: dict[str, frozenset[Capability]] = {}
-        self._placements: dict[Adapter, AdapterPlacement] = {}
+        # By name and digest.
+        self._placements: dict[tuple[str, str], tuple[AdapterPlacement, ...]] = {}
         self._addresses: dict[str, str] = {}
         self._turn = count()
 
@@ -36,11 +39,13 @@ class AdapterCatalogue:
 
     def follow(self, plan: Plan) -> None:
         """Take from a plan which ControlNets there are, and where."""
-        placed = (placement for placement in plan.placements if placement.adapter.kind is AdapterKind.CONTROLNET)
-        self._placements = {placement.adapter: placement for placement in placed}
+        placed = [placement for placement in plan.placements if placement.adapter.kind is AdapterKind.CONTROLNET]
+        self._placements = {}
         self._addresses = {endpoint.instance_id: endpoint.address for endpoint in plan.endpoints}
-        for adapter in self._placements:
-            self._remember(adapter)
+        for placement in placed:
+            key = (placement.adapter.name, placement.adapter.digest)
+            self._placements[key] = (*self._placements.get(key, ()), placement)
+            self._remember(placement.adapter)
 
     def takes(self, kind: AdapterKind) -> bool:
         """Return whether any worker ever said that it paints with adapters of that kind."""
@@ -48,11 +53,11 @@ class AdapterCatalogue:
 
     def find(self, kind: AdapterKind, name: str) -> tuple[Adapter, ...]:
         """Return those of that name, the newest last."""
-        return tuple(self._known.get((kind, name), ()))
+        return tuple(self._known.get((kind, name), {}).values())
 
     def is_reachable(self, adapter: Adapter) -> bool:
         """Return whether it can be had now. LoRAs are where their workers are; a ControlNet's replica must be there."""
-        return adapter.kind is AdapterKind.LORA or bool(self._reachable(adapter))
+        return adapter.kind is AdapterKind.LORA or bool(self._reachable(adapter.name, adapter.digest))
 
     def change(self, spec: GenerationSpec, held: HeldModel) -> bool:
         """Return whether every adapter of the spec, resolved, is made for that model."""
@@ -71,39 +76,46 @@ class AdapterCatalogue:
         adapter = self._resolved(AdapterKind.LORA, lora)
         return adapter.latest_start_fraction if adapter is not None else 0.0
 
+    def pipelined_from_step(self, spec: GenerationSpec) -> int:
+        """Return the first of the spec's steps that may use the residuals of the step before, by every ControlNet of
+        it; 0 for none."""
+        found = [self._resolved(AdapterKind.CONTROLNET, controlnet) for controlnet in spec.controlnets]
+        bounds = (adapter.pipelining_bounds if adapter is not None else () for adapter in found)
+        return allowed_from_step_of_all(allowed_from_step(one, spec.num_inference_steps) for one in bounds)
+
     def endpoints(self, controlnets: Iterable[ControlNetSelection]) -> tuple[ControlNetEndpoint, ...]:
         """Return where the ControlNets are served now, each once: replicas that hold it first, taking turns."""
         turn = next(self._turn)
         found = []
         for name, digest in dict.fromkeys((selected.name, selected.digest) for selected in controlnets):
-            adapter = next((one for one in self.find(AdapterKind.CONTROLNET, name) if one.digest == digest), None)
-            for instance_id in self._in_turn(adapter, turn) if adapter is not None else ():
+            for instance_id in self._in_turn(name, digest, turn):
                 found.append(ControlNetEndpoint(name, self._addresses[instance_id], digest))
         return tuple(found)
 
     def offered(self) -> tuple[Adapter, ...]:
         """Return those that requests may name, the newest of each name, by kind and name."""
         kinds = [kind for kind in AdapterKind if self.takes(kind)]
-        newest = [next(reversed(known)) for (kind, _), known in self._known.items() if kind in kinds]
+        newest = [next(reversed(known.values())) for (kind, _), known in self._known.items() if kind in kinds]
         return tuple(sorted(newest, key=lambda adapter: (adapter.kind.value, adapter.name)))
 
     def _remember(self, adapter: Adapter) -> None:
         known = self._known[adapter.kind, adapter.name]
-        known.pop(adapter, None)
-        known[adapter] = None
+        known.pop(adapter.digest, None)
+        known[adapter.digest] = adapter
         if len(known) > _MAX_NAMESAKES:
             del known[next(iter(known))]
 
     def _resolved(self, kind: AdapterKind, selected: LoraSelection | ControlNetSelection) -> Adapter | None:
-        return next((one for one in self.find(kind, selected.name) if one.digest == selected.digest), None)
+        return self._known.get((kind, selected.name), {}).get(selected.digest)
 
-    def _reachable(self, adapter: Adapter) -> list[str]:
-        placement = self._placements.get(adapter)
-        there = placement.instance_ids if placement is not None else ()
+    def _reachable(self, name: str, digest: str) -> list[str]:
+        placed = self._placements.get((name, digest), ())
+        there = (instance_id for placement in placed for instance_id in placement.instance_ids)
         return [instance_id for instance_id in there if instance_id in self._addresses]
 
-    def _in_turn(self, adapter: Adapter, turn: int) -> list[str]:
-        there = self._reachable(adapter)
-        resident = set(self._placements[adapter].resident_instance_ids) if there else set()
+    def _in_turn(self, name: str, digest: str, turn: int) -> list[str]:
+        there = self._reachable(name, digest)
+        placed = self._placements.get((name, digest), ())
+        resident = {instance_id for placement in placed for instance_id in placement.resident_instance_ids}
         turned = there[turn % len(there) :] + there[: turn % len(there)] if there else []
         return sorted(turned, key=lambda instance_id: instance_id not in resident)

@@ -172,6 +172,7 @@ def _take_result(parts: FrontdoorParts, job: Job, execution: Execution, result: 
     if digest_of(result.image) != result.image_digest:
         raise Internal("RESULT_CORRUPT", "the picture does not match its digest")
     execution.result = result
+    parts.pipelining.learn(execution.resolved.spec, result.residual_wait_share)
     if result.bad_donor_reason:
         report_bad_donor(parts, execution.route, result.bad_donor_reason)
     time_attempt(job, execution, result, parts.clock.monotonic())

@@ -14,6 +14,7 @@ from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import HeldModel
+from pentimento.policies.residual_pipelining import wait_share
 from pentimento.wire.tensors import Binding, WireTensor
 from pentimento.wire.torch_tensors import tensor_to_wire
 from services.unet_worker.adapters.lora_shelf import LoraShelf
@@ -177,6 +178,7 @@ class EngineModelRunner:
             bad_donor_reason=start.bad_donor_reason,
             final_latents=_final_latents(order, painting) if order.return_latents else None,
             lora_patch_step=painting.lora_patch_step,
+            residual_wait_share=_wait_share(painting, control) if control is not None else None,
         )
 
     async def _control_of(self, order: ExecuteOrder) -> RemoteControl | None:
@@ -238,6 +240,12 @@ def _marks(accepted_at: float, painting: FinishedPainting, picture: FinishedPict
         ("decode", picture.started_at, picture.decoded_at),
         ("encode", picture.decoded_at, picture.encoded_at),
     )
+
+
+def _wait_share(painting: FinishedPainting, control: RemoteControl) -> float | None:
+    seconds = painting.finished_at - painting.prepared_at
+    step_count = painting.step_count - painting.first_step
+    return wait_share(painting.residual_waits_s, control.synchronous_steps(), max(step_count, 1), seconds)
 
 
 def _final_latents(order: ExecuteOrder, painting: FinishedPainting) -> WireTensor:

@@ -39,6 +39,7 @@ class PaintedPicture:
     bad_donor_reason: str = ""
     final_latents: WireTensor | None = None
     lora_patch_step: int | None = None
+    residual_wait_share: float | None = None
 
 
 class ModelRunner(Protocol):
@@ -116,6 +117,7 @@ class AttemptRunner:
             notes=(*order.notes, *painted.notes, *upload_notes),
             bad_donor_reason=painted.bad_donor_reason,
             lora_patch_step=painted.lora_patch_step,
+            residual_wait_share=painted.residual_wait_share,
         )
         count_result(result)
         return AttemptOutcome(result, painted.final_latents)

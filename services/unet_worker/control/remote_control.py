@@ -102,6 +102,11 @@ class RemoteControl:
         acting = (controlnet.setting.acting_steps(first_step, step_count) for controlnet in self._controlnets)
         return tuple(ResidualSteps(steps, pipelined_from) for steps in acting)
 
+    def synchronous_steps(self) -> set[int]:
+        """Return the steps that use residuals of their own, of those that are painted."""
+        acting = ((step, steps) for steps in self._steps for step in steps.acting)
+        return {step for step, steps in acting if steps.used_in(step) == step}
+
     def close(self) -> None:
         """End the streams. Harmless twice."""
         self._closed = True

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pentimento.domain.adapters import Adapter, AdapterKind
+from pentimento.domain.adapters import Adapter, AdapterKind, PipeliningBound
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import AdapterPlacement, Capability, Plan, ReplicaKind, ServiceEndpoint
-from pentimento.domain.generation import ControlNetSelection, LoraSelection, PlanVersion
+from pentimento.domain.generation import ControlNetMode, ControlNetSelection, LoraSelection, PlanVersion
 from pentimento.domain.image_request import AskedControlNet, AskedLora, Completed, ImageRequest, ReplayRequest
+from pentimento.policies.residual_pipelining import PipeliningMode
 from pentimento.sdk.picture import Picture, read_provenance
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.objects.store import digest_of
@@ -23,7 +24,7 @@ from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_
 from pentimento.testing.held_models import HELD
 from pentimento.testing.paced_worker import PacedWorker, serve
 from pentimento.wire.fleet import plan_to_bytes
-from pentimento.wire.generation import spec_from_proto
+from pentimento.wire.generation import route_from_proto, spec_from_proto
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 NEON = Adapter("neon", AdapterKind.LORA, "sha256:neon", HELD.family, HELD.model_digest, latest_start_fraction=0.2)
@@ -97,6 +98,64 @@ async def test_how_late_the_lora_may_come_is_part_of_the_route(adapted: Frontdoo
     await adapted.paint(replace(STYLED, num_inference_steps=50, loras=(AskedLora("neon"), AskedLora("mosaic"))))
 
     assert [order.route.lora_patch_step for order in worker.orders] == [10, 0]
+
+
+BOUNDED = replace(EDGES, pipelining_bounds=(PipeliningBound(50, 4),))
+
+
+@asynccontextmanager
+async def pipelining_suite(folder: Path, worker: PacedWorker, **changes: Any) -> AsyncIterator[FrontdoorSuite]:
+    async with suite_with_adapters(folder, worker, **changes) as running:
+        measured = replace(PLAN, version=PlanVersion(1, 2), placements=(AdapterPlacement(BOUNDED, ("c1", "c2")),))
+        running.frontdoor.parts.adapters.follow(measured)
+        yield running
+
+
+def modes(worker: PacedWorker) -> list[tuple[ControlNetMode | None, int]]:
+    routes = [route_from_proto(order.route) for order in worker.orders]
+    return [(route.controlnet_mode, route.pipelined_from_step) for route in routes]
+
+
+async def test_by_itself_pictures_are_pipelined_once_others_were_seen_to_wait(
+    folder: Path, worker: PacedWorker
+) -> None:
+    asked = replace(CONTROLLED, num_inference_steps=50)
+    async with pipelining_suite(folder, worker) as suite:
+        await suite.paint(asked)
+        worker.residual_wait_share = 0.4
+        await suite.paint(replace(asked, seed=2))
+        painted = await suite.paint(replace(asked, seed=3))
+        await suite.paint(replace(asked, seed=4, num_inference_steps=49))
+        await suite.paint(replace(STYLED, num_inference_steps=50))
+        worker.residual_wait_share = 0.0
+        for seed in range(5, 10):
+            await suite.paint(replace(asked, seed=seed))
+
+    synchronous, pipelined = (ControlNetMode.SYNCHRONOUS, 0), (ControlNetMode.PIPELINED, 4)
+    assert modes(worker)[:5] == [synchronous, synchronous, pipelined, synchronous, (None, 0)]
+    assert modes(worker)[5:] == [pipelined] * 4 + [synchronous]
+    route = painted.provenance.route
+    assert (route.controlnet_mode, route.pipelined_from_step) == pipelined
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"), [("on", (ControlNetMode.PIPELINED, 4)), ("off", (ControlNetMode.SYNCHRONOUS, 0))]
+)
+async def test_a_deployment_may_say_so_and_a_replay_is_painted_as_it_was(
+    folder: Path, worker: PacedWorker, mode: str, wanted: tuple[ControlNetMode, int]
+) -> None:
+    worker.residual_wait_share = 0.9
+    inputs = (("controlnets[0].conditioning_image", png()),)
+    async with pipelining_suite(folder, worker, controlnet_pipelining=PipeliningMode(mode)) as suite:
+        for seed in (1, 2):
+            first = await suite.paint(replace(CONTROLLED, num_inference_steps=50, seed=seed))
+        explained = await suite.client.explain(replace(CONTROLLED, num_inference_steps=50))
+        suite.frontdoor.parts.adapters.follow(PLAN)  # nobody measured it any more
+        async for _ in suite.client.replay(ReplayRequest(first.request_id, inputs)):
+            pass
+
+    assert modes(worker) == [wanted] * 3
+    assert (explained.route.controlnet_mode, explained.route.pipelined_from_step) == wanted
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,24 @@
 from dataclasses import replace
 
-from pentimento.domain.adapters import AdapterKind
+from pentimento.domain.adapters import AdapterKind, PipeliningBound
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.fleet import AdapterPlacement, Capability
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
 from pentimento.testing.held_models import HELD
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.worker_links import LinkAdapters
-from tests.unit.frontdoor.adapters import BOTH, EDGES, FOREIGN, LAYOUT, MOSAIC, NEON, credits, known_adapters, plan
+from tests.unit.frontdoor.adapters import (
+    BOTH,
+    EDGES,
+    FOREIGN,
+    GONE,
+    LAYOUT,
+    MOSAIC,
+    NEON,
+    credits,
+    known_adapters,
+    plan,
+)
 
 SPEC = GenerationSpec("a red circle", "", HELD.model, 32, 32, 50, 3.0, Scheduler.DDIM, 7)
 SELECTED_NEON, SELECTED_MOSAIC = (LoraSelection(lora.name, 1.0, lora.digest) for lora in (NEON, MOSAIC))
@@ -86,6 +97,28 @@ def test_loras_may_come_as_late_as_each_of_them_allows() -> None:
     assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_MOSAIC, scale=1.1),))) == 0
     assert catalogue.lora_patch_step(SPEC) == 0
     assert catalogue.lora_patch_step(replace(SPEC, loras=(replace(SELECTED_NEON, digest="sha256:x"),))) == 0
+
+
+def test_residuals_may_be_as_old_as_every_controlnet_allows() -> None:
+    edges = replace(EDGES, pipelining_bounds=(PipeliningBound(50, 4),))
+    layout = replace(LAYOUT, pipelining_bounds=(PipeliningBound(50, 6),))
+    catalogue = known_adapters()
+    catalogue.follow(plan(AdapterPlacement(edges, ("c1",)), AdapterPlacement(layout, ("c3",)), sequence=3))
+
+    assert catalogue.pipelined_from_step(replace(SPEC, controlnets=(SELECTED_EDGES,))) == 4
+    assert catalogue.pipelined_from_step(replace(SPEC, controlnets=(SELECTED_EDGES, SELECTED_LAYOUT))) == 6
+    gone = replace(SELECTED_EDGES, name=GONE.name, digest=GONE.digest)
+    assert catalogue.pipelined_from_step(replace(SPEC, controlnets=(SELECTED_EDGES, gone))) == 0
+    assert catalogue.pipelined_from_step(SPEC) == 0
+
+
+def test_replicas_that_were_told_other_bounds_serve_the_same_weights() -> None:
+    catalogue = known_adapters()
+    measured = replace(EDGES, pipelining_bounds=(PipeliningBound(50, 4),))
+    catalogue.follow(plan(AdapterPlacement(EDGES, ("c1",)), AdapterPlacement(measured, ("c2",), ("c2",)), sequence=3))
+
+    assert [end.address for end in catalogue.endpoints((SELECTED_EDGES,))] == ["unix:/c2", "unix:/c1"]
+    assert catalogue.find(AdapterKind.CONTROLNET, "edges") == (measured,)
 
 
 def test_a_model_fits_where_every_adapter_is_made_for_it() -> None:

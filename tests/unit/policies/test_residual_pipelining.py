@@ -15,6 +15,7 @@ from pentimento.policies.residual_pipelining import (
     allowed_from_step,
     allowed_from_step_of_all,
     first_alike_step,
+    wait_share,
 )
 
 # The first and last of a schedule in which a ControlNet acts, and from where it is pipelined.
@@ -146,3 +147,17 @@ def test_waits_of_sets_that_nobody_asks_for_any_more_are_forgotten() -> None:
 
     assert waits.share(["0"]) == 0.5
     assert waits.share(["1"]) is None
+
+
+def test_the_share_that_passes_waiting_is_that_of_synchronous_steps_less_the_one_that_opens_the_streams() -> None:
+    # Ten steps of a second of work; the first waits for its streams, the next three a second each.
+    waits_s = {0: 30.0, 1: 1.0, 2: 1.0, 3: 1.0}
+
+    assert wait_share(waits_s, range(4), 10, 43.0) == pytest.approx(0.5)
+    assert wait_share(waits_s, range(10), 10, 43.0) == pytest.approx(0.25)
+    assert wait_share({}, range(10), 10, 10.0) == 0.0
+
+
+def test_a_picture_whose_first_step_alone_is_synchronous_tells_nothing() -> None:
+    assert wait_share({0: 5.0}, [0], 10, 15.0) is None
+    assert wait_share({}, [], 10, 10.0) is None

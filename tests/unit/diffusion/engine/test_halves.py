@@ -239,6 +239,26 @@ def test_device_seconds_are_shared_by_those_that_wait_behind_the_first_half(mode
     assert [one.heard.end.device_s for one in (controlled, plain)] == [1.0, 1.0]  # type: ignore[union-attr]
 
 
+def test_seconds_behind_the_first_half_without_residuals_are_counted_by_step(model: DiffusionModel) -> None:
+    source = Source(held={1, 3})
+    loop = Loop(model)
+    controlled, plain = loop.add(controlled_request(source)), loop.add(request(2))
+    loop.tick(2)  # a step of both, then one of the plain one beside a first half
+
+    loop.now += 2.0
+    source.held.discard(1)
+    loop.tick(2)  # steps 1 and 2
+    loop.tick()
+    loop.now += 0.5
+    loop.tick()
+    loop.now += 0.5
+    source.held.clear()
+    loop.run()
+
+    assert controlled.heard.end.residual_waits_s == {1: 2.0, 3: 1.0}  # type: ignore[union-attr]
+    assert plain.heard.end.residual_waits_s == {}  # type: ignore[union-attr]
+
+
 @st.composite
 def lateness(draw: st.DrawFn) -> list[tuple[PaintingRequest, dict[int, int]]]:
     """Requests, guided, some controlled: of these how many ticks late each step's residuals are."""
