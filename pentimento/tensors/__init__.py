@@ -1,5 +1,6 @@
 """Tensors between processes (Katz, section 5): the control message goes through gRPC, the bytes go the shortest way
-that both ends have. Nothing here knows torch but `device`.
+that both ends have. Nothing here knows torch but `device` and
+`cuda`.
 
 | module | what it does |
 | --- | --- |
@@ -7,8 +8,9 @@ that both ends have. Nothing here knows torch but `device`.
 | `regions` | memory that two processes share: made, opened, unlinked, swept |
 | `slots` | places in a region, each written once a generation and free again when acknowledged |
 | `chunks` | a bundle cut into messages of 1 MiB, and put together again |
-| `negotiation` | what an end can do, and the best that both can |
+| `negotiation` | what an end can do, and what both can |
 | `sending`, `receiving` | the two ends of a stream's tensors |
 | `device` | torch tensors in and out, without a copy beyond the one into what travels |
+| `cuda` | regions in the memory of a CUDA device |
 | `metrics` | bytes by transport, and why a better one was not taken |
 """

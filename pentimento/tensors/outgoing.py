@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pentimento.wire.tensors import Binding, Dtype, WireTensor, size_of
+from pentimento.wire.tensors import Binding, DeviceBytes, Dtype, WireTensor, host_bytes, size_of
 
 # Elements of every type begin where any processor may load them at once.
 ALIGNMENT_BYTES = 64
@@ -12,12 +12,12 @@ ALIGNMENT_BYTES = 64
 @dataclass(frozen=True)
 class OutgoingTensor:
     """A tensor to be sent. `fill` writes its `size_bytes` bytes, row-major and little-endian, into the memory that it
-    is given: the one copy that is made of it."""
+    is given, of the host or of a device: the one copy that is made of it."""
 
     dtype: Dtype
     dims: tuple[int, ...]
     binding: Binding
-    fill: Callable[[memoryview], None] = field(repr=False)
+    fill: Callable[[memoryview | DeviceBytes], None] = field(repr=False)
 
     @property
     def size_bytes(self) -> int:
@@ -26,10 +26,11 @@ class OutgoingTensor:
 
 
 def outgoing(tensor: WireTensor) -> OutgoingTensor:
-    """Return a tensor whose bytes are at hand, to be sent."""
+    """Return a tensor whose bytes are at hand on the host, to be sent through its memory."""
 
-    def fill(target: memoryview) -> None:
-        target[:] = tensor.data
+    def fill(target: memoryview | DeviceBytes) -> None:
+        assert isinstance(target, memoryview), "bytes on the host go through its memory"
+        target[:] = host_bytes(tensor)
 
     return OutgoingTensor(tensor.dtype, tensor.dims, tensor.binding, fill)
 
@@ -56,7 +57,7 @@ def aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def fill_all(tensors: Sequence[OutgoingTensor], layout: Layout, target: memoryview) -> None:
+def fill_all(tensors: Sequence[OutgoingTensor], layout: Layout, target: memoryview | DeviceBytes) -> None:
     """Write the tensors to their places in `target`."""
     for tensor, offset in zip(tensors, layout.offsets, strict=True):
         tensor.fill(target[offset : offset + tensor.size_bytes])

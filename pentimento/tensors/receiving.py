@@ -7,9 +7,17 @@ from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
 from pentimento.tensors.chunks import ChunkAssembly
 from pentimento.tensors.outgoing import Layout, layout_of
-from pentimento.tensors.regions import RegionDirectory, RegionSize
+from pentimento.tensors.regions import Region, RegionDirectory, RegionSize
 from pentimento.tensors.slots import SlotReader, SlotUse
-from pentimento.wire.tensors import Binding, Dtype, WireTensor, checked_description, size_of, tensor_from_proto
+from pentimento.wire.tensors import (
+    Binding,
+    DeviceBytes,
+    Dtype,
+    WireTensor,
+    checked_description,
+    size_of,
+    tensor_from_proto,
+)
 
 
 @dataclass(frozen=True)
@@ -109,13 +117,23 @@ def open_receiver(
         return TensorReceiver(), None
     told = pb.SharedMemoryOpened(region_id=region.region_id)
     try:
-        if directory is None:
-            return TensorReceiver(), told
-        mapped = directory.open(region.region_id, RegionSize(region.slot_size_bytes, region.slot_count))
+        mapped = _mapped(region, directory)
     except PentimentoError:
+        return TensorReceiver(), told
+    if mapped is None:
         return TensorReceiver(), told
     told.opened = True
     return TensorReceiver(SlotReader(mapped)), told
+
+
+def _mapped(region: pb.SharedMemoryRegion, directory: RegionDirectory | None) -> Region | None:
+    if directory is None:
+        return None
+    size = RegionSize(region.slot_size_bytes, region.slot_count)
+    if not region.HasField("cuda_ipc"):
+        return directory.open(region.region_id, size)
+    memory = directory.device_memory
+    return None if memory is None else memory.open(region.region_id, size, region.cuda_ipc)
 
 
 def _check(messages: Sequence[pb.Tensor], expected: Sequence[ExpectedTensor]) -> None:
@@ -145,7 +163,7 @@ def _layout(expected: Sequence[ExpectedTensor]) -> Layout:
     return layout_of([size_of(wanted.dtype, wanted.dims) for wanted in expected])
 
 
-def _cut(memory: memoryview, expected: Sequence[ExpectedTensor]) -> tuple[WireTensor, ...]:
+def _cut(memory: memoryview | DeviceBytes, expected: Sequence[ExpectedTensor]) -> tuple[WireTensor, ...]:
     """Each tensor over its part of the memory: nothing is copied."""
     layout = _layout(expected)
     return tuple(

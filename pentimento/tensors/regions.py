@@ -14,11 +14,15 @@ import os
 import re
 import secrets
 import stat
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, Protocol
 
+from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from pentimento.wire.tensors import DeviceBytes
 
 DEFAULT_DIRECTORY = Path("/dev/shm/pentimento")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -26,6 +30,8 @@ _REGION_ID = re.compile(r"[0-9a-f]{32}")
 # A mapping is by pages: a slot never shares one with another.
 PAGE_BYTES = mmap.PAGESIZE
 MAX_REGION_BYTES = 4 << 30
+_GENERATION = struct.Struct("<Q")
+MARK_BYTES = _GENERATION.size
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,57 @@ class RegionSize:
         return self.stride_bytes * self.slot_count
 
 
+class Region(Protocol):
+    """Slots of memory that two processes share. The first `MARK_BYTES` of each are for its mark."""
+
+    @property
+    def region_id(self) -> str:
+        """What both call it."""
+        ...
+
+    @property
+    def size(self) -> RegionSize:
+        """How it is divided."""
+        ...
+
+    @property
+    def transport(self) -> str:
+        """What travels through it, as metrics call it."""
+        ...
+
+    def slot(self, index: int) -> memoryview | DeviceBytes:
+        """Return the memory of a slot, writable."""
+        ...
+
+    def mark(self, index: int, generation: int) -> None:
+        """Write a generation into the slot itself, behind all that was written to it before."""
+        ...
+
+    def marked(self, index: int) -> int:
+        """Return the generation that is in the slot."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; twice does no harm."""
+        ...
+
+
+class DeviceMemory(Protocol):
+    """Memory of one device that processes of its host exchange; `cuda` has it."""
+
+    def domain(self) -> str:
+        """Return what tells the device from every other one, on any host; "" where its memory cannot be shared."""
+        ...
+
+    def create(self, size: RegionSize) -> tuple[Region, pb.CudaIpcHandle]:
+        """Make a region, and what the other end opens it by. Raises ResourceExhausted (NO_SHARED_MEMORY)."""
+        ...
+
+    def open(self, region_id: str, size: RegionSize, handle: pb.CudaIpcHandle) -> Region:
+        """Map a region that another process made. Raises FailedPrecondition (NO_SUCH_REGION)."""
+        ...
+
+
 @dataclass
 class SharedRegion:
     """A mapped region. Tensors over its slots keep the mapping alive; `close` gives up the name, the lock and, where no
@@ -60,6 +117,7 @@ class SharedRegion:
     size: RegionSize
     memory: mmap.mmap = field(repr=False)
     _path: Path = field(repr=False)
+    transport: ClassVar[str] = "shared_memory"
     # The maker's descriptor, which holds the lock; -1 at the other end.
     _descriptor: int = field(default=-1, repr=False)
 
@@ -67,6 +125,15 @@ class SharedRegion:
         """Return the memory of a slot, writable."""
         begin = index * self.size.stride_bytes
         return memoryview(self.memory)[begin : begin + self.size.slot_size_bytes]
+
+    def mark(self, index: int, generation: int) -> None:
+        """Write a generation into the slot itself."""
+        _GENERATION.pack_into(self.slot(index), 0, generation)
+
+    def marked(self, index: int) -> int:
+        """Return the generation that is in the slot."""
+        generation: int = _GENERATION.unpack_from(self.slot(index))[0]
+        return generation
 
     def close(self) -> None:
         """Let go of it; twice does no harm."""
@@ -80,10 +147,12 @@ class SharedRegion:
 
 
 class RegionDirectory:
-    """Where regions are made and found. Its own processes alone may enter it."""
+    """Where regions are made and found. Its own processes alone may enter it. With `device_memory` they may lie in a
+    device's instead."""
 
-    def __init__(self, path: Path = DEFAULT_DIRECTORY) -> None:
+    def __init__(self, path: Path = DEFAULT_DIRECTORY, device_memory: DeviceMemory | None = None) -> None:
         self._path = path
+        self.device_memory = device_memory
 
     def domain(self) -> str:
         """Return what tells this directory from every other one, on any host; "" where it cannot be used."""

@@ -7,9 +7,9 @@ from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import InvalidArgument, ResourceExhausted
 from pentimento.tensors.chunks import chunks_of
 from pentimento.tensors.metrics import FALLBACKS, SENT_BYTES
-from pentimento.tensors.negotiation import best_transport, transport_offer
+from pentimento.tensors.negotiation import common_transports, transport_offer
 from pentimento.tensors.outgoing import Layout, OutgoingTensor, fill_all, layout_of
-from pentimento.tensors.regions import RegionDirectory, RegionSize
+from pentimento.tensors.regions import Region, RegionDirectory, RegionSize
 from pentimento.tensors.slots import HEADER_BYTES, SlotWriter
 from pentimento.wire.tensors import described
 
@@ -91,7 +91,7 @@ class TensorSender:
             message.shared_memory.offset_bytes = offset
             message.shared_memory.size_bytes = tensor.size_bytes
             messages.append(message)
-        SENT_BYTES.labels("shared_memory").inc(layout.size_bytes)
+        SENT_BYTES.labels(writer.region.transport).inc(layout.size_bytes)
         return PackedTensors(tuple(messages), iter(()))
 
     def _in_chunks(self, tensors: Sequence[OutgoingTensor], layout: Layout) -> PackedTensors:
@@ -112,23 +112,39 @@ def open_sender(
     offer: pb.TensorTransportOffer, directory: RegionDirectory | None, sizes_bytes: Sequence[int]
 ) -> tuple[TensorSender, pb.SharedMemoryRegion | None]:
     """Return the sender of a stream whose messages carry tensors of `sizes_bytes`, and the region that the other end is
-    to map; None where chunks are what both have, or no shared memory is left."""
-    if best_transport(offer, transport_offer(directory)) != pb.TENSOR_TRANSPORT_SHARED_MEMORY:
-        if pb.TENSOR_TRANSPORT_SHARED_MEMORY in offer.transports:
-            FALLBACKS.labels("not_shared").inc()
-        return TensorSender(), None
-    assert directory is not None
+    to map: of the best transport that both have and that has room. None where that is chunks."""
+    common = common_transports(offer, transport_offer(directory))
+    if pb.TENSOR_TRANSPORT_SHARED_MEMORY in offer.transports and pb.TENSOR_TRANSPORT_SHARED_MEMORY not in common:
+        FALLBACKS.labels("not_shared").inc()
     bundle_bytes = layout_of(sizes_bytes).size_bytes
-    if bundle_bytes <= INLINE_BYTES:
+    if directory is None or bundle_bytes <= INLINE_BYTES:
         return TensorSender(), None
-    try:
-        region = directory.create(RegionSize(HEADER_BYTES + bundle_bytes, SLOT_COUNT))
-    except ResourceExhausted:
-        FALLBACKS.labels("no_space").inc()
-        return TensorSender(), None
-    message = pb.SharedMemoryRegion(
-        region_id=region.region_id,
-        slot_size_bytes=region.size.slot_size_bytes,
-        slot_count=region.size.slot_count,
+    size = RegionSize(HEADER_BYTES + bundle_bytes, SLOT_COUNT)
+    for transport in common:
+        try:
+            region, handle = _create(directory, transport, size)
+        except ResourceExhausted:
+            FALLBACKS.labels("no_space").inc()
+            continue
+        if region is not None:
+            return TensorSender(SlotWriter(region)), _described(region, handle)
+    return TensorSender(), None
+
+
+def _create(
+    directory: RegionDirectory, transport: pb.TensorTransport.ValueType, size: RegionSize
+) -> tuple[Region | None, pb.CudaIpcHandle | None]:
+    match transport:
+        case pb.TENSOR_TRANSPORT_CUDA_IPC:
+            assert directory.device_memory is not None
+            return directory.device_memory.create(size)
+        case pb.TENSOR_TRANSPORT_SHARED_MEMORY:
+            return directory.create(size), None
+    return None, None
+
+
+def _described(region: Region, handle: pb.CudaIpcHandle | None) -> pb.SharedMemoryRegion:
+    size = region.size
+    return pb.SharedMemoryRegion(
+        region_id=region.region_id, slot_size_bytes=size.slot_size_bytes, slot_count=size.slot_count, cuda_ipc=handle
     )
-    return TensorSender(SlotWriter(region)), message

@@ -1,16 +1,15 @@
 """Places in a shared region. Each holds the tensors of one message for one generation: written once, read,
 acknowledged, written again."""
 
-import struct
 from dataclasses import dataclass, field
 
 from pentimento.domain.errors import Aborted, InvalidArgument
 from pentimento.tensors.outgoing import ALIGNMENT_BYTES
-from pentimento.tensors.regions import SharedRegion
+from pentimento.tensors.regions import Region
+from pentimento.wire.tensors import DeviceBytes
 
 # Before its tensors a slot holds its generation: what was written over is told from what was meant.
 HEADER_BYTES = ALIGNMENT_BYTES
-_GENERATION = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -19,13 +18,13 @@ class SlotUse:
 
     slot: int
     generation: int
-    memory: memoryview = field(repr=False, compare=False)
+    memory: memoryview | DeviceBytes = field(repr=False, compare=False)
 
 
 class SlotWriter:
     """The sending end of a region."""
 
-    def __init__(self, region: SharedRegion) -> None:
+    def __init__(self, region: Region) -> None:
         self.region = region
         self._free = list(range(region.size.slot_count))
         self._in_use: dict[int, int] = {}
@@ -43,14 +42,13 @@ class SlotWriter:
         self._generation += 1
         slot = self._free.pop(0)
         self._in_use[slot] = self._generation
-        memory = self.region.slot(slot)
         # No reader may take what is half written for the generation before it.
-        _GENERATION.pack_into(memory, 0, 0)
-        return SlotUse(slot, self._generation, memory[HEADER_BYTES:])
+        self.region.mark(slot, 0)
+        return SlotUse(slot, self._generation, self.region.slot(slot)[HEADER_BYTES:])
 
     def publish(self, use: SlotUse) -> None:
         """Say in the slot itself that it is written."""
-        _GENERATION.pack_into(self.region.slot(use.slot), 0, use.generation)
+        self.region.mark(use.slot, use.generation)
 
     def acknowledged(self, region_id: str, slot: int, generation: int) -> None:
         """Take a slot back. Raises InvalidArgument for one that is not out under that generation."""
@@ -63,7 +61,7 @@ class SlotWriter:
 class SlotReader:
     """The receiving end of a region."""
 
-    def __init__(self, region: SharedRegion) -> None:
+    def __init__(self, region: Region) -> None:
         self.region = region
         self._newest: dict[int, int] = {}
 
@@ -72,8 +70,7 @@ class SlotReader:
         (STALE_FRAME) for a generation that was read already or is not the one in the slot."""
         if region_id != self.region.region_id or slot >= self.region.size.slot_count:
             raise InvalidArgument.of("shared_memory", f"must name a slot of this stream's region, got slot {slot}")
-        memory = self.region.slot(slot)
-        if generation <= self._newest.get(slot, 0) or _GENERATION.unpack_from(memory)[0] != generation:
+        if generation <= self._newest.get(slot, 0) or self.region.marked(slot) != generation:
             raise Aborted("STALE_FRAME", f"slot {slot} does not hold generation {generation} (any more)")
         self._newest[slot] = generation
-        return SlotUse(slot, generation, memory[HEADER_BYTES:])
+        return SlotUse(slot, generation, self.region.slot(slot)[HEADER_BYTES:])

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import InvalidArgument
@@ -57,6 +58,14 @@ class Binding:
 UNBOUND = Binding()
 
 
+class DeviceBytes(Protocol):
+    """Bytes in a device's memory: a torch tensor of them, which nothing here looks into."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> "DeviceBytes": ...
+
+
 @dataclass(frozen=True)
 class WireTensor:
     """A tensor as it travels: row-major elements, perhaps in memory shared with its sender. Raises InvalidArgument when
@@ -64,7 +73,7 @@ class WireTensor:
 
     dtype: Dtype
     dims: tuple[int, ...]
-    data: bytes | memoryview = field(repr=False)
+    data: bytes | memoryview | DeviceBytes = field(repr=False)
     binding: Binding = UNBOUND
 
     def __post_init__(self) -> None:
@@ -72,6 +81,13 @@ class WireTensor:
         if len(self.data) != expected:
             wanted = f"{expected} bytes for {self.dtype.name.lower()} {list(self.dims)}"
             raise InvalidArgument.of("tensor.inline", f"must be {wanted}, got {len(self.data)}")
+
+
+def host_bytes(tensor: WireTensor) -> bytes:
+    """Return the tensor's bytes. Raises TypeError for one in a device's memory."""
+    if not isinstance(tensor.data, bytes | memoryview):
+        raise TypeError("the tensor lies in a device's memory")
+    return bytes(tensor.data)
 
 
 def size_of(dtype: Dtype, dims: Sequence[int]) -> int:
@@ -88,7 +104,7 @@ def tensor_to_proto(tensor: WireTensor) -> pb.Tensor:
     if len(tensor.data) > MAX_INLINE_BYTES:
         raise InvalidArgument.of("tensor.inline", f"must be at most {MAX_INLINE_BYTES} bytes, got {len(tensor.data)}")
     message = described(tensor.dtype, tensor.dims, tensor.binding)
-    message.inline = bytes(tensor.data)
+    message.inline = host_bytes(tensor)
     return message
 
 

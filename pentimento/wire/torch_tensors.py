@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.wire.tensors import UNBOUND, Binding, Dtype, WireTensor
+from pentimento.wire.tensors import UNBOUND, Binding, Dtype, WireTensor, host_bytes
 
 TORCH_DTYPES = {
     Dtype.FLOAT32: torch.float32,
@@ -28,7 +28,8 @@ def tensor_from_wire(wire: WireTensor) -> Tensor:
     """Return a tensor of its own memory on the host. Raises InvalidArgument for floating-point values that are not
     finite."""
     dtype = TORCH_DTYPES[wire.dtype]
-    tensor = torch.frombuffer(bytearray(wire.data), dtype=dtype) if wire.data else torch.empty(0, dtype=dtype)
+    data = bytearray(host_bytes(wire))
+    tensor = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise InvalidArgument.of("tensor.inline", "must hold finite values, got NaN or an infinity")
     return tensor.reshape(wire.dims)

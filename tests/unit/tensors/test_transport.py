@@ -13,7 +13,7 @@ from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
 from pentimento.tensors.chunks import CHUNK_BYTES, ChunkAssembly, chunks_of
 from pentimento.tensors.device import outgoing_tensor, tensor_over
-from pentimento.tensors.negotiation import best_transport, transport_offer
+from pentimento.tensors.negotiation import common_transports, transport_offer
 from pentimento.tensors.outgoing import ALIGNMENT_BYTES, layout_of, outgoing
 from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory
@@ -255,9 +255,12 @@ def test_ends_without_a_common_directory_fall_back_to_chunks(tmp_path: Path, dir
     sender, made = open_sender(elsewhere, directory, [1 << 20])
 
     assert made is None
-    assert best_transport(elsewhere, transport_offer(directory)) == pb.TENSOR_TRANSPORT_CHUNKS
-    assert best_transport(pb.TensorTransportOffer(), transport_offer(directory)) == pb.TENSOR_TRANSPORT_CHUNKS
-    assert best_transport(transport_offer(None), transport_offer(None)) == pb.TENSOR_TRANSPORT_CHUNKS
+    for theirs, ours in (
+        (elsewhere, transport_offer(directory)),
+        (pb.TensorTransportOffer(), transport_offer(directory)),
+        (transport_offer(None), transport_offer(None)),
+    ):
+        assert common_transports(theirs, ours) == (pb.TENSOR_TRANSPORT_CHUNKS,)
     assert send(sender, tensors())[0][0].WhichOneof("payload") == "chunks"
 
 

@@ -80,7 +80,6 @@ class Tensor(_message.Message):
     INLINE_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     SHARED_MEMORY_FIELD_NUMBER: _builtins.int
-    CUDA_IPC_FIELD_NUMBER: _builtins.int
     OBJECT_FIELD_NUMBER: _builtins.int
     BINDING_FIELD_NUMBER: _builtins.int
     dtype: Global___Dtype.ValueType
@@ -92,8 +91,6 @@ class Tensor(_message.Message):
     def chunks(self) -> Global___ChunkStream: ...
     @_builtins.property
     def shared_memory(self) -> Global___SharedMemorySlot: ...
-    @_builtins.property
-    def cuda_ipc(self) -> Global___CudaIpcHandle: ...
     @_builtins.property
     def object(self) -> Global___ObjectReference: ...
     @_builtins.property
@@ -108,15 +105,14 @@ class Tensor(_message.Message):
         inline: _builtins.bytes = ...,
         chunks: Global___ChunkStream | None = ...,
         shared_memory: Global___SharedMemorySlot | None = ...,
-        cuda_ipc: Global___CudaIpcHandle | None = ...,
         object: Global___ObjectReference | None = ...,
         binding: Global___TensorBinding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "chunks", b"chunks", "cuda_ipc", b"cuda_ipc", "inline", b"inline", "object", b"object", "payload", b"payload", "shared_memory", b"shared_memory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "chunks", b"chunks", "inline", b"inline", "object", b"object", "payload", b"payload", "shared_memory", b"shared_memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "chunks", b"chunks", "cuda_ipc", b"cuda_ipc", "dims", b"dims", "dtype", b"dtype", "inline", b"inline", "object", b"object", "payload", b"payload", "shared_memory", b"shared_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "chunks", b"chunks", "dims", b"dims", "dtype", b"dtype", "inline", b"inline", "object", b"object", "payload", b"payload", "shared_memory", b"shared_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["inline", "chunks", "shared_memory", "cuda_ipc", "object"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["inline", "chunks", "shared_memory", "object"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -191,20 +187,26 @@ class SharedMemoryRegion(_message.Message):
     REGION_ID_FIELD_NUMBER: _builtins.int
     SLOT_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     SLOT_COUNT_FIELD_NUMBER: _builtins.int
+    CUDA_IPC_FIELD_NUMBER: _builtins.int
     region_id: _builtins.str
     """32 hexadecimal digits, drawn at random; never a path."""
     slot_size_bytes: _builtins.int
     slot_count: _builtins.int
+    @_builtins.property
+    def cuda_ipc(self) -> Global___CudaIpcHandle:
+        """Set where it lies in the memory of a device that both ends compute on: the other end opens it by this handle."""
+
     def __init__(
         self,
         *,
         region_id: _builtins.str = ...,
         slot_size_bytes: _builtins.int = ...,
         slot_count: _builtins.int = ...,
+        cuda_ipc: Global___CudaIpcHandle | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cuda_ipc", b"cuda_ipc"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["region_id", b"region_id", "slot_count", b"slot_count", "slot_size_bytes", b"slot_size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuda_ipc", b"cuda_ipc", "region_id", b"region_id", "slot_count", b"slot_count", "slot_size_bytes", b"slot_size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -297,27 +299,40 @@ Global___SharedMemoryAck: _TypeAlias = SharedMemoryAck  # noqa: Y015
 
 @_typing.final
 class CudaIpcHandle(_message.Message):
+    """What PyTorch tells another process of the host of memory that it has on a CUDA device: the allocation and the place in
+    it, the counter by which the maker knows that the other end still has it, and the event after which it may be read.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
-    DEVICE_INDEX_FIELD_NUMBER: _builtins.int
     OFFSET_BYTES_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    COUNTER_HANDLE_FIELD_NUMBER: _builtins.int
+    COUNTER_OFFSET_FIELD_NUMBER: _builtins.int
+    EVENT_HANDLE_FIELD_NUMBER: _builtins.int
+    EVENT_SYNC_REQUIRED_FIELD_NUMBER: _builtins.int
     handle: _builtins.bytes
-    device_index: _builtins.int
     offset_bytes: _builtins.int
     size_bytes: _builtins.int
+    counter_handle: _builtins.bytes
+    counter_offset: _builtins.int
+    event_handle: _builtins.bytes
+    event_sync_required: _builtins.bool
     def __init__(
         self,
         *,
         handle: _builtins.bytes = ...,
-        device_index: _builtins.int = ...,
         offset_bytes: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
+        counter_handle: _builtins.bytes = ...,
+        counter_offset: _builtins.int = ...,
+        event_handle: _builtins.bytes = ...,
+        event_sync_required: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_index", b"device_index", "handle", b"handle", "offset_bytes", b"offset_bytes", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter_handle", b"counter_handle", "counter_offset", b"counter_offset", "event_handle", b"event_handle", "event_sync_required", b"event_sync_required", "handle", b"handle", "offset_bytes", b"offset_bytes", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -394,9 +409,12 @@ class TensorTransportOffer(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     SHARED_MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
+    DEVICE_MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
     shared_memory_domain: _builtins.str
     """Ends with equal ids see one directory of shared memory and may exchange slots; empty: this end has none."""
     host_id: _builtins.str
+    device_memory_domain: _builtins.str
+    """Ends with equal ids compute on one device of one host and may exchange its memory; empty: this end has no such device."""
     @_builtins.property
     def transports(self) -> _containers.RepeatedScalarFieldContainer[Global___TensorTransport.ValueType]: ...
     def __init__(
@@ -405,10 +423,11 @@ class TensorTransportOffer(_message.Message):
         transports: _abc.Iterable[Global___TensorTransport.ValueType] | None = ...,
         shared_memory_domain: _builtins.str = ...,
         host_id: _builtins.str = ...,
+        device_memory_domain: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "shared_memory_domain", b"shared_memory_domain", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_memory_domain", b"device_memory_domain", "host_id", b"host_id", "shared_memory_domain", b"shared_memory_domain", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

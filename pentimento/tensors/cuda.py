@@ -1,0 +1,127 @@
+"""Regions in the memory of a CUDA device, opened by another process of the host by handle (CUDA's inter-process
+communication, through PyTorch). Tensors go from one process to the other without leaving the device.
+
+The maker's memory is kept for as long as the other end has it open. What a process held that was killed is freed with
+the maker's process."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pentimento.api.tensor.v1 import tensor_pb2 as pb
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from pentimento.tensors.regions import BOOT_ID, MARK_BYTES, RegionSize
+
+
+@dataclass
+class DeviceRegion:
+    """Slots of one allocation, a tensor of bytes."""
+
+    region_id: str
+    size: RegionSize
+    memory: Tensor = field(repr=False)
+    transport: ClassVar[str] = "cuda_ipc"
+
+    def slot(self, index: int) -> Tensor:
+        """Return the memory of a slot, writable."""
+        begin = index * self.size.stride_bytes
+        return self.memory[begin : begin + self.size.slot_size_bytes]
+
+    def mark(self, index: int, generation: int) -> None:
+        """Write a generation into the slot itself, and wait for the device: the other end, which is told by a message,
+        does not know this one's streams."""
+        self.slot(index)[:MARK_BYTES].view(torch.int64).fill_(generation)
+        if self.memory.is_cuda:
+            torch.cuda.current_stream(self.memory.device).synchronize()
+
+    def marked(self, index: int) -> int:
+        """Return the generation that is in the slot."""
+        return int(self.slot(index)[:MARK_BYTES].view(torch.int64).item())
+
+    def close(self) -> None:
+        """Let go of it; tensors over its slots keep the memory."""
+        self.memory = self.memory[:0].clone()
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How memory of a device becomes a handle, and a handle memory: by PyTorch, or by what a test puts there. Both
+    raise RuntimeError for what the device refuses."""
+
+    share: Callable[[Tensor], pb.CudaIpcHandle]
+    open: Callable[[torch.device, pb.CudaIpcHandle], Tensor]
+
+
+def _share(memory: Tensor) -> pb.CudaIpcHandle:
+    _, handle, size, offset, counter, counter_offset, event, sync = memory.untyped_storage()._share_cuda_()
+    return pb.CudaIpcHandle(
+        handle=handle,
+        offset_bytes=offset,
+        size_bytes=size,
+        counter_handle=counter,
+        counter_offset=counter_offset,
+        event_handle=event,
+        event_sync_required=sync,
+    )
+
+
+def _open(device: torch.device, told: pb.CudaIpcHandle) -> Tensor:
+    storage = torch.UntypedStorage._new_shared_cuda(
+        device.index,
+        told.handle,
+        told.size_bytes,
+        told.offset_bytes,
+        told.counter_handle,
+        told.counter_offset,
+        told.event_handle,
+        told.event_sync_required,
+    )
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+
+
+class CudaMemory:
+    """A `DeviceMemory`."""
+
+    def __init__(self, device: torch.device, domain: str, sharing: Sharing) -> None:
+        self._device = device
+        self._domain = domain
+        self._sharing = sharing
+
+    def domain(self) -> str:
+        """Return the host's boot and the device's own number."""
+        return self._domain
+
+    def create(self, size: RegionSize) -> tuple[DeviceRegion, pb.CudaIpcHandle]:
+        """Make a region, and what the other end opens it by. Raises ResourceExhausted (NO_SHARED_MEMORY) where the
+        device has no room, or does not share."""
+        try:
+            memory = torch.zeros(size.total_bytes, dtype=torch.uint8, device=self._device)
+            handle = self._sharing.share(memory)
+        except RuntimeError as error:
+            raise ResourceExhausted("NO_SHARED_MEMORY", f"no {size.total_bytes} bytes on {self._device}") from error
+        return DeviceRegion(secrets.token_hex(16), size, memory), handle
+
+    def open(self, region_id: str, size: RegionSize, handle: pb.CudaIpcHandle) -> DeviceRegion:
+        """Map a region that another process made. Raises FailedPrecondition (NO_SUCH_REGION) for a handle of nothing,
+        InvalidArgument for one of another size."""
+        if handle.size_bytes != size.total_bytes:
+            limit = f"must be {size.total_bytes} bytes, got {handle.size_bytes}"
+            raise InvalidArgument.of("region.cuda_ipc.size_bytes", limit)
+        try:
+            memory = self._sharing.open(self._device, handle)
+        except RuntimeError as error:
+            raise FailedPrecondition("NO_SUCH_REGION", "no region of that handle is open to this process") from error
+        return DeviceRegion(region_id, size, memory)
+
+
+def cuda_memory(device: torch.device) -> CudaMemory | None:
+    """Return what processes on `device` exchange its memory by; None for a device that is not CUDA's."""
+    if device.type != "cuda":
+        return None
+    at = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+    number = torch.cuda.get_device_properties(at).uuid
+    return CudaMemory(at, f"{BOOT_ID.read_text().strip()}:{number}", Sharing(_share, _open))
