@@ -7,6 +7,7 @@ the maker's process."""
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from pentimento.tensors.regions import BOOT_ID, MARK_BYTES, RegionSize
+from pentimento.tensors.regions import BOOT_ID, MARK_BYTES, RegionDirectory, RegionSize
 
 
 @dataclass
@@ -84,7 +85,7 @@ def _open(device: torch.device, told: pb.CudaIpcHandle) -> Tensor:
 
 
 class CudaMemory:
-    """A `DeviceMemory`."""
+    """A `DeviceRegions`."""
 
     def __init__(self, device: torch.device, domain: str, sharing: Sharing) -> None:
         self._device = device
@@ -125,3 +126,8 @@ def cuda_memory(device: torch.device) -> CudaMemory | None:
     at = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     number = torch.cuda.get_device_properties(at).uuid
     return CudaMemory(at, f"{BOOT_ID.read_text().strip()}:{number}", Sharing(_share, _open))
+
+
+def region_directory(path: str, device: torch.device | None = None) -> RegionDirectory | None:
+    """Return the directory of that path, None for an empty one; with a CUDA device, regions may lie in its memory."""
+    return RegionDirectory(Path(path), None if device is None else cuda_memory(device)) if path else None

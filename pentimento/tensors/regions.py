@@ -92,7 +92,7 @@ class Region(Protocol):
         ...
 
 
-class DeviceMemory(Protocol):
+class DeviceRegions(Protocol):
     """Memory of one device that processes of its host exchange; `cuda` has it."""
 
     def domain(self) -> str:
@@ -150,7 +150,7 @@ class RegionDirectory:
     """Where regions are made and found. Its own processes alone may enter it. With `device_memory` they may lie in a
     device's instead."""
 
-    def __init__(self, path: Path = DEFAULT_DIRECTORY, device_memory: DeviceMemory | None = None) -> None:
+    def __init__(self, path: Path = DEFAULT_DIRECTORY, device_memory: DeviceRegions | None = None) -> None:
         self._path = path
         self.device_memory = device_memory
 

@@ -32,6 +32,9 @@ class ControlNetSettings:
         str(DEFAULT_DIRECTORY),
         help="directory in memory that workers of its host share, closed to others; empty: tensors go in chunks",
     )
+    share_device_memory: bool = setting(
+        False, help="hand tensors over in the CUDA device's memory to workers that compute on the same device"
+    )
     controller_address: str = setting("", help="controller to register with; empty for none")
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
 

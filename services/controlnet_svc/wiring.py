@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -16,8 +15,8 @@ from pentimento.files.pipelining_bounds import read_pipelining_bounds
 from pentimento.rpc import RpcServer
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.process import ServiceProcess
+from pentimento.tensors.cuda import region_directory
 from pentimento.tensors.device import outgoing_tensor
-from pentimento.tensors.regions import RegionDirectory
 from services.controlnet_svc.catalogue import shelved_networks
 from services.controlnet_svc.compute.thread import ComputeThread
 from services.controlnet_svc.credits import CreditNews
@@ -93,7 +92,7 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     compute = ComputeThread(settings.max_batch, busy.add)
     shelf = NetworkShelf(networks, _budget_bytes(settings.memory_budget_mib, device), news.changed)
     controlnets = ControlNets(shelf, compute, settings.max_streams, news.changed)
-    directory = RegionDirectory(Path(settings.shared_memory_dir)) if settings.shared_memory_dir else None
+    directory = region_directory(settings.shared_memory_dir, device if settings.share_device_memory else None)
     servicer = ControlNetServicer(controlnets, news, directory, server.instance_id, source.outgoing)
     server.add(add_ControlNetServiceServicer_to_server, servicer, FULL_NAME)
     registration = FleetMember(server, ReplicaKind.CONTROLNET, settings).registration(

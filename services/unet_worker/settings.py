@@ -130,6 +130,10 @@ class UnetWorkerSettings:
         help="directory in memory that ControlNet replicas of its host share, closed to others; empty: tensors go in"
         " chunks",
     )
+    share_device_memory: bool = setting(
+        False,
+        help="hand tensors over in the CUDA device's memory to ControlNet replicas that compute on the same device",
+    )
     controller_address: str = setting("", help="controller to register with; empty for none")
     profiles: tuple[str, ...] = setting(
         (), help="files of `pentimento bench profile`; the controller is told what those of its models say"

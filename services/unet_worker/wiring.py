@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -21,7 +20,7 @@ from pentimento.domain.fleet import Capability, HeldModel, ModelCost
 from pentimento.rpc import open_channel
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import ObjectStore, open_objects
-from pentimento.tensors.regions import RegionDirectory
+from pentimento.tensors.cuda import region_directory
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
 from services.unet_worker.adapters.lora_shelf import LoraShelf
@@ -125,7 +124,7 @@ class CheckpointLoader:
         loras = _lora_shelf(model, held, settings, lambda: self._news_of_loras(engine))
         finisher = Finisher(model, settings.preview_side_px, settings.threads)
         energy = _energy_meter(model.device)
-        replicas = _replicas(settings, self._source.summing)
+        replicas = _replicas(settings, model.device, self._source.summing)
         model_runner = EngineModelRunner(
             self._identity.instance_id,
             held,
@@ -200,8 +199,8 @@ def _measure(
     return measurement
 
 
-def _replicas(settings: UnetWorkerSettings, summing: Summing) -> ControlNetReplicas:
-    directory = RegionDirectory(Path(settings.shared_memory_dir)) if settings.shared_memory_dir else None
+def _replicas(settings: UnetWorkerSettings, device: torch.device, summing: Summing) -> ControlNetReplicas:
+    directory = region_directory(settings.shared_memory_dir, device if settings.share_device_memory else None)
     return ControlNetReplicas(lambda address: open_channel(address, settings.channels), directory, summing)
 
 
