@@ -15,7 +15,7 @@ def outgoing_tensor(tensor: Tensor, binding: Binding) -> OutgoingTensor:
 
     def fill(target: memoryview | DeviceBytes) -> None:
         if len(target):
-            _elements(target, tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+            elements_over(target, tensor.dtype).view(tensor.shape).copy_(tensor.detach())
 
     return OutgoingTensor(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), binding, fill)
 
@@ -25,13 +25,14 @@ def tensor_over(wire: WireTensor) -> Tensor:
     in a device's, it is valid until they are acknowledged. Raises InvalidArgument for floating-point values that are
     not finite."""
     dtype = TORCH_DTYPES[wire.dtype]
-    tensor = _elements(wire.data, dtype) if len(wire.data) else torch.empty(0, dtype=dtype)
+    tensor = elements_over(wire.data, dtype) if len(wire.data) else torch.empty(0, dtype=dtype)
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise InvalidArgument.of("tensor", "must hold finite values, got NaN or an infinity")
     return tensor.view(wire.dims)
 
 
-def _elements(data: bytes | memoryview | DeviceBytes, dtype: torch.dtype) -> Tensor:
+def elements_over(data: bytes | memoryview | DeviceBytes, dtype: torch.dtype) -> Tensor:
+    """Return the elements in those bytes, one or more; over the very bytes where they may be written."""
     if isinstance(data, Tensor):
         return data.view(dtype)
     assert isinstance(data, bytes | memoryview)

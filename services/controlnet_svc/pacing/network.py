@@ -10,8 +10,9 @@ from torch import Tensor
 from pentimento.devices.pace import ControlNetPace, DevicePace
 from pentimento.diffusion.controlnets import ControlNetInfo, ControlStep
 from pentimento.diffusion.families.model import ControlResiduals
+from pentimento.tensors.device import elements_over
 from pentimento.tensors.outgoing import OutgoingTensor
-from pentimento.wire.tensors import Binding
+from pentimento.wire.tensors import Binding, DeviceBytes
 from pentimento.wire.torch_tensors import WIRE_DTYPES
 
 
@@ -52,7 +53,7 @@ def stamped_tensor(tensor: Tensor, binding: Binding) -> OutgoingTensor:
     """Return a residual to be sent of which the first element of each row is written. A device writes its residuals
     where they are read, within its pass: what is left of them costs this machine nothing, as it would cost that one."""
 
-    def fill(target: memoryview) -> None:
-        torch.frombuffer(target, dtype=tensor.dtype).view(tensor.shape)[:, 0, 0, 0] = tensor[:, 0, 0, 0]
+    def fill(target: memoryview | DeviceBytes) -> None:
+        elements_over(target, tensor.dtype).view(tensor.shape)[:, 0, 0, 0] = tensor[:, 0, 0, 0]
 
     return OutgoingTensor(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), binding, fill)

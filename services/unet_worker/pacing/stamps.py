@@ -26,6 +26,8 @@ def summed_stamps(answers: Sequence[ReceivedTensors]) -> ControlResiduals:
 
 def _stamp(wire: WireTensor) -> Tensor:
     dtype, rows = TORCH_DTYPES[wire.dtype], wire.dims[0]
-    row_bytes = len(wire.data) // rows
-    firsts = b"".join(wire.data[row * row_bytes : row * row_bytes + dtype.itemsize] for row in range(rows))
+    data = wire.data
+    assert isinstance(data, bytes | memoryview), "a paced device has the host's memory"
+    row_bytes = len(data) // rows
+    firsts = b"".join(data[row * row_bytes : row * row_bytes + dtype.itemsize] for row in range(rows))
     return torch.frombuffer(bytearray(firsts), dtype=dtype).view(rows, 1, 1, 1)
