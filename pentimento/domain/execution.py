@@ -27,6 +27,14 @@ class ControlNetEndpoint:
 
 
 @dataclass(frozen=True)
+class LatentParallelPeer:
+    """Who computes the other half of an attempt's guidance, and where."""
+
+    worker_id: str
+    address: str
+
+
+@dataclass(frozen=True)
 class WorkerCredits:
     """`credit_count` bounds the attempts that the worker holds at once, without those that have yielded their place. It
     takes `reserve_count` more that are due before one that it holds, which then steps back. `known_adapters`: LoRAs

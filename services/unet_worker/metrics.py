@@ -6,6 +6,10 @@ STEP_SECONDS = histogram("pentimento_worker_step_seconds", "Time of a denoising 
 CONTROL_REPLAYS = counter(
     "pentimento_worker_control_replays_total", "Steps whose residuals were asked for again, of another replica."
 )
+PEER_HALVES = counter("pentimento_worker_peer_halves_total", "Steps whose one half was computed for another worker.")
+PAIRED_STEPS = counter(
+    "pentimento_worker_paired_steps_total", "Steps that were taken with a half which another worker computed."
+)
 BATCH = histogram(
     "pentimento_worker_batch_count",
     "Requests that share a denoising step.",

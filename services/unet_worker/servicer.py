@@ -8,7 +8,7 @@ import grpc.aio
 
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceServicer
-from pentimento.domain.execution import ControlNetEndpoint
+from pentimento.domain.execution import ControlNetEndpoint, LatentParallelPeer
 from pentimento.wire.enumerations import CAPABILITIES
 from pentimento.wire.fleet import (
     attach_event_to_proto,
@@ -69,11 +69,16 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
     async def Prefetch(self, request: pb.PrefetchRequest, context: Context) -> pb.PrefetchResponse:
         return pb.PrefetchResponse(resident_components=await self._worker.prefetch(request.components))
 
-    def PredictHalf(
+    async def PredictHalf(
         self, request: AsyncIterator[pb.PredictHalfRequest], context: Context
     ) -> AsyncIterator[pb.PredictHalfResponse]:
-        """Latent parallelism is not announced among the capabilities: answered UNIMPLEMENTED."""
-        raise NotImplementedError
+        halves, free_count = self._worker.halves()
+        # Emulated workers start without torch.
+        from services.unet_worker.pairing.servicer import predict_half
+
+        async with aclosing(predict_half(request, halves, free_count)) as answers:
+            async for answer in answers:
+                yield answer
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         status = self._worker.status()
@@ -104,12 +109,17 @@ def _order(request: pb.ExecuteRequest) -> ExecuteOrder:
         image_format=request.image_format or "png",
         return_latents=request.return_latents,
         journal_id=request.journal_id,
-        latent_parallel=request.HasField("latent_parallel_peer"),
+        peer=_peer(request),
         controlnet_endpoints=tuple(
             ControlNetEndpoint(endpoint.name, endpoint.address, endpoint.controlnet_digest)
             for endpoint in request.controlnet_endpoints
         ),
     )
+
+
+def _peer(request: pb.ExecuteRequest) -> LatentParallelPeer | None:
+    message = request.latent_parallel_peer
+    return LatentParallelPeer(message.worker_id, message.address) if request.HasField("latent_parallel_peer") else None
 
 
 def _outcome_to_proto(outcome: AttemptOutcome) -> pb.ExecuteResponse:

@@ -21,6 +21,7 @@ from pentimento.rpc import open_channel
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.tensors.cuda import region_directory
+from pentimento.tensors.regions import RegionDirectory
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
 from services.unet_worker.adapters.lora_shelf import LoraShelf
@@ -41,6 +42,8 @@ from services.unet_worker.models.loaded import LoadedModel
 from services.unet_worker.models.model_card import checkpoints, default_batch_key, held_model, model_costs
 from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.models.warm_up import BatchMeasurement, warm_up
+from services.unet_worker.pairing.halves import GuidanceHalves
+from services.unet_worker.pairing.remote_peer import PeerWorkers
 from services.unet_worker.process import WorkerIdentity, WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
 
@@ -123,8 +126,10 @@ class CheckpointLoader:
         store_threads = started_pool(STORE_THREADS, "objects")
         loras = _lora_shelf(model, held, settings, lambda: self._news_of_loras(engine))
         finisher = Finisher(model, settings.preview_side_px, settings.threads)
+        shared_device = model.device if settings.share_device_memory else None
+        directory = region_directory(settings.shared_memory_dir, shared_device)
         energy = _energy_meter(model.device)
-        replicas = _replicas(settings, model.device, self._source.summing)
+        replicas = _replicas(settings, self._source.summing, directory)
         model_runner = EngineModelRunner(
             self._identity.instance_id,
             held,
@@ -137,12 +142,13 @@ class CheckpointLoader:
             replicas,
             loras,
             ConditionEncoder(model, engine, replicas),
+            PeerWorkers(lambda address: open_channel(address, settings.channels), directory),
         )
         # What the engine does while nobody is here may go on.
         runner = AttemptRunner(model_runner, objects, store_threads, settings.upload_timeout_s, engine.wake)
         engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
         parts = (engine, finisher, runner, store_threads)
-        own = (loras, energy, self._source.capabilities)
+        own = (loras, GuidanceHalves(model, held, engine, loras, directory), energy, self._source.capabilities)
         return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, *own)
 
     def _news_of_loras(self, engine: StepEngine) -> None:
@@ -199,8 +205,7 @@ def _measure(
     return measurement
 
 
-def _replicas(settings: UnetWorkerSettings, device: torch.device, summing: Summing) -> ControlNetReplicas:
-    directory = region_directory(settings.shared_memory_dir, device if settings.share_device_memory else None)
+def _replicas(settings: UnetWorkerSettings, summing: Summing, directory: RegionDirectory | None) -> ControlNetReplicas:
     return ControlNetReplicas(lambda address: open_channel(address, settings.channels), directory, summing)
 
 

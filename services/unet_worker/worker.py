@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pentimento.domain.errors import Unavailable
+from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.execution import WorkerCredits
 from pentimento.domain.fleet import Capability
 from pentimento.policies.step_batching import reserve_count
@@ -14,6 +15,9 @@ from services.unet_worker.attempts.validation import AttemptLimits, check_order
 from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.capacity import CapacityFeed
 from services.unet_worker.device.device_backend import DeviceBackend, DeviceMemory
+
+if TYPE_CHECKING:
+    from services.unet_worker.pairing.halves import GuidanceHalves
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,15 @@ class UnetWorker:
         await self.loaded.prefetch(names)
         return self.credits().resident_components
 
+    def halves(self) -> "tuple[GuidanceHalves, int]":
+        """Return the halves that the device computes for other workers, and how many more may be opened: what is
+        painted here comes first. Raises FailedPrecondition where it computes none."""
+        halves = self.loaded.halves
+        if halves is None:
+            raise FailedPrecondition("NO_HALVES", "this worker computes no halves of guidance for others")
+        taken = sum(not held.yielded for held in self.attempts.running()) + halves.open_count
+        return halves, 0 if self.attempts.draining else self._credit_count() - taken
+
     def status(self) -> WorkerStatus:
         loaded = self.loaded
         return WorkerStatus(
@@ -111,7 +124,9 @@ class UnetWorker:
         )
 
     async def drain(self) -> None:
-        """Finishes what runs, takes nothing more."""
+        """Finishes what runs, takes nothing more. Halves are ended at once: their pictures need them not."""
+        if self._loaded is not None and self._loaded.halves is not None:
+            self._loaded.halves.stop()
         await self.attempts.drain()
 
     async def close(self) -> None:

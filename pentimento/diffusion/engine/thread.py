@@ -17,7 +17,7 @@ from pentimento.diffusion.engine.limits import BatchLimits
 from pentimento.diffusion.engine.listening import EngineObserver, PaintingListener, PaintingTicket, SilentObserver
 from pentimento.diffusion.engine.loop import StepLoop
 from pentimento.diffusion.engine.settings import EngineSettings
-from pentimento.diffusion.families.model import DiffusionModel, batch_key
+from pentimento.diffusion.families.model import BatchKey, DiffusionModel, batch_key
 from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Unavailable
 
@@ -87,6 +87,10 @@ class StepEngine:
         with self._changed:
             self._news = True
             self._changed.notify()
+
+    def pairing_pays(self, size: BatchKey) -> bool:
+        """Return whether guided pictures of that size gain by a peer, as far as that is known."""
+        return self._loop.pairs.pays(size)
 
     @property
     def waiting_count(self) -> int:

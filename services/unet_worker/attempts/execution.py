@@ -17,6 +17,7 @@ from pentimento.domain.fleet import HeldModel
 from pentimento.policies.residual_pipelining import wait_share
 from pentimento.wire.tensors import Binding, WireTensor
 from pentimento.wire.torch_tensors import tensor_to_wire
+from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_shelf import LoraShelf
 from services.unet_worker.attempts.accounts import Mark
 from services.unet_worker.attempts.finishing import FinishedPicture, Finisher
@@ -28,7 +29,9 @@ from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.control.conditions import ConditionEncoder
 from services.unet_worker.control.remote_control import RemoteControl, remote_controlnets
 from services.unet_worker.control.replicas import ControlNetReplicas, lost
+from services.unet_worker.pairing.remote_peer import PeerWorkers, RemotePeer
 
+PAIR_NOTE = "painted by a pair"
 TRUNCATED_NOTE = "prompt longer than the text encoder takes: its end was ignored"
 
 
@@ -126,8 +129,10 @@ class EngineModelRunner:
         replicas: ControlNetReplicas | None = None,
         loras: LoraShelf | None = None,
         conditions: ConditionEncoder | None = None,
+        peers: PeerWorkers | None = None,
     ) -> None:
         self._conditions = conditions
+        self._peers = peers
         self._latent_format = latent_format
         self._replicas = replicas
         self._worker_id = worker_id
@@ -149,11 +154,13 @@ class EngineModelRunner:
     ) -> PaintedPicture:
         # Asked for first: they load while the start is fetched.
         loras = self._loras.source(order.spec, order.route) if self._loras is not None else None
-        control = await self._control_of(order)
+        control, peer = await self._control_of(order), self._peer_of(order)
         try:
             start = await self._starts.resolve(order.spec, order.route)
-            painting = await self._denoise(order, start, uploads, emit, deadline, control, loras)
+            painting = await self._denoise(order, start, uploads, emit, deadline, control, loras, peer)
         finally:
+            if peer is not None:
+                peer.close()
             if control is not None:
                 control.close()
         if uploads is not None and painting.lora_patch_step is not None:
@@ -161,7 +168,7 @@ class EngineModelRunner:
         picture = await asyncio.wrap_future(
             self._finisher.finish(painting.latent, order.image_format, keep_png=uploads is not None)
         )
-        notes = (start.note, TRUNCATED_NOTE if painting.prompt_truncated else "")
+        notes = (start.note, TRUNCATED_NOTE if painting.prompt_truncated else "", _pair_note(order, painting))
         device_seconds = painting.device_s + picture.decoded_at - picture.started_at
         return PaintedPicture(
             held=self._held,
@@ -191,6 +198,12 @@ class EngineModelRunner:
         controlnets = await self._conditions.encoded(named, order.spec)
         return RemoteControl(order, self._held, controlnets, self._replicas, self._engine.wake)
 
+    def _peer_of(self, order: ExecuteOrder) -> RemotePeer | None:
+        """None where it is painted alone: residuals of ControlNets are for both halves, and go to this worker."""
+        if order.peer is None or self._peers is None or order.spec.controlnets or order.route.replay_of:
+            return None
+        return RemotePeer(order, self._held, order.peer, self._peers, self._engine.wake)
+
     def _joules(self, painting: FinishedPainting, picture: FinishedPicture, device_seconds: float) -> float | None:
         """The device's power while the picture was made, for the picture's share of its time."""
         watts = self._watts(painting.started_at, picture.decoded_at)
@@ -205,6 +218,7 @@ class EngineModelRunner:
         deadline: float | None,
         control: RemoteControl | None,
         loras: LoadingLoras | None,
+        peer: RemotePeer | None,
     ) -> FinishedPainting:
         request = PaintingRequest(
             order.spec,
@@ -215,6 +229,7 @@ class EngineModelRunner:
             control,
             loras=loras,
             alone=bool(order.route.replay_of),
+            peer=peer,
         )
         bridge = PaintingBridge(
             self._worker_id, emit, self._finisher, uploads, self._progress_interval_s, self._latent_format
@@ -224,6 +239,15 @@ class EngineModelRunner:
             return await bridge.done
         finally:
             ticket.stop(Cancelled("CANCELLED", "the attempt was stopped"))
+
+
+def _pair_note(order: ExecuteOrder, painting: FinishedPainting) -> str:
+    """Empty where no step was paired. Perhaps not all were: a peer is lost, or late, and the picture goes on."""
+    if order.peer is None or not painting.paired_step_count:
+        return ""
+    metrics.PAIRED_STEPS.inc(painting.paired_step_count)
+    steps = painting.step_count - painting.first_step
+    return f"{PAIR_NOTE}: {painting.paired_step_count} of {steps} steps with {order.peer.worker_id[:100]}"
 
 
 def _finite_latent_bytes(latent: Tensor, latent_format: LatentFormat) -> bytes | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pentimento.domain.execution import AttemptResult, ControlNetEndpoint
+from pentimento.domain.execution import AttemptResult, ControlNetEndpoint, LatentParallelPeer
 from pentimento.domain.generation import Attempt, CacheGrant, GenerationSpec, Route
 from pentimento.wire.tensors import WireTensor
 
@@ -21,7 +21,8 @@ class ExecuteOrder:
     cache_grant: CacheGrant | None = None
     image_format: str = "png"
     return_latents: bool = False
-    latent_parallel: bool = False
+    # Who computes the other half of the guidance; None for nobody.
+    peer: LatentParallelPeer | None = None
     # Where the spec's ControlNets are served; several of one name are replicas, to be tried in this order.
     controlnet_endpoints: tuple[ControlNetEndpoint, ...] = ()
     notes: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ def check_order(
     outside its limits."""
     _check_fencing(order, held)
     _check_prompts(order.spec, limits)
-    _check_picture(order.spec, held)
+    check_size_and_steps(order.spec, held)
     _check_sampling(order.spec, held)
     _check_adapters(order, capabilities, has_lora)
     _check_start(order.spec, order.route.start, noise_form)
@@ -79,6 +79,12 @@ def _check_prompts(spec: GenerationSpec, limits: AttemptLimits) -> None:
             raise InvalidArgument.of(f"spec.{name}", "must not hold NUL characters")
 
 
+def check_size_and_steps(spec: GenerationSpec, held: HeldModel) -> None:
+    """Raises InvalidArgument for a picture of another size, or of more steps, than the model paints."""
+    _check_picture(spec, held)
+    _check_range("spec.num_inference_steps", spec.num_inference_steps, 1, held.max_steps)
+
+
 def _check_picture(spec: GenerationSpec, held: HeldModel) -> None:
     multiple, longest = held.size_multiple_px, held.max_size_px
     for name, size in (("width_px", spec.width_px), ("height_px", spec.height_px)):
@@ -88,7 +94,6 @@ def _check_picture(spec: GenerationSpec, held: HeldModel) -> None:
 
 
 def _check_sampling(spec: GenerationSpec, held: HeldModel) -> None:
-    _check_range("spec.num_inference_steps", spec.num_inference_steps, 1, held.max_steps)
     _check_range("spec.guidance_scale", spec.guidance_scale, 0.0, MAX_GUIDANCE_SCALE)
     _check_range("spec.eta", spec.eta, 0.0, 1.0)
     _check_range("spec.seed", spec.seed, 0, 2**64 - 1)
@@ -119,8 +124,8 @@ def _check_adapters(
     for controlnet in order.spec.controlnets if Capability.CONTROLNET not in capabilities else ():
         message = f"spec.controlnets: this worker cannot use the ControlNet {controlnet.name[:100]!r}"
         raise NotFound("UNKNOWN_CONTROLNET", message)
-    if order.latent_parallel:
-        raise InvalidArgument.of("latent_parallel_peer", "must be absent: this worker runs both halves itself")
+    if order.peer is not None and not order.peer.address:
+        raise InvalidArgument.of("latent_parallel_peer.address", "must be there: it is asked for half of each step")
 
 
 def _check_pipelining(route: Route, step_count: int) -> None:

@@ -3,13 +3,16 @@ worker starts without it."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
+
+if TYPE_CHECKING:
+    from services.unet_worker.pairing.halves import GuidanceHalves
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,11 @@ class DeviceBackend(Protocol):
     @property
     def adapters(self) -> HeldAdapters:
         """The LoRAs that attempts may ask for."""
+        ...
+
+    @property
+    def halves(self) -> "GuidanceHalves | None":
+        """The halves that it computes for other workers; None where it computes none."""
         ...
 
     def memory(self) -> DeviceMemory: ...

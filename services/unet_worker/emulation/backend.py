@@ -210,6 +210,10 @@ class EmulatedBackend:
         return NO_ADAPTERS
 
     @property
+    def halves(self) -> None:
+        return None
+
+    @property
     def device(self) -> str:
         return f"emulated {self._devices.name}"
 

@@ -19,6 +19,7 @@ from services.unet_worker.device.device_backend import DeviceMemory, HeldAdapter
 from services.unet_worker.device.energy import EnergyMeter
 from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.model_card import default_batch_key
+from services.unet_worker.pairing.halves import GuidanceHalves
 
 CAPABILITIES = frozenset(
     {
@@ -44,6 +45,7 @@ class LoadedModel:
     store_threads: Executor
     max_batch: int
     loras: LoraShelf
+    halves: GuidanceHalves
     energy: EnergyMeter | None = None
     # Of its device, beside those of every model.
     device_capabilities: frozenset[Capability] = frozenset()
@@ -55,7 +57,9 @@ class LoadedModel:
     @property
     def capabilities(self) -> frozenset[Capability]:
         own = CAPABILITIES | self.device_capabilities
-        return own | {Capability.LORA} if self.loras.adapters else own
+        # Not for good: pairs that were measured to be slower are tried again later.
+        pairs = {Capability.LATENT_PARALLEL} if self.engine.pairing_pays(default_batch_key(self.held)) else set()
+        return own | pairs | ({Capability.LORA} if self.loras.adapters else set())
 
     @property
     def adapters(self) -> HeldAdapters:

@@ -18,6 +18,7 @@ from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
 from services.unet_worker.device.device_backend import NO_ADAPTERS, DeviceBackend, DeviceMemory, HeldAdapters
 from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.loaded import LoadedModel
+from services.unet_worker.pairing.halves import GuidanceHalves
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class SwitchingBackend:
     batch_limit: int = 0
     running_count: int = 0
     adapters: HeldAdapters = NO_ADAPTERS
+    halves: None = None
 
     @property
     def device(self) -> str:
@@ -110,6 +112,10 @@ class ModelSwitch:
     @property
     def adapters(self) -> HeldAdapters:
         return self._backend.adapters
+
+    @property
+    def halves(self) -> GuidanceHalves | None:
+        return self._backend.halves
 
     def memory(self) -> DeviceMemory:
         return self._backend.memory()

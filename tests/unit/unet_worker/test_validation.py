@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.execution import LatentParallelPeer
 from pentimento.domain.generation import (
     ControlNetMode,
     ControlNetSelection,
@@ -82,7 +83,7 @@ def test_sound_orders_are_taken(order: ExecuteOrder) -> None:
         (order_with(start=replace(FROM_IMAGE, noise_form=NoiseForm.FLOW_MATCHING)), "route.start.image.noise_form"),
         (replace(ORDER, image_format="gif"), "image_format"),
         (replace(ORDER, deadline_remaining_ms=-1), "deadline_remaining_ms"),
-        (replace(ORDER, latent_parallel=True), "latent_parallel_peer"),
+        (replace(ORDER, peer=LatentParallelPeer("peer", "")), "latent_parallel_peer.address"),
     ],
 )
 def test_a_field_outside_its_limits_is_named(order: ExecuteOrder, field: str) -> None:

@@ -785,7 +785,6 @@ class OpenHalf(_message.Message):
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
-    WORKER_GENERATION_FIELD_NUMBER: _builtins.int
     TEXT_STATES_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
     HALF_FIELD_NUMBER: _builtins.int
@@ -797,7 +796,6 @@ class OpenHalf(_message.Message):
     LORAS_FIELD_NUMBER: _builtins.int
     STREAM_EPOCH_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
-    worker_generation: _builtins.int
     half: Global___GuidanceHalf.ValueType
     width_px: _builtins.int
     height_px: _builtins.int
@@ -821,14 +819,13 @@ class OpenHalf(_message.Message):
 
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.LoraSelection]:
-        """What the peer must have applied to its weights."""
+        """What changes the prediction from the first step on: the peer is asked once they are in effect."""
 
     def __init__(
         self,
         *,
         attempt: _generation_pb2.Attempt | None = ...,
         model_digest: _builtins.str = ...,
-        worker_generation: _builtins.int = ...,
         text_states: _tensor_pb2.Tensor | None = ...,
         transport: _tensor_pb2.TensorTransportOffer | None = ...,
         half: Global___GuidanceHalf.ValueType = ...,
@@ -842,7 +839,7 @@ class OpenHalf(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_pooled_states", b"_pooled_states", "_time_ids", b"_time_ids", "attempt", b"attempt", "pooled_states", b"pooled_states", "text_states", b"text_states", "time_ids", b"time_ids", "transport", b"transport"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pooled_states", b"_pooled_states", "_time_ids", b"_time_ids", "attempt", b"attempt", "half", b"half", "height_px", b"height_px", "loras", b"loras", "model_digest", b"model_digest", "pooled_states", b"pooled_states", "step_count", b"step_count", "stream_epoch", b"stream_epoch", "text_states", b"text_states", "time_ids", b"time_ids", "transport", b"transport", "width_px", b"width_px", "worker_generation", b"worker_generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pooled_states", b"_pooled_states", "_time_ids", b"_time_ids", "attempt", b"attempt", "half", b"half", "height_px", b"height_px", "loras", b"loras", "model_digest", b"model_digest", "pooled_states", b"pooled_states", "step_count", b"step_count", "stream_epoch", b"stream_epoch", "text_states", b"text_states", "time_ids", b"time_ids", "transport", b"transport", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__pooled_states: _TypeAlias = _typing.Literal["pooled_states"]  # noqa: Y015
     _WhichOneofArgType__pooled_states: _TypeAlias = _typing.Literal["_pooled_states", b"_pooled_states"]  # noqa: Y015

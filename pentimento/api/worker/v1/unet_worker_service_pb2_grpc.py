@@ -116,7 +116,8 @@ class UnetWorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PredictHalf(self, request_iterator, context):
-        """One half of classifier-free guidance for a peer worker (latent parallelism, Katz).
+        """One half of classifier-free guidance for a peer worker (latent parallelism, Katz, section 7): open, then a step's latents in and its prediction out, in turn. FAILED_PRECONDITION when the digest is not what the
+        worker holds, RESOURCE_EXHAUSTED when it has no place free, ABORTED (STALE_FRAME) for tensors of another stream, step or model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

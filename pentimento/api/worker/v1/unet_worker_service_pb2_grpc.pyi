@@ -47,7 +47,9 @@ class UnetWorkerServiceStub:
     Prefetch: _grpc.UnaryUnaryMultiCallable[_unet_worker_service_pb2.PrefetchRequest, _unet_worker_service_pb2.PrefetchResponse]
     """Brings components closer to the device ahead of need."""
     PredictHalf: _grpc.StreamStreamMultiCallable[_unet_worker_service_pb2.PredictHalfRequest, _unet_worker_service_pb2.PredictHalfResponse]
-    """One half of classifier-free guidance for a peer worker (latent parallelism, Katz)."""
+    """One half of classifier-free guidance for a peer worker (latent parallelism, Katz, section 7): open, then a step's latents in and its prediction out, in turn. FAILED_PRECONDITION when the digest is not what the
+    worker holds, RESOURCE_EXHAUSTED when it has no place free, ABORTED (STALE_FRAME) for tensors of another stream, step or model.
+    """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_unet_worker_service_pb2.GetStatusRequest, _unet_worker_service_pb2.GetStatusResponse]
 
 @_typing.type_check_only
@@ -69,7 +71,9 @@ class UnetWorkerServiceAsyncStub(UnetWorkerServiceStub):
     Prefetch: _aio.UnaryUnaryMultiCallable[_unet_worker_service_pb2.PrefetchRequest, _unet_worker_service_pb2.PrefetchResponse]  # type: ignore[assignment]
     """Brings components closer to the device ahead of need."""
     PredictHalf: _aio.StreamStreamMultiCallable[_unet_worker_service_pb2.PredictHalfRequest, _unet_worker_service_pb2.PredictHalfResponse]  # type: ignore[assignment]
-    """One half of classifier-free guidance for a peer worker (latent parallelism, Katz)."""
+    """One half of classifier-free guidance for a peer worker (latent parallelism, Katz, section 7): open, then a step's latents in and its prediction out, in turn. FAILED_PRECONDITION when the digest is not what the
+    worker holds, RESOURCE_EXHAUSTED when it has no place free, ABORTED (STALE_FRAME) for tensors of another stream, step or model.
+    """
     GetStatus: _aio.UnaryUnaryMultiCallable[_unet_worker_service_pb2.GetStatusRequest, _unet_worker_service_pb2.GetStatusResponse]  # type: ignore[assignment]
 
 class UnetWorkerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -124,7 +128,9 @@ class UnetWorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_unet_worker_service_pb2.PredictHalfRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_unet_worker_service_pb2.PredictHalfResponse], _abc.AsyncIterator[_unet_worker_service_pb2.PredictHalfResponse]]:
-        """One half of classifier-free guidance for a peer worker (latent parallelism, Katz)."""
+        """One half of classifier-free guidance for a peer worker (latent parallelism, Katz, section 7): open, then a step's latents in and its prediction out, in turn. FAILED_PRECONDITION when the digest is not what the
+        worker holds, RESOURCE_EXHAUSTED when it has no place free, ABORTED (STALE_FRAME) for tensors of another stream, step or model.
+        """
 
     @_abc_1.abstractmethod
     def GetStatus(

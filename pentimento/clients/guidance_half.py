@@ -1,0 +1,166 @@
+"""Client of a worker that computes one half of another's guidance."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import grpc.aio
+
+from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.clients.errors import domain_errors
+from pentimento.domain.errors import Aborted, Unavailable
+from pentimento.domain.generation import Attempt, LoraSelection
+from pentimento.tensors.negotiation import transport_offer
+from pentimento.tensors.outgoing import OutgoingTensor
+from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
+from pentimento.tensors.regions import RegionDirectory
+from pentimento.tensors.sending import TensorSender
+from pentimento.wire.generation import attempt_to_proto, lora_to_proto
+from pentimento.wire.tensors import Binding
+
+
+@dataclass(frozen=True)
+class HalfStreamRequest:
+    """What a stream of predictions for the unconditional half is opened with; its tensors, of one row each, are bound
+    by `HalfStream`."""
+
+    attempt: Attempt
+    model_digest: str
+    width_px: int
+    height_px: int
+    step_count: int
+    states: OutgoingTensor
+    pooled: OutgoingTensor | None = None
+    sizes: OutgoingTensor | None = None
+    loras: Sequence[LoraSelection] = field(default=(), repr=False)
+
+    def tensors(self) -> list[tuple[str, OutgoingTensor]]:
+        """Return those there are, by the contract's fields."""
+        named = (("text_states", self.states), ("pooled_states", self.pooled), ("time_ids", self.sizes))
+        return [(name, tensor) for name, tensor in named if tensor is not None]
+
+
+class GuidanceHalfClient:
+    """Calls a peer. `directory` is where memory is shared with it, None for chunks."""
+
+    def __init__(self, channel: grpc.aio.Channel, directory: RegionDirectory | None = None) -> None:
+        self._stub = UnetWorkerServiceStub(channel)
+        self._directory = directory
+
+    async def open_stream(self, request: HalfStreamRequest, stream_epoch: int, timeout_s: float) -> "HalfStream":
+        """Return an open stream. Raises what the peer refuses it for, and Unavailable where it does not answer in
+        time."""
+        stream = HalfStream(self._stub.PredictHalf(), request, stream_epoch, self._directory)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await stream.open()
+        except TimeoutError:
+            stream.close()
+            raise Unavailable("PEER_SILENT", "the peer did not open a stream in time") from None
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+
+class HalfStream:
+    """One stream: a step's latents go out, its prediction comes back. One step at a time; on the event loop only."""
+
+    def __init__(
+        self,
+        call: "grpc.aio.StreamStreamCall[pb.PredictHalfRequest, pb.PredictHalfResponse]",
+        request: HalfStreamRequest,
+        stream_epoch: int,
+        directory: RegionDirectory | None,
+    ) -> None:
+        self._call = call
+        self._request = request
+        self._epoch = stream_epoch
+        self._directory = directory
+        self._sender = TensorSender()
+        self._receiver = TensorReceiver()
+        self._unread: tensor_pb.SharedMemoryAck | None = None
+
+    async def open(self) -> None:
+        """Open it. Raises what the peer refuses it for, and Aborted (STALE_FRAME) for an answer to anything else."""
+        request = self._request
+        message = pb.OpenHalf(
+            attempt=attempt_to_proto(request.attempt),
+            model_digest=request.model_digest,
+            transport=transport_offer(self._directory),
+            half=pb.GUIDANCE_HALF_UNCONDITIONAL,
+            width_px=request.width_px,
+            height_px=request.height_px,
+            step_count=request.step_count,
+            loras=[lora_to_proto(lora) for lora in request.loras],
+            stream_epoch=self._epoch,
+        )
+        named = request.tensors()
+        packed = self._sender.pack([replace(tensor, binding=self._binding(0, name)) for name, tensor in named])
+        for (name, _), tensor in zip(named, packed.tensors, strict=True):
+            getattr(message, name).CopyFrom(tensor)
+        await self._send(pb.PredictHalfRequest(open=message))
+        for chunk in packed.chunks:
+            await self._send(pb.PredictHalfRequest(chunk=chunk))
+        opened = (await self._read("opened")).opened
+        if opened.stream_epoch != self._epoch:
+            raise Aborted("STALE_FRAME", f"the stream was opened for epoch {opened.stream_epoch}, not {self._epoch}")
+        region = opened.region if opened.HasField("region") else None
+        self._receiver, told = open_receiver(region, self._directory)
+        if told is not None:
+            await self._send(pb.PredictHalfRequest(region_opened=told))
+
+    async def predict(self, step_index: int, timestep: float, latent: OutgoingTensor) -> ReceivedTensors:
+        """Return a step's prediction, shaped and typed as `latent`. One in shared memory is valid until the next step
+        is asked for.
+
+        Raises what the peer ends the stream with; Aborted (STALE_FRAME) for an answer to anything else.
+        """
+        packed = self._sender.pack([replace(latent, binding=self._binding(step_index, "latent"))])
+        if self._unread is not None:
+            ack, self._unread = self._unread, None
+            await self._send(pb.PredictHalfRequest(ack=ack))
+        step = pb.HalfStep(step_index=step_index, timestep=timestep, latent=packed.tensors[0])
+        await self._send(pb.PredictHalfRequest(step=step))
+        for chunk in packed.chunks:
+            await self._send(pb.PredictHalfRequest(chunk=chunk))
+        message = (await self._read("prediction")).prediction
+        if (message.step_index, message.stream_epoch) != (step_index, self._epoch):
+            raise Aborted("STALE_FRAME", f"a prediction came that is not of step {step_index} of this stream")
+        expected = ExpectedTensor(latent.dtype, latent.dims, self._binding(step_index, "prediction"))
+        found = self._receiver.begin([message.prediction], [expected])
+        while found is None:
+            found = self._receiver.add((await self._read("chunk")).chunk)
+        self._unread = found.ack
+        return found
+
+    def close(self) -> None:
+        """End the stream at once."""
+        self._call.cancel()
+        self._receiver.close()
+
+    def _binding(self, step_index: int, layer: str) -> Binding:
+        request = self._request
+        attempt = request.attempt
+        return Binding(attempt.request_id, attempt.fencing_token, step_index, layer, request.model_digest, self._epoch)
+
+    async def _send(self, message: pb.PredictHalfRequest) -> None:
+        with domain_errors():
+            try:
+                await self._call.write(message)
+            except asyncio.InvalidStateError:
+                # The call has ended; its status says why.
+                await self._call.read()
+                raise Unavailable("PEER_GONE", "the peer ended the stream") from None
+
+    async def _read(self, wanted: str) -> pb.PredictHalfResponse:
+        with domain_errors():
+            message = await self._call.read()
+        if message is grpc.aio.EOF:
+            raise Unavailable("PEER_GONE", "the peer ended the stream")
+        assert isinstance(message, pb.PredictHalfResponse)
+        if message.WhichOneof("message") != wanted:
+            raise Aborted("STALE_FRAME", f"{message.WhichOneof('message')} came where {wanted} is due")
+        return message

@@ -1,0 +1,220 @@
+"""Halves of other workers' pictures, transport-neutral: opened where they fit, then one step after the other."""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from pentimento.diffusion.engine import FinishedPainting, PaintingTicket, StepEngine
+from pentimento.diffusion.families import Conditioning, DiffusionModel, batch_key
+from pentimento.diffusion.guidance_half import AskedStep, AskedSteps, HalfStart
+from pentimento.diffusion.painting import PaintingRequest
+from pentimento.domain.errors import (
+    Aborted,
+    Cancelled,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PentimentoError,
+    ResourceExhausted,
+    Unavailable,
+)
+from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, LoraSelection, Route, Scheduler
+from pentimento.domain.reasons import Reason
+from pentimento.tensors.regions import RegionDirectory
+from pentimento.wire.tensors import Dtype
+from pentimento.wire.torch_tensors import WIRE_DTYPES
+from services.unet_worker import metrics
+from services.unet_worker.adapters.lora_shelf import LoraShelf
+from services.unet_worker.attempts.validation import check_size_and_steps
+
+# By the contract's field: what a family conditions on, as (element type, dims) of one row.
+OpeningShapes = Mapping[str, tuple[Dtype, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class HalfOrder:
+    """OpenHalf in domain values; `conditioning` has one row."""
+
+    attempt: Attempt
+    model_digest: str
+    width_px: int
+    height_px: int
+    step_count: int
+    conditioning: Conditioning
+    loras: tuple[LoraSelection, ...] = field(default=(), repr=False)
+
+
+class GuidanceHalves:
+    """The halves that a loaded model computes for other workers; `directory` is where memory is shared with those of
+    this host. On the event loop only, but for its construction, which waits for the engine."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        held: HeldModel,
+        engine: StepEngine,
+        loras: LoraShelf,
+        directory: RegionDirectory | None,
+    ) -> None:
+        self.directory = directory
+        self._model = model
+        self._held = held
+        self._engine = engine
+        self._loras = loras
+        self._open: set[OpenHalf] = set()
+        self.opening_shapes = engine.call(self._shapes).result()
+
+    @property
+    def open_count(self) -> int:
+        """Those that are open."""
+        return len(self._open)
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[Dtype, tuple[int, ...]]:
+        """Return element type and dims of a step's latents and of its prediction."""
+        return WIRE_DTYPES[self._model.dtype], self._model.latent_shape(width_px, height_px)
+
+    @contextmanager
+    def opened(self, order: HalfOrder, free_count: int) -> Iterator["OpenHalf"]:
+        """Hold a half open, one of at most `free_count` more. Raises FailedPrecondition for another model, NotFound for
+        a LoRA that is not here, InvalidArgument for a picture that this worker never paints, ResourceExhausted when it
+        is full."""
+        spec = self._spec(order)
+        self._check(order, spec)
+        if free_count <= 0:
+            raise ResourceExhausted("NO_CREDIT", "this worker computes no more halves for others now")
+        half = OpenHalf(order, self._engine, lambda steps: self._painting(order, spec, steps))
+        self._open.add(half)
+        try:
+            yield half
+        finally:
+            self._open.discard(half)
+            half.close()
+
+    def stop(self) -> None:
+        """End all: their pictures are painted by their own workers alone."""
+        for half in self._open:
+            half.end(Unavailable(Reason.DRAINING, "this worker is stopping"))
+
+    def _shapes(self) -> OpeningShapes:
+        width_px, height_px = self._held.default_width_px, self._held.default_height_px
+        row = self._model.conditioning(self._model.encode_prompt(""), width_px, height_px)
+        named = (("text_states", row.states), ("pooled_states", row.pooled), ("time_ids", row.sizes))
+        return {name: (WIRE_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in named if tensor is not None}
+
+    def _check(self, order: HalfOrder, spec: GenerationSpec) -> None:
+        if order.model_digest != self._held.model_digest:
+            message = f"this worker holds {self._held.model_digest}, not {order.model_digest[:100]!r}"
+            raise FailedPrecondition("MODEL_DIGEST_MISMATCH", message)
+        check_size_and_steps(spec, self._held)
+        self._engine.limits.check(batch_key(spec))
+        known = {(adapter.name, adapter.digest) for adapter in self._loras.adapters}
+        for lora in order.loras:
+            if (lora.name, lora.digest) not in known:
+                raise NotFound("UNKNOWN_LORA", f"open.loras: this worker has no LoRA {lora.name[:100]!r}")
+
+    def _spec(self, order: HalfOrder) -> GenerationSpec:
+        """Of a picture of one row: without guidance, and of no prompt, which is there as text states."""
+        return GenerationSpec(
+            prompt="",
+            negative_prompt="",
+            model=self._held.model,
+            width_px=order.width_px,
+            height_px=order.height_px,
+            num_inference_steps=order.step_count,
+            guidance_scale=1.0,
+            scheduler=Scheduler(self._held.schedulers[0]),
+            seed=0,
+            loras=order.loras,
+        )
+
+    def _painting(self, order: HalfOrder, spec: GenerationSpec, steps: AskedSteps) -> PaintingRequest:
+        device = self._model.device
+        states, *others = order.conditioning.parts
+        texts = Conditioning(states.to(device), *(part if part is None else part.to(device) for part in others))
+        route = Route("half", FromNoise(), self._held.model, self._held.model_digest)
+        return PaintingRequest(spec, HalfStart(texts, steps), loras=self._loras.source(spec, route))
+
+
+class OpenHalf:
+    """One half of one picture, and the listener of its painting. On the event loop only, but for what the engine tells;
+    one step at a time."""
+
+    def __init__(self, order: HalfOrder, engine: StepEngine, painting: Callable[[AskedSteps], PaintingRequest]) -> None:
+        self.order = order
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._steps = AskedSteps(order.step_count, self._answer)
+        self._request = painting(self._steps)
+        self._ticket: PaintingTicket | None = None
+        self._last_step = -1
+        self._failure: PentimentoError | None = None
+        self._answered: asyncio.Future[Tensor] = self._loop.create_future()
+
+    def begin(self, step_index: int, timestep: float) -> None:
+        """Check what is asked next. Raises Aborted (STALE_FRAME) for a step that is not after the last one,
+        InvalidArgument for one that no schedule has."""
+        if step_index <= self._last_step:
+            raise Aborted("STALE_FRAME", f"step {step_index} came after step {self._last_step}")
+        if step_index >= self.order.step_count:
+            raise InvalidArgument.of("step.step_index", f"must be below {self.order.step_count}, got {step_index}")
+        if not math.isfinite(timestep):
+            raise InvalidArgument.of("step.timestep", f"must be finite, got {timestep}")
+        self._last_step = step_index
+
+    async def predict(self, timestep: float, latent: Tensor) -> Tensor:
+        """Return the network's prediction for the step that was begun, shaped as `latent`. Raises what the engine ends
+        the half with."""
+        if self._failure is not None:
+            raise self._failure
+        self._answered = self._loop.create_future()
+        self._steps.ask(AskedStep(self._last_step, timestep, latent))
+        if self._ticket is None:
+            self._ticket = self._engine.submit(self._request, self)
+        else:
+            self._engine.wake()
+        prediction = await self._answered
+        metrics.PEER_HALVES.inc()
+        return prediction
+
+    def end(self, error: PentimentoError) -> None:
+        """Fail what is asked now or later with `error`."""
+        self._failure = self._failure or error
+        if not self._answered.done():
+            self._answered.set_exception(error)
+        if self._ticket is not None:
+            self._ticket.stop(error)
+
+    def close(self) -> None:
+        """Stop it. Harmless twice."""
+        self._answered.cancel()
+        if self._ticket is not None:
+            self._ticket.stop(Cancelled("CANCELLED", "the half was closed"))
+
+    def started(self, first_step: int, step_count: int) -> None:
+        """See `PaintingListener`. Nobody follows a half."""
+
+    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
+        """Nobody follows a half."""
+
+    def captured(self, step: int, sigma: float, latent: Tensor) -> None:
+        """Nothing is captured."""
+
+    def finished(self, painting: FinishedPainting) -> None:
+        """The last step was answered like the others."""
+
+    def failed(self, error: PentimentoError) -> None:
+        """Fail what is asked with it."""
+        self._tell(lambda: self.end(error))
+
+    def _answer(self, step_index: int, prediction: Tensor) -> None:
+        self._tell(lambda: None if self._answered.done() else self._answered.set_result(prediction))
+
+    def _tell(self, act: Callable[[], None]) -> None:
+        """On the event loop, where there is still one."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(act)

@@ -1,0 +1,143 @@
+"""The engine's source of the other half of one picture's guidance: a peer, over a stream."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+
+import grpc.aio
+from torch import Tensor
+
+from pentimento.clients.guidance_half import GuidanceHalfClient, HalfStream, HalfStreamRequest
+from pentimento.diffusion.families.model import DenoiserInput
+from pentimento.domain.errors import PentimentoError, Unavailable
+from pentimento.domain.execution import LatentParallelPeer
+from pentimento.domain.fleet import HeldModel
+from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.outgoing import OutgoingTensor
+from pentimento.tensors.regions import RegionDirectory
+from pentimento.wire.tensors import UNBOUND
+from services.unet_worker.attempts.order import ExecuteOrder
+
+logger = logging.getLogger(__name__)
+
+OPEN_TIMEOUT_S = 10.0
+# After it the peer is lost for the rest of the picture. The engine has gone on without it long before.
+STEP_TIMEOUT_S = 60.0
+
+
+class PeerWorkers:
+    """Channels to peers, kept for as long as the process lives; `directory` is where memory is shared with those of
+    this host. On the event loop only."""
+
+    def __init__(self, open_channel: Callable[[str], grpc.aio.Channel], directory: RegionDirectory | None) -> None:
+        self._open_channel = open_channel
+        self._directory = directory
+        self._clients: dict[str, GuidanceHalfClient] = {}
+
+    def client(self, address: str) -> GuidanceHalfClient:
+        """Return the client of a peer."""
+        if address not in self._clients:
+            self._clients[address] = GuidanceHalfClient(self._open_channel(address), self._directory)
+        return self._clients[address]
+
+
+@dataclass(frozen=True)
+class _AskedStep:
+    step_index: int
+    answer: "Future[Tensor]"
+
+
+class RemotePeer:
+    """A `GuidancePeer`. The engine's thread asks and takes; what goes over the wire does so on the event loop. `wake`
+    is called when a half has come. Make it, and close it, on the event loop."""
+
+    def __init__(
+        self,
+        order: ExecuteOrder,
+        held: HeldModel,
+        peer: LatentParallelPeer,
+        workers: PeerWorkers,
+        wake: Callable[[], None],
+    ) -> None:
+        self._order = order
+        self._held = held
+        self._peer = peer
+        self._client = workers.client(peer.address)
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._stream: HalfStream | None = None
+        self._asked: _AskedStep | None = None
+        self._over = False
+
+    def ask(self, step_index: int, inputs: DenoiserInput) -> bool:
+        """Ask for a step's half, unless the peer is lost or still at an earlier one."""
+        if self._over or (self._asked is not None and not self._asked.answer.done()):
+            return False
+        answer = asyncio.run_coroutine_threadsafe(self._ask(step_index, inputs), self._loop)
+        self._asked = _AskedStep(step_index, answer)
+        answer.add_done_callback(lambda _: self._wake())
+        return True
+
+    def take(self, step_index: int) -> Tensor | None:
+        """Return the half, valid until the next one is asked for; None while it is under way. Raises Unavailable where
+        it will not come."""
+        asked = self._asked
+        if asked is None or asked.step_index != step_index:
+            raise Unavailable("PEER_LOST", "this step was not asked for")
+        if not asked.answer.done():
+            return None
+        try:
+            return asked.answer.result()
+        except CancelledError:
+            raise Unavailable("PEER_LOST", "the stream to the peer was closed") from None
+
+    def close(self) -> None:
+        """End the stream. Harmless twice."""
+        self._over = True
+        if self._stream is not None:
+            self._stream.close()
+
+    async def _ask(self, step_index: int, inputs: DenoiserInput) -> Tensor:
+        latent = outgoing_tensor(inputs.latents, UNBOUND)
+        try:
+            stream = self._stream or await self._open(inputs)
+            async with asyncio.timeout(STEP_TIMEOUT_S):
+                found = await stream.predict(step_index, float(inputs.timesteps[0]), latent)
+            return tensor_over(found.tensors[0])
+        except TimeoutError:
+            raise self._lose(Unavailable("PEER_SILENT", "the peer did not answer in time")) from None
+        except PentimentoError as error:
+            raise self._lose(error) from None
+
+    async def _open(self, inputs: DenoiserInput) -> HalfStream:
+        self._stream = await self._client.open_stream(self._request(inputs), 1, OPEN_TIMEOUT_S)
+        if self._over:
+            self._stream.close()
+        return self._stream
+
+    def _lose(self, error: PentimentoError) -> Unavailable:
+        if not self._over:
+            extra = {"peer": self._peer.worker_id, "reason": error.reason}
+            logger.warning("a peer was lost; the picture is painted on without it", extra=extra)
+        self.close()
+        return Unavailable("PEER_LOST", f"the peer is lost: {error.reason}")
+
+    def _request(self, inputs: DenoiserInput) -> HalfStreamRequest:
+        spec, texts = self._order.spec, inputs.conditioning
+        return HalfStreamRequest(
+            attempt=self._order.attempt,
+            model_digest=self._held.model_digest,
+            width_px=spec.width_px,
+            height_px=spec.height_px,
+            step_count=spec.num_inference_steps,
+            states=outgoing_tensor(texts.states, UNBOUND),
+            pooled=_optional(texts.pooled),
+            sizes=_optional(texts.sizes),
+            loras=spec.loras,
+        )
+
+
+def _optional(tensor: Tensor | None) -> OutgoingTensor | None:
+    return None if tensor is None else outgoing_tensor(tensor, UNBOUND)

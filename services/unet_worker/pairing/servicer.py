@@ -1,0 +1,144 @@
+"""PredictHalf of pentimento.api.worker.v1. What a message says is believed only where it is what its stream waits
+for."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+
+from torch import Tensor
+
+from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.diffusion.families import Conditioning
+from pentimento.domain.errors import InvalidArgument
+from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver
+from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender
+from pentimento.wire.generation import attempt_from_proto, lora_from_proto
+from pentimento.wire.tensors import Binding, size_of
+from services.unet_worker.pairing.halves import GuidanceHalves, HalfOrder, OpenHalf, OpeningShapes
+
+Requests = AsyncIterator[pb.PredictHalfRequest]
+Responses = AsyncGenerator[pb.PredictHalfResponse, None]
+
+
+async def predict_half(messages: Requests, halves: GuidanceHalves, free_count: int) -> Responses:
+    """Yield the answers of one stream, for which there is a place where `free_count` is above 0: what was agreed, then
+    a prediction a step."""
+    message = await _opening(messages)
+    order = await _order(message, halves.opening_shapes, messages)
+    with halves.opened(order, free_count) as half:
+        latents = halves.latent_shape(order.width_px, order.height_px)
+        sender, region = await asyncio.to_thread(open_sender, message.transport, halves.directory, [size_of(*latents)])
+        expected = ExpectedTensor(*latents, _binding(message, 0, "latent"))
+        conversation = _Conversation(message, half, expected, sender)
+        try:
+            yield conversation.opened(region)
+            async with aclosing(conversation.answers(messages)) as answers:
+                async for answer in answers:
+                    yield answer
+        finally:
+            sender.close()
+
+
+async def _opening(messages: Requests) -> pb.OpenHalf:
+    first = await anext(aiter(messages), None)
+    if first is None or first.WhichOneof("message") != "open":
+        raise InvalidArgument.of("message", "must be open: it is the first of its stream")
+    if first.open.half not in (pb.GUIDANCE_HALF_UNCONDITIONAL, pb.GUIDANCE_HALF_CONDITIONAL):
+        raise InvalidArgument.of("open.half", "must say which half of guidance is asked for")
+    return first.open
+
+
+async def _order(message: pb.OpenHalf, shapes: OpeningShapes, messages: Requests) -> HalfOrder:
+    """Exactly the tensors that the model conditions on, of one row."""
+    for name in ("pooled_states", "time_ids"):
+        if message.HasField(name) is not (name in shapes):
+            raise InvalidArgument.of(f"open.{name}", f"must {'' if name in shapes else 'not '}be there for this model")
+    parts = [getattr(message, name) for name in shapes]
+    expected = [ExpectedTensor(*shape, _binding(message, 0, name)) for name, shape in shapes.items()]
+    found = await _receive(TensorReceiver(), parts, expected, messages)
+    tensors = {name: tensor_over(wire) for name, wire in zip(shapes, found.tensors, strict=True)}
+    return HalfOrder(
+        attempt=attempt_from_proto(message.attempt),
+        model_digest=message.model_digest,
+        width_px=message.width_px,
+        height_px=message.height_px,
+        step_count=message.step_count,
+        conditioning=Conditioning(tensors["text_states"], tensors.get("pooled_states"), tensors.get("time_ids")),
+        loras=tuple(lora_from_proto(lora) for lora in message.loras),
+    )
+
+
+def _binding(message: pb.OpenHalf, step_index: int, layer: str) -> Binding:
+    attempt = message.attempt
+    ours = (attempt.request_id, attempt.fencing_token)
+    return Binding(*ours, step_index, layer, message.model_digest, message.stream_epoch)
+
+
+async def _receive(
+    receiver: TensorReceiver,
+    parts: Sequence[tensor_pb.Tensor],
+    expected: Sequence[ExpectedTensor],
+    messages: Requests,
+) -> ReceivedTensors:
+    found = receiver.begin(parts, expected)
+    while found is None:
+        message = await anext(aiter(messages), None)
+        if message is None or message.WhichOneof("message") != "chunk":
+            raise InvalidArgument.of("message", "must be a chunk of the tensors before it")
+        found = receiver.add(message.chunk)
+    return found
+
+
+class _Conversation:
+    """What follows the opening: a step, its prediction, and so on."""
+
+    def __init__(self, opening: pb.OpenHalf, half: OpenHalf, latent: ExpectedTensor, sender: TensorSender) -> None:
+        self._opening = opening
+        self._half = half
+        self._latent = latent
+        self._sender = sender
+        self._receiver = TensorReceiver()
+
+    def opened(self, region: tensor_pb.SharedMemoryRegion | None) -> pb.PredictHalfResponse:
+        """The answer to the opening."""
+        shared, chunks = tensor_pb.TENSOR_TRANSPORT_SHARED_MEMORY, tensor_pb.TENSOR_TRANSPORT_CHUNKS
+        return pb.PredictHalfResponse(
+            opened=pb.HalfOpened(
+                transport=shared if region is not None else chunks,
+                stream_epoch=self._opening.stream_epoch,
+                region=region,
+            )
+        )
+
+    async def answers(self, messages: Requests) -> Responses:
+        """The prediction of each step, until the other end has no more."""
+        async for message in messages:
+            match message.WhichOneof("message"):
+                case "step":
+                    packed = await self._prediction(message.step, messages)
+                    prediction = pb.HalfPrediction(
+                        step_index=message.step.step_index,
+                        prediction=packed.tensors[0],
+                        stream_epoch=self._opening.stream_epoch,
+                    )
+                    yield pb.PredictHalfResponse(prediction=prediction)
+                    for chunk in packed.chunks:
+                        yield pb.PredictHalfResponse(chunk=chunk)
+                case "ack":
+                    self._sender.acknowledged(message.ack)
+                case "region_opened":
+                    self._sender.region_opened(message.region_opened)
+                case other:
+                    raise InvalidArgument.of("message", f"must be step, ack or region_opened, got {other or 'none'}")
+
+    async def _prediction(self, step: pb.HalfStep, messages: Requests) -> PackedTensors:
+        self._half.begin(step.step_index, step.timestep)
+        wanted = ExpectedTensor(
+            self._latent.dtype, self._latent.dims, _binding(self._opening, step.step_index, "latent")
+        )
+        found = await _receive(self._receiver, [step.latent], [wanted], messages)
+        prediction: Tensor = await self._half.predict(step.timestep, tensor_over(found.tensors[0]))
+        binding = _binding(self._opening, step.step_index, "prediction")
+        return self._sender.pack([outgoing_tensor(prediction, binding)])

@@ -1,0 +1,339 @@
+"""Pictures that two workers paint: those of one worker, whatever becomes of the second, a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+from torch import Tensor
+
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.clients.errors import domain_errors
+from pentimento.clients.guidance_half import GuidanceHalfClient, HalfStreamRequest
+from pentimento.clients.worker import WorkerClient
+from pentimento.domain.errors import (
+    Aborted,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PentimentoError,
+    ResourceExhausted,
+    Unavailable,
+)
+from pentimento.domain.fleet import Capability
+from pentimento.domain.generation import (
+    Attempt,
+    FromNoise,
+    GenerationSpec,
+    LoraSelection,
+    Route,
+    Scheduler,
+)
+from pentimento.policies import latent_pairing
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.regions import RegionDirectory
+from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
+from pentimento.wire.tensors import UNBOUND, tensor_from_proto
+from pentimento.wire.torch_tensors import tensor_from_wire
+from tests.integration.unet_worker.conftest import Served, serve
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ZOO = Path(__file__).parents[3] / "zoo" / "weights"
+NEON = "tiny-lora-neon"
+SIDE_PX, STEPS = 64, 20
+# What the composition of a batch may change of a picture (ADR 0009): a half is one row, a whole step has two.
+TOLERANCE = 1e-4
+SPEC = GenerationSpec("a red circle", "blurred", "tiny", SIDE_PX, SIDE_PX, STEPS, 3.0, Scheduler.DDIM, seed=3)
+_numbers = count(1)
+
+
+@dataclass
+class Parts:
+    """A worker, and where it shares memory with those of its host."""
+
+    worker: Served
+    folder: Path
+    directory: RegionDirectory
+    peers: list["Peer"] = field(default_factory=list)
+
+
+@dataclass
+class Peer:
+    """A worker in a process of its own."""
+
+    process: "subprocess.Popen[bytes]"
+    address: str
+    is_fit: bool = True
+
+    def lose(self, how: signal.Signals) -> None:
+        self.is_fit = False
+        self.process.send_signal(how)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def parts() -> AsyncIterator[Parts]:
+    with tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm") as name:
+        folder = Path(name)
+        shared = folder / "shared"
+        shared.mkdir(mode=0o700)
+        options: dict[str, Any] = {"shared_memory_dir": str(shared), "adapters_dir": ZOO}
+        async with serve(ZOO / "tiny-heavy", folder, **options) as served:
+            made = Parts(served, folder, RegionDirectory(shared))
+            yield made
+            for peer in made.peers:
+                peer.process.kill()
+                peer.process.wait()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def peer(parts: Parts) -> Peer:
+    """One that serves: that of the test before where nothing became of it."""
+    for old in parts.peers:
+        if not old.is_fit:
+            old.process.kill()
+            old.process.wait()
+    fit = [old for old in parts.peers if old.is_fit]
+    found = fit[0] if fit else start_peer(parts)
+    parts.peers[:] = [found]
+    await credits_of(found)
+    return found
+
+
+def start_peer(parts: Parts) -> Peer:
+    address = f"unix:{parts.folder}/p{next(_numbers)}"
+    command = [sys.executable, "-m", "services.unet_worker", "--model", str(ZOO / "tiny-heavy"), "--device", "cpu"]
+    command += ["--model-name", "tiny", "--listen", address, "--objects-url", f"file://{parts.folder}/objects"]
+    command += ["--shared-memory-dir", f"{parts.folder}/shared", "--adapters-dir", str(ZOO), "--credits", "1"]
+    command += ["--log-level", "warning"]
+    return Peer(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}), address)
+
+
+async def credits_of(peer: Peer) -> None:
+    """Once it serves."""
+    async with open_channel(peer.address, RpcChannelSettings()) as channel:
+        while True:
+            try:
+                async for _ in WorkerClient(channel).watch_credits("frontdoor", 1):
+                    return
+            except Unavailable:
+                assert peer.process.poll() is None
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs go on however slow this machine is now."""
+    monkeypatch.setattr(latent_pairing, "MIN_GAIN", 0.0)
+    monkeypatch.setattr(latent_pairing, "_LEAST_PATIENCE_S", 60.0)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs go on, and a half that is late is given up at once."""
+    monkeypatch.setattr(latent_pairing, "MIN_GAIN", 0.0)
+
+
+@dataclass(frozen=True)
+class Painted:
+    latents: Tensor
+    note: str
+
+    @property
+    def paired_steps(self) -> int:
+        """Those that the note tells of; 0 without one."""
+        return int(self.note.split()[4]) if self.note else 0
+
+
+async def paint(
+    parts: Parts,
+    peer_address: str = "",
+    spec: GenerationSpec = SPEC,
+    stepped: Callable[[int], None] = lambda step: None,
+    replay_of: str = "",
+) -> Painted:
+    worker, number = parts.worker, next(_numbers)
+    request = pb.ExecuteRequest(
+        attempt=attempt_to_proto(Attempt(f"r{number}", 1, number, "frontdoor", 1, "tenant")),
+        spec=spec_to_proto(spec),
+        route=route_to_proto(Route("route", FromNoise(), "tiny", worker.held.model_digest, replay_of=replay_of)),
+        worker_generation=worker.held.worker_generation,
+        return_latents=True,
+        latent_parallel_peer=pb.LatentParallelPeer(worker_id="p", address=peer_address) if peer_address else None,
+    )
+    with domain_errors():
+        async for answer in UnetWorkerServiceStub(worker.channel).Execute(request):
+            if answer.WhichOneof("event") == "progress":
+                stepped(answer.progress.step)
+    notes = [note for note in answer.result.notes if note.startswith("painted by a pair")]
+    return Painted(tensor_from_wire(tensor_from_proto(answer.result.final_latents)), "".join(notes))
+
+
+def difference(one: Painted, other: Painted) -> float:
+    return float((one.latents - other.latents).abs().max())
+
+
+def spec_of(parts: Parts, kind: str) -> GenerationSpec:
+    if kind == "lora":
+        neon = next(one for one in parts.worker.model.adapters.known if one.name == NEON)
+        return replace(SPEC, loras=(LoraSelection(NEON, 0.8, neon.digest),))
+    ancestral = replace(SPEC, scheduler=Scheduler.EULER_ANCESTRAL, guidance_scale=7.5)
+    return {"plain": SPEC, "euler ancestral": ancestral}[kind]
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("kind", ["plain", "euler ancestral", "lora"])
+async def test_a_pair_paints_the_picture_that_one_worker_paints(parts: Parts, peer: Peer, kind: str) -> None:
+    spec = spec_of(parts, kind)
+    alone = await paint(parts, spec=spec)
+
+    paired = await paint(parts, peer.address, spec)
+
+    assert (alone.note, paired.note) == ("", f"painted by a pair: {STEPS} of {STEPS} steps with p")
+    assert difference(paired, alone) <= TOLERANCE
+    assert parts.directory.region_count() == 0
+    if kind != "plain":
+        assert difference(paired, await paint(parts)) > 0.1
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_replay_is_painted_by_one_worker(parts: Parts, peer: Peer) -> None:
+    alone = await paint(parts, replay_of="another")
+
+    assert torch.equal((await paint(parts, peer.address, replay_of="another")).latents, alone.latents)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_peer_that_is_lost_costs_nothing_but_its_help(parts: Parts, peer: Peer, how: signal.Signals) -> None:
+    alone = await paint(parts)
+
+    paired = await paint(parts, peer.address, stepped=lambda step: peer.lose(how) if step == 5 else None)
+
+    assert difference(paired, alone) <= TOLERANCE
+    assert paired.paired_steps < STEPS
+    assert parts.directory.region_count() == 0
+
+
+async def test_a_peer_that_is_not_there_is_not_waited_for(parts: Parts) -> None:
+    paired = await paint(parts, f"unix:{parts.folder}/nobody")
+
+    assert paired.paired_steps == 0
+    assert difference(paired, await paint(parts)) <= TOLERANCE
+
+
+def text_states(parts: Parts) -> Tensor:
+    shape = parts.worker.model.halves.opening_shapes["text_states"][1]
+    return torch.zeros(shape)
+
+
+def half_of(parts: Parts, **changes: Any) -> HalfStreamRequest:
+    half = HalfStreamRequest(
+        attempt=Attempt(f"h{next(_numbers)}", 1, 1, "frontdoor", 1, "tenant"),
+        model_digest=parts.worker.held.model_digest,
+        width_px=SIDE_PX,
+        height_px=SIDE_PX,
+        step_count=STEPS,
+        states=outgoing_tensor(text_states(parts), UNBOUND),
+    )
+    return replace(half, **changes)
+
+
+BAD_OPENINGS: dict[str, tuple[dict[str, Any], type[PentimentoError], str]] = {
+    "another model": ({"model_digest": "sha256:other"}, FailedPrecondition, "MODEL_DIGEST_MISMATCH"),
+    "a LoRA that is not here": ({"loras": (LoraSelection("none", 1.0, "sha256:no"),)}, NotFound, "UNKNOWN_LORA"),
+    "another size": ({"width_px": SIDE_PX + 1}, InvalidArgument, "INVALID_FIELD"),
+    "no steps": ({"step_count": 0}, InvalidArgument, "INVALID_FIELD"),
+    "more steps than anybody has": ({"step_count": 2**31}, InvalidArgument, "INVALID_FIELD"),
+    "two rows": ({"states": outgoing_tensor(torch.zeros(2, 77, 64), UNBOUND)}, InvalidArgument, "INVALID_FIELD"),
+    "pooled states": ({"pooled": outgoing_tensor(torch.zeros(1, 8), UNBOUND)}, InvalidArgument, "INVALID_FIELD"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_OPENINGS)
+async def test_what_a_half_cannot_be_computed_for_is_refused(parts: Parts, what: str) -> None:
+    changes, error, reason = BAD_OPENINGS[what]
+
+    with pytest.raises(error) as refused:
+        await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts, **changes), 1, 10.0)
+
+    assert refused.value.reason == reason
+    assert parts.worker.model.halves.open_count == 0
+
+
+async def test_a_half_is_the_networks_prediction(parts: Parts) -> None:
+    latent = torch.randn(parts.worker.model.halves.latent_shape(SIDE_PX, SIDE_PX)[1])
+    stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts), 1, 10.0)
+    try:
+        first = await stream.predict(0, 900.0, outgoing_tensor(latent, UNBOUND))
+        again = await stream.predict(7, 900.0, outgoing_tensor(latent, UNBOUND))
+        other = await stream.predict(8, 100.0, outgoing_tensor(latent, UNBOUND))
+    finally:
+        stream.close()
+
+    predictions = [tensor_over(one.tensors[0]) for one in (first, again, other)]
+    assert torch.equal(predictions[0], predictions[1])
+    assert not torch.equal(predictions[0], predictions[2])
+
+
+@pytest.mark.parametrize(
+    ("step_index", "timestep", "error"),
+    [(3, 900.0, Aborted), (STEPS, 900.0, InvalidArgument), (5, float("nan"), InvalidArgument)],
+    ids=["an old step", "a step beyond the last", "no timestep"],
+)
+async def test_a_step_that_is_not_due_ends_the_stream(
+    parts: Parts, step_index: int, timestep: float, error: type[PentimentoError]
+) -> None:
+    latent = outgoing_tensor(torch.zeros(parts.worker.model.halves.latent_shape(SIDE_PX, SIDE_PX)[1]), UNBOUND)
+    stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts), 1, 10.0)
+    await stream.predict(3, 900.0, latent)
+
+    with pytest.raises(error):
+        await stream.predict(step_index, timestep, latent)
+
+
+async def test_latents_of_another_shape_end_the_stream(parts: Parts) -> None:
+    stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts), 1, 10.0)
+
+    with pytest.raises(InvalidArgument):
+        await stream.predict(0, 900.0, outgoing_tensor(torch.zeros(1, 4, 2, 2), UNBOUND))
+
+
+async def test_a_worker_computes_as_many_halves_as_it_has_credits(parts: Parts, peer: Peer) -> None:
+    async with open_channel(peer.address, RpcChannelSettings()) as channel:
+        first = await GuidanceHalfClient(channel).open_stream(half_of(parts), 1, 10.0)
+        with pytest.raises(ResourceExhausted):
+            await GuidanceHalfClient(channel).open_stream(half_of(parts), 1, 10.0)
+        first.close()
+
+
+@pytest.mark.usefixtures("patient")
+async def test_workers_say_that_they_pair_as_long_as_that_is_faster(
+    parts: Parts, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await paint(parts, peer.address)
+    told = parts.worker.process.worker.credits
+    assert Capability.LATENT_PARALLEL in told().capabilities
+
+    monkeypatch.setattr(latent_pairing, "MIN_GAIN", 1e9)
+
+    assert Capability.LATENT_PARALLEL not in told().capabilities
+    assert (await paint(parts, peer.address)).paired_steps == 0
