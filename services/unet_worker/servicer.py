@@ -73,10 +73,7 @@ class UnetWorkerServicer(UnetWorkerServiceServicer):
         self, request: AsyncIterator[pb.PredictHalfRequest], context: Context
     ) -> AsyncIterator[pb.PredictHalfResponse]:
         halves, free_count = self._worker.halves()
-        # Emulated workers start without torch.
-        from services.unet_worker.pairing.servicer import predict_half
-
-        async with aclosing(predict_half(request, halves, free_count)) as answers:
+        async with aclosing(halves.answers(request, free_count)) as answers:
             async for answer in answers:
                 yield answer
 

@@ -44,6 +44,7 @@ from services.unet_worker.models.model_switch import ModelSwitch
 from services.unet_worker.models.warm_up import BatchMeasurement, warm_up
 from services.unet_worker.pairing.halves import GuidanceHalves
 from services.unet_worker.pairing.remote_peer import PeerWorkers
+from services.unet_worker.pairing.servicer import HalfServicer
 from services.unet_worker.process import WorkerIdentity, WorkerProcess
 from services.unet_worker.settings import UnetWorkerSettings
 
@@ -148,7 +149,12 @@ class CheckpointLoader:
         runner = AttemptRunner(model_runner, objects, store_threads, settings.upload_timeout_s, engine.wake)
         engine.work_when_idle(lambda wanted: measurement.when_idle(lambda: wanted() or runner.running_count > 0))
         parts = (engine, finisher, runner, store_threads)
-        own = (loras, GuidanceHalves(model, held, engine, loras, directory), energy, self._source.capabilities)
+        own = (
+            loras,
+            HalfServicer(GuidanceHalves(model, held, engine, loras, directory)),
+            energy,
+            self._source.capabilities,
+        )
         return LoadedModel(held, model.info, model.device, *parts, settings.max_batch, *own)
 
     def _news_of_loras(self, engine: StepEngine) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pentimento.domain.errors import FailedPrecondition, Unavailable
 from pentimento.domain.execution import WorkerCredits
@@ -14,10 +13,7 @@ from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.attempts.validation import AttemptLimits, check_order
 from services.unet_worker.cache.grants import GrantGuard
 from services.unet_worker.capacity import CapacityFeed
-from services.unet_worker.device.device_backend import DeviceBackend, DeviceMemory
-
-if TYPE_CHECKING:
-    from services.unet_worker.pairing.halves import GuidanceHalves
+from services.unet_worker.device.device_backend import DeviceBackend, DeviceMemory, HalfStreams
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ class UnetWorker:
         await self.loaded.prefetch(names)
         return self.credits().resident_components
 
-    def halves(self) -> "tuple[GuidanceHalves, int]":
+    def halves(self) -> tuple[HalfStreams, int]:
         """Return the halves that the device computes for other workers, and how many more may be opened: what is
         painted here comes first. Raises FailedPrecondition where it computes none."""
         halves = self.loaded.halves

@@ -1,18 +1,15 @@
 """What a worker runs attempts on: a model on its device, or an emulated one. Imports no torch, so that an emulated
 worker starts without it."""
 
-from collections.abc import Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.execution import ExecuteEvent
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
-
-if TYPE_CHECKING:
-    from services.unet_worker.pairing.halves import GuidanceHalves
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,21 @@ class HeldAdapters:
 
 
 NO_ADAPTERS = HeldAdapters()
+
+
+class HalfStreams(Protocol):
+    """Halves of guidance that a device computes for other workers. On the event loop only."""
+
+    @property
+    def open_count(self) -> int: ...
+
+    def answers(self, messages: AsyncIterator[Any], free_count: int) -> AsyncGenerator[Any, None]:
+        """Yield the answers of one stream of PredictHalf, for which there is a place where `free_count` is above 0."""
+        ...
+
+    def stop(self) -> None:
+        """End all: their pictures are painted by their own workers alone."""
+        ...
 
 
 class DeviceBackend(Protocol):
@@ -69,7 +81,7 @@ class DeviceBackend(Protocol):
         ...
 
     @property
-    def halves(self) -> "GuidanceHalves | None":
+    def halves(self) -> HalfStreams | None:
         """The halves that it computes for other workers; None where it computes none."""
         ...
 

@@ -19,7 +19,7 @@ from services.unet_worker.device.device_backend import DeviceMemory, HeldAdapter
 from services.unet_worker.device.energy import EnergyMeter
 from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.model_card import default_batch_key
-from services.unet_worker.pairing.halves import GuidanceHalves
+from services.unet_worker.pairing.servicer import HalfServicer
 
 CAPABILITIES = frozenset(
     {
@@ -45,7 +45,7 @@ class LoadedModel:
     store_threads: Executor
     max_batch: int
     loras: LoraShelf
-    halves: GuidanceHalves
+    halves: HalfServicer
     energy: EnergyMeter | None = None
     # Of its device, beside those of every model.
     device_capabilities: frozenset[Capability] = frozenset()

@@ -15,10 +15,15 @@ from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 from services.unet_worker import metrics
 from services.unet_worker.attempts.order import AttemptOutcome, ExecuteOrder
-from services.unet_worker.device.device_backend import NO_ADAPTERS, DeviceBackend, DeviceMemory, HeldAdapters
+from services.unet_worker.device.device_backend import (
+    NO_ADAPTERS,
+    DeviceBackend,
+    DeviceMemory,
+    HalfStreams,
+    HeldAdapters,
+)
 from services.unet_worker.device.torch_device import device_memory, device_name
 from services.unet_worker.models.loaded import LoadedModel
-from services.unet_worker.pairing.halves import GuidanceHalves
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +119,7 @@ class ModelSwitch:
         return self._backend.adapters
 
     @property
-    def halves(self) -> GuidanceHalves | None:
+    def halves(self) -> HalfStreams | None:
         return self._backend.halves
 
     def memory(self) -> DeviceMemory:

@@ -22,23 +22,37 @@ Requests = AsyncIterator[pb.PredictHalfRequest]
 Responses = AsyncGenerator[pb.PredictHalfResponse, None]
 
 
-async def predict_half(messages: Requests, halves: GuidanceHalves, free_count: int) -> Responses:
-    """Yield the answers of one stream, for which there is a place where `free_count` is above 0: what was agreed, then
-    a prediction a step."""
-    message = await _opening(messages)
-    order = await _order(message, halves.opening_shapes, messages)
-    with halves.opened(order, free_count) as half:
-        latents = halves.latent_shape(order.width_px, order.height_px)
-        sender, region = await asyncio.to_thread(open_sender, message.transport, halves.directory, [size_of(*latents)])
-        expected = ExpectedTensor(*latents, _binding(message, 0, "latent"))
-        conversation = _Conversation(message, half, expected, sender)
-        try:
-            yield conversation.opened(region)
-            async with aclosing(conversation.answers(messages)) as answers:
-                async for answer in answers:
-                    yield answer
-        finally:
-            sender.close()
+class HalfServicer:
+    """See `device_backend.HalfStreams`."""
+
+    def __init__(self, halves: GuidanceHalves) -> None:
+        self._halves = halves
+
+    @property
+    def open_count(self) -> int:
+        return self._halves.open_count
+
+    def stop(self) -> None:
+        """End all: their pictures are painted by their own workers alone."""
+        self._halves.stop()
+
+    async def answers(self, messages: Requests, free_count: int) -> Responses:
+        """Yield what was agreed, then a prediction a step."""
+        message = await _opening(messages)
+        order = await _order(message, self._halves.opening_shapes, messages)
+        with self._halves.opened(order, free_count) as half:
+            latents = self._halves.latent_shape(order.width_px, order.height_px)
+            directory = self._halves.directory
+            sender, region = await asyncio.to_thread(open_sender, message.transport, directory, [size_of(*latents)])
+            expected = ExpectedTensor(*latents, _binding(message, 0, "latent"))
+            conversation = _Conversation(message, half, expected, sender)
+            try:
+                yield conversation.opened(region)
+                async with aclosing(conversation.answers(messages)) as answers:
+                    async for answer in answers:
+                        yield answer
+            finally:
+                sender.close()
 
 
 async def _opening(messages: Requests) -> pb.OpenHalf:

@@ -46,6 +46,7 @@ from pentimento.tensors.regions import RegionDirectory
 from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
 from pentimento.wire.tensors import UNBOUND, tensor_from_proto
 from pentimento.wire.torch_tensors import tensor_from_wire
+from services.unet_worker.pairing.halves import GuidanceHalves
 from tests.integration.unet_worker.conftest import Served, serve
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -240,8 +241,12 @@ async def test_a_peer_that_is_not_there_is_not_waited_for(parts: Parts) -> None:
     assert difference(paired, await paint(parts)) <= TOLERANCE
 
 
+def halves_of(parts: Parts) -> GuidanceHalves:
+    return parts.worker.model.halves._halves
+
+
 def text_states(parts: Parts) -> Tensor:
-    shape = parts.worker.model.halves.opening_shapes["text_states"][1]
+    shape = halves_of(parts).opening_shapes["text_states"][1]
     return torch.zeros(shape)
 
 
@@ -280,7 +285,7 @@ async def test_what_a_half_cannot_be_computed_for_is_refused(parts: Parts, what:
 
 
 async def test_a_half_is_the_networks_prediction(parts: Parts) -> None:
-    latent = torch.randn(parts.worker.model.halves.latent_shape(SIDE_PX, SIDE_PX)[1])
+    latent = torch.randn(halves_of(parts).latent_shape(SIDE_PX, SIDE_PX)[1])
     stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts), 1, 10.0)
     try:
         first = await stream.predict(0, 900.0, outgoing_tensor(latent, UNBOUND))
@@ -302,7 +307,7 @@ async def test_a_half_is_the_networks_prediction(parts: Parts) -> None:
 async def test_a_step_that_is_not_due_ends_the_stream(
     parts: Parts, step_index: int, timestep: float, error: type[PentimentoError]
 ) -> None:
-    latent = outgoing_tensor(torch.zeros(parts.worker.model.halves.latent_shape(SIDE_PX, SIDE_PX)[1]), UNBOUND)
+    latent = outgoing_tensor(torch.zeros(halves_of(parts).latent_shape(SIDE_PX, SIDE_PX)[1]), UNBOUND)
     stream = await GuidanceHalfClient(parts.worker.channel).open_stream(half_of(parts), 1, 10.0)
     await stream.predict(3, 900.0, latent)
 
