@@ -21,11 +21,13 @@ from pentimento.sdk import AsyncClient, Picture
 from pentimento.sdk.picture import read_provenance
 from pentimento.stores.objects.store import digest_of
 from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.testing.controlled_painting import conditions_for
 from zoo.drawing.conditions import edge_f1, edges
 
 EDGES, LAYOUT = "tiny-controlnet-edges", "tiny-controlnet-layout"
 NEON, MOSAIC = "tiny-lora-neon", "tiny-lora-mosaic"
-REGISTRY = read_adapters(Path(__file__).parents[2] / "zoo" / "weights" / "registry.json")
+WEIGHTS = Path(__file__).parents[2] / "zoo" / "weights"
+REGISTRY = read_adapters(WEIGHTS / "registry.json")
 SIDE_PX = 64
 PROMPT = "a large red circle on a white background"
 
@@ -84,6 +86,37 @@ async def test_a_picture_follows_its_conditioning_image_and_says_by_what(client:
     (selected,) = told.provenance.spec.controlnets
     assert (selected.name, selected.digest) == (EDGES, REGISTRY[EDGES].adapter.digest)
     assert [part.field for part in told.provenance.inputs] == ["controlnets[0].conditioning_image"]
+
+
+def of_diffusers(asked: ImageRequest, condition: Tensor) -> Tensor:
+    from diffusers import ControlNetModel, DDIMScheduler, StableDiffusionControlNetPipeline
+
+    network = ControlNetModel.from_pretrained(WEIGHTS / EDGES)
+    pipeline = StableDiffusionControlNetPipeline.from_pretrained(
+        WEIGHTS / "tiny-heavy", controlnet=network, safety_checker=None, feature_extractor=None
+    )
+    pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
+    pipeline.set_progress_bar_config(disable=True)
+    painted = pipeline(
+        asked.prompt,
+        image=condition,
+        num_inference_steps=asked.num_inference_steps,
+        guidance_scale=asked.guidance_scale,
+        generator=torch.Generator().manual_seed(asked.seed),
+    )
+    return pixels(png_of(painted.images[0]))
+
+
+async def test_a_controlled_picture_is_that_of_diffusers(client: AsyncClient) -> None:
+    (condition,) = conditions_for(1, SIDE_PX, SIDE_PX)
+    values = (condition[0].permute(1, 2, 0) * 255.0).round().to(torch.uint8)
+    net = AskedControlNet(EDGES, png_of(Image.fromarray(values.numpy())))
+    asked = request(net, num_inference_steps=8, guidance_scale=3.0, scheduler="ddim")
+
+    picture = await client.generate(asked)
+
+    # A grey level at most: its last bit is that of an element in float32.
+    assert pixels(picture.data).sub(of_diffusers(asked, condition)).abs().max() <= 1.5 / 255
 
 
 async def test_a_lora_changes_its_own_picture_and_no_other(client: AsyncClient) -> None:
