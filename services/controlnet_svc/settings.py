@@ -35,6 +35,9 @@ class ControlNetSettings:
     share_device_memory: bool = setting(
         False, help="hand tensors over in the CUDA device's memory to workers that compute on the same device"
     )
+    trace_file: str = setting(
+        "", help="file that gets a line for each forward pass, with its begin and end; empty: none is written"
+    )
     controller_address: str = setting("", help="controller to register with; empty for none")
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
 

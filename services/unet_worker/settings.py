@@ -134,6 +134,9 @@ class UnetWorkerSettings:
         False,
         help="hand tensors over in the CUDA device's memory to ControlNet replicas that compute on the same device",
     )
+    trace_file: str = setting(
+        "", help="file that gets a line for each forward pass, with its begin and end; empty: none is written"
+    )
     controller_address: str = setting("", help="controller to register with; empty for none")
     profiles: tuple[str, ...] = setting(
         (), help="files of `pentimento bench profile`; the controller is told what those of its models say"

@@ -20,6 +20,7 @@ from pentimento.domain.fleet import Capability, HeldModel, ModelCost
 from pentimento.rpc import open_channel
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.telemetry.spans import SpanLog
 from pentimento.tensors.cuda import region_directory
 from pentimento.tensors.regions import RegionDirectory
 from services.unet_worker import metrics
@@ -36,6 +37,7 @@ from services.unet_worker.device.busy import BusyMeter
 from services.unet_worker.device.energy import EnergyMeter, open_counter
 from services.unet_worker.device.engine_metrics import EngineMetrics
 from services.unet_worker.device.torch_device import memory_budget_bytes
+from services.unet_worker.device.traced_denoiser import TracedDenoiser
 from services.unet_worker.loop_lag import LoopLagProbe
 from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
 from services.unet_worker.models.loaded import LoadedModel
@@ -122,7 +124,8 @@ class CheckpointLoader:
     def _assemble(self, model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings) -> LoadedModel:
         held = held_model(model.info, settings, self._identity.generation)
         denoiser = denoiser_for(model, settings.compile, halves=settings.compile_halves)
-        engine = self._start_engine(model, denoiser, settings)
+        traced = TracedDenoiser(denoiser, SpanLog(settings.trace_file)) if settings.trace_file else denoiser
+        engine = self._start_engine(model, traced, settings)
         measurement = _measure(engine, model, denoiser, default_batch_key(held), settings)
         store_threads = started_pool(STORE_THREADS, "objects")
         loras = _lora_shelf(model, held, settings, lambda: self._news_of_loras(engine))

@@ -15,6 +15,7 @@ from pentimento.diffusion.controlnets import ControlNet, ControlStep
 from pentimento.diffusion.families.model import ControlResiduals
 from pentimento.domain.errors import Internal, PentimentoError, Unavailable
 from pentimento.domain.reasons import Reason
+from pentimento.telemetry.spans import SpanLog
 from services.controlnet_svc import metrics
 
 T = TypeVar("T")
@@ -31,6 +32,11 @@ class StreamStep:
     step: ControlStep
     deliver: Callable[[ControlResiduals], Any]
     alone: bool = False
+
+    @property
+    def row_count(self) -> int:
+        """Its rows in a forward pass."""
+        return self.step.inputs.latents.shape[0]
 
     @property
     def batch_of(self) -> BatchOf:
@@ -50,7 +56,13 @@ class _Waiting:
 class ComputeThread:
     """Computes steps in the order of their arrival, with as many as may share the forward pass, up to `max_batch`."""
 
-    def __init__(self, max_batch: int, busy: Callable[[float], None] = lambda seconds: None) -> None:
+    def __init__(
+        self,
+        max_batch: int,
+        busy: Callable[[float], None] = lambda seconds: None,
+        spans: SpanLog | None = None,
+    ) -> None:
+        self._spans = spans or SpanLog()
         self._max_batch = max_batch
         self._busy = busy
         self._waiting: deque[_Waiting] = deque()
@@ -123,12 +135,14 @@ class ComputeThread:
         for item in batch:
             metrics.QUEUE_SECONDS.observe(began_s - item.arrived_s)
         try:
-            parts = _forward([item.step for item in batch])
+            with self._spans.span("residuals", sum(item.step.row_count for item in batch)):
+                parts = _forward([item.step for item in batch])
         except Exception as error:  # the thread outlives whatever a step does
             self._compute_apart(batch, error)
             return
         for item, residuals in zip(batch, parts, strict=True):
-            _settle(item.future, partial(item.step.deliver, residuals))
+            with self._spans.span("deliver", item.step.row_count):
+                _settle(item.future, partial(item.step.deliver, residuals))
         self._count(len(batch), time.monotonic() - began_s)
 
     def _compute_apart(self, batch: list[_Waiting], error: Exception) -> None:
