@@ -4,7 +4,8 @@
     e(b1) + q(b1) + e(b2) + q(b2) <= L     x1 * T1(b1) >= D     x2 * T2(b2) >= D * f(t)     x1 + x2 <= S
 
 For a pair of batch sizes the fewest light devices that carry D leave most for the heavy model, and f is monotone: so
-one bisection a pair of batch sizes finds the optimum, and 36 pairs are all there is.
+one bisection a pair of batch sizes finds the optimum, and 36 pairs are all there is. `cascade_milp` solves the same
+problem as the paper does, as a mixed integer linear program.
 """
 
 import math
@@ -21,7 +22,10 @@ QueueDelay = Callable[[BatchCost], float]
 @dataclass(frozen=True)
 class CascadeProblem:
     """The allocation problem of a cascade with its numbers. `demand` is D with its over-provisioning, requests a
-    second; `thresholds` ascend. The other symbols are those of the problem above."""
+    second; `thresholds` ascend. The other symbols are those of the problem above.
+
+    `relaxed` leaves the heavy model's terms out of the first constraint where nobody is sent on: the paper's Eq. 1 has
+    them always, so that a long heavy queue makes every threshold infeasible, 0 included."""
 
     demand: float
     device_count: int
@@ -33,6 +37,15 @@ class CascadeProblem:
     light_queue_s: QueueDelay
     heavy_queue_s: QueueDelay
     discriminator_s: float = 0.0
+    relaxed: bool = False
+
+    def light_s(self, cost: BatchCost) -> float:
+        """Return the seconds until a picture of the light model is scored."""
+        return cost.latency_s + self.light_queue_s(cost) + self.discriminator_s
+
+    def heavy_s(self, cost: BatchCost) -> float:
+        """Return the seconds that the heavy model adds."""
+        return cost.latency_s + self.heavy_queue_s(cost)
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ def solve(problem: CascadeProblem) -> CascadeSolution:
         found for light in problem.light for heavy in problem.heavy if (found := _for_batches(problem, light, heavy))
     ]
     if not candidates:
-        return _all_light(problem)
+        return all_light(problem)
     light = {cost.batch_size: cost.throughput for cost in problem.light}
     return max(
         candidates,
@@ -81,10 +94,9 @@ def _for_batches(problem: CascadeProblem, light: BatchCost, heavy: BatchCost) ->
     heavy_count = problem.device_count - light_count
     if heavy_count < 0:
         return None
-    light_s = light.latency_s + problem.light_queue_s(light) + problem.discriminator_s
-    heavy_s = heavy.latency_s + problem.heavy_queue_s(heavy)
+    light_s, heavy_s = problem.light_s(light), problem.heavy_s(heavy)
     in_time = light_s + heavy_s <= problem.slo_s
-    if not in_time and light_s > problem.slo_s:
+    if not in_time and (light_s > problem.slo_s or not problem.relaxed):
         return None
     capacity = heavy_count * heavy.throughput if in_time else 0.0
     threshold = _largest(problem.deferral, problem.thresholds, problem.demand, capacity)
@@ -109,8 +121,9 @@ def _largest(curve: DeferralCurve, thresholds: Sequence[float], demand: float, h
     return thresholds[low - 1] if low else None
 
 
-def _all_light(problem: CascadeProblem) -> CascadeSolution:
-    """Nothing keeps the constraints: no deferral, the batch that carries most within the SLO (or the quickest)."""
+def all_light(problem: CascadeProblem) -> CascadeSolution:
+    """Return what is done where nothing keeps the constraints: no deferral, the batch that carries most within the SLO
+    (or the quickest)."""
     in_time = [cost for cost in problem.light if cost.latency_s <= problem.slo_s]
     best = max(in_time, key=lambda cost: cost.throughput) if in_time else min(problem.light, key=lambda c: c.latency_s)
     capacity = problem.device_count * best.throughput

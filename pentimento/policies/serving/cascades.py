@@ -51,8 +51,8 @@ class CascadeAllocator:
     problem anew at every call. Demand is averaged with `demand_weight`, times `overprovision`; f(t) starts as profiled
     and is bent towards the deferred share that is observed.
 
-    `fixed_threshold` does not move t ("static threshold"). `queueing_model` off replaces Little's law by q(b) = e(b)
-    ("no queueing model": a wait of twice the execution in all, as Proteus assumes). `aimd` takes batch sizes from
+    `fixed_threshold` does not move t ("static threshold"). `queueing_model` off replaces Little's law by q(b) = 2 e(b)
+    ("no queueing model"). `relaxed`: see CascadeProblem. `aimd` takes batch sizes from
     additive increase and multiplicative decrease on SLO violations in place of the solver, which then plans for
     throughput alone: what batches cost in latency is found out by violations.
     """
@@ -61,6 +61,7 @@ class CascadeAllocator:
     fixed_threshold: float | None = None
     queueing_model: bool = True
     aimd: bool = False
+    relaxed: bool = False
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         settings = self.settings
@@ -77,6 +78,7 @@ class CascadeAllocator:
             light_queue_s=self._queue_delay(light),
             heavy_queue_s=self._queue_delay(heavy),
             discriminator_s=settings.discriminator_s,
+            relaxed=self.relaxed,
         )
         return as_decision(context, settings, solve(problem), memory.values())
 
@@ -101,7 +103,7 @@ class CascadeAllocator:
 
     def _queue_delay(self, demand: ModelDemand) -> QueueDelay:
         if not self.queueing_model:
-            return same_again
+            return _twice_the_execution
         # Little's law, W = L / lambda, holds of averages; a pool that hears from nobody drains within the SLO or is
         # late anyway.
         length = demand.queue_length if demand.mean_queue_length is None else demand.mean_queue_length
@@ -139,9 +141,13 @@ class StaticCascade:
 
 
 def same_again(cost: BatchCost) -> float:
-    """Return q(b) = e(b): a request waits for one batch before its own, which makes twice the execution in all
-    (Proteus)."""
+    """Return q(b) = e(b): a request waits for one batch before its own."""
     return cost.latency_s
+
+
+def _twice_the_execution(cost: BatchCost) -> float:
+    """q(b) = 2 e(b): "estimate queuing delays by assuming it to be twice the execution delay" (section 4.5)."""
+    return 2.0 * cost.latency_s
 
 
 def as_decision(

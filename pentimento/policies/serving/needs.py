@@ -19,6 +19,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "aimd": _CASCADE,
     "no-queueing-model": _CASCADE,
     "diffserve": _CASCADE,
+    "diffserve-relaxed": _CASCADE,
     "nirvana-only": ("heavy",),
     "retrieval-only": ("heavy",),
     "modm": ("heavy", "small_models"),

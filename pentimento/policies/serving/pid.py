@@ -1,5 +1,6 @@
 """A PID controller as a pure function of its memory, with the integral held inside what the output can reach."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -35,15 +36,20 @@ def step(gains: PidGains, memory: PidMemory, target: float, elapsed_s: float, lo
     The gains say how far a whole period moves it. A shorter step moves it by that share, so that steps every 5 s lead
     to the same course as steps every 180 s; a longer one moves it no further than a period does.
 
-    Anti-windup: while the output is held at a limit, an error that pushes further out is not integrated.
+    Anti-windup: while the output is held at a limit, an error that pushes further out is not integrated, and of an
+    integral that does, what reaches beyond the limit is forgotten.
     """
     dt = elapsed_s / gains.unit_s
     error = target - memory.value
     integral = memory.integral + error * dt
     slope = 0.0 if memory.error is None or dt <= 0 else (error - memory.error) / dt
     move = gains.proportional * error + gains.integral * integral + gains.derivative * slope
-    wanted = memory.value + move * min(elapsed_s / gains.period_s, 1.0)
+    share = min(elapsed_s / gains.period_s, 1.0)
+    wanted = memory.value + move * share
     value = min(max(wanted, low), high)
-    if (wanted - value) * error > 0:
+    beyond = wanted - value
+    if beyond * error > 0:
         integral = memory.integral
+    if beyond * integral * gains.integral > 0:
+        integral -= math.copysign(min(abs(integral), abs(beyond / (gains.integral * share))), integral)
     return PidMemory(value, integral, error)

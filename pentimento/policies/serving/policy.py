@@ -104,6 +104,11 @@ def diffserve(settings: ServingSettings) -> ServingPolicy:
     return ServingPolicy("diffserve", CascadeAllocator(settings))
 
 
+def diffserve_relaxed(settings: ServingSettings) -> ServingPolicy:
+    """Build DiffServe whose light model alone may go on where the heavy model's queue is too long."""
+    return ServingPolicy("diffserve-relaxed", CascadeAllocator(settings, relaxed=True))
+
+
 def nirvana_only(settings: ServingSettings) -> ServingPolicy:
     """Build NIRVANA: latents of misses are reused, as the paper stores them, with LCBFU eviction."""
     return ServingPolicy(
@@ -150,6 +155,7 @@ SERVING_POLICIES: Mapping[str, Callable[[ServingSettings], ServingPolicy]] = {
     "aimd": aimd,
     "no-queueing-model": no_queueing_model,
     "diffserve": diffserve,
+    "diffserve-relaxed": diffserve_relaxed,
     "nirvana-only": nirvana_only,
     "modm-only": modm_only,
     "retrieval-only": retrieval_only,

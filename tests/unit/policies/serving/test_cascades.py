@@ -28,7 +28,7 @@ def brute_force(problem: CascadeProblem) -> float | None:
         deferred = problem.deferral.share(threshold)
         light_s = light.latency_s + problem.light_queue_s(light) + problem.discriminator_s
         heavy_s = heavy.latency_s + problem.heavy_queue_s(heavy)
-        latency_s = light_s + (heavy_s if deferred > 0 else 0)
+        latency_s = light_s + (heavy_s if deferred > 0 or not problem.relaxed else 0)
         x2 = problem.device_count - x1
         fits = x1 * light.throughput >= problem.demand * (1 - 1e-9)
         fits &= x2 * heavy.throughput >= problem.demand * deferred * (1 - 1e-9) and (x2 > 0 or deferred == 0)
@@ -47,6 +47,7 @@ def brute_force(problem: CascadeProblem) -> float | None:
     queue_s=st.floats(0.0, 2.0),
     power=st.floats(0.3, 3.0),
     discriminator_s=st.sampled_from([0.0, 0.3, 1.5]),
+    relaxed=st.booleans(),
 )
 def test_enumeration_finds_the_optimum_of_the_problem(
     demand: float,
@@ -57,10 +58,13 @@ def test_enumeration_finds_the_optimum_of_the_problem(
     queue_s: float,
     power: float,
     discriminator_s: float,
+    relaxed: bool,
 ) -> None:
     curve = DeferralCurve(grid(11), tuple(t**power for t in grid(11)))
     wait = lambda cost: queue_s  # noqa: E731
-    problem = CascadeProblem(demand, device_count, slo_s, light, heavy, curve, grid(11), wait, wait, discriminator_s)
+    problem = CascadeProblem(
+        demand, device_count, slo_s, light, heavy, curve, grid(11), wait, wait, discriminator_s, relaxed
+    )
 
     found = solve(problem)
 
@@ -104,7 +108,8 @@ def test_a_long_queue_leaves_no_time_for_the_heavy_model() -> None:
 
     assert decide(CascadeAllocator(SETTINGS), calm).pools[0].confidence_threshold > 0
     assert decide(CascadeAllocator(SETTINGS), swamped).pools[0].confidence_threshold == 0
-    assert decide(CascadeAllocator(SETTINGS, queueing_model=False), swamped).pools[0].confidence_threshold > 0
+    blind = CascadeAllocator(replace(SETTINGS, slo_s=6.0), queueing_model=False)
+    assert decide(blind, swamped).pools[0].confidence_threshold > 0
 
 
 def test_more_deferrals_than_were_profiled_lower_the_threshold() -> None:

@@ -393,11 +393,16 @@ def test_devices_that_just_carry_the_demand_suffice() -> None:
 
 def test_what_takes_just_the_slo_is_in_time() -> None:
     assert solve(cascade(slo_s=3.0)) == CascadeSolution(1, 3, 1, 1, 1.0, 3.0)
-    assert solve(cascade(slo_s=1.0)) == CascadeSolution(4, 0, 1, 1, 0.0, 1.0)
+    assert solve(cascade(slo_s=1.0, relaxed=True)) == CascadeSolution(4, 0, 1, 1, 0.0, 1.0)
 
 
 def test_where_nobody_is_sent_on_every_device_is_light() -> None:
-    assert solve(cascade(slo_s=2.5)) == CascadeSolution(4, 0, 1, 1, 0.0, 1.0)
+    assert solve(cascade(thresholds=(0.0,))) == CascadeSolution(4, 0, 1, 1, 0.0, 1.0)
+
+
+def test_a_slo_without_room_for_the_heavy_model_is_infeasible_unless_relaxed() -> None:
+    assert solve(cascade(slo_s=2.5)) == CascadeSolution(4, 0, 1, 1, 0.0, 1.0, feasible=False)
+    assert solve(cascade(slo_s=2.5, relaxed=True)) == CascadeSolution(4, 0, 1, 1, 0.0, 1.0)
 
 
 def test_a_threshold_that_sends_on_too_many_is_not_taken() -> None:

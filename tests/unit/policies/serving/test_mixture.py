@@ -148,6 +148,14 @@ def test_two_steps_at_once_move_once() -> None:
     assert step(PidGains(), PidMemory(10.0, 0.0, 1.0), 14.0, 0.0, 1.0, 16.0) == PidMemory(10.0, 0.0, 4.0)
 
 
+def test_what_an_integral_pushes_beyond_the_limit_is_forgotten() -> None:
+    """A whole period: 16 - 0.6 * 1 + 0.05 * (40 - 3) is 1.25 beyond the limit, 25 of the integral."""
+    memory = step(PidGains(derivative=0.0), PidMemory(16.0, 40.0, -1.0), 15.0, 180.0, 1.0, 16.0)
+
+    assert memory.value == 16.0
+    assert memory.integral == pytest.approx(37.0 - 25.0)
+
+
 @settings(deadline=None, max_examples=50)
 @given(interval_s=st.floats(0.5, 180.0), start=st.floats(1, 16), target=st.floats(1, 16))
 def test_the_course_is_the_same_at_every_interval(interval_s: float, start: float, target: float) -> None:

@@ -1,0 +1,341 @@
+"""Plans against brute force, and what solving costs: DiffServe's problem and the joint one.
+
+Plain: random cascades on up to 8 devices, the MILP and the enumeration against every choice of devices, batch sizes and
+threshold. Joint: random fleets of 2 to 4 devices with models, a ControlNet, a cascade, hits and devices that hold
+something already; every choice of units a pool, each with its best rates (scipy's `linprog`). The oracles share no code
+with what they judge but the values of a problem.
+
+Times are processor seconds of one thread, from the problem to the plan. DiffServe's paper tells 10 ms with Gurobi.
+"""
+
+import itertools
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linprog
+
+from benchmarks.report import at_most, counted, informative, measured, parse_options, publish
+from pentimento.policies.serving.cascade_milp import solve_by_milp
+from pentimento.policies.serving.cascade_problem import CascadeProblem, grid, solve
+from pentimento.policies.serving.costs import BatchCost
+from pentimento.policies.serving.joint_problem import (
+    Component,
+    JointProblem,
+    PaintingRoute,
+    Use,
+    solve_jointly,
+)
+from pentimento.policies.serving.settings import DeferralCurve
+
+# Solvers of floating-point numbers keep constraints within a millionth.
+TOLERANCE = 1e-5
+BATCHES = (1, 2, 4, 8, 16, 32)
+# SD-Turbo and SD 1.5 on an A100 by batch size, seconds (DiffServe's profiles).
+TURBO_S = (0.1, 0.15, 0.22, 0.41, 0.77, 1.56)
+SD15_S = (1.78, 2.16, 3.68, 6.79, 12.88, 25.35)
+# Plans of hundreds of devices may be this much short of the best.
+LARGE_GAP = 1e-3
+SEED = 11
+
+
+def main() -> int:
+    options = parse_options("milp", __doc__)
+    count = 40 if options.quick else 1000
+    times = (10, 5) if options.quick else (500, 100)
+    rng = random.Random(SEED)
+    plain = [is_optimal_plain(random_cascade(rng)) for _ in range(count)]
+    joint = [joint_shortfall(random_fleet(rng)) for _ in range(count)]
+    sixteen = [seconds_of(solve_by_milp, paper_cascade(rng)) for _ in range(times[0])]
+    enumerated = [seconds_of(solve, paper_cascade(rng)) for _ in range(times[0])]
+    large = [timed_large(rng) for _ in range(times[1])]
+    large_ms, gaps = [took for took, _ in large], [gap for _, gap in large]
+    figures = [
+        counted("plain: not optimal", plain.count(False), count, at_most(0, "instances"), [int(ok) for ok in plain]),
+        counted("joint: not optimal", sum(gap > TOLERANCE for gap in joint), count, at_most(0, "instances"), joint),
+        measured("plain, 16 workers: p99", sixteen, p99, at_most(10.0, "ms")),
+        measured("plain by enumeration, 16 workers: p99", enumerated, p99, informative("ms")),
+        measured("joint, 300 devices, 8 variants, 6 batch sizes: p99", large_ms, p99, at_most(200.0, "ms")),
+        measured("the same: how far from the best", gaps, max, at_most(LARGE_GAP)),
+    ]
+    notes = {"seed": SEED, "gap allowed at 300 devices": LARGE_GAP, "paper": "10 ms with Gurobi, a mean"}
+    return publish(options, figures, notes=notes)
+
+
+def p99(samples: Sequence[float]) -> float:
+    return float(np.quantile(samples, 0.99))
+
+
+def seconds_of(solver: Callable[[CascadeProblem], object], problem: CascadeProblem) -> float:
+    began = time.process_time()
+    solver(problem)
+    return (time.process_time() - began) * 1e3
+
+
+def random_cascade(rng: random.Random) -> CascadeProblem:
+    def costs(slowest: float) -> tuple[BatchCost, ...]:
+        seconds = sorted(rng.uniform(0.05, slowest) for _ in range(rng.randint(1, 3)))
+        return tuple(BatchCost(2**power, second) for power, second in enumerate(seconds))
+
+    queue_s, power, points = rng.choice([0.0, rng.uniform(0.0, 2.0)]), rng.uniform(0.3, 3.0), grid(21)
+    return CascadeProblem(
+        demand=rng.uniform(0.1, 30.0),
+        device_count=rng.randint(1, 8),
+        slo_s=rng.uniform(0.5, 8.0),
+        light=costs(2.0),
+        heavy=costs(4.0),
+        deferral=DeferralCurve(points, tuple(t**power for t in points)),
+        thresholds=points,
+        light_queue_s=lambda cost: queue_s,
+        heavy_queue_s=lambda cost: queue_s,
+        discriminator_s=rng.choice([0.0, 0.01, 0.3]),
+        relaxed=rng.random() < 0.5,
+    )
+
+
+def paper_cascade(rng: random.Random) -> CascadeProblem:
+    power, points = rng.uniform(0.5, 2.0), grid(201)
+    light_wait_s, heavy_wait_s = rng.uniform(0.0, 0.5), rng.uniform(0.0, 2.0)
+    return CascadeProblem(
+        demand=rng.uniform(1.0, 60.0),
+        device_count=16,
+        slo_s=5.0,
+        light=tuple(BatchCost(*cost) for cost in zip(BATCHES, TURBO_S, strict=True)),
+        heavy=tuple(BatchCost(*cost) for cost in zip(BATCHES, SD15_S, strict=True)),
+        deferral=DeferralCurve(points, tuple(t**power for t in points)),
+        thresholds=points,
+        light_queue_s=lambda cost: light_wait_s,
+        heavy_queue_s=lambda cost: heavy_wait_s,
+        discriminator_s=0.01,
+    )
+
+
+def is_optimal_plain(problem: CascadeProblem) -> bool:
+    """Both solvers give the largest threshold of all choices, or that of the problem with a millionth of slack."""
+    slack = CascadeProblem(
+        **(problem.__dict__ | {"demand": problem.demand * (1 - TOLERANCE), "slo_s": problem.slo_s + TOLERANCE})
+    )
+    best = {largest_threshold(problem), largest_threshold(slack)}
+    found = (solve_by_milp(problem), solve(problem))
+    return all((solution.threshold if solution.feasible else None) in best for solution in found)
+
+
+def largest_threshold(problem: CascadeProblem) -> float | None:
+    """The largest t over every x1, x2, b1, b2; None where none keeps the constraints."""
+    best = None
+    for light, heavy, x1 in itertools.product(problem.light, problem.heavy, range(1, problem.device_count + 1)):
+        x2 = problem.device_count - x1
+        light_s = light.latency_s + problem.light_queue_s(light) + problem.discriminator_s
+        heavy_s = heavy.latency_s + problem.heavy_queue_s(heavy)
+        if x1 * light.throughput < problem.demand * (1 - 1e-9):
+            continue
+        for threshold in problem.thresholds:
+            share = problem.deferral.share(threshold)
+            latency_s = light_s + (heavy_s if share > 0 or not problem.relaxed else 0.0)
+            carried = x2 * heavy.throughput * (1 + 1e-9) >= problem.demand * share
+            if latency_s <= problem.slo_s and carried and (best is None or threshold > best):
+                best = threshold
+    return best
+
+
+def random_fleet(rng: random.Random) -> JointProblem:
+    """Two models, a cascade of them, a ControlNet beside some requests, images and latents; one or two kinds of device,
+    of which one may be too small for the heavy model."""
+    kinds = ("big", "little")[: rng.randint(1, 2)]
+    devices = {kind: rng.randint(1, 2) for kind in kinds}
+
+    def component(name: str, fastest_s: float, *, fits: Sequence[str]) -> Component:
+        costs = {}
+        for kind in fits:
+            first = fastest_s * rng.uniform(0.7, 2.0)
+            costs[kind] = (BatchCost(1, first), BatchCost(4, first * rng.uniform(1.5, 4.5)))
+        return Component(name, costs, rng.uniform(0.0, 40.0), rng.uniform(0.0, 0.3))
+
+    light, heavy = (
+        component("light", 0.2, fits=kinds),
+        component("heavy", 1.0, fits=kinds[: rng.randint(1, len(kinds))]),
+    )
+    control = component("control", 0.4, fits=kinds)
+    low, high = rng.uniform(0.3, 0.8), rng.uniform(0.8, 1.0)
+    routes = [
+        PaintingRoute("light", "noise", (Use("light", 1.0),), low),
+        PaintingRoute("heavy", "noise", (Use("heavy", 1.0),), high),
+        PaintingRoute("resumed", "latent", (Use("heavy", 0.6, 0.6),), high * 0.97),
+        PaintingRoute("refined", "image", (Use("light", 0.5, 0.5),), high * 0.95),
+        PaintingRoute("controlled", "controlled", (Use("heavy", 1.0), Use("control", 1.0, 0.0)), high),
+        PaintingRoute("controlled light", "controlled", (Use("light", 1.0), Use("control", 1.0, 0.0)), low),
+    ]
+    for threshold in (0.3, 0.7):
+        uses = (Use("light", 1.0), Use("heavy", threshold))
+        routes.append(
+            PaintingRoute(f"cascade {threshold}", "noise", uses, low + (high - low) * (2 - threshold) * threshold)
+        )
+    total = rng.uniform(0.2, 8.0)
+    shares = {"noise": 0.5, "latent": 0.2, "image": 0.2, "controlled": 0.1}
+    held = {(kind, rng.choice(("light", "heavy", "control"))): rng.randint(0, devices[kind]) for kind in kinds}
+    demand = {start: total * share for start, share in shares.items()}
+    return JointProblem(demand, devices, (light, heavy, control), routes, rng.uniform(1.0, 6.0), held)
+
+
+def joint_shortfall(problem: JointProblem) -> float:
+    """How much less the plan is worth than the best of all choices, as a share of that."""
+    found = solve_jointly(problem)
+    best = max(worth(problem, units) for units in every_choice(problem))
+    return max(0.0, (best - (found.objective if found is not None else 0.0)) / max(best, 1e-9))
+
+
+@dataclass(frozen=True)
+class _Pool:
+    component: str
+    kind: str
+    latency_s: float
+    throughput: float
+
+
+def _pools(problem: JointProblem) -> list[_Pool]:
+    return [
+        _Pool(component.name, kind, cost.latency_s, cost.batch_size / cost.latency_s)
+        for component in problem.components
+        for kind in problem.devices
+        for cost in component.costs.get(kind, ())
+    ]
+
+
+def every_choice(problem: JointProblem) -> Iterator[dict[_Pool, int]]:
+    """Every way to give each device of every kind to a pool, or to none."""
+    by_kind = []
+    for kind, count in problem.devices.items():
+        pools = [pool for pool in _pools(problem) if pool.kind == kind]
+        by_kind.append(list(itertools.combinations_with_replacement([None, *pools], count)))
+    for choice in itertools.product(*by_kind):
+        given = [pool for devices in choice for pool in devices if pool is not None]
+        yield {pool: given.count(pool) for pool in given}
+
+
+def worth(problem: JointProblem, units: dict[_Pool, int]) -> float:
+    """The best of the objective with these units, over all rates."""
+    return _Rates(problem, units).best()
+
+
+class _Rates:
+    """The linear program of the rates. Its columns: rates of (route, pools in a row), work aside by pool, and units by
+    pool that are lost to loading."""
+
+    def __init__(self, problem: JointProblem, units: dict[_Pool, int]) -> None:
+        self._problem, self._units, self._pools = problem, units, list(units)
+        self._components = {component.name: component for component in problem.components}
+        self._courses = [
+            (route, path, chosen)
+            for route in problem.routes
+            if (path := [use for use in route.uses if use.path > 0])
+            for chosen in itertools.product(*([p for p in units if p.component == use.component] for use in path))
+            if self._seconds(path, chosen) <= problem.slo_s * (1 + 1e-9)
+        ]
+        self._width = len(self._courses) + 2 * len(units)
+
+    def best(self) -> float:
+        if not self._width:
+            return 0.0
+        rows = [*self._demand_rows(), *self._work_rows(), *self._aside_rows(), *self._load_rows()]
+        weights = np.zeros(self._width)
+        weights[: len(self._courses)] = [-(self._problem.served_weight + c[0].quality) for c in self._courses]
+        free = [(0, None)] * (len(self._courses) + len(self._pools))
+        bounds = [*free, *((0, self._units[pool]) for pool in self._pools)]
+        matrix, limits = np.array([row for row, _ in rows]), [limit for _, limit in rows]
+        return -float(linprog(weights, matrix, limits, bounds=bounds, method="highs-ds").fun)
+
+    def _seconds(self, path: Sequence[Use], chosen: Sequence[_Pool]) -> float:
+        waits_s = sum(self._components[use.component].wait_s for use in path)
+        return waits_s + sum(use.path * pool.latency_s for use, pool in zip(path, chosen, strict=True))
+
+    def _row(self, rates: Callable[[Any], float], aside: Sequence[float] = (), lost: Sequence[float] = ()) -> Any:
+        none = [0.0] * len(self._pools)
+        return np.array([*map(rates, self._courses), *(aside or none), *(lost or none)])
+
+    def _demand_rows(self) -> Iterator[tuple[Any, float]]:
+        for start, demand in self._problem.demand.items():
+            yield self._row(lambda course, start=start: 1.0 * (course[0].start == start)), demand
+
+    def _work_rows(self) -> Iterator[tuple[Any, float]]:
+        for pool in self._pools:
+
+            def work(course: Any, pool: _Pool = pool) -> float:
+                return sum(use.work for use, other in zip(course[1], course[2], strict=True) if other is pool)
+
+            load_s = self._components[pool.component].load_s
+            lost = min(load_s / self._problem.horizon_s, 1.0) * pool.throughput
+            own = [1.0 * (other is pool) for other in self._pools]
+            yield self._row(work, own, [lost * one for one in own]), self._units[pool] * pool.throughput
+
+    def _aside_rows(self) -> Iterator[tuple[Any, float]]:
+        for name in self._components:
+
+            def work(course: Any, name: str = name) -> float:
+                return sum(use.work for use in course[0].uses if use.component == name and use.path == 0)
+
+            yield self._row(work, [-1.0 * (pool.component == name) for pool in self._pools]), 0.0
+
+    def _load_rows(self) -> Iterator[tuple[Any, float]]:
+        for name, kind in itertools.product(self._components, self._problem.devices):
+            own = [(pool.component, pool.kind) == (name, kind) for pool in self._pools]
+            units = sum(self._units[pool] for pool, one in zip(self._pools, own, strict=True) if one)
+            loads = max(0, units - self._problem.held.get((kind, name), 0))
+            yield self._row(lambda course: 0.0, (), [-1.0 * one for one in own]), -float(loads)
+
+
+def timed_large(rng: random.Random) -> tuple[float, float]:
+    """Processor milliseconds for a plan of 300 devices of three kinds, and by what share the plan falls short of the
+    best that 20 s find."""
+    problem = large_fleet(rng)
+    began = time.process_time()
+    found = solve_jointly(problem, gap=LARGE_GAP)
+    took = (time.process_time() - began) * 1e3
+    best = solve_jointly(problem, limit_s=20.0)
+    if found is None or best is None:
+        return took, math.inf
+    return took, max(0.0, 1.0 - found.objective / best.objective)
+
+
+def large_fleet(rng: random.Random) -> JointProblem:
+    """Eight models, each some twice as slow as the one before, three registered cascades of 21 thresholds, hits of both
+    kinds, and a ControlNet beside a fifth of the requests."""
+    kinds = {"a": 1.0, "b": 1.6, "c": 2.2}
+
+    def costs(first_s: float) -> dict[str, tuple[BatchCost, ...]]:
+        bend = rng.uniform(0.85, 1.0)
+        return {
+            kind: tuple(BatchCost(b, first_s * slowness * (0.3 + 0.7 * b**bend)) for b in BATCHES)
+            for kind, slowness in kinds.items()
+        }
+
+    models = [Component(f"m{n}", costs(0.025 * 2.2**n), rng.uniform(5, 30), rng.uniform(0, 0.5)) for n in range(8)]
+    control = Component("control", costs(0.5), 4.0)
+    routes = []
+    for number, model in enumerate(models):
+        quality = 0.5 + 0.5 * number / 7
+        for suffix, beside in (("", ()), (" controlled", (Use("control", 1.0, 0.0),))):
+            for start, share, kept in (("noise", 1.0, 1.0), ("latent", 0.6, 0.98), ("image", 0.5, 0.97)):
+                uses = (Use(model.name, share, share), *beside)
+                routes.append(PaintingRoute(f"{start} {model.name}{suffix}", start + suffix, uses, quality * kept))
+    for light, heavy in ((0, 5), (2, 6), (3, 7)):
+        low, high = 0.5 + 0.5 * light / 7, 0.5 + 0.5 * heavy / 7
+        for threshold in grid(21):
+            share = threshold**1.3
+            uses = (Use(f"m{light}", 1.0), Use(f"m{heavy}", share, 1.0 if share else 0.0))
+            quality = low + (high - low) * (1 - (1 - share) ** 2)
+            routes.append(PaintingRoute(f"cascade {light} {heavy} {threshold}", "noise", uses, quality))
+    total = rng.uniform(50, 600)
+    shares = {"noise": 0.4, "latent": 0.2, "image": 0.2}
+    demand = {start: total * share for start, share in shares.items()}
+    demand |= {f"{start} controlled": total * share / 4 for start, share in shares.items()}
+    held = {(kind, f"m{rng.randrange(8)}"): rng.randint(0, 100) for kind in kinds}
+    return JointProblem(demand, dict.fromkeys(kinds, 100), (*models, control), routes, rng.uniform(5, 20), held)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

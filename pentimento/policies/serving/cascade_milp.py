@@ -1,0 +1,91 @@
+"""DiffServe's allocation problem as the paper solves it (section 3.3): a mixed integer linear program.
+
+Choices are variables of 0 or 1: y1[b] and y2[b] for the batch sizes, and in the relaxed form one for whether anybody is
+sent on. x1[b] and x2[b] are the devices that run batches of b. f is monotone, so the largest share d that can be sent
+on gives the largest threshold: max d with D * d <= sum of x2[b] * T2(b), then the largest t with f(t) <= d.
+`cascade_problem.solve` finds the same threshold by enumeration, faster; tests hold the two against each other.
+"""
+
+import bisect
+from collections.abc import Callable, Sequence
+
+from pentimento.policies.serving.cascade_problem import CascadeProblem, CascadeSolution, all_light
+from pentimento.policies.serving.costs import BatchCost
+from pentimento.policies.serving.linear_program import LinearProgram
+
+# Of two plans that send on equally many the one with more light devices to spare.
+_SPARE_WEIGHT = 1e-5
+# A solver of floating-point numbers keeps constraints within a millionth.
+_TOLERANCE = 1e-6
+
+
+def solve_by_milp(problem: CascadeProblem) -> CascadeSolution:
+    """Return a solution with the largest threshold; where no choice keeps all constraints, everything is light
+    (`all_light`)."""
+    program = LinearProgram()
+    shares = [problem.deferral.share(threshold) for threshold in problem.thresholds]
+    spare = _SPARE_WEIGHT / max(problem.device_count * cost.throughput for cost in problem.light)
+    light = _Pool(program, problem.light, problem.device_count, spare)
+    heavy = _Pool(program, problem.heavy, problem.device_count)
+    deferred = program.variable(1.0, shares[-1])
+    program.require([(deferred, 1.0)], at_least=shares[0])
+    program.require([*light.devices(), *heavy.devices()], at_most=problem.device_count)
+    program.require(light.capacity(), at_least=problem.demand)
+    program.require([*heavy.capacity(), (deferred, -problem.demand)], at_least=0.0)
+    _keep_slo(program, problem, light, heavy, deferred)
+    solved = program.solve()
+    if solved is None:
+        return all_light(problem)
+    values = solved.values
+    index = max(bisect.bisect_right(shares, values[deferred] + _TOLERANCE) - 1, 0)
+    threshold, share = problem.thresholds[index], shares[index]
+    light_cost, heavy_cost = light.chosen(values), heavy.chosen(values)
+    light_count = round(light.count(values)) if share > 0.0 else problem.device_count
+    return CascadeSolution(
+        light_count,
+        problem.device_count - light_count,
+        light_cost.batch_size,
+        heavy_cost.batch_size,
+        threshold,
+        problem.light_s(light_cost) + (problem.heavy_s(heavy_cost) if share > 0.0 else 0.0),
+    )
+
+
+def _keep_slo(program: LinearProgram, problem: CascadeProblem, light: "_Pool", heavy: "_Pool", deferred: int) -> None:
+    """Eq. 1: e(b1) + q(b1) + e(b2) + q(b2) <= L."""
+    light_terms, heavy_terms = light.seconds(problem.light_s), heavy.seconds(problem.heavy_s)
+    if not problem.relaxed:
+        program.require([*light_terms, *heavy_terms], at_most=problem.slo_s)
+        return
+    program.require(light_terms, at_most=problem.slo_s)
+    sends_on = program.choice()
+    longest_s = max(problem.light_s(cost) for cost in problem.light) + max(problem.heavy_s(c) for c in problem.heavy)
+    program.require([*light_terms, *heavy_terms, (sends_on, longest_s)], at_most=problem.slo_s + longest_s)
+    program.require([(deferred, 1.0), (sends_on, -1.0)], at_most=0.0)
+
+
+class _Pool:
+    """The variables of one model: which batch size, and how many devices."""
+
+    def __init__(self, program: LinearProgram, costs: Sequence[BatchCost], device_count: int, spare: float = 0.0):
+        self._costs = costs
+        self._choices = [program.choice() for _ in costs]
+        self._devices = [program.variable(spare * cost.throughput, device_count, integer=True) for cost in costs]
+        program.require(((choice, 1.0) for choice in self._choices), 1.0, 1.0)
+        for choice, devices in zip(self._choices, self._devices, strict=True):
+            program.require([(devices, 1.0), (choice, -device_count)], at_most=0.0)
+
+    def devices(self) -> list[tuple[int, float]]:
+        return [(devices, 1.0) for devices in self._devices]
+
+    def capacity(self) -> list[tuple[int, float]]:
+        return [(devices, cost.throughput) for devices, cost in zip(self._devices, self._costs, strict=True)]
+
+    def seconds(self, of: Callable[[BatchCost], float]) -> list[tuple[int, float]]:
+        return [(choice, of(cost)) for choice, cost in zip(self._choices, self._costs, strict=True)]
+
+    def chosen(self, values: Sequence[float]) -> BatchCost:
+        return self._costs[max(range(len(self._costs)), key=lambda index: values[self._choices[index]])]
+
+    def count(self, values: Sequence[float]) -> float:
+        return sum(values[devices] for devices in self._devices)
