@@ -30,7 +30,7 @@ from benchmarks.seen_delays import with_delays
 from pentimento.domain.image_request import CacheMode
 from pentimento.loadgen import LoadSettings, play
 from pentimento.policies.cache_selection import NIRVANA_LATENT_THRESHOLDS
-from pentimento.policies.serving import CacheUse
+from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import RequestRecord, StartKind
 from pentimento.simulator import Scenario, Simulation
 from pentimento.simulator.cache import CacheSettings

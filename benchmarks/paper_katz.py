@@ -12,7 +12,8 @@ from benchmarks.paper_orders import Comparison
 from pentimento.dataplane import DataplaneSettings
 from pentimento.emulation.costs import from_latencies
 from pentimento.emulation.device import DeviceSettings
-from pentimento.policies.serving import SERVING_POLICIES, ServingSettings
+from pentimento.policies.serving.policy import SERVING_POLICIES
+from pentimento.policies.serving.settings import ServingSettings
 from pentimento.simulator import Scenario, Simulation
 from pentimento.simulator.scenario import SimulatedDevices, SimulatedModel
 from pentimento.workloads import Arrival, Workload

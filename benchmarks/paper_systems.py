@@ -22,9 +22,10 @@ from pentimento.devices.profile import steady
 from pentimento.emulation.costs import ModelCosts, from_latencies
 from pentimento.emulation.device import DeviceSettings
 from pentimento.policies.cache_selection import SelectionRules, Threshold
-from pentimento.policies.serving import SERVING_POLICIES, DeferralCurve, ServingPolicy, ServingSettings
 from pentimento.policies.serving.cascade_problem import CascadeSolution
 from pentimento.policies.serving.cascades import StaticCascade
+from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
 from pentimento.reports import RequestRecord
 from pentimento.simulator import Scenario, Simulation
 from pentimento.simulator.cache import CacheSettings

@@ -17,7 +17,7 @@ from random import Random
 from benchmarks.paper_constants import ARTEFACT_OVERPROVISION, CASCADES
 from benchmarks.paper_systems import cascade_load, cascade_scenario, cascade_settings
 from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
-from pentimento.policies.serving import SERVING_POLICIES
+from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.simulator import Simulation
 
 DEVICES = (16, 300, 3_000)

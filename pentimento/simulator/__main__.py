@@ -8,7 +8,7 @@ from random import Random
 
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.policies.eviction_rules import EVICTION_NAMES
-from pentimento.policies.serving import SERVING_POLICIES
+from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.reports import Report, Run, as_html, as_json, as_text, make_report, save_png, save_run
 from pentimento.simulator.scenario_file import ScenarioFile, read_scenario
 from pentimento.simulator.simulation import Simulation

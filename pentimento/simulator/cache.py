@@ -25,8 +25,8 @@ from pentimento.policies.cache_selection import (
     select_start,
 )
 from pentimento.policies.eviction import make_room, open_eviction
-from pentimento.policies.serving import CacheUse
 from pentimento.policies.serving.entry import scaled_start_step
+from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import StartKind
 
 # Rows whose similarities are computed together.

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pentimento.domain.fleet import PoolPlan
-from pentimento.policies.serving import CacheUse
 from pentimento.policies.serving.entry import (
     FoundStart,
     Stage,
@@ -13,6 +12,7 @@ from pentimento.policies.serving.entry import (
     start_candidates,
     start_lanes,
 )
+from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import StartKind
 from pentimento.simulator.cache import MISS, CacheAnswer, SimulatedCache
 from pentimento.simulator.fleet import RETRIEVAL_POOL, SimulatedFleet

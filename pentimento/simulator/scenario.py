@@ -8,7 +8,8 @@ from pentimento.devices.speed import STEADY, SpeedCourse
 from pentimento.domain.errors import InvalidArgument
 from pentimento.emulation.costs import ModelCosts
 from pentimento.emulation.device import DeviceSettings
-from pentimento.policies.serving import DeferralCurve, ServingPolicy
+from pentimento.policies.serving.policy import ServingPolicy
+from pentimento.policies.serving.settings import DeferralCurve
 from pentimento.simulator.adapters import AdapterSettings
 from pentimento.simulator.cache import CacheSettings
 

@@ -27,14 +27,9 @@ from pentimento.emulation.device import DeviceSettings
 from pentimento.files.toml_document import TomlTable, read_toml
 from pentimento.policies.cache_selection import SelectionRules, Threshold, Thresholds
 from pentimento.policies.eviction_rules import EVICTION_NAMES
-from pentimento.policies.serving import (
-    SERVING_POLICIES,
-    DeferralCurve,
-    ServingPolicy,
-    ServingSettings,
-    check_needs,
-    fleet_settings,
-)
+from pentimento.policies.serving.needs import check_needs, fleet_settings
+from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
 from pentimento.simulator.adapters import AdapterSettings
 from pentimento.simulator.cache import CacheSettings
 from pentimento.simulator.scenario import Delays, Outage, Scenario, SimulatedDevices, SimulatedModel

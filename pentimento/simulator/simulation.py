@@ -19,8 +19,8 @@ from pentimento.dataplane import Dataplane, effects, events
 from pentimento.dataplane.events import AttemptKey
 from pentimento.devices.profile import Cost
 from pentimento.emulation.device import EmulatedDevice, EmulatedJob
-from pentimento.policies.serving import CacheUse
 from pentimento.policies.serving.entry import Stage, request_stages
+from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import Outcome, RequestRecord, StageSpan
 from pentimento.simulator.adapters import AdapterShelves
 from pentimento.simulator.agenda import Agenda

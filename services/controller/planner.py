@@ -12,7 +12,7 @@ from pentimento.policies.allocation import (
     check_decision,
     hold_resident,
 )
-from pentimento.policies.serving import ServingPolicy
+from pentimento.policies.serving.policy import ServingPolicy
 from services.controller.metrics import ALLOCATION_FAILURES, PLAN_SEQUENCE
 from services.controller.placements import adapter_placements
 

@@ -6,14 +6,9 @@ from pathlib import Path
 
 from pentimento.devices.emulation import read_fleet
 from pentimento.domain.errors import InvalidArgument
-from pentimento.policies.serving import (
-    SERVING_POLICIES,
-    DeferralCurve,
-    ServingPolicy,
-    ServingSettings,
-    check_needs,
-    fleet_settings,
-)
+from pentimento.policies.serving.needs import check_needs, fleet_settings
+from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
 from pentimento.rpc import RpcServerSettings
 from pentimento.settings import setting
 

@@ -4,26 +4,14 @@
 | --- | --- |
 | `policy` | a policy as one value, and the registry of them by name |
 | `settings` | what they are configured with; the deferral curve f(t) |
-| `cascade_problem`, `cascades` | DiffServe's problem solved exactly, its allocator and ablations |
+| `cascade_problem`, `cascade_milp`, `cascades` | DiffServe's problem solved twice, its allocator and ablations |
+| `joint_problem` | one problem for every way to paint: models, cascades, hits, adapters, kinds of device |
+| `linear_program` | mixed integer linear programs, by HiGHS |
 | `mixture`, `pid` | MoDM's global monitor |
 | `proteus`, `uniform` | random split by load; one model everywhere |
 | `needs` | what each must be told; what an emulated fleet's file tells it |
 | `entry` | from a plan to the pools that a request goes through |
 | `costs`, `demand`, `placement` | what allocators share: profiles, averages, which worker holds what |
+
+Nothing is imported from here: the front door reads plans (`entry`) and starts without a solver.
 """
-
-from pentimento.policies.serving.entry import entry_pools
-from pentimento.policies.serving.needs import check_needs, fleet_settings
-from pentimento.policies.serving.policy import SERVING_POLICIES, CacheUse, ServingPolicy
-from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
-
-__all__ = [
-    "SERVING_POLICIES",
-    "CacheUse",
-    "DeferralCurve",
-    "ServingPolicy",
-    "ServingSettings",
-    "check_needs",
-    "entry_pools",
-    "fleet_settings",
-]

@@ -24,7 +24,7 @@ def solve_by_milp(problem: CascadeProblem) -> CascadeSolution:
     (`all_light`)."""
     program = LinearProgram()
     shares = [problem.deferral.share(threshold) for threshold in problem.thresholds]
-    spare = _SPARE_WEIGHT / max(problem.device_count * cost.throughput for cost in problem.light)
+    spare = _SPARE_WEIGHT / (max(problem.device_count, 1) * max(cost.throughput for cost in problem.light))
     light = _Pool(program, problem.light, problem.device_count, spare)
     heavy = _Pool(program, problem.heavy, problem.device_count)
     deferred = program.variable(1.0, shares[-1])

@@ -5,7 +5,7 @@ All of them send every request to the light model first and defer by the plan's 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pentimento.domain.fleet import PoolPlan
@@ -52,9 +52,9 @@ class CascadeAllocator:
     and is bent towards the deferred share that is observed.
 
     `fixed_threshold` does not move t ("static threshold"). `queueing_model` off replaces Little's law by q(b) = 2 e(b)
-    ("no queueing model"). `relaxed`: see CascadeProblem. `aimd` takes batch sizes from
-    additive increase and multiplicative decrease on SLO violations in place of the solver, which then plans for
-    throughput alone: what batches cost in latency is found out by violations.
+    ("no queueing model"). `relaxed`: see CascadeProblem. `solver`: by enumeration, or by a MILP (`cascade_milp`).
+    `aimd` takes batch sizes from additive increase and multiplicative decrease on SLO violations in place of the
+    solver, which then plans for throughput alone: what batches cost in latency is found out by violations.
     """
 
     settings: ServingSettings
@@ -62,6 +62,7 @@ class CascadeAllocator:
     queueing_model: bool = True
     aimd: bool = False
     relaxed: bool = False
+    solver: Callable[[CascadeProblem], CascadeSolution] = solve
 
     def __call__(self, context: AllocationContext) -> AllocationDecision:
         settings = self.settings
@@ -80,7 +81,7 @@ class CascadeAllocator:
             discriminator_s=settings.discriminator_s,
             relaxed=self.relaxed,
         )
-        return as_decision(context, settings, solve(problem), memory.values())
+        return as_decision(context, settings, self.solver(problem), memory.values())
 
     def _remember(self, context: AllocationContext, light: ModelDemand, heavy: ModelDemand) -> _CascadeMemory:
         before = _CascadeMemory.of(context.last.memory)

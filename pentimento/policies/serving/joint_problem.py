@@ -118,7 +118,7 @@ class JointSolution:
 
 def solve_jointly(problem: JointProblem, limit_s: float = math.inf, gap: float = 0.0) -> JointSolution | None:
     """Return a plan within the share `gap` of the best one, or None where none was found within `limit_s`."""
-    return _Program(problem).solve(limit_s, gap)
+    return _JointProgram(problem).solve(limit_s, gap)
 
 
 def pools_in_time(
@@ -167,7 +167,7 @@ def _batches(problem: JointProblem, component: Component) -> Iterator[tuple[Plan
             yield PlannedPool(component.name, kind, cost.batch_size), cost
 
 
-class _Program:
+class _JointProgram:
     """The linear program of a problem, and what its variables mean."""
 
     def __init__(self, problem: JointProblem) -> None:

@@ -20,6 +20,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "no-queueing-model": _CASCADE,
     "diffserve": _CASCADE,
     "diffserve-relaxed": _CASCADE,
+    "diffserve-milp": _CASCADE,
     "nirvana-only": ("heavy",),
     "retrieval-only": ("heavy",),
     "modm": ("heavy", "small_models"),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from pentimento.policies.allocation import Allocator, hold_resident
+from pentimento.policies.serving.cascade_milp import solve_by_milp
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
 from pentimento.policies.serving.mixture import MixtureAllocator, ResidentMixture
 from pentimento.policies.serving.proteus import Proteus
@@ -109,6 +110,11 @@ def diffserve_relaxed(settings: ServingSettings) -> ServingPolicy:
     return ServingPolicy("diffserve-relaxed", CascadeAllocator(settings, relaxed=True))
 
 
+def diffserve_milp(settings: ServingSettings) -> ServingPolicy:
+    """Build DiffServe whose problem is solved as the paper does it, by a MILP solver: the same thresholds, later."""
+    return ServingPolicy("diffserve-milp", CascadeAllocator(settings, solver=solve_by_milp))
+
+
 def nirvana_only(settings: ServingSettings) -> ServingPolicy:
     """Build NIRVANA: latents of misses are reused, as the paper stores them, with LCBFU eviction."""
     return ServingPolicy(
@@ -156,6 +162,7 @@ SERVING_POLICIES: Mapping[str, Callable[[ServingSettings], ServingPolicy]] = {
     "no-queueing-model": no_queueing_model,
     "diffserve": diffserve,
     "diffserve-relaxed": diffserve_relaxed,
+    "diffserve-milp": diffserve_milp,
     "nirvana-only": nirvana_only,
     "modm-only": modm_only,
     "retrieval-only": retrieval_only,

@@ -10,7 +10,7 @@ from typing import Any
 
 from pentimento.domain.fleet import Plan
 from pentimento.policies.allocation import AllocationContext, AllocationDecision
-from pentimento.policies.serving import ServingPolicy
+from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
 from pentimento.wire.generation import plan_version_from_proto

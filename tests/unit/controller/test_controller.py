@@ -11,7 +11,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost, PlanAcknowledgement, PoolDemand, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, AllocationProfile, hold_resident
-from pentimento.policies.serving import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.settings import SettingsError, load_settings
 from pentimento.testing.clocks import SetClock
 from services.controller.controller import Controller, ControllerTimes

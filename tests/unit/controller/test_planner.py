@@ -10,7 +10,7 @@ from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.fleet import AdapterPlacement, Replica, ReplicaKind, ServiceEndpoint
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator, ReplicaView, hold_resident
-from pentimento.policies.serving import ServingPolicy
+from pentimento.policies.serving.policy import ServingPolicy
 from services.controller.planner import Planner
 
 WORKER = ReplicaView(Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",)))

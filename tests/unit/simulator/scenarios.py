@@ -8,7 +8,8 @@ from pentimento.devices.profile import NOTHING, steady
 from pentimento.emulation.costs import from_latencies
 from pentimento.emulation.device import DeviceSettings
 from pentimento.policies.allocation import hold_resident
-from pentimento.policies.serving import SERVING_POLICIES, ServingPolicy, ServingSettings
+from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.settings import ServingSettings
 from pentimento.reports import RequestRecord
 from pentimento.simulator import Scenario, Simulation
 from pentimento.simulator.scenario import SimulatedDevices, SimulatedModel

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.policies.cache_selection import SelectionRules, Threshold
-from pentimento.policies.serving import CacheUse
+from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import StartKind
 from pentimento.simulator.cache import CacheSettings, SimulatedCache
 

@@ -15,7 +15,8 @@ from pentimento.devices.profile import steady
 from pentimento.emulation.costs import from_latencies
 from pentimento.emulation.device import DeviceSettings
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, hold_resident
-from pentimento.policies.serving import SERVING_POLICIES, ServingPolicy, ServingSettings
+from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
+from pentimento.policies.serving.settings import ServingSettings
 from pentimento.reports import Outcome, StartKind
 from pentimento.simulator import Simulation
 from pentimento.simulator.cache import CacheSettings

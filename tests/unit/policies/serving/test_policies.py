@@ -4,10 +4,11 @@ from hypothesis import strategies as st
 
 from pentimento.domain.fleet import PoolPlan, RouteShare
 from pentimento.policies.allocation import AllocationContext, ModelDemand
-from pentimento.policies.serving import SERVING_POLICIES, ServingSettings, entry_pools
-from pentimento.policies.serving.entry import NOISE, SPARE, StartCandidate, start_lanes
+from pentimento.policies.serving.entry import NOISE, SPARE, StartCandidate, entry_pools, start_lanes
 from pentimento.policies.serving.placement import place
+from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.proteus import Proteus
+from pentimento.policies.serving.settings import ServingSettings
 from pentimento.policies.serving.uniform import OneModel
 from tests.unit.policies.serving.fleets import context, counts, decide, repeat, worker
 

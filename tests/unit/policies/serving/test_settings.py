@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from pentimento.devices.emulation import read_fleet
 from pentimento.domain.errors import InvalidArgument
 from pentimento.policies.allocation import Allocator, hold_resident
-from pentimento.policies.serving import SERVING_POLICIES, ServingSettings
+from pentimento.policies.serving.cascade_milp import solve_by_milp
 from pentimento.policies.serving.cascades import CascadeAllocator, StaticCascade
 from pentimento.policies.serving.mixture import MixtureAllocator, MixtureMode, ResidentMixture
 from pentimento.policies.serving.needs import NEEDS, check_needs, fleet_settings
 from pentimento.policies.serving.pid import PidGains
-from pentimento.policies.serving.policy import CacheUse
+from pentimento.policies.serving.policy import SERVING_POLICIES, CacheUse
 from pentimento.policies.serving.proteus import Proteus
-from pentimento.policies.serving.settings import DeferralCurve
+from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
 from pentimento.policies.serving.uniform import OneModel
 
 CURVE = DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.2, 1.0))
@@ -48,6 +48,7 @@ WHAT_THEY_NEED = {
     "no-queueing-model": CASCADE,
     "diffserve": CASCADE,
     "diffserve-relaxed": CASCADE,
+    "diffserve-milp": CASCADE,
     "nirvana-only": {"heavy"},
     "retrieval-only": {"heavy"},
     "modm": {"heavy", "small_models"},
@@ -70,6 +71,7 @@ WHAT_THEY_ARE = {
             "no-queueing-model",
             "diffserve",
             "diffserve-relaxed",
+            "diffserve-milp",
         )
     },
     "nirvana-only": (CacheUse.LATENTS, "lcbfu", False, False, True),
@@ -222,6 +224,7 @@ def test_a_fleet_s_file_tells_models_steps_and_deferral(tmp_path: Path) -> None:
         ("no-queueing-model", CascadeAllocator(FULL, queueing_model=False)),
         ("diffserve", CascadeAllocator(FULL, fixed_threshold=None, queueing_model=True, aimd=False, relaxed=False)),
         ("diffserve-relaxed", CascadeAllocator(FULL, relaxed=True)),
+        ("diffserve-milp", CascadeAllocator(FULL, solver=solve_by_milp)),
         ("nirvana-only", OneModel("sd15", 5.0, SIZES)),
         ("retrieval-only", OneModel("sd15", 5.0, SIZES)),
         ("modm", MixtureAllocator(FULL, MixtureMode.QUALITY, PidGains(0.6, 0.05, 0.05, 60.0), 0.9, 60.0)),

@@ -1,0 +1,15 @@
+import random
+
+from benchmarks.milp import TOLERANCE, is_optimal_plain, joint_shortfall, random_cascade, random_fleet
+
+
+def test_plans_of_cascades_are_those_of_brute_force() -> None:
+    rng = random.Random(1)
+
+    assert all(is_optimal_plain(random_cascade(rng)) for _ in range(60))
+
+
+def test_joint_plans_are_worth_what_brute_force_finds() -> None:
+    rng = random.Random(2)
+
+    assert max(joint_shortfall(random_fleet(rng)) for _ in range(25)) <= TOLERANCE

@@ -1,0 +1,167 @@
+from dataclasses import replace
+
+import pytest
+
+from pentimento.policies.serving.costs import BatchCost
+from pentimento.policies.serving.joint_problem import (
+    Component,
+    Course,
+    JointProblem,
+    JointSolution,
+    PaintingRoute,
+    PlannedPool,
+    Use,
+    solve_jointly,
+)
+
+# A second for one, 1.6 s for four: one or two and a half a second.
+HEAVY = Component("heavy", {"gpu": (BatchCost(1, 1.0), BatchCost(4, 1.6))})
+# A tenth of a second for one picture.
+LIGHT = Component("light", {"gpu": (BatchCost(1, 0.1),)})
+BY_HEAVY = PaintingRoute("heavy", "noise", (Use("heavy", 1.0),), 1.0)
+BY_LIGHT = PaintingRoute("light", "noise", (Use("light", 1.0),), 0.5)
+PROBLEM = JointProblem({"noise": 2.0}, {"gpu": 4}, (HEAVY, LIGHT), (BY_HEAVY, BY_LIGHT), slo_s=1.2)
+
+
+def solved(problem: JointProblem) -> JointSolution:
+    solution = solve_jointly(problem)
+    assert solution is not None and solution.is_optimal
+    return solution
+
+
+def rates_by_route(problem: JointProblem) -> dict[str, float]:
+    rates: dict[str, float] = {}
+    for course, rate in solved(problem).rates.items():
+        rates[course.route] = rates.get(course.route, 0.0) + rate
+    return {route: round(rate, 6) for route, rate in rates.items()}
+
+
+def units_by_component(problem: JointProblem) -> dict[str, int]:
+    units: dict[str, int] = {}
+    for pool, count in solved(problem).units.items():
+        units[pool.component] = units.get(pool.component, 0) + count
+    return units
+
+
+def test_everything_is_painted_by_the_best_model_while_that_carries_it() -> None:
+    solution = solved(PROBLEM)
+
+    assert solution.rates == {Course("heavy", (PlannedPool("heavy", "gpu", 1),)): pytest.approx(2.0)}
+    assert solution.served_share == 1.0
+
+
+def test_a_larger_batch_is_planned_where_the_slo_leaves_time_for_it() -> None:
+    """Eight a second: eight devices of one, or four of four."""
+    busy = replace(PROBLEM, demand={"noise": 8.0})
+
+    assert rates_by_route(replace(busy, slo_s=1.2))["light"] > 0
+    assert rates_by_route(replace(busy, slo_s=1.6)) == {"heavy": 8.0}
+
+
+def test_what_waits_for_a_batch_counts_against_the_slo() -> None:
+    waiting = replace(PROBLEM, slo_s=1.6, demand={"noise": 8.0}, components=(replace(HEAVY, wait_s=0.1), LIGHT))
+
+    assert rates_by_route(waiting)["heavy"] == pytest.approx(3.0)
+
+
+def test_more_than_the_best_model_carries_is_shared_with_a_worse_one() -> None:
+    """Six a second: three heavy devices carry three, the light one the other three."""
+    assert rates_by_route(replace(PROBLEM, demand={"noise": 6.0})) == {"heavy": 3.0, "light": 3.0}
+
+
+def test_a_demand_beyond_the_fleet_is_served_in_part() -> None:
+    solution = solved(replace(PROBLEM, demand={"noise": 80.0}))
+
+    assert solution.served_share == pytest.approx(0.5)
+    assert sum(solution.units.values()) == 4
+
+
+def test_where_nothing_keeps_the_slo_nothing_is_served() -> None:
+    solution = solved(replace(PROBLEM, slo_s=0.05))
+
+    assert (solution.rates, solution.served_share) == ({}, 0.0)
+
+
+def test_a_cascade_needs_of_its_heavy_model_what_it_sends_on() -> None:
+    """One light device carries ten a second; of those the other one carries a tenth: one of the ten."""
+    cascade = PaintingRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.1)), 0.8)
+    problem = replace(PROBLEM, demand={"noise": 10.0}, devices={"gpu": 2}, routes=(cascade,), slo_s=1.2)
+
+    assert rates_by_route(problem) == {"cascade": 10.0}
+    assert units_by_component(problem) == {"light": 1, "heavy": 1}
+
+
+def test_the_latency_of_a_cascade_is_that_of_both_models() -> None:
+    cascade = PaintingRoute("cascade", "noise", (Use("light", 1.0), Use("heavy", 0.1)), 0.8)
+
+    assert rates_by_route(replace(PROBLEM, routes=(cascade,), slo_s=1.1)) == {"cascade": 2.0}
+    assert rates_by_route(replace(PROBLEM, routes=(cascade,), slo_s=1.09)) == {}
+
+
+def test_a_hit_costs_the_steps_that_are_left() -> None:
+    """Half of the steps: one device carries two a second, and in half of the time."""
+    resumed = PaintingRoute("resumed", "latent", (Use("heavy", 0.5, 0.5),), 0.95)
+    problem = replace(PROBLEM, demand={"latent": 2.0}, devices={"gpu": 1}, routes=(resumed,), slo_s=0.5)
+
+    assert rates_by_route(problem) == {"resumed": 2.0}
+
+
+def test_starts_have_their_own_demand_and_routes() -> None:
+    refined = PaintingRoute("refined", "image", (Use("light", 0.5, 0.5),), 0.9)
+    problem = replace(PROBLEM, demand={"noise": 1.0, "image": 4.0}, routes=(BY_HEAVY, refined))
+
+    assert rates_by_route(problem) == {"heavy": 1.0, "refined": 4.0}
+
+
+def test_a_controlnet_needs_devices_and_no_time_of_its_own() -> None:
+    control = Component("control", {"gpu": (BatchCost(1, 5.0),)})
+    controlled = PaintingRoute("controlled", "noise", (Use("heavy", 1.0), Use("control", 1.0, 0.0)), 1.0)
+    problem = replace(PROBLEM, demand={"noise": 9.0}, components=(HEAVY, control), routes=(controlled,))
+
+    assert rates_by_route(problem) == {"controlled": 0.6}
+    assert units_by_component(problem) == {"heavy": 1, "control": 3}
+
+
+def test_a_model_in_pairs_takes_two_devices_each() -> None:
+    paired = Component("paired", {"gpu": (BatchCost(1, 0.6),)}, devices=2)
+    route = PaintingRoute("paired", "noise", (Use("paired", 1.0),), 1.0)
+    problem = replace(PROBLEM, demand={"noise": 99.0}, devices={"gpu": 5}, components=(paired,), routes=(route,))
+
+    assert units_by_component(problem) == {"paired": 2}
+    assert rates_by_route(problem) == {"paired": pytest.approx(2 / 0.6, abs=1e-5)}
+
+
+def test_a_model_is_held_only_by_kinds_that_it_fits_on() -> None:
+    everywhere = replace(LIGHT, costs={"gpu": LIGHT.costs["gpu"], "small": (BatchCost(1, 0.2),)})
+    problem = replace(PROBLEM, devices={"gpu": 1, "small": 3}, components=(HEAVY, everywhere), demand={"noise": 9.0})
+
+    assert {(pool.kind, pool.component) for pool in solved(problem).units} == {("gpu", "heavy"), ("small", "light")}
+    assert rates_by_route(problem) == {"heavy": 1.0, "light": 8.0}
+
+
+def test_a_model_is_loaded_only_where_that_pays_within_the_horizon() -> None:
+    """Both devices hold the light model. The heavy one takes 30 s to load: half of the horizon, and of its capacity."""
+    slow = replace(HEAVY, load_s=30.0)
+    problem = replace(
+        PROBLEM, devices={"gpu": 2}, components=(slow, LIGHT), held={("gpu", "light"): 2}, demand={"noise": 5.0}
+    )
+
+    assert rates_by_route(problem) == {"heavy": 0.5, "light": 4.5}
+    assert units_by_component(replace(problem, horizon_s=30.0)) == {"light": 1}
+
+
+def test_what_is_held_already_carries_at_once() -> None:
+    problem = replace(
+        PROBLEM, devices={"gpu": 1}, components=(replace(HEAVY, load_s=30.0),), routes=(BY_HEAVY,), slo_s=1.0
+    )
+
+    assert rates_by_route(replace(problem, held={("gpu", "heavy"): 1})) == {"heavy": 1.0}
+    assert rates_by_route(problem) == {"heavy": 0.5}
+
+
+def test_of_equal_plans_the_one_that_loads_least_is_taken() -> None:
+    twin = replace(HEAVY, name="twin")
+    by_twin = PaintingRoute("twin", "noise", (Use("twin", 1.0),), 1.0)
+    problem = replace(PROBLEM, components=(HEAVY, twin), routes=(BY_HEAVY, by_twin), held={("gpu", "twin"): 2})
+
+    assert units_by_component(problem) == {"twin": 2}
