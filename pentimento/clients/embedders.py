@@ -1,21 +1,26 @@
 """Client of several embedders that are alike."""
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from zlib import crc32
 
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.domain.embedding import Embedding
-from pentimento.domain.errors import Unavailable
+from pentimento.domain.errors import FailedPrecondition, Unavailable
+
+logger = logging.getLogger(__name__)
 
 # Of those that the plan names; the configured one is asked after them.
 TRIES = 2
+# As the embedder refuses pictures where its encoder has texts alone.
+NO_IMAGE_TOWER = "NO_IMAGE_TOWER"
 EmbedderCall = Callable[[EmbedderClient], Awaitable[tuple[Embedding, ...]]]
 
 
 class Embedders:
     """Takes calls as one `EmbedderClient` does, and gives each to the embedder with the fewest of them under way; of
-    equals to the same one for the same input, which may remember it. One that is gone is passed over once. On the event
-    loop only."""
+    equals to the same one for the same input, which may remember it. One that is gone is passed over once. An encoder
+    that refused a picture, having texts alone, is sent no other. On the event loop only."""
 
     def __init__(self, open_client: Callable[[str], EmbedderClient], configured: str) -> None:
         """`configured` is asked while `follow` names nobody, and where those it names are gone."""
@@ -24,6 +29,13 @@ class Embedders:
         self._planned: tuple[str, ...] = ()
         self._clients = {configured: open_client(configured)}
         self._under_way: dict[str, int] = {}
+        self._encoder_digest = ""
+        self._texts_alone: set[str] = set()
+
+    @property
+    def embeds_images(self) -> bool:
+        """Return False where the encoder is known to have texts alone."""
+        return self._encoder_digest not in self._texts_alone
 
     def follow(self, planned: Sequence[str]) -> None:
         """Ask these from now on."""
@@ -36,16 +48,28 @@ class Embedders:
     ) -> tuple[Embedding, ...]:
         """Return a vector for each text, in order."""
         seed = crc32("\n".join(texts).encode())
-        return await self._ask(seed, lambda client: client.embed_text(texts, timeout_s, memo_partition=memo_partition))
+        made = await self._ask(seed, lambda client: client.embed_text(texts, timeout_s, memo_partition=memo_partition))
+        self._encoder_digest = made[0].encoder_digest if made else self._encoder_digest
+        return made
 
     async def embed_image(
         self, images: Sequence[bytes], timeout_s: float | None = None, *, memo_partition: str = ""
     ) -> tuple[Embedding, ...]:
-        """Return a vector for each image, in order; `images` are PNG, JPEG or WebP."""
+        """Return a vector for each image, in order; `images` are PNG, JPEG or WebP. Raises FailedPrecondition
+        NO_IMAGE_TOWER where the encoder has texts alone."""
+        digest = self._encoder_digest
+        if not self.embeds_images:
+            raise FailedPrecondition(NO_IMAGE_TOWER, "the encoder embeds texts alone")
         seed = crc32(images[0]) if images else 0
-        return await self._ask(
-            seed, lambda client: client.embed_image(images, timeout_s, memo_partition=memo_partition)
-        )
+        try:
+            return await self._ask(
+                seed, lambda client: client.embed_image(images, timeout_s, memo_partition=memo_partition)
+            )
+        except FailedPrecondition as error:
+            if error.reason == NO_IMAGE_TOWER and digest:
+                self._texts_alone.add(digest)
+                logger.warning("pictures are neither kept for reuse nor compared: %s", error.message)
+            raise
 
     async def _ask(self, seed: int, call: EmbedderCall) -> tuple[Embedding, ...]:
         *others, last = self._in_order(seed)

@@ -43,6 +43,7 @@ class EmbedderInfo:
     memo_hit_count: int
     memo_miss_count: int
     mean_batch_size: float
+    embeds_images: bool
 
 
 class Embedder:
@@ -99,6 +100,7 @@ class Embedder:
             memo_hit_count=ready.memo.hit_count,
             memo_miss_count=ready.memo.miss_count,
             mean_batch_size=ready.thread.item_count / batches if batches else 0.0,
+            embeds_images=ready.model.images is not None,
         )
 
     async def close(self) -> None:

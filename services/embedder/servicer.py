@@ -41,4 +41,5 @@ class EmbedderServicer(EmbedderServiceServicer):
             memo_hit_count=info.memo_hit_count,
             memo_miss_count=info.memo_miss_count,
             mean_batch_size=info.mean_batch_size,
+            embeds_images=info.embeds_images,
         )

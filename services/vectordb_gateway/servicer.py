@@ -10,6 +10,7 @@ from pentimento.wire.cache import answer_to_proto, candidate_from_proto, embeddi
 from pentimento.wire.generation import attempt_from_proto, captured_from_proto, grant_to_proto, object_from_proto
 from pentimento.wire.online_quality import painted_again_from_proto, reuse_quality_to_proto
 from services.vectordb_gateway.gateway import Gateway
+from services.vectordb_gateway.writing import ReservedRun
 
 FULL_NAME = pb.DESCRIPTOR.services_by_name["VectordbGatewayService"].full_name
 
@@ -30,8 +31,8 @@ class GatewayServicer(VectordbGatewayServiceServicer):
         self, request: pb.ReserveRequest, context: grpc.aio.ServicerContext[pb.ReserveRequest, pb.ReserveResponse]
     ) -> pb.ReserveResponse:
         scope, attempt = scope_from_proto(request.scope), attempt_from_proto(request.attempt)
-        writing, depth = self._gateway.writing, request.ancestor_depth
-        reservation = await writing.reserve(scope, attempt, request.start_step, depth)
+        run = ReservedRun(request.start_step, request.ancestor_depth, request.no_image)
+        reservation = await self._gateway.writing.reserve(scope, attempt, run)
         grant = grant_to_proto(reservation.grant) if reservation.grant else None
         return pb.ReserveResponse(grant=grant, reason=reservation.reason)
 

@@ -42,6 +42,16 @@ class Reservation:
 
 
 @dataclass(frozen=True)
+class ReservedRun:
+    """What a grant is asked for: a run from `start_step` on, 0 for from noise, with so many ancestors; `no_image` where
+    nobody will embed its picture, so that nobody would find it."""
+
+    start_step: int = 0
+    ancestor_depth: int = 0
+    no_image: bool = False
+
+
+@dataclass(frozen=True)
 class WriteBounds:
     """How long a grant lives, in seconds; and the ancestors in a row of which the last is nobody's donor, so that
     nothing is kept of its picture."""
@@ -73,20 +83,17 @@ class EntryWriting:
         self._clock = clock
         self._keys = keys
 
-    async def reserve(
-        self, scope: CacheScope, attempt: Attempt, start_step: int, ancestor_depth: int = 0
-    ) -> Reservation:
-        """Return keys for what the rules keep of a run that starts at `start_step`, 0 for from noise, and has so many
-        ancestors. Raises InvalidArgument."""
+    async def reserve(self, scope: CacheScope, attempt: Attempt, run: ReservedRun) -> Reservation:
+        """Return keys for what the rules keep of a run. Raises InvalidArgument."""
         check_scope(scope)
         check_attempt(attempt, scope)
-        check_start_step(start_step, scope.num_inference_steps)
-        if ancestor_depth >= self._bounds.max_ancestor_depth:
+        check_start_step(run.start_step, scope.num_inference_steps)
+        if run.ancestor_depth >= self._bounds.max_ancestor_depth:
             # It would stand before entries that serve, and never serve itself.
-            return _refused(f"{ancestor_depth} ancestors in a row: nothing may start from its picture")
+            return _refused(f"{run.ancestor_depth} ancestors in a row: nothing may start from its picture")
         rules = self._reuse.keeping(scope.model_digest, self._guard.encoder_digest)
-        keys = [self._new_key(step) for step in kept_steps(scope.num_inference_steps, start_step, rules)]
-        if keeps_image(start_step, rules):
+        keys = [self._new_key(step) for step in kept_steps(scope.num_inference_steps, run.start_step, rules)]
+        if keeps_image(run.start_step, rules) and not run.no_image:
             keys.append(self._new_key(None))
         if not keys:
             return _refused("no rule keeps anything of such a run")

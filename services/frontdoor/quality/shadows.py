@@ -96,6 +96,9 @@ class Shadows:
         """Remember a picture that was delivered, where it is a hit that is to be painted again."""
         if self.embedder is None or self.gateway is None or self._closed or not may_be_compared(provenance):
             return
+        if not self.embedder.embeds_images:
+            # Nothing could say what either picture is worth.
+            return
         if is_sampled(request_id, self.settings.sample_share):
             if len(self.hits) == MOST_HITS:
                 SHADOWS.labels("dropped").inc()

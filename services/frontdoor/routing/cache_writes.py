@@ -31,7 +31,9 @@ async def reserve_entries(parts: FrontdoorParts, job: Job, execution: Execution)
     scope = scope_of(job.request.tenant, resolved, held, route.lora_patch_step, route.pipelined_from_step)
     attempt = execution.attempt
     timeout_s = parts.timeouts.reserve_s
-    call = parts.gateway.reserve(scope, attempt, steps_saved(route.start), ancestor_depth(route.start), timeout_s)
+    no_image = parts.embedder is None or not parts.embedder.embeds_images
+    start_step, depth = steps_saved(route.start), ancestor_depth(route.start)
+    call = parts.gateway.reserve(scope, attempt, start_step, depth, timeout_s, no_image=no_image)
     grant = await bounded("reserve", timeout_s, call)
     if grant is not None:
         key = (attempt.request_id, attempt.fencing_token)

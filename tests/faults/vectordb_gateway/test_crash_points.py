@@ -29,7 +29,7 @@ from services.vectordb_gateway.settings import (
     MaintenanceSettings,
     MatchPredictorSettings,
 )
-from services.vectordb_gateway.writing import EntryWriting, WriteBounds
+from services.vectordb_gateway.writing import EntryWriting, ReservedRun, WriteBounds
 from tests.gateways import attempt, embedding, scope
 
 pytestmark = pytest.mark.faults
@@ -126,7 +126,7 @@ class Cache:
         self.maintenance.run_round()
 
     async def upload(self, by: Any) -> CapturedEntries:
-        grant = (await self.writing.reserve(scope(), by, 0)).grant
+        grant = (await self.writing.reserve(scope(), by, ReservedRun())).grant
         assert grant is not None
         latents = [
             CapturedLatent(slot.resume_step, 1.0, self.objects.put(slot.key, b"latent", durable=False), True)

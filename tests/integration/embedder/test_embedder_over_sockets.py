@@ -69,7 +69,7 @@ async def test_info_names_the_encoder_and_counts_the_memo(client, encoder_direct
     info = await client.info()
 
     assert info.encoder_name == encoder_directory.name
-    assert info.dimension_count == 16
+    assert (info.dimension_count, info.embeds_images) == (16, True)
     assert (info.memo_hit_count, info.memo_miss_count) == (1, 1)
 
 
@@ -112,7 +112,7 @@ async def test_a_sentence_encoder_answers_texts_and_refuses_images_by_reason(tmp
 
     assert refusal.value.reason == "NO_IMAGE_TOWER"
     assert abs(np.linalg.norm(np.frombuffer(embedding.values, "<f4")) - 1) < 1e-6
-    assert (info.encoder_name, info.dimension_count) == ("sentences", 32)
+    assert (info.encoder_name, info.dimension_count, info.embeds_images) == ("sentences", 32, False)
     assert info.encoder_digest == embedding.encoder_digest == open_model(encoder).digest
 
 

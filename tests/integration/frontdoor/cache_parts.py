@@ -50,20 +50,23 @@ class ChosenEmbedder(EmbedderServiceServicer, Mood):
         super().__init__()
         self.images: list[bytes] = []
         self.image_error: PentimentoError | None = None
+        self.image_calls = 0
+        self.encoder_digest = "sha256:encoder"
 
     async def EmbedText(self, request: embedder_pb.EmbedTextRequest, context: Any) -> embedder_pb.EmbedTextResponse:
         await self.pass_by()
         values = struct.pack("<2f", 1.0, 0.0)
         vectors = [embedder_pb.Embedding(values=values, dimension_count=2) for _ in request.texts]
-        return embedder_pb.EmbedTextResponse(embeddings=vectors, encoder_digest="sha256:encoder")
+        return embedder_pb.EmbedTextResponse(embeddings=vectors, encoder_digest=self.encoder_digest)
 
     async def EmbedImage(self, request: embedder_pb.EmbedImageRequest, context: Any) -> embedder_pb.EmbedImageResponse:
+        self.image_calls += 1
         if self.image_error is not None:
             raise self.image_error
         self.images.extend(request.images)
         values = struct.pack("<2f", 0.0, 1.0)
         vectors = [embedder_pb.Embedding(values=values, dimension_count=2) for _ in request.images]
-        return embedder_pb.EmbedImageResponse(embeddings=vectors, encoder_digest="sha256:encoder")
+        return embedder_pb.EmbedImageResponse(embeddings=vectors, encoder_digest=self.encoder_digest)
 
 
 class ChosenGateway(VectordbGatewayServiceServicer, Mood):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from pentimento.domain.errors import Internal, Unavailable
+from pentimento.domain.errors import FailedPrecondition, Internal, Unavailable
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
@@ -157,6 +157,22 @@ async def test_an_image_that_cannot_be_embedded_leaves_the_latents_alone(
 
     assert len(gateway.committed[0].entries.latents) == 5
     assert not gateway.committed[0].entries.HasField("image")
+
+
+async def test_behind_an_encoder_of_texts_alone_no_picture_is_kept_any_more(
+    cached: FrontdoorSuite, gateway: ChosenGateway, embedder: ChosenEmbedder
+) -> None:
+    gateway.keeps_images = True
+    embedder.image_error = FailedPrecondition("NO_IMAGE_TOWER", "texts alone")
+
+    for number in range(3):
+        await cached.paint(replace(FIFTY, seed=number))
+        await gateway.wait_until(lambda: len(gateway.committed) > number)  # noqa: B023 - awaited within the round
+
+    assert [one.no_image for one in gateway.reserved] == [False, True, True]
+    # The first told it; the double keeps images in its grants all the same, and none is sent to the encoder.
+    assert embedder.image_calls == 1
+    assert not any(one.entries.HasField("image") for one in gateway.committed)
 
 
 async def test_a_failed_attempt_gives_its_grant_back(

@@ -13,7 +13,7 @@ from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.api.embedder.v1.embedder_service_pb2_grpc import add_EmbedderServiceServicer_to_server
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.embedders import Embedders
-from pentimento.domain.errors import InvalidArgument, Unavailable
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Unavailable
 from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, open_channel
 from tests.integration.frontdoor.cache_parts import EMBEDDER, ChosenEmbedder
 
@@ -128,3 +128,43 @@ async def test_who_left_the_plan_is_asked_no_more(folder: Path, three: list[Coun
     for number in range(10):
         await asked.embed_text([f"a cat {number}"])
     assert [one.call_count for one in three] == [10, 0, 0]
+
+
+async def test_an_encoder_that_has_texts_alone_is_sent_one_picture(folder: Path, three: list[CountingEmbedder]) -> None:
+    three[0].image_error = FailedPrecondition("NO_IMAGE_TOWER", "texts alone")
+    asked = embedders(folder, 0)
+    await asked.embed_text(["a cat"])
+    assert asked.embeds_images
+
+    for _ in range(3):
+        with pytest.raises(FailedPrecondition, match="texts alone"):
+            await asked.embed_image([b"picture"])
+
+    assert three[0].image_calls == 1
+    assert not asked.embeds_images
+
+
+async def test_another_encoder_is_sent_pictures_again(folder: Path, three: list[CountingEmbedder]) -> None:
+    three[0].image_error = FailedPrecondition("NO_IMAGE_TOWER", "texts alone")
+    asked = embedders(folder, 0)
+    await asked.embed_text(["a cat"])
+    with pytest.raises(FailedPrecondition):
+        await asked.embed_image([b"picture"])
+
+    three[0].image_error, three[0].encoder_digest = None, "sha256:another"
+    await asked.embed_text(["a cat"])
+
+    assert len(await asked.embed_image([b"picture"])) == 1
+
+
+async def test_a_picture_that_is_refused_for_itself_says_nothing_of_the_encoder(
+    folder: Path, three: list[CountingEmbedder]
+) -> None:
+    three[0].image_error = FailedPrecondition("ANOTHER_REASON", "not this one")
+    asked = embedders(folder, 0)
+    await asked.embed_text(["a cat"])
+
+    with pytest.raises(FailedPrecondition):
+        await asked.embed_image([b"picture"])
+
+    assert asked.embeds_images

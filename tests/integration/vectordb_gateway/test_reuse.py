@@ -267,6 +267,15 @@ async def test_nothing_is_kept_of_what_nothing_may_start_from(imaging: RunningGa
     assert refused is None
 
 
+async def test_a_picture_that_nobody_will_embed_is_not_kept(imaging: RunningGateway) -> None:
+    with_image = await imaging.client.reserve(scope(), attempt())
+    without = await imaging.client.reserve(scope(), attempt(), no_image=True)
+
+    assert with_image is not None and without is not None
+    assert (bool(with_image.image_key), bool(without.image_key)) == (True, False)
+    assert len(without.latents) == len(with_image.latents)
+
+
 async def test_eviction_counts_the_uses_that_were_really_made(gateway: RunningGateway) -> None:
     await gateway.store(embedding(1))
     found = (await gateway.lookup(embedding(1))).start

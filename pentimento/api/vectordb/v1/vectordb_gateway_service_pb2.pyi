@@ -226,12 +226,15 @@ class ReserveRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     START_STEP_FIELD_NUMBER: _builtins.int
     ANCESTOR_DEPTH_FIELD_NUMBER: _builtins.int
+    NO_IMAGE_FIELD_NUMBER: _builtins.int
     start_step: _builtins.int
     """Step that the attempt starts at, 0 for from noise. The gateway chooses what is kept of such a run."""
     ancestor_depth: _builtins.int
     """Generations between its picture and one painted from noise, 0 for from noise. Nothing is kept of what has too many to be
     started from.
     """
+    no_image: _builtins.bool
+    """Nobody will embed the picture: it is not kept, since nobody would find it."""
     @_builtins.property
     def scope(self) -> Global___CacheScope: ...
     @_builtins.property
@@ -243,10 +246,11 @@ class ReserveRequest(_message.Message):
         attempt: _generation_pb2.Attempt | None = ...,
         start_step: _builtins.int = ...,
         ancestor_depth: _builtins.int = ...,
+        no_image: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "scope", b"scope"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ancestor_depth", b"ancestor_depth", "attempt", b"attempt", "scope", b"scope", "start_step", b"start_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ancestor_depth", b"ancestor_depth", "attempt", b"attempt", "no_image", b"no_image", "scope", b"scope", "start_step", b"start_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
