@@ -153,10 +153,34 @@ class LowRankUpdate:
 
 
 @dataclass(frozen=True)
+class Canvas:
+    """Where a kernel's taps are put together: `whole` (rows, rank, padded height, padded width), views of it for each
+    tap, and `middle`, what lies where the inputs do. `taps_shape` is (rows, rank, taps, height, width)."""
+
+    whole: Tensor
+    places: tuple[Tensor, ...]
+    middle: Tensor
+    taps_shape: tuple[int, ...]
+
+
+Canvases = dict[tuple[object, ...], Canvas]
+
+
+@dataclass(frozen=True)
 class PerSampleAdapters:
     """LoRAs beside unpatched weights, so that a batch may mix them: updates by the name of the denoiser's module."""
 
     updates: Mapping[str, LowRankUpdate]
+
+    @cached_property
+    def by_layer(self) -> dict[torch.nn.Module, dict[torch.nn.Module, LowRankUpdate]]:
+        """By network, what was found of it: the updates by layer. One thread only."""
+        return {}
+
+    @cached_property
+    def canvases(self) -> Canvases:
+        """Scratch memory of its convolutions, by shape. One thread only."""
+        return {}
 
 
 @dataclass(frozen=True)

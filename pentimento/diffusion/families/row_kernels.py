@@ -16,15 +16,15 @@ ones differently. Trained models have none.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pentimento.diffusion.families.layer_forwards import Forward, replaced
 from pentimento.diffusion.families.model import AsAlone, DenoiserInput
 
 # From here on a row of MKL's products does not depend on how many others there are; where it does below varies with
@@ -38,7 +38,6 @@ _LOOPED_PRODUCTS = 400
 _KEPT_SHAPES = 128
 
 Layer = nn.Linear | nn.Conv2d
-Forward = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class RowKernels:
         key = (shape, texts.states.shape[1], wanted.rows_each, torch.get_num_threads(), without, half)
         if (found := self._found.get(key)) is None:
             return self._finding(key, wanted, shape[0])
-        return _replaced(found, lambda layer, plain, rows: _outputs(wanted, found[layer], layer, plain, rows))
+        return replaced(found, lambda layer, plain, rows: _outputs(wanted, found[layer], layer, plain, rows))
 
     @contextmanager
     def _finding(self, key: tuple[object, ...], wanted: AsAlone, row_count: int) -> Iterator[None]:
@@ -96,27 +95,11 @@ class RowKernels:
                 found[layer] = grouping
             return alone
 
-        with _replaced(self._layers, forward):
+        with replaced(self._layers, forward):
             yield
         self._found[key] = found  # a pass that raised comes not here: it may have found only some
         while len(self._found) > _KEPT_SHAPES:
             self._found.pop(next(iter(self._found)))
-
-
-@contextmanager
-def _replaced(layers: Iterable[Layer], forward: Callable[[Layer, Forward, Tensor], Tensor]) -> Iterator[None]:
-    """Past the modules' own bookkeeping, which takes longer than a small layer's arithmetic."""
-    own = [(layer, layer.__dict__.get("forward")) for layer in layers]
-    try:
-        for layer, _ in own:
-            layer.__dict__["forward"] = partial(forward, layer, layer.forward)
-        yield
-    finally:
-        for layer, before in own:
-            if before is None:
-                layer.__dict__.pop("forward", None)
-            else:
-                layer.__dict__["forward"] = before
 
 
 def _rows_at_once(layer: Layer, inputs: Tensor, rows_each: int) -> int:

@@ -18,6 +18,8 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "3x3": (nn.Conv2d(4, 6, 3, padding=1), (4, 8, 7)),
     "1x1": (nn.Conv2d(4, 6, 1), (4, 8, 7)),
     "5x3": (nn.Conv2d(4, 6, (5, 3), padding=(2, 1)), (4, 8, 7)),
+    "3x3 of a larger picture": (nn.Conv2d(4, 6, 3, padding=1), (4, 9, 8)),
+    "5x3 of a larger picture": (nn.Conv2d(4, 6, (5, 3), padding=(2, 1)), (4, 9, 12)),
     "a downsampler's": (nn.Conv2d(4, 6, 3, stride=2, padding=1), (4, 8, 8)),
     "without padding": (nn.Conv2d(4, 6, 3), (4, 8, 8)),
     "dilated": (nn.Conv2d(4, 6, 3, padding=1, dilation=2), (4, 8, 8)),
@@ -53,14 +55,34 @@ def test_each_row_of_a_mixed_batch_is_what_patched_weights_make_of_it(kind: str)
     inputs = torch.randn(2 * len(sets), *shape, generator=torch.Generator().manual_seed(0))
     rows = [row_updates(adapters, "unet", torch.device("cpu"), torch.float32) for adapters in sets]
 
-    with adapted(network, stack_adapters(rows, 2, len(inputs))):
-        together = network(inputs)
+    stacked = stack_adapters(rows, 2, len(inputs))
 
+    with adapted(network, stacked):
+        first, together = network(2 * inputs), network(inputs)
+
+    # What one call leaves behind is not seen by the next.
+    assert not torch.equal(first, together)
     for place, adapters in enumerate(sets):
         own = slice(2 * place, 2 * place + 2)
         torch.testing.assert_close(together[own], patched(network, adapters, inputs[own]), rtol=0, atol=2e-5)
     assert torch.equal(together[:2], network(inputs)[:2])
     assert (together[2:] - network(inputs)[2:]).abs().max() > 0.05
+
+
+def test_layers_are_their_own_again_whatever_happens() -> None:
+    network = nn.Sequential(nn.Linear(6, 5)).eval()
+    (_, adapters, *_) = sets_for(layers_of("any", {"unet": network}))
+    rows = row_updates(adapters, "unet", torch.device("cpu"), torch.float32)
+    inputs = torch.ones(1, 6)
+    plain = network(inputs)
+
+    with pytest.raises(RuntimeError), adapted(network, rows):
+        network(torch.ones(1, 7))
+
+    assert torch.equal(network(inputs), plain)
+    assert "forward" not in network[0].__dict__
+    with pytest.raises(KeyError, match="no layer '0'"), adapted(nn.Sequential(), rows):
+        pass
 
 
 @torch.inference_mode()
