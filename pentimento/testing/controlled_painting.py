@@ -31,6 +31,8 @@ class ControlledCase:
 
     case: Case
     settings: tuple[ControlSetting, ...]
+    # Through the service alone: from this step on residuals are a step old; 0 for never.
+    pipelined_from_step: int = 0
 
 
 def conditions_for(count: int, width_px: int, height_px: int) -> list[Tensor]:

@@ -24,7 +24,7 @@ from pentimento.diffusion.checkpoint import digest_directory
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.controlnets.rules import open_controlnet
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.generation import Attempt, ControlNetSelection, FromNoise, Route
+from pentimento.domain.generation import Attempt, ControlNetMode, ControlNetSelection, FromNoise, Route
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.testing.controlled_painting import ControlledCase
 from pentimento.testing.worker_process import START_S, start_on, worker_process
@@ -74,7 +74,7 @@ class ControlledByService:
         request = pb.ExecuteRequest(
             attempt=attempt_to_proto(Attempt(f"golden-{number}", 1, number, "golden", 1, "golden")),
             spec=spec_to_proto(spec),
-            route=route_to_proto(Route("golden", FromNoise(), held.model, held.model_digest)),
+            route=route_to_proto(_route(held, controlled.pipelined_from_step)),
             worker_generation=held.worker_generation,
             controlnet_endpoints=[_endpoint(served) for served, _, _ in acting],
             return_latents=True,
@@ -142,6 +142,12 @@ def register(folder: Path, controlnets: Sequence[Path]) -> list[ControlNetSelect
         entries.append({"name": name, "kind": "controlnet", "family": family, "path": name, "digest": digest})
     (folder / "registry.json").write_text(json.dumps({"models": entries}))
     return [ControlNetSelection(entry["name"], b"", digest=entry["digest"]) for entry in entries]
+
+
+def _route(held: pb.HeldModel, pipelined_from_step: int) -> Route:
+    mode = ControlNetMode.PIPELINED if pipelined_from_step else None
+    start, digest = FromNoise(), held.model_digest
+    return Route("golden", start, held.model, digest, controlnet_mode=mode, pipelined_from_step=pipelined_from_step)
 
 
 def _endpoint(served: ServedControlNet) -> pb.ControlNetEndpoint:

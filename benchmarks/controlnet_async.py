@@ -1,0 +1,73 @@
+"""ControlNets whose residuals are a step old (Katz, section 5): what pictures lose, and what a slow link costs.
+
+    python -m benchmarks.controlnet_async --judge JUDGES [--only PART …]
+
+- bounds: from which step on residuals of the zoo's ControlNets resemble those of the step before (cosine above 0.99
+  in nine prompts of ten, at all later steps), by the number of steps; writes zoo/weights/pipelining-bounds.json
+- edges, layout: pictures of the pipelined mode, from the bound on, beside synchronous ones of the same seeds, by a
+  worker and a replica of controlnet_svc: the judge of attributes (`pentimento zoo train judge --work JUDGES`), edges
+  against those that were told, SSIM. Noise is read twice: by the paired bootstrap, and by another seed
+- link: latency over an emulated link of 10 Gb/s on paced devices, as a share of the ideal, (C+E+D) overlapped without
+  any transport: max(C, E) + D a step
+
+Parts that are not asked for keep what the result file has of them.
+"""
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.parts import PartResult, merge_parts
+from benchmarks.pipelined_link import LinkSetting, link_part
+from benchmarks.pipelined_quality import BOUNDS, TOLD, QualitySetting, bounds_part, quality_part
+from benchmarks.report import Options, parse_options, publish
+from pentimento.domain.errors import NotFound
+
+PARTS = ("bounds", *TOLD, "link")
+
+
+def quality_setting(options: Options) -> QualitySetting:
+    judge, steps = options.rest["judge"], options.rest["steps"]
+    if options.quick:
+        return QualitySetting(judge, 2, 2, (steps,), steps, options.out.parent / "pipelining-bounds.json")
+    return QualitySetting(judge, options.rest["prompts"], 16, (20, 50), steps, BOUNDS)
+
+
+def measure(options: Options, part: str) -> PartResult:
+    quick = options.quick
+    quality = quality_setting(options)
+    parts = {
+        "bounds": partial(bounds_part, quality),
+        "link": partial(link_part, LinkSetting(1, 8, 2) if quick else LinkSetting(2, 50, 4)),
+        **{name: partial(quality_part, quality, name) for name in TOLD},
+    }
+    began_at = time.monotonic()
+    try:
+        result = parts[part]()
+    except NotFound as error:
+        result = PartResult(missing=error.message)
+    print(f"{part}: {result.missing or f'{len(result.figures)} figures'}, {time.monotonic() - began_at:.0f} s")
+    return result
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="work folder of the trained judge")
+    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--prompts", type=int, default=32, help="painted in each mode")
+    parser.add_argument("--steps", type=int, default=50, help="of each picture")
+
+
+def main() -> int:
+    options = parse_options("controlnet_async", __doc__, add_options)
+    torch.set_num_threads(1)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    found = {part: measure(options, part) for part in options.rest["only"] or PARTS}
+    figures, notes = merge_parts(options.out if options.rest["only"] else None, PARTS, found)
+    return publish(options, figures, notes={"threads": 1, "parts": notes})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,168 @@
+"""Latency of a picture whose residuals come over a slow link, in both modes, on paced devices: real processes and
+streams, whose compute sleeps for the times of a pace."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.parts import PartResult
+from benchmarks.report import Figure, at_least, informative, measured
+from benchmarks.slow_link import slow_link
+from pentimento.devices.pace import DevicePace, PassTimes, read_pace
+from pentimento.diffusion.controlnets import ControlSetting
+from pentimento.domain.generation import ControlNetSelection, Scheduler
+from pentimento.testing.controlled_painting import ControlledCase, conditions_for
+from pentimento.testing.controlnet_serving import (
+    PACED,
+    ControlledByService,
+    ServedControlNet,
+    replica_process,
+    serving_together,
+    shared_folder,
+)
+from pentimento.testing.diffusers_reference import Case
+from pentimento.testing.machine import ROOT
+from pentimento.testing.worker_process import START_S, worker_process
+
+H800 = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"
+GBIT_PER_S = 10.0
+# Residuals of a row in half precision (Katz, section 5, has 108 MiB for two).
+RESIDUAL_BYTES = 53.7e6
+MODES = {"synchronous": 0, "pipelined": 1}
+
+
+@dataclass(frozen=True)
+class LinkCase:
+    """A device that is `slower` than the pace's, over a link of 10 Gb/s; both are stretched in time alike, so that what
+    this machine itself takes to copy is small beside what is emulated."""
+
+    name: str
+    slower: float
+    stretch: float
+
+    @property
+    def time_factor(self) -> float:
+        """What the pace's times are multiplied by."""
+        return self.slower * self.stretch
+
+
+@dataclass(frozen=True)
+class LinkSetting:
+    """`steps` of a picture, the first `synchronous_steps` of which are synchronous in either mode."""
+
+    rounds: int
+    steps: int
+    synchronous_steps: int
+
+
+# The link that Katz measured has an A10G at both ends (figure 10), whose half-precision rate is about an eighth of an
+# H800's. An H800 itself takes a shorter step than the link takes for its residuals: no mode reaches the ideal there.
+CASES = (LinkCase("A10G", 8.0, 4.0), LinkCase("H800", 1.0, 16.0))
+
+
+def link_part(setting: LinkSetting) -> PartResult:
+    """Paint in both modes in turns and compare with the ideal."""
+    figures: list[Figure] = []
+    notes = {}
+    for case in CASES:
+        seconds = asyncio.run(_measured(case, setting))
+        figures += _figures(case, setting, seconds)
+        notes[case.name] = {"slower_than_pace": case.slower, "stretch": case.stretch, "seconds": seconds}
+    return PartResult(figures, {"pace": H800.name, "gbit_per_s": GBIT_PER_S, **notes})
+
+
+def ideal_s(pace: DevicePace, case: LinkCase, steps: int) -> float:
+    """Return the seconds of all steps by Katz's ideal: a ControlNet beside the first half, and no transport."""
+    encode, decode, control = (one.of(1) for one in (pace.encode, pace.decode, pace.controlnets[0].step))
+    return steps * (max(encode, control) + decode) * case.time_factor
+
+
+def _figures(case: LinkCase, setting: LinkSetting, seconds: dict[str, list[float]]) -> Iterator[Figure]:
+    pace = read_pace(H800)
+    ideal = ideal_s(pace, case, setting.steps)
+    reached = {mode: [ideal / taken for taken in found] for mode, found in seconds.items()}
+    bound = at_least(0.9, "of ideal") if case.name == "A10G" else informative("of ideal")
+    yield measured(f"link: {case.name}, pipelined", reached["pipelined"], median, bound)
+    yield measured(f"link: {case.name}, synchronous", reached["synchronous"], median, informative("of ideal"))
+    encode, decode, control = (one.of(1) for one in (pace.encode, pace.decode, pace.controlnets[0].step))
+    serial = (max(encode, control) + decode) / (control + encode + decode)
+    yield Figure(f"link: {case.name}, without parallelism", round(serial, 4), informative("of ideal"), [], None)
+    transfer_s = RESIDUAL_BYTES * 8 / (GBIT_PER_S * 1e9) * case.stretch
+    most = min(1.0, ideal / setting.steps / transfer_s)
+    yield Figure(f"link: {case.name}, most that the link allows", round(most, 4), informative("of ideal"), [], None)
+
+
+async def _measured(case: LinkCase, setting: LinkSetting) -> dict[str, list[float]]:
+    """Seconds of denoising by mode, round by round, after one picture that is not counted."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(shared_folder())
+        path = folder / "pace.toml"
+        path.write_text(_stretched(case))
+        replica = stack.enter_context(replica_process(folder, "c", PACED, "--controlnets", str(path)))
+        link = stack.enter_context(_link(replica, GBIT_PER_S / case.stretch))
+        worker = stack.enter_context(
+            worker_process(path, "--shared-memory-dir", "", module="services.unet_worker.pacing")
+        )
+        served = ServedControlNet(ControlNetSelection(read_pace(path).controlnets[0].name, b""), link)
+        async with serving_together(worker, [served]) as together:
+            await _denoise_s(together, LinkSetting(1, 2, 1), 0)
+            found: dict[str, list[float]] = {mode: [] for mode in MODES}
+            for number in range(setting.rounds):
+                # In turns, the other one first every other time.
+                for mode in list(MODES)[:: 1 if number % 2 else -1]:
+                    first = setting.synchronous_steps * MODES[mode]
+                    found[mode].append(await _denoise_s(together, setting, first))
+                    print(f"{case.name}, {mode}: {found[mode][-1]:.2f} s", flush=True)
+    return found
+
+
+async def _denoise_s(served: ControlledByService, setting: LinkSetting, pipelined_from: int) -> float:
+    case = Case("anything", "", Scheduler.DDIM, 1, setting.steps, 1.0)
+    pace = read_pace(H800)
+    result = await served.painted(
+        ControlledCase(case, (ControlSetting(),), pipelined_from), conditions_for(1, pace.width_px, pace.height_px)
+    )
+    (denoise,) = (timing for timing in result.timings if timing.stage == "denoise")
+    return float(denoise.duration_ms) / 1e3
+
+
+@contextmanager
+def _link(replica: str, gbit_per_s: float) -> Iterator[str]:
+    """A link to the replica, once that listens; its address."""
+    give_up_at = time.monotonic() + START_S
+    while not Path(replica.removeprefix("unix:")).exists():
+        if time.monotonic() > give_up_at:
+            raise TimeoutError("the paced replica did not start")
+        time.sleep(0.1)
+    with slow_link(replica, gbit_per_s) as address:
+        yield address
+
+
+def _stretched(case: LinkCase) -> str:
+    """The pace's file with its times multiplied, and one ControlNet that is there at once."""
+    pace = read_pace(H800)
+
+    def times(name: str, one: PassTimes) -> str:
+        return f"{name} = {{ 1 = {one.of(1) * case.time_factor * 1e3} }}"
+
+    lines = [
+        f'name = "{pace.name}"',
+        f'family = "{pace.family}"',
+        f"steps = {pace.steps}",
+        f"guidance_scale = {pace.guidance_scale}",
+        f"width_px = {pace.width_px}",
+        f"height_px = {pace.height_px}",
+        f"text_width = {pace.text_width}",
+        f"pooled_width = {pace.pooled_width}",
+        f"block_channels = {list(pace.block_channels)}",
+        times("encode_ms", pace.encode),
+        times("decode_ms", pace.decode),
+        "[[controlnets]]",
+        f'name = "{pace.controlnets[0].name}"',
+        times("step_ms", pace.controlnets[0].step),
+    ]
+    return "\n".join(lines) + "\n"
