@@ -113,19 +113,30 @@ def started() -> Iterator[list[Replica]]:
         replica.process.wait()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def replicas(parts: Parts, started: list[Replica]) -> list[Replica]:
-    """Two that serve."""
+async def at_least(count: int, folder: Path, started: list[Replica]) -> list[Replica]:
+    """Those that serve: what is missing starts, what was stopped or killed goes."""
     for replica in started:
         if replica.stopped:
             replica.process.kill()
             replica.process.wait()
     started[:] = [replica for replica in started if replica.process.poll() is None and not replica.stopped]
-    while len(started) < 2:
-        started.append(start_replica(parts.folder))
+    while len(started) < count:
+        started.append(start_replica(folder))
     for replica in started:
         await serving(replica)
     return list(started)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def replicas(parts: Parts, started: list[Replica]) -> list[Replica]:
+    """Two that serve."""
+    return await at_least(2, parts.folder, started)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def last_replicas(parts: Parts, started: list[Replica]) -> list[Replica]:
+    """Those that other tests left, or one: for the test that loses them all."""
+    return await at_least(1, parts.folder, started)
 
 
 @pytest.fixture(autouse=True)
@@ -242,42 +253,6 @@ async def test_what_a_replica_refuses_ends_the_picture_by_name(parts: Parts, rep
         await latents_of(parts.worker, request_for(parts.worker, [nan], [replicas[0].address]))
 
 
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
-async def test_a_replica_that_is_lost_costs_a_replay_and_no_bit(
-    parts: Parts, replicas: list[Replica], how: signal.Signals
-) -> None:
-    addresses = [replica.address for replica in replicas]
-    wanted = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses))
-
-    def lose(step: int) -> None:
-        if step == 5:
-            replicas[0].stopped = True
-            replicas[0].process.send_signal(how)
-
-    found = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses), lose)
-
-    replicas[0].process.kill()
-    assert torch.equal(found, wanted)
-    assert parts.directory.region_count() == 0
-
-
-async def test_without_any_replica_left_there_is_no_picture(parts: Parts, replicas: list[Replica]) -> None:
-    def lose(step: int) -> None:
-        if step == 5:
-            for replica in replicas:
-                replica.process.kill()
-                replica.process.wait()
-
-    addresses = [replica.address for replica in replicas]
-    with pytest.raises(Unavailable) as caught:
-        await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses), lose)
-    assert caught.value.reason == "CONTROLNET_LOST"
-
-    with pytest.raises(Unavailable):
-        await latents_of(parts.worker, request_for(parts.worker, [edges()], []))
-    assert (await latents_of(parts.worker, request_for(parts.worker, [], []))).isfinite().all()
-
-
 @torch.inference_mode()
 def painted_by_loop(settings: dict[str, ControlSetting], pipelined_from: int) -> Tensor:
     """The final latents by diffusers' parts in a loop: each ControlNet adds its residuals of the step before from
@@ -365,3 +340,39 @@ async def test_pictures_of_both_modes_share_a_batch_and_keep_their_own_residuals
     wanted = {first: painted_by_loop(settings, first or STEPS) for first in modes}
     for first, latents in zip(modes, found, strict=True):
         assert float((latents - wanted[first]).abs().max()) <= 1e-4
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_replica_that_is_lost_costs_a_replay_and_no_bit(
+    parts: Parts, replicas: list[Replica], how: signal.Signals
+) -> None:
+    addresses = [replica.address for replica in replicas]
+    wanted = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses))
+
+    def lose(step: int) -> None:
+        if step == 5:
+            replicas[0].stopped = True
+            replicas[0].process.send_signal(how)
+
+    found = await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses), lose)
+
+    replicas[0].process.kill()
+    assert torch.equal(found, wanted)
+    assert parts.directory.region_count() == 0
+
+
+async def test_without_any_replica_left_there_is_no_picture(parts: Parts, last_replicas: list[Replica]) -> None:
+    def lose(step: int) -> None:
+        if step == 5:
+            for replica in last_replicas:
+                replica.process.kill()
+                replica.process.wait()
+
+    addresses = [replica.address for replica in last_replicas]
+    with pytest.raises(Unavailable) as caught:
+        await latents_of(parts.worker, request_for(parts.worker, [edges()], addresses), lose)
+    assert caught.value.reason == "CONTROLNET_LOST"
+
+    with pytest.raises(Unavailable):
+        await latents_of(parts.worker, request_for(parts.worker, [edges()], []))
+    assert (await latents_of(parts.worker, request_for(parts.worker, [], []))).isfinite().all()
