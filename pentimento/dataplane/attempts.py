@@ -120,13 +120,15 @@ def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> lis
     key = (event.request_id, event.fencing_token)
     if key in state.unpersisted:
         return []
+    paired = key in state.peers
     worker = give_back(state, key)
     if worker is None:
         return []
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.RUNNING:
         return [ReleaseGrant(*key)]
-    if request.worker_id == worker.worker_id:
+    # What two workers took says nothing of one.
+    if request.worker_id == worker.worker_id and not paired:
         learn_speed(state, request, worker, now - request.started_at, event.painted_work or request.work)
     if request.has_next_stage:
         return on_picture(state, request, event.fencing_token)

@@ -4,10 +4,11 @@ from pentimento.dataplane.attempts import start_attempt
 from pentimento.dataplane.credits import latest_deadline, take_as_peer
 from pentimento.dataplane.effects import Effect
 from pentimento.dataplane.endings import drop_late
-from pentimento.dataplane.predictions import predicted_service_s
+from pentimento.dataplane.predictions import predicted_service_s, service_s
 from pentimento.dataplane.state import Lane, LaneKey, Phase, Request, State, Worker
 from pentimento.dataplane.suitability import cheapest_worker, suits
 from pentimento.policies.adapter_needs import AdapterNeeds
+from pentimento.policies.latent_pairing import deadline_gains
 
 
 def dispatch(state: State, now: float) -> list[Effect]:
@@ -85,7 +86,7 @@ def _start(state: State, now: float, key: LaneKey, request: Request, worker: Wor
     if request.lane_key != key:
         _adopt(state, request, key)
     attempt = start_attempt(state, now, request, worker)
-    if request.pair:
+    if request.pair and _gains_by_pair(state, now, request):
         _reserve_peer(state, key, request, worker)
     return attempt
 
@@ -111,14 +112,36 @@ def _adopt(state: State, request: Request, key: LaneKey) -> None:
     request.model_digest, request.option, request.spare = option.model_digest, index, ()
 
 
+def _gains_by_pair(state: State, now: float, request: Request) -> bool:
+    share = state.settings.pair_tight_share
+    alone_s = service_s(state, request.pool, request.work)
+    return share is None or deadline_gains(request.deadline - now, alone_s, share)
+
+
 def _reserve_peer(state: State, key: LaneKey, request: Request, worker: Worker) -> None:
     """Reserve a second worker for the other half of the guidance, as long as it idles and nobody waits for it."""
     lane = state.lanes[key]
-    if not worker.pairable or not lane.ready or lane.fresh or lane.spare:
+    if not worker.pairable or not lane.ready or lane.fresh or lane.spare or lane.set_aside:
         return
-    peer = cheapest_worker(state, key, request)
-    if peer is not None and peer is not worker and peer.pairable and not peer.used_credits:
+    peer = _idle_partner(state, key, request, worker)
+    if peer is not None:
         take_as_peer(state, peer, request.attempt_key)
+
+
+def _idle_partner(state: State, key: LaneKey, request: Request, worker: Worker) -> Worker | None:
+    """The cheapest worker that idles and suits the request; of those that the plan pairs with `worker`, where it pairs
+    any."""
+    lane, named = state.lanes[key], state.partners
+    if not named:
+        cheapest = cheapest_worker(state, key, request)
+        found = [cheapest] if cheapest is not None else []
+    else:
+        partners = named.get(worker.worker_id, frozenset())
+        found = [state.workers[name] for name in lane.ready if name in partners]
+    for peer in found:
+        if peer is not worker and peer.pairable and not peer.used_credits and suits(request, peer):
+            return peer
+    return None
 
 
 def _dispatch_reruns(state: State, now: float, lane: Lane) -> list[Effect]:

@@ -56,12 +56,22 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
         return []
     state.plan = event.plan
     state.assigned = frozenset(assignment.worker_id for assignment in event.plan.assignments)
+    state.partners = _partners(event.plan)
     _set_thresholds(state, event.plan)
     _set_speeds(state)
     for worker in state.workers.values():
         _place(state, worker, worker.model, worker.model_digest)
         refresh(state, worker)
     return []
+
+
+def _partners(plan: Plan) -> dict[str, frozenset[str]]:
+    """By worker, those that it may paint with; either of a pair may ask the other."""
+    found: dict[str, set[str]] = {}
+    for pair in plan.pairs:
+        for one, other in (pair.worker_ids, pair.worker_ids[::-1]):
+            found.setdefault(one, set()).add(other)
+    return {worker_id: frozenset(partners) for worker_id, partners in found.items()}
 
 
 def on_profiles_received(state: State, now: float, event: ProfilesReceived) -> list[Effect]:

@@ -23,6 +23,9 @@ class DataplaneSettings:
 
     `adapter_load_s`: what it counts against a worker that it would have to load a LoRA first, for each.
 
+    `pair_tight_share`: a request is painted by two workers while less than so many times its service time is left to
+    its deadline; None for whatever deadline.
+
     `hedge_after`: an attempt that takes so many times what was predicted is run a second time beside, where a worker
     idles; None for never.
     """
@@ -43,4 +46,5 @@ class DataplaneSettings:
     fall_back: bool = True
     fall_back_margin_s: float = 0.1
     adapter_load_s: float = 0.5
+    pair_tight_share: float | None = None
     hedge_after: float | None = None

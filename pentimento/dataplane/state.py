@@ -4,6 +4,7 @@ import heapq
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
@@ -288,6 +289,8 @@ class State:
     timer_count: int = 0
     plan: Plan | None = None
     assigned: frozenset[str] = frozenset()
+    # Whom the plan lets a worker paint with; empty where it leaves that open.
+    partners: Mapping[str, frozenset[str]] = field(default_factory=dict)
     profiles: dict[str, SpeedProfile] = field(default_factory=dict)
     admission_share: float = 0.0
     draining: bool = False

@@ -122,9 +122,17 @@ class AdapterPlacement:
 
 
 @dataclass(frozen=True)
+class WorkerPair:
+    """Two workers of one model that may paint a picture together, a half of its guidance each."""
+
+    worker_ids: tuple[str, str]
+
+
+@dataclass(frozen=True)
 class Plan:
     """Intent; what workers report is the truth. `drops_late` False: requests that are predicted to miss their deadline
-    are tried all the same. `placements`: where adapters are, as the replicas reported it."""
+    are tried all the same. `placements`: where adapters are, as the replicas reported it. `pairs`: who may paint a
+    picture with whom; where it names none, any two workers of one model."""
 
     version: PlanVersion
     assignments: tuple[WorkerAssignment, ...] = ()
@@ -134,6 +142,7 @@ class Plan:
     allocator: str = ""
     drops_late: bool = True
     placements: tuple[AdapterPlacement, ...] = ()
+    pairs: tuple[WorkerPair, ...] = ()
 
     @property
     def routes_requests(self) -> bool:

@@ -7,7 +7,10 @@ deadline is near enough to gain by it, and where a paired step was measured to b
 
 import math
 from collections import deque
+from enum import Enum
 from statistics import median
+
+from pentimento.domain.generation import GenerationSpec
 
 # A paired step must be so much shorter: below it the second device buys next to nothing.
 MIN_GAIN = 1.1
@@ -23,10 +26,24 @@ _TRY_AGAIN_STEPS = 500
 _LEAST_PATIENCE_S = 0.02
 
 
+class PairingMode(Enum):
+    """Which requests are painted by a pair where a second worker idles."""
+
+    OFF = "off"
+    DEADLINE = "deadline"
+    ALWAYS = "always"
+
+
+def can_pair(spec: GenerationSpec) -> bool:
+    """Return whether a picture has two halves that two workers can compute. Not one with ControlNets: their residuals
+    are for both halves, and go to one worker."""
+    return spec.guidance_scale > 1.0 and not spec.controlnets
+
+
 def deadline_gains(remaining_s: float, alone_s: float | None, tight_share: float = TIGHT_SHARE) -> bool:
     """Return whether a request with `remaining_s` seconds to its deadline is to be painted by a pair, if it takes
-    `alone_s` on one worker. Where that is not known a pair is tried."""
-    return alone_s is None or remaining_s < tight_share * alone_s
+    `alone_s` on one worker; None where that is not known, and no deadline is known to be near."""
+    return alone_s is not None and remaining_s < tight_share * alone_s
 
 
 class PairPace:

@@ -26,6 +26,7 @@ from pentimento.domain.fleet import (
     RouteShare,
     ServiceEndpoint,
     WorkerAssignment,
+    WorkerPair,
 )
 from pentimento.wire.adapters import adapter_from_proto, adapter_to_proto
 from pentimento.wire.enumerations import CAPABILITIES, REPLICA_KINDS, capabilities_from_proto
@@ -96,6 +97,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         allocator=plan.allocator,
         keeps_late=not plan.drops_late,
         placements=[_placement_to_proto(placement) for placement in plan.placements],
+        pairs=[pb.WorkerPair(worker_id=one, peer_id=other) for one, other in (pair.worker_ids for pair in plan.pairs)],
     )
 
 
@@ -109,6 +111,7 @@ def plan_from_proto(message: pb.Plan) -> Plan:
         allocator=message.allocator,
         drops_late=not message.keeps_late,
         placements=tuple(_placement_from_proto(placement) for placement in message.placements),
+        pairs=tuple(WorkerPair((pair.worker_id, pair.peer_id)) for pair in message.pairs),
     )
 
 

@@ -9,6 +9,7 @@ from pentimento.clients.gateway import GatewayClient
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.events import AttemptKey, Event
 from pentimento.domain.clock import Clock
+from pentimento.policies.latent_pairing import PairingMode
 from pentimento.stores.ledger import Journal
 from services.frontdoor.identity import Identity
 from services.frontdoor.journal.retention import Retention
@@ -53,6 +54,7 @@ class FrontdoorParts:
     catalogue: Catalogue
     adapters: AdapterCatalogue
     pipelining: ControlPipelining
+    pairing: PairingMode
     links: WorkerLinks
     embedder: Embedders | None
     gateway: GatewayClient | None

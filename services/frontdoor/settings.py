@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pentimento.policies.latent_pairing import PairingMode
 from pentimento.policies.residual_pipelining import PipeliningMode
 from pentimento.policies.shadow_painting import GivesWay
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
@@ -71,6 +72,11 @@ class FrontdoorSettings:
     )
     controlnet_wait_share: float = setting(
         0.2, help="share of a step from which waiting for residuals is too long", minimum=0.01, maximum=1
+    )
+    latent_parallel: PairingMode = setting(
+        PairingMode.DEADLINE,
+        help="which guided pictures two workers paint, a half of the guidance each, where one idles: none (off),"
+        " those with less than twice their own time left (deadline), or all (always)",
     )
     adapter_load_s: float = setting(
         0.5, help="what it counts against a worker, in seconds, that it would have to load a LoRA first", minimum=0

@@ -18,6 +18,7 @@ from pentimento.clients.registration import Registration
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ReplicaKind
+from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.residual_pipelining import PipeliningRule
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.service.fleet_member import FleetMember
@@ -149,6 +150,7 @@ def _parts(
         pipelining=ControlPipelining(
             PipeliningRule(settings.controlnet_pipelining, settings.controlnet_wait_share), adapters
         ),
+        pairing=settings.latent_parallel,
         links=links,
         embedder=texts_and_pictures,
         gateway=cache,
@@ -212,6 +214,7 @@ def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
         fall_back=settings.fall_back,
         hedge_after=settings.hedge_after or None,
         adapter_load_s=settings.adapter_load_s,
+        pair_tight_share=None if settings.latent_parallel is PairingMode.ALWAYS else TIGHT_SHARE,
         max_reruns=settings.max_reruns,
         suspect_wait_s=settings.suspect_wait_s,
         orphan_wait_s=settings.orphan_wait_s,

@@ -10,6 +10,7 @@ from pentimento.domain.embedding import Embedding
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import PlanVersion, Route
 from pentimento.domain.image_request import ResolvedRequest
+from pentimento.policies.latent_pairing import PairingMode, can_pair
 from pentimento.policies.serving.entry import Stage, scaled_start_step
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
@@ -73,9 +74,16 @@ async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
     job.time_stage("route", started_at, now)
     job.audience.routed(options[0].route)
     first, *others = (_as_route_option(option) for option in options)
-    parts.submit(
-        RouteResolved(request.request_id, first.pool, first.model_digest, first.work, number, spare=tuple(others))
+    pair = _may_be_paired(parts, options[0])
+    resolved = RouteResolved(
+        request.request_id, first.pool, first.model_digest, first.work, number, tuple(others), pair
     )
+    parts.submit(resolved)
+
+
+def _may_be_paired(parts: FrontdoorParts, option: PoolOption) -> bool:
+    """A replay is painted by one worker: it is to have the bits that it had."""
+    return parts.pairing is not PairingMode.OFF and not option.route.replay_of and can_pair(option.resolved.spec)
 
 
 def _pinned(

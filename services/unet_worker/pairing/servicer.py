@@ -45,7 +45,7 @@ class HalfServicer:
             directory = self._halves.directory
             sender, region = await asyncio.to_thread(open_sender, message.transport, directory, [size_of(*latents)])
             expected = ExpectedTensor(*latents, _binding(message, 0, "latent"))
-            conversation = _Conversation(message, half, expected, sender)
+            conversation = _HalfConversation(message, half, expected, sender)
             try:
                 yield conversation.opened(region)
                 async with aclosing(conversation.answers(messages)) as answers:
@@ -105,7 +105,7 @@ async def _receive(
     return found
 
 
-class _Conversation:
+class _HalfConversation:
     """What follows the opening: a step, its prediction, and so on."""
 
     def __init__(self, opening: pb.OpenHalf, half: OpenHalf, latent: ExpectedTensor, sender: TensorSender) -> None:

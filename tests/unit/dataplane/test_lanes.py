@@ -1,9 +1,14 @@
 """Spare lanes, pairs, hedges and standbys."""
 
+from typing import Any
+
+import pytest
+
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.events import FailureKind
-from pentimento.domain.fleet import Plan
+from pentimento.domain.fleet import Capability, Plan, WorkerPair
 from pentimento.domain.generation import PlanVersion
+from pentimento.policies.adapter_needs import AdapterHoldings, AdapterNeeds
 from tests.unit.dataplane.driver import Driver, kinds, only
 
 LARGE = (events.RouteOption("large", "dl", 3.0),)
@@ -84,6 +89,73 @@ def test_a_worker_goes_on_alone_when_its_peer_is_lost(driver: Driver) -> None:
 
     assert driver.dataplane.state.requests["r1"].losses == 0
     assert effects.CommitResult in kinds(driver.send(events.AttemptFinished("r1", persist.fencing_token)))
+
+
+@pytest.mark.parametrize(("remaining_s", "paired"), [(19.0, True), (21.0, False)])
+def test_a_pair_is_for_who_has_little_time_left(remaining_s: float, paired: bool) -> None:
+    driver = pairing_driver(DataplaneSettings(pair_tight_share=2.0))
+    driver.profile("m", (1, 10.0))
+
+    assert (peer_of(driver, driver.now + remaining_s) is not None) is paired
+
+
+def test_a_pair_whose_gain_is_not_known_waits_for_nobodys_deadline() -> None:
+    assert peer_of(pairing_driver(DataplaneSettings(pair_tight_share=2.0)), 101.0) is None
+
+
+def test_the_plan_says_who_pairs_with_whom() -> None:
+    driver = pairing_driver()
+    driver.worker("w3", pairable=True)
+    driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), pairs=(WorkerPair(("w3", "w1")),))))
+
+    assert peer_of(driver) == "w3"
+
+
+def test_a_worker_that_the_plan_pairs_with_nobody_paints_alone() -> None:
+    driver = pairing_driver()
+    driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), pairs=(WorkerPair(("w2", "w3")),))))
+
+    assert peer_of(driver) is None
+
+
+def test_a_peer_has_what_the_request_needs() -> None:
+    driver = Driver()
+    able = AdapterHoldings(frozenset({Capability.LORA}), frozenset({"neon"}), frozenset())
+    driver.worker("w1", pairable=True, holdings=able)
+    driver.worker("w2", pairable=True)
+    needs = AdapterNeeds(frozenset({Capability.LORA}), frozenset({"neon"}))
+
+    assert peer_of(driver, needs=needs) is None
+    driver.worker("w3", pairable=True, holdings=able)
+    assert peer_of(driver, request_id="r2", needs=needs) is None, "w1 paints r1"
+
+
+def test_what_a_pair_took_is_not_what_one_worker_takes() -> None:
+    driver = pairing_driver()
+    driver.profile("m", (1, 10.0))
+    token = only(effects.PersistAttempt, driver.queue("r1", pair=True)).fencing_token
+    driver.send(events.AttemptPersisted("r1", token))
+    driver.now += 5.0
+
+    driver.send(events.AttemptFinished("r1", token))
+
+    assert driver.dataplane.state.pools["m"].speed.slowdown == 1.0
+
+
+def pairing_driver(settings: DataplaneSettings | None = None) -> Driver:
+    driver = Driver(settings)
+    driver.worker("w1", pairable=True)
+    driver.worker("w2", pairable=True)
+    return driver
+
+
+def peer_of(driver: Driver, deadline: float = 1000.0, request_id: str = "r1", **arrival: Any) -> str | None:
+    """Who is reserved beside w1, which the first request goes to."""
+    queued = driver.queue(request_id, deadline, pair=True, **arrival)
+    token = only(effects.PersistAttempt, queued).fencing_token
+    started = driver.send(events.AttemptPersisted(request_id, token))
+    pairs = [effect.peer_id for effect in started if isinstance(effect, effects.ReservePair)]
+    return pairs[0] if pairs else None
 
 
 def hedging_driver() -> Driver:

@@ -1,12 +1,15 @@
 """When two workers paint one picture: as long as that is faster, and its deadline gains by it."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.policies.latent_pairing import PairPace, deadline_gains
+from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
+from pentimento.policies.latent_pairing import PairPace, can_pair, deadline_gains
 
 SECONDS = st.floats(0.001, 100.0)
 
@@ -27,8 +30,23 @@ def test_a_pair_is_for_requests_whose_deadline_is_near(remaining_s: float, alone
     assert deadline_gains(remaining_s, alone_s) is gains
 
 
-def test_where_no_speed_is_known_a_pair_is_tried() -> None:
-    assert deadline_gains(1000.0, None)
+def test_where_no_speed_is_known_no_deadline_is_near() -> None:
+    assert not deadline_gains(0.001, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "can"),
+    [
+        ({}, True),
+        ({"guidance_scale": 1.0}, False),
+        ({"controlnets": (ControlNetSelection("edges", b"png"),)}, False),
+        ({"loras": (LoraSelection("neon"),)}, True),
+    ],
+    ids=["guided", "unguided", "ControlNet", "LoRA"],
+)
+def test_only_a_guided_picture_has_two_halves(changes: dict[str, Any], can: bool) -> None:
+    spec = GenerationSpec("a", "", "m", 64, 64, 20, 5.0, Scheduler.DDIM, 1)
+    assert can_pair(replace(spec, **changes)) is can
 
 
 @given(remaining_s=SECONDS, alone_s=SECONDS, more_s=SECONDS)

@@ -472,6 +472,7 @@ class Plan(_message.Message):
     ALLOCATOR_FIELD_NUMBER: _builtins.int
     KEEPS_LATE_FIELD_NUMBER: _builtins.int
     PLACEMENTS_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
     admission_rate: _builtins.float
     """Share of the demand to admit, 1 unless the fleet cannot serve it all."""
     allocator: _builtins.str
@@ -489,6 +490,10 @@ class Plan(_message.Message):
     def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterPlacement]:
         """Which replicas have which LoRA or ControlNet."""
 
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerPair]:
+        """Who may paint a picture with whom (latent parallelism); where none are named, any two workers of one model."""
+
     def __init__(
         self,
         *,
@@ -500,14 +505,39 @@ class Plan(_message.Message):
         allocator: _builtins.str = ...,
         keeps_late: _builtins.bool = ...,
         placements: _abc.Iterable[Global___AdapterPlacement] | None = ...,
+        pairs: _abc.Iterable[Global___WorkerPair] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "endpoints", b"endpoints", "keeps_late", b"keeps_late", "placements", b"placements", "pools", b"pools", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "endpoints", b"endpoints", "keeps_late", b"keeps_late", "pairs", b"pairs", "placements", b"placements", "pools", b"pools", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class WorkerPair(_message.Message):
+    """Two workers of one model, each of which may ask the other for one half of a picture's guidance."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    PEER_ID_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    peer_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        peer_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer_id", b"peer_id", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerPair: _TypeAlias = WorkerPair  # noqa: Y015
 
 @_typing.final
 class AdapterPlacement(_message.Message):
