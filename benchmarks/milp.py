@@ -190,34 +190,34 @@ def joint_shortfall(problem: JointProblem) -> float:
 
 
 @dataclass(frozen=True)
-class _Pool:
+class _OraclePool:
     component: str
     kind: str
     latency_s: float
     throughput: float
 
 
-def _pools(problem: JointProblem) -> list[_Pool]:
+def _oracle_pools(problem: JointProblem) -> list[_OraclePool]:
     return [
-        _Pool(component.name, kind, cost.latency_s, cost.batch_size / cost.latency_s)
+        _OraclePool(component.name, kind, cost.latency_s, cost.batch_size / cost.latency_s)
         for component in problem.components
         for kind in problem.devices
         for cost in component.costs.get(kind, ())
     ]
 
 
-def every_choice(problem: JointProblem) -> Iterator[dict[_Pool, int]]:
+def every_choice(problem: JointProblem) -> Iterator[dict[_OraclePool, int]]:
     """Every way to give each device of every kind to a pool, or to none."""
     by_kind = []
     for kind, count in problem.devices.items():
-        pools = [pool for pool in _pools(problem) if pool.kind == kind]
+        pools = [pool for pool in _oracle_pools(problem) if pool.kind == kind]
         by_kind.append(list(itertools.combinations_with_replacement([None, *pools], count)))
     for choice in itertools.product(*by_kind):
         given = [pool for devices in choice for pool in devices if pool is not None]
         yield {pool: given.count(pool) for pool in given}
 
 
-def worth(problem: JointProblem, units: dict[_Pool, int]) -> float:
+def worth(problem: JointProblem, units: dict[_OraclePool, int]) -> float:
     """The best of the objective with these units, over all rates."""
     return _Rates(problem, units).best()
 
@@ -226,7 +226,7 @@ class _Rates:
     """The linear program of the rates. Its columns: rates of (route, pools in a row), work aside by pool, and units by
     pool that are lost to loading."""
 
-    def __init__(self, problem: JointProblem, units: dict[_Pool, int]) -> None:
+    def __init__(self, problem: JointProblem, units: dict[_OraclePool, int]) -> None:
         self._problem, self._units, self._pools = problem, units, list(units)
         self._components = {component.name: component for component in problem.components}
         self._courses = [
@@ -249,7 +249,7 @@ class _Rates:
         matrix, limits = np.array([row for row, _ in rows]), [limit for _, limit in rows]
         return -float(linprog(weights, matrix, limits, bounds=bounds, method="highs-ds").fun)
 
-    def _seconds(self, path: Sequence[Use], chosen: Sequence[_Pool]) -> float:
+    def _seconds(self, path: Sequence[Use], chosen: Sequence[_OraclePool]) -> float:
         waits_s = sum(self._components[use.component].wait_s for use in path)
         return waits_s + sum(use.path * pool.latency_s for use, pool in zip(path, chosen, strict=True))
 
@@ -264,7 +264,7 @@ class _Rates:
     def _work_rows(self) -> Iterator[tuple[Any, float]]:
         for pool in self._pools:
 
-            def work(course: Any, pool: _Pool = pool) -> float:
+            def work(course: Any, pool: _OraclePool = pool) -> float:
                 return sum(use.work for use, other in zip(course[1], course[2], strict=True) if other is pool)
 
             load_s = self._components[pool.component].load_s
