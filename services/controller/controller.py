@@ -111,7 +111,7 @@ class Controller:
             self._forgive_pause(now_s, due_s)
             self._changed.clear()
             try:
-                self.step(now_s)
+                await self.step(now_s)
             except Exception:  # without this loop no replica would ever come or go again
                 logger.exception("a round of planning failed; the plan in force stands")
             await asyncio.sleep(self._times.min_plan_gap_s)
@@ -121,11 +121,11 @@ class Controller:
                 async with asyncio.timeout(max(0.0, due_s - self._clock.monotonic())):
                     await self._changed.wait()
 
-    def step(self, now_s: float) -> None:
+    async def step(self, now_s: float) -> None:
         """Changes state: one round of planning from what is known at `now_s` (monotonic seconds)."""
         self._registry.forget_silent(now_s)
         replicas = self._registry.live(now_s)
-        if plan := self._replan(replicas, now_s):
+        if plan := await self._replan(replicas, now_s):
             self._feed.publish(plan)
             logger.info("new plan", extra={"sequence": plan.version.sequence, "workers": len(plan.assignments)})
         if now_s >= self._started_s + self._times.settle_s:
@@ -138,7 +138,7 @@ class Controller:
         """Changes state: ends the watchers' streams."""
         self._feed.close()
 
-    def _replan(self, replicas: tuple[ReplicaView, ...], now_s: float) -> Plan | None:
+    async def _replan(self, replicas: tuple[ReplicaView, ...], now_s: float) -> Plan | None:
         """A look at the demand when it is time for one, else the last look again."""
         is_due = now_s >= self._look_due_s()
         if is_due:
@@ -146,7 +146,7 @@ class Controller:
             self._look_s, self._demand = now_s, self._window.take(replicas)
         profiles = reported_profiles(view.replica for view in replicas)
         context = AllocationContext(self._look_s, replicas, self._demand, profiles)
-        return self._planner.look(context) if is_due else self._planner.look_again(context)
+        return await (self._planner.look(context) if is_due else self._planner.look_again(context))
 
     def _look_due_s(self) -> float:
         """The first one when the whole fleet is there, as far as can be told."""

@@ -4,7 +4,7 @@ from pentimento.telemetry import counter, gauge
 
 ALLOCATION_FAILURES = counter(
     "pentimento_controller_allocation_failures_total",
-    "Runs of an allocator that raised or decided nonsense; the last good plan stood.",
+    "Runs of an allocator that raised, hung or decided nonsense; the last good plan stood.",
     ["allocator"],
 )
 REFUSED_REPORTS = counter(

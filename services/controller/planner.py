@@ -13,6 +13,7 @@ from pentimento.policies.allocation import (
     hold_resident,
 )
 from pentimento.policies.serving.policy import ServingPolicy
+from services.controller.allocating import AllocatorThreads
 from services.controller.metrics import ALLOCATION_FAILURES, PLAN_SEQUENCE
 from services.controller.placements import adapter_placements
 
@@ -28,8 +29,9 @@ class Planner:
     registered so far would have models loaded for nothing.
     """
 
-    def __init__(self, policy: ServingPolicy, leader_epoch: int) -> None:
+    def __init__(self, policy: ServingPolicy, leader_epoch: int, allocator_limit_s: float = 0.5) -> None:
         self._wanted = policy
+        self._threads = AllocatorThreads(allocator_limit_s)
         self._policy = SETTLING
         self._version = PlanVersion(leader_epoch, 0)
         # What the last look found in force, and what it decided.
@@ -51,18 +53,18 @@ class Planner:
             self._policy = self._wanted
             self._before = self._decision = AllocationDecision()
 
-    def look(self, context: AllocationContext) -> Plan | None:
+    async def look(self, context: AllocationContext) -> Plan | None:
         """Changes state: decide anew, from new demand. The new plan if there is one; None while what is in force still
         holds."""
-        return self._replan(context, self._decision)
+        return await self._replan(context, self._decision)
 
-    def look_again(self, context: AllocationContext) -> Plan | None:
+    async def look_again(self, context: AllocationContext) -> Plan | None:
         """Changes state. Likewise for the time and demand of the last look on the fleet as it is now: averages and
         integrals take each look in once, however often the fleet changes."""
-        return self._replan(context, self._before)
+        return await self._replan(context, self._before)
 
-    def _replan(self, context: AllocationContext, last: AllocationDecision) -> Plan | None:
-        decision = self._decide(replace(context, last=last))
+    async def _replan(self, context: AllocationContext, last: AllocationDecision) -> Plan | None:
+        decision = await self._decide(replace(context, last=last))
         if decision is None:
             return None
         self._before, self._decision = last, decision
@@ -74,10 +76,13 @@ class Planner:
         PLAN_SEQUENCE.set(self._version.sequence)
         return self.plan
 
-    def _decide(self, context: AllocationContext) -> AllocationDecision | None:
-        """None when the allocator raised or decided nonsense: counted, logged once, and the last good plan stands."""
+    async def _decide(self, context: AllocationContext) -> AllocationDecision | None:
+        """None when the allocator raised, hung or decided nonsense: counted, logged once, and the last good plan
+        stands."""
         try:
-            decision = self._policy.allocator(context) if context.workers() else _nothing(context)
+            decision = (
+                await self._threads.decide(self._policy.allocator, context) if context.workers() else _nothing(context)
+            )
             check_decision(context, decision)
         except Exception:  # an allocator's defect must not take the fleet's plan away
             name = self._policy.name
@@ -103,7 +108,6 @@ class Planner:
 
 
 def _nothing(context: AllocationContext) -> AllocationDecision:
-    """For a fleet without workers, hence without profiles to decide by."""
     return AllocationDecision(memory=context.last.memory)
 
 

@@ -110,6 +110,9 @@ class ControllerSettings:
     max_replicas: int = setting(4096, help="replicas held at once", minimum=1)
     max_watchers: int = setting(256, help="plan streams served at once", minimum=1)
     allocator: str = setting("resident", help=f"policy that plans: {', '.join(sorted(SERVING_POLICIES))}")
+    allocator_limit_s: float = setting(
+        0.5, help="a policy that takes longer to decide is not waited for: the last good plan stands", minimum=0.01
+    )
     state_dir: Path | None = setting(
         None, help="directory of the leader epoch; without it the clock alone makes it grow"
     )

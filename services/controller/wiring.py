@@ -44,7 +44,7 @@ def wire(settings: ControllerSettings) -> ControllerProcess:
         calm_s=settings.lease_s,
     )
     registry = Registry(settings.lease_s, settings.retention_s, settings.max_replicas)
-    planner = Planner(settings.policy(), epoch.value)
+    planner = Planner(settings.policy(), epoch.value, settings.allocator_limit_s)
     controller = Controller(registry, planner, PlanFeed(settings.max_watchers), epoch, times, clock)
     server = RpcServer(settings.rpc, "controller")
     server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)

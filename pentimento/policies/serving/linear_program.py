@@ -3,9 +3,11 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import highspy
-import numpy as np
+if TYPE_CHECKING:
+    import highspy
+    import numpy as np
 
 # Sub-searches for better values cost more time here than they save.
 _UNUSED_HEURISTICS = ("mip_heuristic_run_rins", "mip_heuristic_run_rens", "mip_heuristic_run_root_reduced_cost")
@@ -58,6 +60,8 @@ class LinearProgram:
     def solve(self, limit_s: float = math.inf, gap: float = 0.0) -> Solved | None:
         """Return values within the share `gap` of the best objective, found on one thread; None where no values keep
         all constraints, or where none were found within `limit_s`."""
+        import highspy  # 40 MB, which a process that plans without it does not need
+
         highs = highspy.Highs()  # type: ignore[no-untyped-call]
         options = {"output_flag": False, "threads": 1, "mip_rel_gap": gap, "time_limit": limit_s}
         for option, value in (options | dict.fromkeys(_UNUSED_HEURISTICS, False)).items():
@@ -71,7 +75,10 @@ class LinearProgram:
         values = tuple(highs.getSolution().col_value)
         return Solved(values, highs.getInfo().objective_function_value, status == highspy.HighsModelStatus.kOptimal)
 
-    def _model(self) -> highspy.HighsLp:
+    def _model(self) -> "highspy.HighsLp":
+        import highspy
+        import numpy as np
+
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = len(self._weights), len(self._limits)
         model.sense_ = highspy.ObjSense.kMaximize
@@ -87,6 +94,8 @@ class LinearProgram:
         return model
 
 
-def _columns_of(pairs: list[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
+def _columns_of(pairs: list[tuple[float, float]]) -> "tuple[np.ndarray, np.ndarray]":
+    import numpy as np
+
     table = np.array(pairs, dtype=np.double).reshape(-1, 2)
     return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])

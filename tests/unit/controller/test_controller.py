@@ -69,9 +69,9 @@ def controller(clock, asked) -> Controller:
     return Controller(Registry(3.0, 60.0, 10), planner, PlanFeed(4), epoch, TIMES, clock)
 
 
-def step_at(controller: Controller, clock: SetClock, now_s: float) -> None:
+async def step_at(controller: Controller, clock: SetClock, now_s: float) -> None:
     clock.monotonic_s = now_s
-    controller.step(now_s)
+    await controller.step(now_s)
 
 
 def planned(controller: Controller) -> list[str]:
@@ -91,35 +91,35 @@ def keep_alive(controller: Controller, *arrived_count: int) -> None:
         controller.report(ReplicaReport("f1", 1, demand=(PoolDemand("heavy", count),)))
 
 
-def test_the_policy_begins_when_the_fleet_is_settled_and_nobody_has_joined_for_a_while(controller, clock, asked):
+async def test_the_policy_begins_when_the_fleet_is_settled_and_nobody_has_joined_for_a_while(controller, clock, asked):
     controller.register(WORKER)
     for now_s in (102.0, 104.0):
         clock.monotonic_s = now_s
         keep_alive(controller)
     controller.register(DOOR)  # at 104: the fleet is calm from 107 on, later than it is settled
-    step_at(controller, clock, 106.0)
+    await step_at(controller, clock, 106.0)
     assert asked == []
 
     keep_alive(controller)
-    step_at(controller, clock, 107.0)
+    await step_at(controller, clock, 107.0)
 
     assert len(asked) == 1
 
 
-def test_the_policy_looks_at_demand_once_a_period_and_at_the_fleet_whenever_it_changes(controller, clock, asked):
+async def test_the_policy_looks_at_demand_once_a_period_and_at_the_fleet_whenever_it_changes(controller, clock, asked):
     for replica in (WORKER, DOOR):
         controller.register(replica)
     for now_s, arrived_count in ((102.0, 1), (104.0, 3), (106.0, 2)):
         clock.monotonic_s = now_s
         keep_alive(controller, arrived_count)
-    step_at(controller, clock, 106.0)
+    await step_at(controller, clock, 106.0)
     clock.monotonic_s = 108.0
     keep_alive(controller, 8)
     controller.register(replace(WORKER, instance_id="w2"))
-    step_at(controller, clock, 108.0)
+    await step_at(controller, clock, 108.0)
     clock.monotonic_s = 110.0
     keep_alive(controller, 4)
-    step_at(controller, clock, 111.0)
+    await step_at(controller, clock, 111.0)
 
     first, again, second = asked
     assert [context.demand[0].arrivals_per_s for context in asked] == [1.0, 1.0, 3.0]
@@ -127,25 +127,25 @@ def test_the_policy_looks_at_demand_once_a_period_and_at_the_fleet_whenever_it_c
     assert (second.now_s, len(second.last.assignments)) == (111.0, 2)
 
 
-def test_what_workers_say_of_their_costs_is_what_the_policy_plans_with(controller, clock, asked):
+async def test_what_workers_say_of_their_costs_is_what_the_policy_plans_with(controller, clock, asked):
     costs = (ModelCost("heavy", ((1, 1.0), (2, 1.5)), 7, 3.0),)
     controller.register(replace(WORKER, device="gpu", costs=costs))
     clock.monotonic_s = 105.0
     keep_alive(controller)
 
-    step_at(controller, clock, 106.0)
+    await step_at(controller, clock, 106.0)
 
     profiles = (AllocationProfile("heavy", "gpu", 1, 1.0, 7, 3.0), AllocationProfile("heavy", "gpu", 2, 1.5, 7, 3.0))
     assert asked[0].profiles == profiles
 
 
-def test_a_silent_worker_leaves_the_plan(controller, clock):
+async def test_a_silent_worker_leaves_the_plan(controller, clock):
     controller.register(WORKER)
-    controller.step(100.0)
+    await controller.step(100.0)
     assert planned(controller) == ["w1"]
 
     clock.monotonic_s = 103.0
-    controller.step(103.0)
+    await controller.step(103.0)
 
     assert planned(controller) == []
     assert [status.live for status in controller.fleet().replicas] == [False]
@@ -163,26 +163,26 @@ async def test_planning_ends_when_it_is_cancelled_in_the_moment_of_a_change(cont
     assert planning in ended
 
 
-def test_a_refused_report_changes_nothing_and_is_counted(controller):
+async def test_a_refused_report_changes_nothing_and_is_counted(controller):
     controller.register(WORKER)
-    controller.step(100.0)
+    await controller.step(100.0)
     name, labels = "pentimento_controller_refused_reports_total", {"reason": "INVALID_FIELD"}
     before = REGISTRY.get_sample_value(name, labels) or 0.0
 
     with pytest.raises(InvalidArgument, match="busy_share"):
         controller.report(ReplicaReport("w1", 1, busy_share=float("nan")))
 
-    controller.step(101.0)
+    await controller.step(101.0)
     assert planned(controller) == ["w1"]
     assert REGISTRY.get_sample_value(name, labels) == before + 1
 
 
 async def test_the_epoch_rises_above_the_one_that_a_watcher_acts_on(controller):
     controller.register(WORKER)
-    controller.step(100.0)
+    await controller.step(100.0)
 
     watching = controller.watch(PlanVersion(NOW_MS + 50, 9))
-    controller.step(107.0)
+    await controller.step(107.0)
 
     assert (await anext(watching)).version == PlanVersion(NOW_MS + 51, 1)
 

@@ -1,5 +1,6 @@
 """Plans are numbered when they change, and stand when an allocator fails."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ EMPTY, ONE, TWO = (AllocationContext(0.0, replicas) for replicas in ((), (WORKER
 
 
 def planner_of(allocator: Allocator, name: str = "resident") -> Planner:
-    planner = Planner(ServingPolicy(name, allocator), leader_epoch=5)
+    planner = Planner(ServingPolicy(name, allocator), leader_epoch=5, allocator_limit_s=60.0)
     planner.begin()
     return planner
 
@@ -35,38 +36,38 @@ def planner() -> Planner:
     return planner_of(hold_resident)
 
 
-def test_the_first_plan_is_issued_even_for_an_empty_fleet(planner):
-    plan = planner.look(EMPTY)
+async def test_the_first_plan_is_issued_even_for_an_empty_fleet(planner):
+    plan = await planner.look(EMPTY)
 
     assert plan is not None
     assert plan.version == PlanVersion(5, 1)
 
 
-def test_a_plan_that_says_the_same_is_not_issued_again(planner):
-    planner.look(ONE)
+async def test_a_plan_that_says_the_same_is_not_issued_again(planner):
+    await planner.look(ONE)
 
-    assert planner.look(ONE) is None
+    assert await planner.look(ONE) is None
     assert planner.plan.version == PlanVersion(5, 1)
 
 
-def test_every_change_gets_the_next_number(planner):
-    versions = [planner.look(context).version.sequence for context in (EMPTY, ONE, EMPTY)]
+async def test_every_change_gets_the_next_number(planner):
+    versions = [(await planner.look(context)).version.sequence for context in (EMPTY, ONE, EMPTY)]
 
     assert versions == [1, 2, 3]
 
 
-def test_the_plan_lists_where_the_other_services_are(planner):
-    plan = planner.look(AllocationContext(0.0, (WORKER, EMBEDDER)))
+async def test_the_plan_lists_where_the_other_services_are(planner):
+    plan = await planner.look(AllocationContext(0.0, (WORKER, EMBEDDER)))
 
     assert plan.endpoints == (ServiceEndpoint(ReplicaKind.EMBEDDER, "e1", "unix:/e1"),)
 
 
-def test_a_newer_epoch_issues_the_plan_anew(planner):
-    planner.look(ONE)
+async def test_a_newer_epoch_issues_the_plan_anew(planner):
+    await planner.look(ONE)
 
     planner.rise_to(9)
 
-    assert planner.look(ONE).version == PlanVersion(9, 1)
+    assert (await planner.look(ONE)).version == PlanVersion(9, 1)
 
 
 def raising(context: AllocationContext) -> AllocationDecision:
@@ -78,16 +79,34 @@ def nonsensical(context: AllocationContext) -> AllocationDecision:
 
 
 @pytest.mark.parametrize("bad", [raising, nonsensical])
-def test_the_last_good_plan_stands_when_an_allocator_fails_and_a_metric_says_so(bad):
+async def test_the_last_good_plan_stands_when_an_allocator_fails_and_a_metric_says_so(bad):
     turns: list[Callable[[AllocationContext], AllocationDecision]] = [hold_resident, bad, bad, hold_resident]
     planner = planner_of(lambda context: turns.pop(0)(context), bad.__name__)
-    good = planner.look(ONE)
+    good = await planner.look(ONE)
 
-    assert planner.look(TWO) is None
-    assert planner.look(TWO) is None
+    assert await planner.look(TWO) is None
+    assert await planner.look(TWO) is None
     assert planner.plan == good
     assert failures(bad.__name__) == 2
-    assert planner.look(TWO).version == PlanVersion(5, 2)
+    assert (await planner.look(TWO)).version == PlanVersion(5, 2)
+
+
+async def test_the_last_good_plan_stands_while_an_allocator_hangs_and_a_metric_says_so():
+    may_end = threading.Event()
+
+    def hanging(context: AllocationContext) -> AllocationDecision:
+        may_end.wait(60)
+        return AllocationDecision()
+
+    turns = [hold_resident, hanging]
+    planner = Planner(ServingPolicy("hanging", lambda context: turns.pop(0)(context)), 5, allocator_limit_s=2.0)
+    planner.begin()
+    good = await planner.look(ONE)
+
+    assert await planner.look(TWO) is None
+    may_end.set()
+    assert planner.plan == good
+    assert failures("hanging") == 1
 
 
 def counting(context: AllocationContext) -> AllocationDecision:
@@ -95,42 +114,42 @@ def counting(context: AllocationContext) -> AllocationDecision:
     return AllocationDecision(memory=(sum(context.last.memory) + 1.0,), admission_rate=sum(context.last.memory) / 10)
 
 
-def test_an_allocator_finds_again_what_it_decided_last():
+async def test_an_allocator_finds_again_what_it_decided_last():
     planner = planner_of(counting)
 
-    assert [planner.look(ONE).admission_rate for _ in range(3)] == [0.0, 0.1, 0.2]
+    assert [(await planner.look(ONE)).admission_rate for _ in range(3)] == [0.0, 0.1, 0.2]
 
 
-def test_looking_again_at_another_fleet_remembers_nothing_twice():
+async def test_looking_again_at_another_fleet_remembers_nothing_twice():
     planner = planner_of(counting)
-    planner.look(ONE)
-    planner.look(ONE)
+    await planner.look(ONE)
+    await planner.look(ONE)
 
-    assert [planner.look_again(context) for context in (ONE, TWO, ONE)] == [None, None, None]
-    assert planner.look(ONE).admission_rate == 0.2
+    assert [await planner.look_again(context) for context in (ONE, TWO, ONE)] == [None, None, None]
+    assert (await planner.look(ONE)).admission_rate == 0.2
 
 
-def test_until_it_begins_every_worker_goes_on_with_what_it_holds():
-    planner = Planner(ServingPolicy("counting", counting, drops_late=False), leader_epoch=5)
-    settling = planner.look(ONE)
+async def test_until_it_begins_every_worker_goes_on_with_what_it_holds():
+    planner = Planner(ServingPolicy("counting", counting, drops_late=False), leader_epoch=5, allocator_limit_s=60.0)
+    settling = await planner.look(ONE)
 
     planner.begin()
 
     assert (settling.allocator, settling.drops_late, settling.assignments[0].model) == ("resident", True, "heavy")
-    plan = planner.look(ONE)
+    plan = await planner.look(ONE)
     assert (plan.allocator, plan.drops_late, plan.assignments) == ("counting", False, ())
 
 
-def test_a_policy_is_not_asked_about_a_fleet_without_workers():
+async def test_a_policy_is_not_asked_about_a_fleet_without_workers():
     planner = planner_of(counting)
-    planner.look(ONE)
+    await planner.look(ONE)
 
-    planner.look(EMPTY)
+    await planner.look(EMPTY)
 
-    assert planner.look(ONE).admission_rate == 0.1
+    assert (await planner.look(ONE)).admission_rate == 0.1
 
 
-def test_the_plan_says_where_adapters_are_and_changes_with_what_is_resident(planner):
+async def test_the_plan_says_where_adapters_are_and_changes_with_what_is_resident(planner):
     neon = Adapter("neon", AdapterKind.LORA, "sha256:n", "sd")
     edges = Adapter("edges", AdapterKind.CONTROLNET, "sha256:e", "sd")
     other = replace(edges, digest="sha256:other")
@@ -147,12 +166,12 @@ def test_the_plan_says_where_adapters_are_and_changes_with_what_is_resident(plan
         ]
         return AllocationContext(0.0, (*nets, worker))
 
-    plan = planner.look(with_nets())
+    plan = await planner.look(with_nets())
     assert plan is not None and plan.placements == (
         AdapterPlacement(edges, ("c1", "c2")),
         AdapterPlacement(other, ("c3",)),
         AdapterPlacement(neon, ("w1",)),
     )
-    assert planner.look_again(with_nets()) is None
-    again = planner.look_again(with_nets("edges"))
+    assert (await planner.look_again(with_nets())) is None
+    again = await planner.look_again(with_nets("edges"))
     assert again is not None and again.placements[0] == AdapterPlacement(edges, ("c1", "c2"), ("c2",))

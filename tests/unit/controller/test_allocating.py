@@ -1,0 +1,77 @@
+"""An allocator runs beside the loop, and for so long only."""
+
+import asyncio
+import threading
+
+import pytest
+
+from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from services.controller.allocating import MAX_STUCK, AllocatorStuck, AllocatorThreads
+
+CONTEXT = AllocationContext(7.0, ())
+
+
+async def test_what_the_allocator_decides_comes_back():
+    decided = await AllocatorThreads(60.0).decide(lambda asked: AllocationDecision(memory=(asked.now_s,)), CONTEXT)
+
+    assert decided.memory == (7.0,)
+
+
+async def test_the_loop_goes_on_while_an_allocator_decides():
+    may_end = threading.Event()
+
+    def waiting(context: AllocationContext) -> AllocationDecision:
+        may_end.wait(60)
+        return AllocationDecision()
+
+    async def end_it() -> None:
+        may_end.set()
+
+    decided, _ = await asyncio.gather(AllocatorThreads(60.0).decide(waiting, CONTEXT), end_it())
+
+    assert decided == AllocationDecision()
+
+
+async def test_what_an_allocator_raises_is_raised():
+    def late(context: AllocationContext) -> AllocationDecision:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        await AllocatorThreads(60.0).decide(late, CONTEXT)
+
+
+async def test_an_allocator_that_hangs_is_left_and_asked_again_a_few_times_only():
+    may_end, calls = threading.Event(), []
+
+    def hanging(context: AllocationContext) -> AllocationDecision:
+        calls.append(context)
+        may_end.wait(60)
+        return AllocationDecision()
+
+    threads = AllocatorThreads(0.01)
+    for _ in range(MAX_STUCK + 2):
+        with pytest.raises(AllocatorStuck):
+            await threads.decide(hanging, CONTEXT)
+    may_end.set()
+
+    assert len(calls) == MAX_STUCK
+
+
+async def test_once_the_hanging_calls_have_ended_it_is_asked_again():
+    may_end = threading.Event()
+
+    def hanging(context: AllocationContext) -> AllocationDecision:
+        may_end.wait(60)
+        return AllocationDecision()
+
+    threads = AllocatorThreads(0.01)
+    for _ in range(MAX_STUCK):
+        with pytest.raises(AllocatorStuck):
+            await threads.decide(hanging, CONTEXT)
+    may_end.set()
+    for thread in threading.enumerate():
+        if thread.name == "allocator":
+            await asyncio.to_thread(thread.join)
+
+    threads.limit_s = 60.0
+    assert await threads.decide(lambda asked: AllocationDecision(), CONTEXT) == AllocationDecision()
