@@ -55,11 +55,11 @@ def write_checkpoint(
 ) -> Path:
     """A StableDiffusionPipeline of 32x32 pixels; `vae` is "tiny" or "kl", the rest goes to its `sampler`."""
     torch.manual_seed(0)
-    autoencoder = _tiny_autoencoder() if vae == "tiny" else _kl_autoencoder()
+    autoencoder = _tiny_autoencoder() if vae == "tiny" else kl_autoencoder()
     pipeline = StableDiffusionPipeline(
         vae=autoencoder,
-        text_encoder=CLIPTextModel(_text_config()).eval(),
-        tokenizer=_tokenizer(directory / "tokenizer"),
+        text_encoder=CLIPTextModel(text_config()).eval(),
+        tokenizer=tokenizer(directory / "tokenizer"),
         unet=_unet(autoencoder.config.latent_channels),
         scheduler=_scheduler(sampler, scheduler),
         safety_checker=None,
@@ -83,11 +83,11 @@ def write_xl_checkpoint(
     torch.manual_seed(1)
     sizes = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8}
     pipeline = StableDiffusionXLPipeline(
-        vae=_kl_autoencoder(scaling_factor=0.13025, **(vae or {})),
-        text_encoder=CLIPTextModel(_text_config()).eval(),
-        text_encoder_2=CLIPTextModelWithProjection(_text_config(hidden_size=24, projection_dim=20)).eval(),
-        tokenizer=_tokenizer(directory / "tokenizer"),
-        tokenizer_2=_tokenizer(directory / "tokenizer_2"),
+        vae=kl_autoencoder(scaling_factor=0.13025, **(vae or {})),
+        text_encoder=CLIPTextModel(text_config()).eval(),
+        text_encoder_2=CLIPTextModelWithProjection(text_config(hidden_size=24, projection_dim=20)).eval(),
+        tokenizer=tokenizer(directory / "tokenizer"),
+        tokenizer_2=tokenizer(directory / "tokenizer_2"),
         unet=_unet(4, cross_attention_dim=40, projection_class_embeddings_input_dim=6 * 8 + 20, **sizes),
         scheduler=_scheduler(sampler, scheduler),
         force_zeros_for_empty_prompt=zeros,
@@ -110,11 +110,11 @@ def write_flow_checkpoint(
     pipeline = StableDiffusion3Pipeline(
         transformer=_transformer(dual_layers),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=shift),
-        vae=_kl_autoencoder(scaling_factor=1.5305, shift_factor=0.0609, latent_channels=8),
-        text_encoder=CLIPTextModelWithProjection(_text_config(projection_dim=WIDTH)).eval(),
-        tokenizer=_tokenizer(directory / "tokenizer"),
-        text_encoder_2=CLIPTextModelWithProjection(_text_config(hidden_size=20, projection_dim=20)).eval(),
-        tokenizer_2=_tokenizer(directory / "tokenizer_2"),
+        vae=kl_autoencoder(scaling_factor=1.5305, shift_factor=0.0609, latent_channels=8),
+        text_encoder=CLIPTextModelWithProjection(text_config(projection_dim=WIDTH)).eval(),
+        tokenizer=tokenizer(directory / "tokenizer"),
+        text_encoder_2=CLIPTextModelWithProjection(text_config(hidden_size=20, projection_dim=20)).eval(),
+        tokenizer_2=tokenizer(directory / "tokenizer_2"),
         text_encoder_3=_t5() if t5 else None,
         tokenizer_3=_t5_tokenizer() if t5 else None,
     )
@@ -148,7 +148,7 @@ def write_controlnet(directory: Path, *, xl: bool = False, seed: int = 3, **chan
         }
     )
     layers = [*network.controlnet_down_blocks, network.controlnet_mid_block, network.controlnet_cond_embedding.conv_out]
-    return _save_controlnet(network, layers, directory)
+    return saved_controlnet(network, layers, directory)
 
 
 def write_flow_controlnet(directory: Path, *, seed: int = 3, **changes: Any) -> Path:
@@ -158,13 +158,14 @@ def write_flow_controlnet(directory: Path, *, seed: int = 3, **changes: Any) -> 
     network = SD3ControlNetModel(
         **{**_TRANSFORMER, "num_layers": 1, "dual_attention_layers": (), "extra_conditioning_channels": 0, **changes}
     )
-    return _save_controlnet(network, [*network.controlnet_blocks, network.pos_embed_input.proj], directory)
+    return saved_controlnet(network, [*network.controlnet_blocks, network.pos_embed_input.proj], directory)
 
 
-def _save_controlnet(network: Any, zeros: Iterable[torch.nn.Module], directory: Path) -> Path:
+def saved_controlnet(network: Any, zeros: Iterable[torch.nn.Module], directory: Path, std: float = 0.3) -> Path:
+    """Write a ControlNet whose layers of zeros are made random, of that deviation, so that it controls something."""
     for layer in zeros:
         for parameter in layer.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
+            torch.nn.init.normal_(parameter, std=std)
     network.eval().save_pretrained(directory)
     return directory
 
@@ -181,7 +182,8 @@ def _save(pipeline: Any, directory: Path, half: bool) -> Path:
     return directory
 
 
-def _text_config(**changes: Any) -> CLIPTextConfig:
+def text_config(**changes: Any) -> CLIPTextConfig:
+    """Return a tiny text encoder's configuration, with changes."""
     return CLIPTextConfig(
         **{
             "vocab_size": 514,
@@ -198,8 +200,8 @@ def _text_config(**changes: Any) -> CLIPTextConfig:
     )
 
 
-def _tokenizer(directory: Path) -> CLIPTokenizer:
-    """Byte-level, without merges."""
+def tokenizer(directory: Path) -> CLIPTokenizer:
+    """Write a byte-level tokenizer without merges, and return it."""
     letters = list(bytes_to_unicode().values())
     words = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
     directory.mkdir(parents=True, exist_ok=True)
@@ -255,7 +257,8 @@ def _tiny_autoencoder() -> AutoencoderTiny:
     ).eval()
 
 
-def _kl_autoencoder(**changes: Any) -> AutoencoderKL:
+def kl_autoencoder(**changes: Any) -> AutoencoderKL:
+    """Return a tiny autoencoder, with changes of its configuration."""
     return AutoencoderKL(
         **{
             "latent_channels": 4,

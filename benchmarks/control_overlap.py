@@ -1,0 +1,174 @@
+"""Pictures under ControlNets on processes of their own, timed: what each process computed and when, by its spans."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from time import monotonic
+from typing import Any
+
+from torch import Tensor
+
+from pentimento.diffusion.controlnets import ControlSetting
+from pentimento.domain.generation import ControlNetSelection
+from pentimento.telemetry.spans import Span, read_spans
+from pentimento.testing.controlled_painting import ControlledCase
+from pentimento.testing.controlnet_serving import (
+    ControlledByService,
+    ServedControlNet,
+    replica_process,
+    serving_together,
+    shared_folder,
+)
+from pentimento.testing.diffusers_reference import Case
+from pentimento.testing.worker_process import worker_process
+
+
+@dataclass(frozen=True)
+class OverlapSubject:
+    """A model and its ControlNets, the picture that is painted with them, and how both services are started. `registry`
+    is what the replicas read, each of them all of it."""
+
+    name: str
+    model: Path
+    registry: Path
+    controlnets: tuple[ControlNetSelection, ...]
+    conditions: tuple[Tensor, ...]
+    case: Case
+    worker_module: str
+    replica_module: str
+    worker_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TimedPicture:
+    """A picture under so many ControlNets. Means by step in seconds: of the worker's halves, or of its whole pass where
+    nothing controls it; of the slowest ControlNet's pass, and of writing its residuals. `denoise_s` is the whole stage,
+    with what opening the streams takes; `steady_s` a step once they are open. `device_s` computed, of all devices."""
+
+    control_count: int
+    step_count: int
+    denoise_s: float
+    steady_s: float
+    encode_s: float
+    decode_s: float
+    whole_s: float
+    control_s: float
+    deliver_s: float
+    device_s: float
+    spans: tuple[Span, ...]
+
+    @property
+    def ideal_step_s(self) -> float:
+        """max(C, E) + D."""
+        return max(self.control_s, self.encode_s) + self.decode_s
+
+    @property
+    def serial_step_s(self) -> float:
+        """C + E + D."""
+        return self.control_s + self.encode_s + self.decode_s
+
+    @property
+    def share_of_ideal(self) -> float:
+        """Its speed-up over C + E + D one after the other, as a share of the ideal one."""
+        return self.ideal_step_s * self.step_count / self.denoise_s
+
+    @property
+    def steady_share(self) -> float:
+        """The same of a step once the streams are open."""
+        return self.ideal_step_s / self.steady_s
+
+
+class OverlapBench:
+    """The processes of one subject: the worker on one core, each ControlNet on a process of its own on the other."""
+
+    def __init__(self, subject: OverlapSubject, served: ControlledByService, traces: Sequence[Path]) -> None:
+        self._subject = subject
+        self._served = served
+        self._traces = tuple(traces)
+
+    async def timed(self, control_count: int) -> TimedPicture:
+        """Return a picture under the first so many ControlNets. Raises what it fails with."""
+        subject = self._subject
+        controlled = ControlledCase(subject.case, (ControlSetting(),) * control_count)
+        began_s = monotonic()
+        result = await self._served.painted(controlled, subject.conditions)
+        found = [[span for span in read_spans(path) if span.began_s >= began_s] for path in self._traces]
+        denoise_ms = next(timing.duration_ms for timing in result.timings if timing.stage == "denoise")
+        return _timed(subject.case.steps, control_count, denoise_ms / 1e3, found[0], found[1 : 1 + control_count])
+
+
+@asynccontextmanager
+async def started(subject: OverlapSubject, replica_count: int, cores: Sequence[int]) -> AsyncIterator[OverlapBench]:
+    """Start the subject's processes, the worker on the first core, the replicas together on the last."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(shared_folder())
+        traces = [folder / f"spans-{number}.jsonl" for number in range(replica_count + 1)]
+        for trace in traces:
+            trace.touch()
+        addresses = [
+            stack.enter_context(
+                replica_process(
+                    folder,
+                    f"c{number}",
+                    subject.replica_module,
+                    *("--controlnets", str(subject.registry), "--trace-file", str(traces[number + 1])),
+                    *("--prefetch", subject.controlnets[number].name),
+                    core=cores[-1],
+                )
+            )
+            for number in range(replica_count)
+        ]
+        flags = ("--shared-memory-dir", str(folder / "shared"), "--trace-file", str(traces[0]), *subject.worker_flags)
+        worker = worker_process(subject.model, *flags, core=cores[0], module=subject.worker_module)
+        address = stack.enter_context(worker)
+        served = [
+            ServedControlNet(selection, place) for selection, place in zip(subject.controlnets, addresses, strict=False)
+        ]
+        async with serving_together(address, served) as together:
+            yield OverlapBench(subject, together, traces)
+
+
+def _timed(
+    step_count: int, control_count: int, denoise_s: float, own: list[Span], others: list[list[Span]]
+) -> TimedPicture:
+    steps = [span for span in own if span.what in ("decode", "whole")]
+    between = steps[-1].ended_s - steps[0].ended_s
+    # The first pass of a stream tells the residuals' shapes: it is not a step's.
+    passes = [[span for span in spans if span.what == "residuals"][-step_count:] for spans in others]
+    return TimedPicture(
+        control_count=control_count,
+        step_count=step_count,
+        denoise_s=denoise_s,
+        steady_s=between / max(len(steps) - 1, 1),
+        encode_s=_mean(own, "encode"),
+        decode_s=_mean(own, "decode"),
+        whole_s=_mean(own, "whole"),
+        control_s=max((_mean(spans, "residuals") for spans in passes), default=0.0),
+        deliver_s=max((_mean(spans, "deliver") for spans in others), default=0.0),
+        device_s=sum(_length(span) for spans in (own, *others) for span in spans if span.what != "deliver"),
+        spans=tuple(span for spans in (own, *others) for span in spans),
+    )
+
+
+def _mean(spans: Sequence[Span], what: str) -> float:
+    return fmean([_length(span) for span in spans if span.what == what] or [0.0])
+
+
+def _length(span: Span) -> float:
+    return span.ended_s - span.began_s
+
+
+def trace_events(picture: TimedPicture, names: Sequence[str]) -> dict[str, Any]:
+    """Return the picture's spans as Chrome's trace viewer and Perfetto read them, microseconds from its first one;
+    `names` of its processes, the worker first."""
+    zero_s = min(span.began_s for span in picture.spans)
+    order = list(dict.fromkeys(span.process_id for span in picture.spans))
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": place, "args": {"name": names[place]}} for place in range(len(order))
+    ]
+    for span in picture.spans:
+        at = {"ts": round((span.began_s - zero_s) * 1e6), "dur": round(_length(span) * 1e6)}
+        events.append({"ph": "X", "name": span.what, "pid": order.index(span.process_id), "tid": 0, **at})
+    return {"displayTimeUnit": "ms", "traceEvents": events}

@@ -1,0 +1,179 @@
+"""A picture under ControlNets that run on processes of their own, beside the UNet's first half: latency against the
+ideal.
+
+    python -m benchmarks.controlnet_parallel
+
+A worker on one core, each ControlNet in a replica of controlnet_svc on the other; pictures with none and with one take
+turns. With C, E and D the mean seconds of a ControlNet's pass, of the UNet's encoder with its mid block, and of its
+decoder, as both processes noted them while that very picture was painted, one after the other takes C + E + D a step,
+and the ideal is max(C, E) + D (Katz, section 5). The figures are the speed-ups over C + E + D of the denoising stage,
+with the opening of the streams, and of a step once they are open, as shares of the ideal's.
+
+Subjects: the zoo's tiny-heavy under its edges ControlNet; a network of Stable Diffusion 1.5's size with random weights,
+float32, 256 pixels, not guided; and SDXL on paced devices, whose passes sleep for Katz's times and whose residuals
+(53.7 MB a step) lie in shared memory that both ends map, of which a paced device writes the first number of each row.
+Three paced ControlNets share a core: they sleep. Katz: 1.42 of an ideal 1.45 on NVLink.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.control_overlap import OverlapSubject, TimedPicture, started, trace_events
+from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
+from pentimento.devices.pace import read_pace
+from pentimento.domain.generation import ControlNetSelection, Scheduler
+from pentimento.files.adapter_registry import read_adapters
+from pentimento.testing.controlled_painting import conditions_for
+from pentimento.testing.controlnet_serving import PACED, REAL, register
+from pentimento.testing.diffusers_reference import Case
+from pentimento.testing.full_size import FULL_SIDE_PX, write_full_size_checkpoint, write_full_size_controlnet
+from pentimento.testing.machine import ROOT
+from zoo.registry import WEIGHTS
+
+PACE = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"
+EDGES = "tiny-controlnet-edges"
+TARGETS = {"zoo": 0.85, "sd15-size": 0.95, "paced sdxl": 0.95}
+ALONE = ("--max-batch", "1", "--warm-up-s", "0")
+
+
+def zoo(folder: Path, quick: bool) -> OverlapSubject:
+    registry = WEIGHTS / "registry.json"
+    adapter = read_adapters(registry)[EDGES].adapter
+    return OverlapSubject(
+        "zoo",
+        WEIGHTS / "tiny-heavy",
+        registry,
+        (ControlNetSelection(EDGES, b"", digest=adapter.digest),),
+        tuple(conditions_for(1, 64, 64)),
+        Case("a red circle", "", Scheduler.DDIM, 1, 10 if quick else 50, 3.0),
+        "services.unet_worker",
+        REAL,
+        ALONE,
+    )
+
+
+def full_size(folder: Path, quick: bool) -> OverlapSubject:
+    """Stable Diffusion 1.5's UNet and ControlNet."""
+    model = write_full_size_checkpoint(folder / "model")
+    selections = register(folder, [write_full_size_controlnet(folder / "controlnet")])
+    return OverlapSubject(
+        "sd15-size",
+        model,
+        folder / "registry.json",
+        tuple(selections),
+        tuple(conditions_for(1, FULL_SIDE_PX, FULL_SIDE_PX)),
+        Case("a red circle", "", Scheduler.DDIM, 1, 4, 1.0),
+        "services.unet_worker",
+        REAL,
+        ALONE,
+    )
+
+
+def paced(folder: Path, quick: bool) -> OverlapSubject:
+    pace = read_pace(PACE)
+    return OverlapSubject(
+        "paced sdxl",
+        PACE,
+        PACE,
+        tuple(ControlNetSelection(controlnet.name, b"") for controlnet in pace.controlnets),
+        tuple(_blocks(told, pace.width_px) for told in conditions_for(len(pace.controlnets), 32, 32)),
+        Case("a red circle", "", Scheduler.EULER, 1, 10 if quick else pace.steps, pace.guidance_scale),
+        "services.unet_worker.pacing",
+        PACED,
+        ALONE,
+    )
+
+
+def _blocks(told: torch.Tensor, side_px: int) -> torch.Tensor:
+    """Noise as large squares: as an encoded image it is of the size of a drawing's, not of noise's."""
+    return torch.nn.functional.interpolate(told, size=(side_px, side_px))
+
+
+SUBJECTS: dict[str, tuple[Callable[[Path, bool], OverlapSubject], tuple[int, ...]]] = {
+    "zoo": (zoo, (0, 1)),
+    "sd15-size": (full_size, (0, 1)),
+    "paced sdxl": (paced, (0, 1, 3)),
+}
+
+
+async def pictures_of(name: str, rounds: int, quick: bool, cores: Sequence[int], traces: Path) -> list[TimedPicture]:
+    write, counts = SUBJECTS[name]
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        subject = write(Path(folder), quick)
+        async with started(subject, max(counts), cores) as bench:
+            for count in counts:  # the first of each opens channels and loads what is not there
+                await bench.timed(count)
+            pictures = [await bench.timed(count) for _ in range(rounds) for count in counts]
+    names = ["worker", *(one.name for one in subject.controlnets)]
+    traces.mkdir(parents=True, exist_ok=True)
+    shown = json.dumps(trace_events(pictures[-1], names))
+    (traces / f"controlnet_parallel-{name.replace(' ', '-')}.json").write_text(shown + "\n")
+    return pictures
+
+
+def figures_of(name: str, pictures: Sequence[TimedPicture]) -> list[Figure]:
+    """The share of the ideal first, then what it is made of."""
+    one, free = ([picture for picture in pictures if picture.control_count == count] for count in (1, 0))
+    share = [picture.share_of_ideal for picture in one]
+    steady = [picture.steady_share for picture in one]
+    figures = [
+        measured(f"{name}: 1C as a share of the ideal, the whole stage", share, median, at_least(TARGETS[name])),
+        measured(f"{name}: 1C as a share of the ideal, its streams open", steady, median, at_least(TARGETS[name])),
+        _speed_up(name, "speed-up of 1C over C + E + D", [picture.serial_step_s / picture.steady_s for picture in one]),
+        _speed_up(name, "the ideal", [picture.serial_step_s / picture.ideal_step_s for picture in one]),
+    ]
+    three = [picture for picture in pictures if picture.control_count == 3]
+    if three:
+        pairs = [(many.denoise_s, single.denoise_s) for many, single in zip(three, one, strict=True)]
+        figures.append(measured(f"{name}: 3C over 1C", pairs, _median_ratio, at_most(1.10)))
+    for label, group in (("0C", free), ("1C", one), ("3C", three)):
+        if group:
+            seconds = [picture.device_s for picture in group]
+            figures.append(measured(f"{name}: device-seconds a picture, {label}", seconds, median, informative("s")))
+    return figures
+
+
+def _speed_up(name: str, what: str, values: Sequence[float]) -> Figure:
+    return measured(f"{name}: {what}", values, median, informative("x"))
+
+
+def _median_ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return median(many / single for many, single in pairs)
+
+
+def rows_of(pictures: Sequence[TimedPicture]) -> list[dict[str, Any]]:
+    """Milliseconds, without the spans."""
+    return [{key: value for key, value in asdict(picture).items() if key != "spans"} for picture in pictures]
+
+
+def _own_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--subject", choices=[*SUBJECTS], action="append", help="these alone (default: all)")
+
+
+def main() -> int:
+    options: Options = parse_options("controlnet_parallel", __doc__, _own_options)
+    torch.set_num_threads(1)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[-1]})
+    rounds, figures, notes = 2 if options.quick else 7, [], {}
+    for name in options.rest["subject"] or SUBJECTS:
+        few = min(rounds, 3) if name == "sd15-size" else rounds
+        pictures = asyncio.run(pictures_of(name, few, options.quick, cores, options.out.parent / "traces"))
+        figures += figures_of(name, pictures)
+        notes[name] = rows_of(pictures)
+    pinned = {"worker": cores[0], "replicas and this process": cores[-1]}
+    return publish(options, figures, notes={"threads": 1, "cores": pinned, "pictures": notes})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,41 @@
+"""What `controlnet_parallel` makes of spans."""
+
+import pytest
+
+from benchmarks.control_overlap import _timed, trace_events
+from pentimento.telemetry.spans import Span
+
+
+def span(what: str, began_ms: float, length_ms: float, process_id: int = 1) -> Span:
+    return Span(what, process_id, began_ms / 1e3, (began_ms + length_ms) / 1e3, 2)
+
+
+WORKER = [span(what, step * 30.0 + at, 10.0) for step in range(3) for what, at in (("encode", 0.0), ("decode", 14.0))]
+# The first pass tells the shapes of what is to come, before the first step.
+CONTROL = [span("residuals", -40.0, 90.0, 2), *(span("residuals", step * 30.0, 12.0, 2) for step in range(3))]
+
+
+def test_a_pictures_share_of_the_ideal_is_by_its_own_passes() -> None:
+    picture = _timed(3, 1, 0.120, WORKER, [CONTROL])
+
+    assert picture.control_s == pytest.approx(0.012)
+    assert picture.serial_step_s == pytest.approx(0.032)
+    assert picture.ideal_step_s == pytest.approx(0.022)
+    assert picture.steady_s == pytest.approx(0.030)
+    assert picture.steady_share == pytest.approx(22 / 30)
+    assert picture.share_of_ideal == pytest.approx(22 / 40)
+    assert picture.device_s == pytest.approx(0.060 + 0.126)
+
+
+def test_of_several_controlnets_the_slowest_decides() -> None:
+    slower = [span("residuals", step * 30.0, 15.0, 3) for step in range(3)]
+
+    assert _timed(3, 2, 0.120, WORKER, [CONTROL, slower]).control_s == pytest.approx(0.015)
+
+
+def test_a_trace_begins_at_its_first_span_and_names_its_processes() -> None:
+    events = trace_events(_timed(3, 1, 0.120, WORKER, [CONTROL]), ["worker", "edges"])["traceEvents"]
+
+    assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["worker", "edges"]
+    assert min(event["ts"] for event in events if event["ph"] == "X") == 0
+    assert [event["dur"] for event in events if event.get("name") == "residuals"] == [90_000, 12_000, 12_000, 12_000]
