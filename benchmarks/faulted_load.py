@@ -11,6 +11,7 @@ import itertools
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,10 +79,13 @@ def request_of(picture: int, cached: bool) -> ImageRequest:
 
 
 class FaultedLoad:
-    """`cached_every`: each so many-th request uses the cache; 0 for none."""
+    """`cached_every`: each so many-th request uses the cache; 0 for none. `make` says what is asked for."""
 
-    def __init__(self, client: AsyncClient, cached_every: int = 0) -> None:
+    def __init__(
+        self, client: AsyncClient, cached_every: int = 0, make: Callable[[int, bool], ImageRequest] = request_of
+    ) -> None:
         self._client = client
+        self._make = make
         self._cached_every = cached_every
         self._numbers = itertools.count(1)
         self._reference: list[bytes] = []
@@ -116,7 +120,7 @@ class FaultedLoad:
 
     async def _receive(self, sample: Sample) -> None:
         """Everything that the stream of one request brings, retried as often as the client was told to."""
-        request = request_of(sample.picture, sample.cached)
+        request = self._make(sample.picture, sample.cached)
         try:
             async with aclosing(self._client.stream(request, idempotency_key=sample.key)) as events:
                 async for event in events:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 # What having to load a ControlNet first counts as, in open streams: it happens once, a stream waits in each step.
-LOAD_STREAMS = 2
+LOAD_STREAMS = 1
 # What each other ControlNet of the same picture there counts as, beside its stream: both always compute at once.
 SAME_PICTURE_STREAMS = 2
 

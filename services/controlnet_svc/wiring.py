@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pentimento.api.auth.v1 import auth_pb2 as auth_pb
+from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import add_ControlNetServiceServicer_to_server
 from pentimento.domain.adapters import PipeliningBound
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.files.pipelining_bounds import read_pipelining_bounds
-from pentimento.rpc import RpcServer
+from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.process import ServiceProcess
 from pentimento.telemetry.spans import SpanLog
@@ -28,6 +30,9 @@ from services.controlnet_svc.streams import ControlNets
 
 # Of the device: the rest is for what the networks make of their inputs.
 BUDGET_SHARE = 0.5
+# Of a message of StreamResiduals: the contract's max_request_bytes.
+_STREAM = pb.DESCRIPTOR.services_by_name["ControlNetService"].methods_by_name["StreamResiduals"]
+MAX_REQUEST_BYTES = _STREAM.GetOptions().Extensions[auth_pb.max_request_bytes]
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     torch.set_num_threads(settings.threads)
     device = _device(settings.device)
     dtype = _dtype(settings.dtype, device)
-    server, news, busy = RpcServer(settings.rpc, "controlnet_svc"), CreditNews(), BusySeconds()
+    server, news, busy = RpcServer(_room_for_streams(settings), "controlnet_svc"), CreditNews(), BusySeconds()
     networks = source.networks(settings, device, dtype)
     bounds = read_pipelining_bounds(settings.pipelining_bounds)
     compute = ComputeThread(settings.max_batch, busy.add, SpanLog(settings.trace_file))
@@ -101,6 +106,13 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
         lambda report: _reported(report, controlnets, busy),
     )
     return ControlNetProcess(server=server, registration=registration, controlnets=controlnets, settings=settings)
+
+
+def _room_for_streams(settings: ControlNetSettings) -> RpcServerSettings:
+    """Every stream of the credits may be receiving a message of the largest size: where callers are not told apart, the
+    kit opens no more streams than three quarters of the room for such messages take."""
+    needed = (settings.max_streams * 4 // 3 + 2) * MAX_REQUEST_BYTES
+    return replace(settings.rpc, max_receiving_bytes=max(settings.rpc.max_receiving_bytes, needed))
 
 
 def _described(replica: Replica, controlnets: ControlNets, device: torch.device) -> Replica:

@@ -214,6 +214,17 @@ async def test_streams_beyond_the_credits_are_refused_and_welcome_later(service:
     second.close()
 
 
+async def test_every_credit_is_a_stream_though_nobody_tells_callers_apart(service: Service) -> None:
+    count = service.process.controlnets.credit_count
+    streams = await asyncio.gather(
+        *(service.client.open_stream(request_for(), epoch, OPEN_S) for epoch in range(1, count + 1))
+    )
+
+    assert service.process.controlnets.open_count == count == 32
+    for stream in streams:
+        stream.close()
+
+
 @pytest.mark.parametrize("overrides", [{"memory_budget_mib": 2}])
 async def test_one_leaves_for_another_and_never_while_it_is_in_use(service: Service) -> None:
     """Each takes more than half of the budget."""

@@ -1,0 +1,211 @@
+"""Workers, ControlNet services and embedders scaled 1 -> 3 -> 1 while clients ask for pictures.
+
+Real models: the zoo's heavy one, each request with both of its ControlNets; every second one uses the cache, and so the
+embedders. The command is `pentimento scale`: workers first, so that there is work for three ControlNet services, which
+follow, then embedders; workers go back to one last. A replica that was added is asked for what it has done (embeddings,
+ControlNet steps, pictures) until that is more than nothing: it has to serve within seconds of being ready. One that is
+removed has to end by itself, drained. The verdict on requests is kill_one's: nothing lost, nothing committed twice, and
+pictures without the cache byte by byte those of the suite before it was scaled.
+"""
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+
+import grpc.aio
+from PIL import Image, ImageDraw
+
+from benchmarks.commits import count_commits
+from benchmarks.faulted_load import DEADLINE_MS, FaultedLoad, read_journal, request_figures, request_rows
+from benchmarks.report import Figure, Options, at_most, informative, parse_options, publish
+from pentimento.clients.controlnet import ControlNetClient
+from pentimento.clients.embedder import EmbedderClient
+from pentimento.clients.worker import WorkerClient
+from pentimento.domain.image_request import AskedControlNet, CacheMode, ImageRequest
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.sdk import AsyncClient
+from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.supervisor.replicas import ReplicaFiles
+from pentimento.testing.worker_under_test import png_of
+
+MOST = 3
+CONTROLNETS = ("tiny-controlnet-edges", "tiny-controlnet-layout")
+SIDE_PX, STEPS = 64, 20
+# Batches of one: pictures are to be the same to the bit, whoever else is painted at the time.
+ENVIRONMENT = {
+    "PENTIMENTO_UNET_WORKER_MAX_BATCH": "1",
+    "PENTIMENTO_UNET_WORKER_WARM_UP_S": "0",
+    "PENTIMENTO_CONTROLNET_SVC_MAX_BATCH": "1",
+}
+LOOK_S = 0.05
+SERVES_WITHIN_S = 5.0
+WORK_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class AddedReplica:
+    """`up_s`: from the command to SERVING; `work_s`: from then to the first work that it had done."""
+
+    name: str
+    up_s: float
+    work_s: float
+
+
+@dataclass(frozen=True)
+class ScaledService:
+    """One service, 1 -> `MOST` -> 1. `down_s`: from the command until those that were removed had ended."""
+
+    service: str
+    added: list[AddedReplica]
+    down_s: float
+    killed: list[str]
+
+
+async def embedded(channel: grpc.aio.Channel) -> int:
+    """Return how many texts and images an embedder was asked for."""
+    info = await EmbedderClient(channel).info(5.0)
+    return info.memo_hit_count + info.memo_miss_count
+
+
+async def controlled(channel: grpc.aio.Channel) -> int:
+    """Return how many steps a ControlNet service computed."""
+    return (await ControlNetClient(channel).status(5.0)).step_count
+
+
+async def painted(channel: grpc.aio.Channel) -> int:
+    """Return how many pictures a worker painted."""
+    return (await WorkerClient(channel).status(5.0)).completed_count
+
+
+WORK: dict[str, Callable[[grpc.aio.Channel], Awaitable[int]]] = {
+    "embedder": embedded,
+    "controlnet_svc": controlled,
+    "unet_worker": painted,
+}
+
+
+def request_of(picture: int, cached: bool) -> ImageRequest:
+    """Return the same for the same arguments."""
+    image = Image.new("RGB", (SIDE_PX, SIDE_PX))
+    ImageDraw.Draw(image).ellipse((8 + picture, 8, 40 + picture, 40), outline="white")
+    return ImageRequest(
+        f"a {('red', 'green', 'blue', 'yellow')[picture % 4]} {('circle', 'square')[picture // 4 % 2]}",
+        width_px=SIDE_PX,
+        height_px=SIDE_PX,
+        num_inference_steps=STEPS,
+        seed=100 + picture,
+        cache=CacheMode.READ_WRITE if cached else CacheMode.OFF,
+        deadline_ms=DEADLINE_MS,
+        controlnets=tuple(AskedControlNet(name, png_of(image)) for name in CONTROLNETS),
+    )
+
+
+class ScalingTrial:
+    def __init__(self, suite: LocalSuite) -> None:
+        self._suite = suite
+        self._files = ReplicaFiles(suite.state.path)
+        self.scaled: list[ScaledService] = []
+
+    async def run(self, clients: int, rest_s: float) -> FaultedLoad:
+        """The load, with each service scaled in its turn, and `rest_s` of load before and after."""
+        async with AsyncClient(self._suite.endpoint.public) as client:
+            load = FaultedLoad(client, cached_every=2, make=request_of)
+            await load.paint_reference()
+            stop = asyncio.Event()
+            busy = load.start(clients, stop)
+            await asyncio.sleep(rest_s)
+            async with self._scaled("unet_worker"):
+                for service in ("controlnet_svc", "embedder"):
+                    async with self._scaled(service):
+                        await asyncio.sleep(rest_s)
+            await asyncio.sleep(rest_s)
+            stop.set()
+            await asyncio.wait(busy)
+            await load.ask_again()
+        return load
+
+    @asynccontextmanager
+    async def _scaled(self, service: str) -> AsyncIterator[None]:
+        """`MOST` of it inside the block, one again after it."""
+        began_s = time.monotonic()
+        command = asyncio.create_task(self._command(service, MOST))
+        names = await self._added(service)
+        added = await asyncio.gather(*(self._watch(service, name, began_s) for name in names))
+        await command
+        yield
+        began_s = time.monotonic()
+        await self._command(service, 1)
+        killed = [name for name in names if "did not stop" in self._suite.log("supervisor")]
+        self.scaled.append(ScaledService(service, list(added), time.monotonic() - began_s, killed))
+        print(self.scaled[-1], flush=True)
+
+    async def _command(self, service: str, count: int) -> None:
+        command = [sys.executable, "-m", "pentimento.cli", "scale", service, str(count)]
+        process = await asyncio.create_subprocess_exec(
+            *command, "--state-dir", str(self._suite.state.path), stdout=subprocess.DEVNULL, env=os.environ
+        )
+        if await process.wait():
+            raise RuntimeError(f"{service} was not scaled to {count}")
+
+    async def _added(self, service: str) -> list[str]:
+        while len(states := self._files.there()[service].states) < MOST:  # noqa: ASYNC110 - a file
+            await asyncio.sleep(LOOK_S)
+        return list(states)[1:]
+
+    async def _watch(self, service: str, name: str, began_s: float) -> AddedReplica:
+        while self._files.there()[service].states.get(name) != "serving":  # noqa: ASYNC110 - a file
+            await asyncio.sleep(LOOK_S)
+        up_s = time.monotonic()
+        async with open_channel(f"unix:{self._suite.state.sockets / name}.sock", RpcChannelSettings()) as channel:
+            while not await WORK[service](channel) and time.monotonic() - up_s < WORK_LIMIT_S:  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+        return AddedReplica(name, up_s - began_s, time.monotonic() - up_s)
+
+
+def figures_of(trial: ScalingTrial, load: FaultedLoad) -> list[Figure]:
+    figures = []
+    for scaled in trial.scaled:
+        waits = [replica.work_s for replica in scaled.added]
+        ups = [replica.up_s for replica in scaled.added]
+        name = f"{scaled.service}: the later of the added replicas has done work after being ready"
+        figures.append(Figure(name, max(waits), at_most(SERVES_WITHIN_S, "s"), waits, None))
+        figures.append(Figure(f"{scaled.service}: command to ready", max(ups), informative("s"), ups, None))
+        drained = Figure(f"{scaled.service}: removed replicas drained", scaled.down_s, informative("s"), [], None)
+        figures.append(drained)
+    killed = [name for scaled in trial.scaled for name in scaled.killed]
+    figures.append(Figure("removed replicas that had to be killed", len(killed), at_most(0, "replicas"), killed, None))
+    return [*figures, *request_figures(load.samples)]
+
+
+def main() -> int:
+    options = parse_options("scaling", __doc__, add_options)
+    flags = ["--controlnets", "tiny", "--device", "cpu", "--threads", "1"]
+    with local_suite(flags, environment=ENVIRONMENT) as suite:
+        journal = suite.state.path / "frontdoor.sqlite"
+        count_commits(journal)
+        trial = ScalingTrial(suite)
+        load = asyncio.run(trial.run(options.rest["clients"], 2.0 if options.quick else 10.0))
+        read_journal(journal, load.samples)
+    return publish(options, figures_of(trial, load), notes=notes_of(options, trial, load))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--clients", type=int, default=8, help="clients that each keep one request under way")
+
+
+def notes_of(options: Options, trial: ScalingTrial, load: FaultedLoad) -> dict[str, object]:
+    return {
+        "clients": options.rest["clients"],
+        "scaled": [asdict(scaled) for scaled in trial.scaled],
+        "requests": request_rows(load.samples),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,113 @@
+"""More and fewer processes of a running suite, under requests with ControlNets: nothing is lost, what is new works,
+what leaves drains."""
+
+import asyncio
+import io
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import pytest
+from PIL import Image
+
+from pentimento.clients.controlnet import ControlNetClient
+from pentimento.clients.worker import WorkerClient
+from pentimento.domain.image_request import AskedControlNet, CacheMode, ImageRequest
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.sdk import AsyncClient
+from pentimento.supervisor.local import LocalSuite, local_suite
+from pentimento.supervisor.replicas import ReplicaFiles
+
+# One at a time: pictures are to be the same to the bit, whoever else is painted.
+ALONE = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1", "PENTIMENTO_CONTROLNET_SVC_MAX_BATCH": "1"}
+ADDED = {"unet_worker": "tiny-heavy-1", "controlnet_svc": "controlnet-1", "embedder": "embedder-1"}
+CONTROLNETS = ("tiny-controlnet-edges", "tiny-controlnet-layout")
+
+
+@pytest.fixture(scope="module")
+def scaled_suite() -> Iterator[LocalSuite]:
+    environment = {**ALONE, "PENTIMENTO_UNET_WORKER_WARM_UP_S": "0"}
+    with local_suite(["--controlnets", "tiny"], environment=environment) as running:
+        yield running
+
+
+async def scale(suite: LocalSuite, service: str, count: int) -> tuple[int, str]:
+    """The command's exit code, and what it said."""
+    arguments = ("scale", service, str(count), "--state-dir", str(suite.state.path))
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, "-m", "pentimento.cli", *arguments)
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    said = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, b"".join(said).decode()
+
+
+def asked() -> ImageRequest:
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), "white").save(file, "PNG")
+    controlnets = tuple(AskedControlNet(name, file.getvalue()) for name in CONTROLNETS)
+    options = {"width_px": 64, "height_px": 64, "num_inference_steps": 8, "seed": 3, "cache": CacheMode.OFF}
+    return ImageRequest("a red circle", controlnets=controlnets, **options)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def load(client: AsyncClient, pictures: list[bytes]) -> AsyncIterator[None]:
+    """Four requests under way inside the block; their pictures are there after it."""
+    stopped = asyncio.Event()
+
+    async def keep_asking() -> None:
+        while not stopped.is_set():
+            pictures.append((await client.generate(asked())).data)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(4):
+            group.create_task(keep_asking())
+        yield
+        stopped.set()
+
+
+async def worked(suite: LocalSuite, name: str, count_of: Callable[[grpc.aio.Channel], Awaitable[int]]) -> None:
+    async with open_channel(f"unix:{suite.state.sockets / name}.sock", RpcChannelSettings()) as channel:
+        async with asyncio.timeout(120):
+            while not await count_of(channel):  # noqa: ASYNC110 - another process, nothing to await
+                await asyncio.sleep(0.1)
+
+
+async def painted(channel: grpc.aio.Channel) -> int:
+    return (await WorkerClient(channel).status(5.0)).completed_count
+
+
+async def controlled(channel: grpc.aio.Channel) -> int:
+    return (await ControlNetClient(channel).status(5.0)).step_count
+
+
+async def test_what_is_added_works_and_what_is_removed_drains(scaled_suite: LocalSuite) -> None:
+    pictures: list[bytes] = []
+    async with AsyncClient(scaled_suite.endpoint.public) as client:
+        wanted = (await client.generate(asked())).data
+        async with load(client, pictures):
+            # One after the other, as they share the file of what is wanted.
+            answers = [await scale(scaled_suite, service, 2) for service in ADDED]
+            assert [code for code, _ in answers] == [0, 0, 0], answers
+            await worked(scaled_suite, ADDED["unet_worker"], painted)
+            await worked(scaled_suite, ADDED["controlnet_svc"], controlled)
+            for service in ADDED:
+                assert (await scale(scaled_suite, service, 1))[0] == 0
+
+    assert pictures
+    assert set(pictures) == {wanted}
+    there = ReplicaFiles(scaled_suite.state.path).there()
+    assert {name: list(status.states) for name, status in there.items()} == {
+        "embedder": ["embedder"],
+        "controlnet_svc": ["controlnet-0"],
+        "unet_worker": ["tiny-heavy-0"],
+    }
+    assert "did not stop" not in scaled_suite.log("supervisor")
+
+
+async def test_a_service_that_there_is_not_is_told_by_name(scaled_suite: LocalSuite) -> None:
+    code, said = await scale(scaled_suite, "gateway", 2)
+
+    assert code == 1
+    assert "embedder, controlnet_svc, unet_worker" in said
