@@ -65,6 +65,7 @@ lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts and the
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict -p pentimento -p services
+	$(BIN)/mypy -p benchmarks
 	$(BIN)/lint-imports
 	cd protos && ../$(BIN)/buf lint
 	$(BIN)/python scripts/generate_protos.py --check

@@ -259,7 +259,11 @@ class _Rates:
 
     def _demand_rows(self) -> Iterator[tuple[Any, float]]:
         for start, demand in self._problem.demand.items():
-            yield self._row(lambda course, start=start: 1.0 * (course[0].start == start)), demand
+
+            def rate(course: Any, start: Any = start) -> float:
+                return 1.0 * bool(course[0].start == start)
+
+            yield self._row(rate), demand
 
     def _work_rows(self) -> Iterator[tuple[Any, float]]:
         for pool in self._pools:

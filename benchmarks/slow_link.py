@@ -103,8 +103,8 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--gbit", type=float, required=True, help="gigabits a second, each way")
     asked = parser.parse_args()
-    paths = (address.removeprefix("unix:") for address in (asked.listen, asked.target))
-    serve(*paths, asked.gbit * 1e9 / 8)
+    listen, target = (address.removeprefix("unix:") for address in (asked.listen, asked.target))
+    serve(listen, target, asked.gbit * 1e9 / 8)
 
 
 if __name__ == "__main__":

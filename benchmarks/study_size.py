@@ -31,7 +31,9 @@ def main() -> int:
     random = np.random.default_rng(0)
     vectors = made_up(count, random)
     users = tuple(str(user) for user in random.integers(0, USERS, count))
-    log = PromptLog("made up", tuple(f"prompt {row}" for row in range(count)), GAP_S * np.arange(count), users)
+    log = PromptLog(
+        "made up", tuple(f"prompt {row}" for row in range(count)), GAP_S * np.arange(count, dtype=np.float64), users
+    )
     before_bytes, began_s = psutil.Process().memory_info().rss, time.process_time()
     make_study(log, vectors, StudySettings())
     cpu_s, memory = time.process_time() - began_s, (high_water_bytes() - before_bytes) / MIB

@@ -160,7 +160,7 @@ async def serve(address: str, directory: Path) -> None:
     """Serve until the process is killed; says on standard output that it serves."""
     settings = RpcServerSettings(listen=(address,), max_message_bytes=MAX_MESSAGE_BYTES)
     server = RpcServer(settings, "residuals")
-    server.add(add_ControlNetServiceServicer_to_server, ResidualServer(RegionDirectory(directory)), FULL_NAME)
+    server.add(add_ControlNetServiceServicer_to_server, ResidualServer(RegionDirectory(directory)), FULL_NAME)  # type: ignore[abstract]
     await server.start()
     print("serving", flush=True)
     await asyncio.Event().wait()

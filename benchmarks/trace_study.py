@@ -95,7 +95,9 @@ def reuse_figures(studied: StudiedLog) -> list[Figure]:
     figures = []
     for size in [size for size in SIZES if size < len(studied.vectors)]:
         hits = distances <= size
-        figures.append(share(f"{studied.name}: hit rate, FIFO of {size}{beside(NIRVANA_HIT_RATES, size)}", hits.any(0)))
+        figures.append(
+            share(f"{studied.name}: hit rate, FIFO of {size}{beside(NIRVANA_HIT_RATES, size)}", np.asarray(hits.any(0)))
+        )
         saved = (hits * shares).max(axis=0)
         figures.append(mean(f"{studied.name}: steps saved, FIFO of {size}{beside(NIRVANA_SAVED, size)}", saved))
     similarity = reuse.neighbours.similarity

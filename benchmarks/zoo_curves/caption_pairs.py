@@ -5,6 +5,7 @@ The first of a pair is asked for; the second, its donor, has been painted before
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from zoo.drawing.captions import ATTRIBUTES, THINGS, Caption, labels, natural_caption
 from zoo.drawing.dataset import HELD_OUT_SEED
-from zoo.drawing.scenes import UNREADABLE, Scene, scene_at
+from zoo.drawing.scenes import UNREADABLE, Scene, Thing, scene_at
 
 DONOR_SEED = 6
 KINDS = ("reworded", "one attribute changed", "several changed", "another scene")
@@ -82,11 +83,15 @@ def changed(scene: Scene, said: frozenset[str], count: int, rng: np.random.Gener
 def _with_another(scene: Scene, name: str, rng: np.random.Generator) -> Scene:
     prefix, _, field = name.rpartition("_")
     if name in ("background", "style", "place"):
-        return replace(scene, **{name: _another(name, str(getattr(scene, name)), rng)})
+        return replace(scene, **_changed(scene, name, name, rng))
     number = THINGS.index(f"{prefix}_" if prefix else "")
     things = list(scene.things)
-    things[number] = replace(things[number], **{field: _another(name, str(getattr(things[number], field)), rng)})
+    things[number] = replace(things[number], **_changed(things[number], name, field, rng))
     return replace(scene, things=tuple(things))
+
+
+def _changed(of: Scene | Thing, name: str, field: str, rng: np.random.Generator) -> dict[str, Any]:
+    return {field: _another(name, str(getattr(of, field)), rng)}
 
 
 def _another(name: str, value: str, rng: np.random.Generator) -> str:
