@@ -38,18 +38,19 @@ class LatenessStudy:
     ) -> "LatenessStudy":
         """Paint all prompts without a LoRA."""
         study = cls(model, prompts, steps, first_seed, ())
-        return replace(study, without=study._painted("without LoRAs", None, 0))
+        return replace(study, without=study.painted("without LoRAs", None, 0))
 
     def lateness(self, name: str, lora: Lora) -> Iterator[tuple[int, Sequence[LateSample]]]:
         """Yield each K with a sample of every prompt, the fewest steps first. Each is painted when it is asked for."""
-        on_time = self._painted(f"{name} from the start", lora, 0)
+        on_time = self.painted(f"{name} from the start", lora, 0)
         alike = {steps: _cosines(self.without, on_time, steps) for steps in self.steps}
         for steps in self.steps:
-            late = self._painted(f"{name} after {steps} steps", lora, steps)
-            rows = zip(_cosines(on_time, late), _strengths(self.without, on_time, late), alike[steps], strict=True)
+            late = self.painted(f"{name} after {steps} steps", lora, steps)
+            rows = zip(_cosines(on_time, late), strengths(self.without, on_time, late), alike[steps], strict=True)
             yield steps, [LateSample(*row) for row in rows]
 
-    def _painted(self, what: str, lora: Lora | None, from_step: int) -> Sequence[StudiedPicture]:
+    def painted(self, what: str, lora: Lora | None, from_step: int) -> Sequence[StudiedPicture]:
+        """Return the pictures of all prompts with a LoRA from a step on; the log calls them `what`."""
         requests = [self._request(row, lora, from_step) for row in range(len(self.prompts))]
         return list(told(what, self.model.painter.paint(requests), len(requests)))
 
@@ -76,10 +77,11 @@ def _cosines(one: Sequence[StudiedPicture], other: Sequence[StudiedPicture], ste
     return found
 
 
-def _strengths(
+def strengths(
     without: Sequence[StudiedPicture], on_time: Sequence[StudiedPicture], late: Sequence[StudiedPicture]
 ) -> list[float]:
-    """Of a LoRA that changes nothing of a picture nothing can be lost."""
+    """Return of each picture the share of the LoRA's own change of the final latent that is there; 1 where it changes
+    nothing, of which nothing can be lost."""
     base = _stacked(without)
     change, there = _stacked(on_time) - base, _stacked(late) - base
     wanted = (change * change).sum(dim=1)

@@ -1,0 +1,259 @@
+"""LoRAs loaded beside the first steps: what of the load is left in the latency, and of the style in the picture.
+
+    python -m benchmarks.lora_async [--work .zoo-work]
+
+Latency: one picture at a time through the step engine on its thread, its LoRA on the loader's threads from a storage
+that takes a set time: 0.2 to 3 times K steps (for K = 0, of ten). A picture may begin without its LoRA and waits for it
+before step K. Beside it, in every round, the same picture with the LoRA at hand. What a load may cost is what of it
+does not fit in K steps: the figure is what it costs beyond that, as a share of the load, in the worst of the loads.
+Clocks stop when the first step is done that must have the LoRA: all after it are alike. K is that of the zoo's bounds,
+and 10 of 50, which Katz (section 6) uses.
+
+Quality: held-out prompts with each LoRA from step K of the zoo's bounds on, and from Katz's K on (the latents with and
+without the LoRA are alike until there), against the same from the start: SSIM of the pictures, the share of the LoRA's
+own change of the latents that is there, and, where `--work` has the style judge (`pentimento zoo train style-judge`),
+the style's probability.
+"""
+
+import argparse
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+
+import torch
+from torch import Tensor
+
+from benchmarks.picture_judges import pixels_of
+from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
+from benchmarks.structural_similarity import structural_similarity
+from pentimento.diffusion.engine import EngineSettings, StepEngine
+from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.loras import Lora, layers_of, lora_file_in, read_lora
+from pentimento.diffusion.loras.loading import LoraLoader
+from pentimento.diffusion.painting import NoiseStart, PaintingRequest
+from pentimento.diffusion.reuse_painting import StudiedPicture
+from pentimento.domain.errors import Cancelled, PentimentoError
+from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
+from pentimento.policies.lora_bounds import LoraBound, read_lora_bounds
+from pentimento.testing.latent_listener import LatentListener
+from services.unet_worker.models.lateness_study import LatenessStudy, strengths
+from services.unet_worker.models.selector_measuring import study_model
+from zoo.drawing.dataset import as_pixels
+from zoo.drawing.prompts import examination_prompts
+from zoo.registry import WEIGHTS
+from zoo.train.loop import CHECKPOINT, load_trained
+from zoo.train.parts import WORK
+from zoo.train.style_judge import CLASSES, StyleJudge, style_scores
+
+LOADS = (0.2, 0.5, 1.0, 1.5, 2.0, 3.0)
+KATZ_STEPS = 10
+FIRST_PROMPT = 3000
+
+
+@dataclass(frozen=True)
+class LatePicture:
+    """Seconds of one picture, both from when its LoRA was asked for: to the end of the first step that must have it,
+    and to when it was there."""
+
+    latency_s: float
+    load_s: float
+
+
+@dataclass(frozen=True)
+class LoadRound:
+    """The pictures of one round: with the LoRA at hand, and with each of the loads."""
+
+    at_hand_s: float
+    late: dict[float, LatePicture]
+
+
+@dataclass
+class ArrivalClock(LatentListener):
+    """Tells when so many steps were taken."""
+
+    wanted: int = 0
+    reached_at: float = 0.0
+    reached: threading.Event = field(default_factory=threading.Event)
+
+    def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
+        super().stepped(step, predicted_clean)
+        if self.steps == self.wanted:
+            self.reached_at = time.perf_counter()
+            self.reached.set()
+
+    def failed(self, error: PentimentoError) -> None:
+        super().failed(error)
+        self.reached.set()
+
+
+class LatePainter:
+    """One engine on its thread, asked for one picture at a time."""
+
+    def __init__(self, model: DiffusionModel, file: Path, request: PaintingRequest) -> None:
+        self._request = request
+        self._base = layers_of(model.info.family, model.adaptable)
+        self._model, self._file = model, file
+        self._digest = self._read(0.0, "").digest
+        self._engine = StepEngine(model, EngineSettings(max_batch=1, threads=1))
+        self._engine.start()
+
+    def _read(self, load_s: float, _: str) -> Lora:
+        """From a storage that takes so long."""
+        began_at = time.perf_counter()
+        lora = read_lora(self._file, self._base, self._model.dtype)
+        time.sleep(max(0.0, load_s - (time.perf_counter() - began_at)))
+        return lora
+
+    def paint(self, load_s: float | None, latest_step: int) -> LatePicture:
+        """Paint it; None for a LoRA that is at hand. The weights are the base's again afterwards."""
+        arrivals: list[float] = []
+
+        def arrived() -> None:
+            arrivals.append(time.perf_counter())
+            self._engine.wake()
+
+        loader = LoraLoader(partial(self._read, load_s or 0.0), 2**30, arrived)
+        if load_s is None:
+            loader.begin([self._digest])[0].result()
+        began_at = time.perf_counter()
+        source = loader.ask([(self._digest, 1.0)], latest_step)
+        clock = ArrivalClock(wanted=latest_step + 1)
+        ticket = self._engine.submit(replace(self._request, loras=source), clock)
+        clock.reached.wait()
+        ticket.stop(Cancelled("CANCELLED", "measured"))
+        loader.close()
+        plain = LatentListener()
+        self._engine.submit(replace(self._request, spec=replace(self._request.spec, num_inference_steps=1)), plain)
+        plain.wait()
+        return LatePicture(clock.reached_at - began_at, arrivals[-1] - began_at)
+
+    def close(self) -> None:
+        """Stop the engine."""
+        self._engine.close()
+
+
+def one_round(painter: LatePainter, steps: int, step_s: float) -> LoadRound:
+    unit_s = (steps or KATZ_STEPS) * step_s
+    at_hand = painter.paint(None, steps)
+    return LoadRound(at_hand.latency_s, {share: painter.paint(share * unit_s, steps) for share in LOADS})
+
+
+def beyond(found: LoadRound, share: float, steps: int) -> float:
+    """What the load cost beyond what of it does not fit in K steps, as a share of the load."""
+    late = found.late[share]
+    allowed_s = max(0.0, late.load_s - found.at_hand_s * steps / (steps + 1))
+    return (late.latency_s - found.at_hand_s - allowed_s) / late.load_s
+
+
+def latency_figures(name: str, steps: int, rounds: Sequence[LoadRound], step_count: int) -> Iterator[Figure]:
+    shares = {share: [beyond(found, share, steps) for found in rounds] for share in LOADS}
+    worst = max(LOADS, key=lambda share: median(shares[share]))
+    title = f"{name}, K = {steps} of {step_count}"
+    yield measured(f"{title}: beyond what K leaves / load, worst ({worst:g})", shares[worst], median, at_most(0.05))
+    for share in LOADS:
+        hidden = [1 - (one.late[share].latency_s - one.at_hand_s) / one.late[share].load_s for one in rounds]
+        yield measured(f"{title}: share of the load hidden, load of {share:g}", hidden, median, informative())
+    yield measured(f"{title}: with the LoRA at hand", [one.at_hand_s for one in rounds], median, informative("s"))
+
+
+@dataclass(frozen=True)
+class KeptStyle:
+    """What late LoRAs keep, by picture."""
+
+    ssim: list[float]
+    strength: list[float]
+    style: list[float]
+    style_on_time: list[float]
+
+
+class LateGallery:
+    """Pictures of held-out prompts, and what is said of them."""
+
+    def __init__(self, study: LatenessStudy, work: Path) -> None:
+        self.study = study
+        trained = (work / "style-judge" / CHECKPOINT).is_file()
+        self._judge = load_trained(StyleJudge(), work / "style-judge") if trained else None
+
+    def kept(self, bound: LoraBound, lora: Lora, steps: int, on_time: Sequence[StudiedPicture]) -> KeptStyle:
+        late = self.study.painted(f"{bound.lora} after {steps} steps", lora, steps)
+        one, other = pixels_of_all(on_time), pixels_of_all(late)
+        ssim: list[float] = structural_similarity(one.float() / 255, other.float() / 255).tolist()
+        style = bound.lora.removeprefix("tiny-lora-")
+        return KeptStyle(
+            ssim, strengths(self.study.without, on_time, late), self._seen(other, style), self._seen(one, style)
+        )
+
+    def _seen(self, pixels: Tensor, style: str) -> list[float]:
+        if self._judge is None:
+            return []
+        assert isinstance(self._judge, StyleJudge)
+        found: list[float] = style_scores(self._judge, as_pixels(pixels))[:, CLASSES.index(style)].tolist()
+        return found
+
+
+def pixels_of_all(pictures: Sequence[StudiedPicture]) -> Tensor:
+    """uint8 (n, 3, height, width)."""
+    return torch.stack([pixels_of(picture.png) for picture in pictures])
+
+
+def quality_figures(gallery: LateGallery, bound: LoraBound, lora: Lora) -> Iterator[Figure]:
+    allowed = round(bound.latest_start_fraction * bound.step_count)
+    on_time = gallery.study.painted(f"{bound.lora} from the start", lora, 0)
+    for name, steps, target in (("K", allowed, at_least(0.95)), ("Katz's K", bound.alike_steps, informative())):
+        if steps == 0:
+            continue
+        kept = gallery.kept(bound, lora, steps, on_time)
+        title = f"{bound.lora}, {name} = {steps} of {bound.step_count}"
+        yield measured(f"{title}: SSIM with the picture on time", kept.ssim, fmean, target)
+        yield measured(f"{title}: strength, share of the change", kept.strength, fmean, target)
+        if kept.style:
+            pairs = list(zip(kept.style, kept.style_on_time, strict=True))
+            yield measured(f"{title}: style's probability / on time", pairs, _ratio_of_means, target)
+
+
+def _ratio_of_means(pairs: Sequence[tuple[float, float]]) -> float:
+    return fmean(late for late, _ in pairs) / fmean(on_time for _, on_time in pairs)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--work", type=Path, default=WORK, help="where the style judge is; without it there is none")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--bounds", type=Path, default=WEIGHTS / LORA_BOUNDS_FILE)
+
+
+def main() -> int:
+    options: Options = parse_options("lora_async", __doc__, add_options)
+    torch.set_num_threads(1)
+    study = study_model(WEIGHTS / "tiny-heavy", 16)
+    model, bounds = study.painter.model, read_lora_bounds(options.rest["bounds"])
+    base = layers_of(model.info.family, model.adaptable)
+    files = {bound.lora: file for bound in bounds if (file := lora_file_in(WEIGHTS / bound.lora)) is not None}
+    request = study.request("a red star at night", 0, NoiseStart())
+    figures: list[Figure] = []
+    allowed = {bound.lora: round(bound.latest_start_fraction * bound.step_count) for bound in bounds}
+    arms = [*allowed.items(), (f"{bounds[0].lora}, as Katz", KATZ_STEPS)]
+    for name, steps in arms:
+        painter = LatePainter(model, files[name.partition(",")[0]], request)
+        painter.paint(None, steps)
+        step_s = min(painter.paint(None, steps).latency_s for _ in range(3)) / (steps + 1)
+        rounds = [one_round(painter, steps, step_s) for _ in range(2 if options.quick else options.rest["rounds"])]
+        painter.close()
+        figures += latency_figures(name, steps, rounds, study.step_count)
+    prompts = examination_prompts(4 if options.quick else options.rest["prompts"], FIRST_PROMPT).captions
+    tried = sorted({steps for bound in bounds for steps in (allowed[bound.lora], bound.alike_steps) if steps})
+    gallery = LateGallery(LatenessStudy.begin(study, prompts, tuple(tried), FIRST_PROMPT), options.rest["work"])
+    for bound in bounds:
+        lora = read_lora(files[bound.lora], base, model.dtype)
+        figures += quality_figures(gallery, bound, lora)
+    above = [float(steps > 0) for steps in allowed.values()]
+    figures.append(measured("LoRAs of the zoo that may come late", above, sum, informative()))
+    return publish(options, figures, notes={"bounds": allowed, "steps": study.step_count, "threads": 1})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,45 @@
+"""What a load cost beyond what of it does not fit in K steps."""
+
+import pytest
+
+from benchmarks.lora_async import LatePicture, LoadRound, beyond, latency_figures
+
+STEP_S = 0.1
+
+
+def found(load_steps: float, latency_steps: float, steps: int = 10) -> LoadRound:
+    """A round whose steps take a tenth of a second, with a load of so many and a picture that took so many."""
+    return LoadRound((steps + 1) * STEP_S, {1.0: LatePicture(latency_steps * STEP_S, load_steps * STEP_S)})
+
+
+def test_a_load_within_k_steps_costs_nothing() -> None:
+    assert beyond(found(load_steps=8, latency_steps=11), 1.0, 10) == pytest.approx(0.0)
+
+
+def test_a_longer_one_costs_what_does_not_fit_and_no_more() -> None:
+    assert beyond(found(load_steps=15, latency_steps=16), 1.0, 10) == pytest.approx(0.0)
+    assert beyond(found(load_steps=20, latency_steps=23), 1.0, 10) == pytest.approx(0.1)
+
+
+def test_a_loader_that_waits_from_the_start_is_seen() -> None:
+    """Had the picture not begun before its LoRA was there, all of the load were in the latency."""
+    assert beyond(found(load_steps=5, latency_steps=16), 1.0, 10) == pytest.approx(1.0)
+
+
+def test_without_k_all_of_the_load_is_allowed() -> None:
+    assert beyond(found(load_steps=5, latency_steps=6, steps=0), 1.0, 0) == pytest.approx(0.0)
+
+
+def test_the_figure_is_the_worst_of_the_loads() -> None:
+    late = {0.2: 11.0, 0.5: 11.0, 1.0: 12.0, 1.5: 16.0, 2.0: 21.0, 3.0: 31.0}
+    rounds = [
+        LoadRound(1.1, {share: LatePicture(latency * STEP_S, share * 10 * STEP_S) for share, latency in late.items()})
+        for _ in range(3)
+    ]
+
+    worst, *others = latency_figures("neon", 10, rounds, 50)
+
+    assert "worst (1)" in worst.name
+    assert worst.value == pytest.approx(0.1)
+    assert not worst.ok
+    assert [round(figure.value or 0.0, 3) for figure in others[:6]] == [1.0, 1.0, 0.9, 0.667, 0.5, 0.333]
