@@ -113,11 +113,12 @@ class HalfStream:
             await self._send(pb.PredictHalfRequest(region_opened=told))
 
     async def predict(self, step_index: int, timestep: float, latent: OutgoingTensor) -> ReceivedTensors:
-        """Return a step's prediction, shaped and typed as `latent`. One in shared memory is valid until the next step
-        is asked for.
+        """Return a step's prediction, shaped and typed as `latent`: `send`, then `receive`."""
+        await self.send(step_index, timestep, latent)
+        return await self.receive(step_index, latent)
 
-        Raises what the peer ends the stream with; Aborted (STALE_FRAME) for an answer to anything else.
-        """
+    async def send(self, step_index: int, timestep: float, latent: OutgoingTensor) -> None:
+        """Ask for a step's prediction. Raises what the peer ended the stream with."""
         packed = self._sender.pack([replace(latent, binding=self._binding(step_index, "latent"))])
         if self._unread is not None:
             ack, self._unread = self._unread, None
@@ -126,6 +127,13 @@ class HalfStream:
         await self._send(pb.PredictHalfRequest(step=step))
         for chunk in packed.chunks:
             await self._send(pb.PredictHalfRequest(chunk=chunk))
+
+    async def receive(self, step_index: int, latent: OutgoingTensor) -> ReceivedTensors:
+        """Return the prediction that was asked for, shaped and typed as `latent`. One in shared memory is valid until
+        the next step is asked for.
+
+        Raises what the peer ends the stream with; Aborted (STALE_FRAME) for an answer to anything else.
+        """
         message = (await self._read("prediction")).prediction
         if (message.step_index, message.stream_epoch) != (step_index, self._epoch):
             raise Aborted("STALE_FRAME", f"a prediction came that is not of step {step_index} of this stream")

@@ -93,8 +93,9 @@ class GuidancePairs:
                 self._go_alone(job)
             return None
         del self._steps[job.number]
-        # Less what it waited for others here.
-        self._pace(job).took_paired(now - max(step.asked_at, step.own_began_at))
+        if job.paired_steps:  # the first one had the stream to open
+            # Less what it waited for others here.
+            self._pace(job).took_paired(now - max(step.asked_at, step.own_began_at))
         job.paired_steps += 1
         return torch.cat([other.to(step.own), step.own])
 

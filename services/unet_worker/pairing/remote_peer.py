@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 OPEN_TIMEOUT_S = 10.0
 # After it the peer is lost for the rest of the picture. The engine has gone on without it long before.
 STEP_TIMEOUT_S = 60.0
+# The engine lets a step's latents leave before it computes: where both share a core, the half that is computed
+# elsewhere would else begin only when the own one leaves the core for a moment.
+SENDING_S = 0.003
 
 
 class PeerWorkers:
@@ -72,12 +76,16 @@ class RemotePeer:
         self._over = False
 
     def ask(self, step_index: int, inputs: DenoiserInput) -> bool:
-        """Ask for a step's half, unless the peer is lost or still at an earlier one."""
+        """Ask for a step's half, unless the peer is lost or still at an earlier one. Returns once it is on its way, or
+        after SENDING_S."""
         if self._over or (self._asked is not None and not self._asked.answer.done()):
             return False
-        answer = asyncio.run_coroutine_threadsafe(self._ask(step_index, inputs), self._loop)
+        is_open, sent = self._stream is not None, threading.Event()
+        answer = asyncio.run_coroutine_threadsafe(self._ask(step_index, inputs, sent), self._loop)
         self._asked = _AskedStep(step_index, answer)
         answer.add_done_callback(lambda _: self._wake())
+        if is_open:
+            sent.wait(SENDING_S)
         return True
 
     def take(self, step_index: int) -> Tensor | None:
@@ -99,12 +107,14 @@ class RemotePeer:
         if self._stream is not None:
             self._stream.close()
 
-    async def _ask(self, step_index: int, inputs: DenoiserInput) -> Tensor:
+    async def _ask(self, step_index: int, inputs: DenoiserInput, sent: threading.Event) -> Tensor:
         latent = outgoing_tensor(inputs.latents, UNBOUND)
         try:
             stream = self._stream or await self._open(inputs)
             async with asyncio.timeout(STEP_TIMEOUT_S):
-                found = await stream.predict(step_index, float(inputs.timesteps[0]), latent)
+                await stream.send(step_index, float(inputs.timesteps[0]), latent)
+                sent.set()
+                found = await stream.receive(step_index, latent)
             return tensor_over(found.tensors[0])
         except TimeoutError:
             raise self._lose(Unavailable("PEER_SILENT", "the peer did not answer in time")) from None

@@ -252,8 +252,8 @@ def test_paired_steps_that_are_no_shorter_end_the_pair(model: DiffusionModel) ->
 
     loop.run()
 
-    # A whole step takes a second, and so does a half of it: four are tried.
-    assert (peer.asked, paired_steps(added)) == ([0, 1, 2, 3], 4)
+    # A whole step takes a second, and so does a half of it: four are tried after the first, which opens the stream.
+    assert (peer.asked, paired_steps(added)) == ([0, 1, 2, 3, 4], 5)
     assert not loop.steps.pairs.pays(batch_key(request(1).spec))
     assert loop.steps.pairs.pays(BatchKey(128, 64, guided=True))
 

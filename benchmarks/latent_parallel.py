@@ -1,0 +1,243 @@
+"""A picture painted by two workers, a half of its guidance each: how much sooner it is there.
+
+    python -m benchmarks.latent_parallel
+
+Two worker processes, each on a core of its own. The same picture is painted by the first alone, by both, and by the
+first without guidance, in turns. The most that a pair can gain is t(both halves in one batch) / t(one half), as the
+first and the third of these take in the same round (Katz, section 7: 1.4 to 1.9 times, by GPU and model). The figure is
+the speed-up as a share of that ceiling. Times are those of the denoising stage, with the opening of the stream and all
+transport. Core-seconds are the processor time of both processes.
+
+Subjects: the zoo's tiny-heavy, 50 steps; a network of Stable Diffusion 1.5's size with random weights, float32, 256
+pixels, 4 steps.
+"""
+
+import argparse
+import asyncio
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import grpc
+import grpc.aio
+from torch import Tensor
+
+from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
+from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
+from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, Route, Scheduler
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.testing.full_size import FULL_SIDE_PX, write_full_size_checkpoint
+from pentimento.testing.worker_process import START_S, start_on
+from pentimento.wire.generation import attempt_to_proto, route_to_proto, spec_to_proto
+from pentimento.wire.tensors import tensor_from_proto
+from pentimento.wire.torch_tensors import tensor_from_wire
+from zoo.registry import WEIGHTS
+
+TARGETS = {"zoo": 0.85, "sd15-size": 0.93}
+# What the composition of a batch may change of a picture (ADR 0009).
+TOLERANCE = 1e-4
+ARMS = ("alone", "pair", "half")
+FLAGS = ("--device", "cpu", "--max-batch", "1", "--warm-up-s", "0", "--log-level", "warning")
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class PairSubject:
+    """A model and its picture."""
+
+    name: str
+    model: Path
+    side_px: int
+    steps: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class PaintedArm:
+    """One picture: seconds of its denoising stage, processor seconds of both processes, steps that were paired."""
+
+    denoise_s: float
+    core_s: float
+    paired_steps: int
+
+
+@dataclass(frozen=True)
+class PairRound:
+    """One picture by each arm, and the largest difference of the pair's latents from those of one worker."""
+
+    alone: PaintedArm
+    pair: PaintedArm
+    half: PaintedArm
+    difference: float
+
+    @property
+    def speed_up(self) -> float:
+        """Of the pair over one worker."""
+        return self.alone.denoise_s / self.pair.denoise_s
+
+    @property
+    def ceiling(self) -> float:
+        """Of any pair: both halves in one batch over one half."""
+        return self.alone.denoise_s / self.half.denoise_s
+
+
+class PairBench:
+    """Two workers that serve."""
+
+    def __init__(self, subject: PairSubject, processes: Sequence["subprocess.Popen[bytes]"], peer: str) -> None:
+        self._subject = subject
+        self._processes = processes
+        self._peer = peer
+        self._numbers = itertools.count(1)
+
+    async def round(self, stub: UnetWorkerServiceStub, held: pb.HeldModel, turn: int) -> PairRound:
+        """Paint by each arm; who is first changes from round to round."""
+        arms: dict[str, PaintedArm] = {}
+        latents: dict[str, Tensor] = {}
+        for name in (*ARMS[turn % 3 :], *ARMS[: turn % 3]):
+            arms[name], latents[name] = await self._paint(stub, held, name)
+        difference = float((latents["pair"] - latents["alone"]).abs().max())
+        return PairRound(**arms, difference=difference)
+
+    async def _paint(self, stub: UnetWorkerServiceStub, held: pb.HeldModel, arm: str) -> tuple[PaintedArm, Tensor]:
+        subject, number = self._subject, next(self._numbers)
+        spec = GenerationSpec(
+            prompt="a red circle",
+            negative_prompt="blurred",
+            model=held.model,
+            width_px=subject.side_px,
+            height_px=subject.side_px,
+            num_inference_steps=subject.steps,
+            guidance_scale=1.0 if arm == "half" else 3.0,
+            scheduler=Scheduler.DDIM,
+            seed=3,
+        )
+        request = pb.ExecuteRequest(
+            attempt=attempt_to_proto(Attempt(f"pair-{number}", 1, number, "bench", 1, "bench")),
+            spec=spec_to_proto(spec),
+            route=route_to_proto(Route("pair", FromNoise(), held.model, held.model_digest)),
+            worker_generation=held.worker_generation,
+            return_latents=True,
+        )
+        if arm == "pair":
+            request.latent_parallel_peer.worker_id, request.latent_parallel_peer.address = "peer", self._peer
+        before_s = self._core_s()
+        *_, last = [answer async for answer in stub.Execute(request)]
+        result = last.result
+        (denoise_ms,) = [timing.duration_ms for timing in result.timings if timing.stage == "denoise"]
+        painted = PaintedArm(denoise_ms / 1000, self._core_s() - before_s, _paired_steps(result.notes))
+        return painted, tensor_from_wire(tensor_from_proto(result.final_latents))
+
+    def _core_s(self) -> float:
+        """Processor seconds that both processes have had."""
+        ticks = 0
+        for process in self._processes:
+            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / _CLOCK_TICKS
+
+
+def _paired_steps(notes: Sequence[str]) -> int:
+    """As the worker's note says: "painted by a pair: 48 of 50 steps with …"."""
+    return next((int(note.split()[4]) for note in notes if note.startswith("painted by a pair: ")), 0)
+
+
+@contextmanager
+def workers(subject: PairSubject, cores: Sequence[int]) -> Iterator[tuple[list["subprocess.Popen[bytes]"], list[str]]]:
+    """Two processes, one on each core, and their addresses."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm")))
+        shared = folder / "shared"
+        shared.mkdir(mode=0o700)
+        processes, addresses = [], []
+        for number, core in enumerate(cores):
+            address = f"unix:{folder}/w{number}"
+            command = [sys.executable, "-m", "services.unet_worker", "--model", str(subject.model)]
+            command += ["--listen", address, "--objects-url", f"file://{folder}/objects"]
+            command += ["--shared-memory-dir", str(shared), *FLAGS]
+            process = stack.enter_context(start_on(core, command))
+            stack.callback(process.terminate)
+            processes.append(process)
+            addresses.append(address)
+        yield processes, addresses
+
+
+async def measure(subject: PairSubject, cores: Sequence[int]) -> list[PairRound]:
+    with workers(subject, cores) as (processes, addresses):
+        async with AsyncExitStack() as stack:
+            stubs = []
+            for address in addresses:
+                channel = await stack.enter_async_context(open_channel(address, RpcChannelSettings()))
+                stubs.append(UnetWorkerServiceStub(channel))
+            held = [await _held(stub) for stub in stubs]
+            bench = PairBench(subject, processes, addresses[1])
+            # Opens connections, fills memos.
+            await bench.round(stubs[0], held[0], 0)
+            return [await bench.round(stubs[0], held[0], turn) for turn in range(subject.rounds)]
+
+
+async def _held(stub: UnetWorkerServiceStub) -> pb.HeldModel:
+    """What the worker holds, once it serves."""
+    async with asyncio.timeout(START_S):
+        while True:
+            try:
+                status = await stub.GetStatus(pb.GetStatusRequest(), wait_for_ready=True)
+                return status.held
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(0.2)
+
+
+def figures_of(name: str, rounds: Sequence[PairRound]) -> list[Figure]:
+    shares = [one.speed_up / one.ceiling for one in rounds]
+    dearer = [one.pair.core_s / one.alone.core_s for one in rounds]
+    return [
+        measured(f"{name}: speed-up / ceiling", shares, median, at_least(TARGETS[name])),
+        measured(f"{name}: largest difference", [one.difference for one in rounds], max, at_most(TOLERANCE)),
+        measured(f"{name}: speed-up", [one.speed_up for one in rounds], median, informative("x")),
+        measured(f"{name}: ceiling", [one.ceiling for one in rounds], median, informative("x")),
+        measured(f"{name}: core-seconds of a pair / of one", dearer, median, informative("x")),
+        measured(f"{name}: core-seconds of a pair", [one.pair.core_s for one in rounds], median, informative("s")),
+        measured(f"{name}: core-seconds of one", [one.alone.core_s for one in rounds], median, informative("s")),
+    ]
+
+
+def subjects(options: Options, folder: Path) -> Iterator[PairSubject]:
+    quick, chosen = options.quick, options.rest["subject"]
+    if chosen in ("zoo", None):
+        yield PairSubject("zoo", WEIGHTS / "tiny-heavy", 64, 50, 3 if quick else 30)
+    if chosen in ("sd15-size", None):
+        model = write_full_size_checkpoint(folder / "model")
+        yield PairSubject("sd15-size", model, FULL_SIDE_PX, 4, 1 if quick else 7)
+
+
+def add_subject(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--subject", choices=sorted(TARGETS), help="measure one alone")
+
+
+def main() -> int:
+    options = parse_options("latent_parallel", __doc__, add_subject)
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise SystemExit("two cores are needed")
+    figures: list[Figure] = []
+    notes: dict[str, object] = {"cores": cores, "threads": 1, "flags": FLAGS}
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        for subject in subjects(options, Path(folder)):
+            rounds = asyncio.run(measure(subject, cores))
+            figures += figures_of(subject.name, rounds)
+            notes[subject.name] = {"steps": subject.steps, "rounds": [asdict(one) for one in rounds]}
+    return publish(options, figures, notes=notes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
