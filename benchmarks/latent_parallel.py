@@ -25,13 +25,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-import grpc
 import grpc.aio
 from torch import Tensor
 
 from benchmarks.report import Figure, Options, at_least, at_most, informative, measured, parse_options, publish
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
+from pentimento.clients.worker import WorkerClient
+from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, Route, Scheduler
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.testing.full_size import FULL_SIDE_PX, write_full_size_checkpoint
@@ -92,23 +93,32 @@ class PairRound:
 class PairBench:
     """Two workers that serve."""
 
-    def __init__(self, subject: PairSubject, processes: Sequence["subprocess.Popen[bytes]"], peer: str) -> None:
+    def __init__(
+        self,
+        subject: PairSubject,
+        processes: Sequence["subprocess.Popen[bytes]"],
+        leader: grpc.aio.Channel,
+        held: pb.HeldModel,
+        peer: str,
+    ) -> None:
         self._subject = subject
+        self._stub = UnetWorkerServiceStub(leader)
+        self._held = held
         self._processes = processes
         self._peer = peer
         self._numbers = itertools.count(1)
 
-    async def round(self, stub: UnetWorkerServiceStub, held: pb.HeldModel, turn: int) -> PairRound:
+    async def round(self, turn: int) -> PairRound:
         """Paint by each arm; who is first changes from round to round."""
         arms: dict[str, PaintedArm] = {}
         latents: dict[str, Tensor] = {}
         for name in (*ARMS[turn % 3 :], *ARMS[: turn % 3]):
-            arms[name], latents[name] = await self._paint(stub, held, name)
+            arms[name], latents[name] = await self._paint(name)
         difference = float((latents["pair"] - latents["alone"]).abs().max())
         return PairRound(**arms, difference=difference)
 
-    async def _paint(self, stub: UnetWorkerServiceStub, held: pb.HeldModel, arm: str) -> tuple[PaintedArm, Tensor]:
-        subject, number = self._subject, next(self._numbers)
+    async def _paint(self, arm: str) -> tuple[PaintedArm, Tensor]:
+        subject, held, number = self._subject, self._held, next(self._numbers)
         spec = GenerationSpec(
             prompt="a red circle",
             negative_prompt="blurred",
@@ -130,7 +140,7 @@ class PairBench:
         if arm == "pair":
             request.latent_parallel_peer.worker_id, request.latent_parallel_peer.address = "peer", self._peer
         before_s = self._core_s()
-        *_, last = [answer async for answer in stub.Execute(request)]
+        *_, last = [answer async for answer in self._stub.Execute(request)]
         result = last.result
         (denoise_ms,) = [timing.duration_ms for timing in result.timings if timing.stage == "denoise"]
         painted = PaintedArm(denoise_ms / 1000, self._core_s() - before_s, _paired_steps(result.notes))
@@ -173,27 +183,22 @@ def workers(subject: PairSubject, cores: Sequence[int]) -> Iterator[tuple[list["
 async def measure(subject: PairSubject, cores: Sequence[int]) -> list[PairRound]:
     with workers(subject, cores) as (processes, addresses):
         async with AsyncExitStack() as stack:
-            stubs = []
-            for address in addresses:
-                channel = await stack.enter_async_context(open_channel(address, RpcChannelSettings()))
-                stubs.append(UnetWorkerServiceStub(channel))
-            held = [await _held(stub) for stub in stubs]
-            bench = PairBench(subject, processes, addresses[1])
+            settings = RpcChannelSettings()
+            leader, peer = [await stack.enter_async_context(open_channel(one, settings)) for one in addresses]
+            held, _ = await _held(WorkerClient(leader)), await _held(WorkerClient(peer))
+            bench = PairBench(subject, processes, leader, held, addresses[1])
             # Opens connections, fills memos.
-            await bench.round(stubs[0], held[0], 0)
-            return [await bench.round(stubs[0], held[0], turn) for turn in range(subject.rounds)]
+            await bench.round(0)
+            return [await bench.round(turn) for turn in range(subject.rounds)]
 
 
-async def _held(stub: UnetWorkerServiceStub) -> pb.HeldModel:
+async def _held(worker: WorkerClient) -> pb.HeldModel:
     """What the worker holds, once it serves."""
     async with asyncio.timeout(START_S):
         while True:
             try:
-                status = await stub.GetStatus(pb.GetStatusRequest(), wait_for_ready=True)
-                return status.held
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise
+                return (await worker.status(1.0)).held
+            except PentimentoError:
                 await asyncio.sleep(0.2)
 
 
