@@ -11,10 +11,11 @@ JUDGES and OTHERS are work folders of training (`benchmarks.picture_judges` says
     both         whichever is done first
     all-light    tiny-light, cache off: a control that has to fail the gate of quality
 
-A second control, retrieval, is made of vanilla's pictures: a hit by the images' table, or by MoDM's more lenient
-reading of it, is answered with the stored picture as it is. A second log is denser and its images are reused by that
-reading, so that it has the papers' hit rates. The first prompts of either fill the caches and do not count. Quality is
-judged by an encoder and a judge that neither route nor were trained on.
+A second control, retrieval, is made of vanilla's pictures: a hit is answered with the stored picture as it is. In the
+strict reading it finds them by text and answers as many requests as our images arm did on the same log, as both papers
+compare; beside it stand hits by the images' table, and by MoDM's more lenient reading of it. A second log is denser and
+its images are reused by that reading, so that it has the papers' hit rates. The first prompts of either fill the caches
+and do not count. Quality is judged by an encoder and a judge that neither route nor were trained on.
 """
 
 import argparse
@@ -31,7 +32,8 @@ import torch
 
 from benchmarks.picture_judges import PictureJudges, check_judges
 from benchmarks.report import Figure, Options, at_least, informative, measured, parse_options, publish
-from benchmarks.reuse_ceiling import LogStart, ReuseTables, Vectors, log_starts, throughput_ceiling
+from benchmarks.retrieval_baseline import donors_above, donors_at_share, hit_share
+from benchmarks.reuse_ceiling import LogStart, ReuseTables, log_starts, throughput_ceiling
 from benchmarks.reuse_quality import (
     BOTH_GATE,
     IMAGES_GATE,
@@ -47,6 +49,7 @@ from benchmarks.value_figures import (
     OF_CEILING,
     ArmRounds,
     failing_control,
+    picture_figures,
     quality_figures,
     score_figure,
     throughput_figures,
@@ -124,8 +127,8 @@ class ReuseProfiles:
 @dataclass(frozen=True)
 class ValuedLog:
     """A log that every arm has played. `vanilla` has the heavy model's picture of every row, warm-up included, and
-    `other_seed` those of the rows that count with another seed; both are empty for a log whose quality is not
-    judged by the gate."""
+    `other_seed` those of the rows that count with another seed; it is empty for a log whose quality is not judged by
+    the gate."""
 
     name: str
     log: SceneLog
@@ -195,9 +198,9 @@ def play_log(
     ):
         player = LogPlayer(log, plan, suites, told)
         runs = player.play_all()
-        if name != PLAIN:
-            return ValuedLog(name, log, plan, runs, {}, {})
         vanilla = player.paint_vanilla(plan.warm_rows) | runs[VANILLA.name].pictures
+        if name != PLAIN:
+            return ValuedLog(name, log, plan, runs, vanilla, {})
         return ValuedLog(name, log, plan, runs, vanilla, player.paint_vanilla(plan.rows, OTHER_SEED))
 
 
@@ -205,15 +208,17 @@ def figures_of(
     played: Sequence[ValuedLog], by_log: Mapping[str, ReuseProfiles], judges: PictureJudges
 ) -> tuple[list[Figure], dict[str, Any]]:
     """Return all figures, and what was found of the logs."""
-    figures: list[Figure] = []
-    notes: dict[str, Any] = {}
+    figures, notes = list[Figure](), dict[str, Any]()
     encoder = LocalEncoder(open_model(ENCODER))
     for one in played:
         profiles = by_log[one.name]
         found, notes[one.name] = throughputs(one, profiles, encoder)
         figures += found
         lenient = by_log[DENSE].images
-        figures += gated(one, profiles, lenient, judges, encoder) if one.vanilla else scored(one, judges)
+        if one.other_seed:
+            figures += gated(one, profiles, lenient, judges, encoder)
+        else:
+            figures += [*scored(one, judges), *scored_controls(one, judges)]
     return figures, notes
 
 
@@ -338,6 +343,30 @@ def gated(
         retrieved = judged_run(one, judges, retrieved_pictures(one, profile, encoder))
         name = f"retrieval, alpha {profile.alpha:g} by {profile.rule.value}"
         yield failing_control(f"{one.name}, {name} (a control)", figures(name, retrieved, IMAGES_GATE))
+    name, retrieved = retrieved_alike(one, judges)
+    yield failing_control(f"{one.name}, {name} (a control)", figures(name, retrieved, IMAGES_GATE))
+
+
+def scored_controls(one: ValuedLog, judges: PictureJudges) -> Iterator[Figure]:
+    """Yield, of the log with the papers' hit rates, how many figures of the images' gate retrieval fails at our images'
+    hit share, and how many they do. Distances, which take vanilla's pictures of other seeds, are left out."""
+    rows = one.plan.rows
+    vanilla = judged_run(one, judges, one.runs[VANILLA.name].data(rows))
+    ours = judged_run(one, judges, one.runs[IMAGES.name].data(rows))
+    name, retrieved = retrieved_alike(one, judges)
+    for what, judged, target in ((f"{name} (a control)", retrieved, at_least(1)), (IMAGES.name, ours, informative())):
+        found = list(picture_figures(f"{one.name}, {what}", judged, vanilla, IMAGES_GATE))
+        yield replace(failing_control(f"{one.name}, {what}", found), target=target)
+
+
+def retrieved_alike(one: ValuedLog, judges: PictureJudges) -> tuple[str, JudgedPictures]:
+    """Return retrieval by text (PINECONE) that answers as many requests from the store as our images arm did, and its
+    name. It is made of vanilla's own pictures."""
+    rows, texts = one.plan.rows, one.log.embeddings
+    served = [one.runs[IMAGES.name].pictures[row].kind != "noise" for row in rows]
+    donors = donors_at_share(texts, texts, rows, sum(served) / len(served))
+    name = f"retrieval by text, {hit_share(donors, rows):.2f} of the requests as {IMAGES.name} {np.mean(served):.2f}"
+    return name, judged_run(one, judges, [one.vanilla[donors[row]].data for row in rows])
 
 
 def retrieved_pictures(one: ValuedLog, profile: SelectorProfile, encoder: LocalEncoder) -> list[bytes]:
@@ -347,19 +376,8 @@ def retrieved_pictures(one: ValuedLog, profile: SelectorProfile, encoder: LocalE
     images = encoder.embed_pictures([one.vanilla[row].data for row in range(count)])
     # Above any cosine where the table reuses nothing.
     lowest = min((row.min_similarity for row in profile.thresholds()), default=2.0)
-    donors = retrieval_donors(one.log.embeddings, images, lowest)
+    donors = donors_above(one.log.embeddings, images, lowest)
     return [one.vanilla[donors[row]].data for row in one.plan.rows]
-
-
-def retrieval_donors(texts: Vectors, images: Vectors, least_similarity: float) -> list[int]:
-    """Return the row whose picture each row gets: its own where no stored one is at least so near to its text."""
-    donors: list[int] = []
-    for row in range(len(texts)):
-        stored = [before for before in range(row) if donors[before] == before]
-        cosines = images[stored] @ texts[row]
-        near = len(stored) > 0 and float(cosines.max()) >= least_similarity
-        donors.append(stored[int(np.argmax(cosines))] if near else row)
-    return donors
 
 
 def manner(options: Options, by_log: Mapping[str, ReuseProfiles]) -> dict[str, Any]:

@@ -77,6 +77,12 @@ def quality_figures(
     name: str, ours: JudgedPictures, vanilla: JudgedPictures, distances: Distances, gate: QualityGate
 ) -> Iterator[Figure]:
     """Yield every figure of the gate, and those that stand beside it."""
+    yield from picture_figures(name, ours, vanilla, gate)
+    yield from distance_figures(name, distances, gate)
+
+
+def picture_figures(name: str, ours: JudgedPictures, vanilla: JudgedPictures, gate: QualityGate) -> Iterator[Figure]:
+    """Yield the gate's figures of single pictures beside vanilla's of the same requests: scores and attributes."""
     yield score_figure(f"{name}: CLIPScore ÷ vanilla's", ours, vanilla, at_least(gate.score))
     routing = [
         (round(float(own), 4), round(float(other), 4))
@@ -86,7 +92,6 @@ def quality_figures(
     for attribute, pairs in attribute_pairs(ours, vanilla, COLUMNS).items():
         if sum(theirs for _, theirs in pairs):
             yield measured(f"{name}: {attribute} right ÷ vanilla's", pairs, _attribute_ratio, at_least(gate.attribute))
-    yield from distance_figures(name, distances, gate)
 
 
 def _attribute_ratio(pairs: Sequence[tuple[int, int]]) -> float:

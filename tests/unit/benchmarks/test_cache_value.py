@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cache_value import reason_counts, retrieval_donors, saved_counts, starts_of_served
+from benchmarks.cache_value import reason_counts, saved_counts, starts_of_served
 from benchmarks.picture_judges import check_judges
 from benchmarks.report import Figure, at_least, informative
+from benchmarks.retrieval_baseline import donors_above, donors_at_share, hit_share
 from benchmarks.reuse_ceiling import FROM_NOISE, LogStart
 from benchmarks.reuse_quality import IMAGES_GATE, LATENTS_GATE, Array, Distances, JudgedPictures
 from benchmarks.value_figures import ArmRounds, failing_control, quality_figures, throughput_figures
@@ -87,7 +88,7 @@ def test_retrieval_answers_with_the_nearest_stored_picture_and_stores_misses_alo
     images = np.eye(3, dtype=np.float32)[[0, 1, 2, 1, 2]]
 
     # The second is answered by the first, and leaves nothing for the third, whose text its own picture would fit.
-    assert retrieval_donors(texts, images, 0.9) == [0, 0, 2, 3, 2]
+    assert donors_above(texts, images, 0.9) == [0, 0, 2, 3, 2]
 
 
 def test_rounds_are_the_rows_after_the_warm_up_in_order() -> None:
@@ -117,3 +118,25 @@ def test_a_judge_that_was_never_trained_is_named_with_how_to_train_it(tmp_path: 
     (tmp_path / "judge" / "checkpoint.safetensors").touch()
     with pytest.raises(NotFound, match=r"zoo train dual-encoder --seed 5"):
         check_judges(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(("share", "hits"), [(0.0, 0), (0.4, 2), (0.5, 2), (1.0, 4)])
+def test_retrieval_answers_as_many_from_the_store_as_it_may(share: float, hits: int) -> None:
+    """Rows 1 to 4 are ever farther from row 0, in directions of their own; row 0 has nobody before it."""
+    angles = np.array([0.0, 0.1, 0.4, 0.8, 1.3], np.float32)
+    texts = np.zeros((5, 6), np.float32)
+    texts[:, 0] = np.cos(angles)
+    for row in range(1, 5):
+        texts[row, row] = np.sin(angles[row])
+
+    donors = donors_at_share(texts, texts, range(5), share)
+
+    assert hit_share(donors, range(5)) == hits / 5
+    assert donors == [0, *[0] * hits, *range(hits + 1, 5)]
+
+
+def test_the_share_is_that_of_the_rows_that_count() -> None:
+    texts = np.ones((4, 1), np.float32)
+
+    assert hit_share([0, 0, 2, 2], [2, 3]) == 0.5
+    assert donors_at_share(texts, texts, [0], 0.0) == [0, 0, 0, 0]
