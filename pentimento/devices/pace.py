@@ -16,11 +16,16 @@
     encode_ms = { 1 = 13.6, 2 = 27.2 }            # of a pass of so many rows: encoder and mid block
     decode_ms = { 1 = 16.6, 2 = 33.2 }            # the decoder, which waits for residuals
     picture_ms = 30.0                             # a latent to pixels
+    patch_ms = 120.0                              # LoRAs into the weights, or out of them
     [[controlnets]]
     name = "canny"
     step_ms = { 1 = 13.6, 2 = 27.2 }
     load_s = 1.5
     memory_bytes = 2500000000
+    [[loras]]
+    name = "papercut"
+    load_s = 0.3
+    latest_start_fraction = 0.2                   # of the schedule that may run without it
 
 A paced device is a real process with real streams, whose compute sleeps for these times. It knows no prompt, no weight
 and no picture. The paced worker, the paced ControlNet service and the benchmarks read it.
@@ -61,8 +66,18 @@ class ControlNetPace:
 
 
 @dataclass(frozen=True)
+class LoraPace:
+    """A LoRA: the seconds of loading it, and the share of the schedule that may run without it."""
+
+    name: str
+    load_s: float
+    latest_start_fraction: float
+
+
+@dataclass(frozen=True)
 class DevicePace:
-    """A base model with its ControlNets; see the module. Sizes in pixels; `block_channels` from shallow to deep."""
+    """A base model with its ControlNets and LoRAs, whose change of the weights takes `patch_s`; see the module. Sizes
+    in pixels; `block_channels` from shallow to deep."""
 
     name: str
     family: str
@@ -81,6 +96,8 @@ class DevicePace:
     decode: PassTimes
     picture_s: float
     controlnets: tuple[ControlNetPace, ...]
+    patch_s: float = 0.0
+    loras: tuple[LoraPace, ...] = ()
 
     @property
     def size_multiple_px(self) -> int:
@@ -124,10 +141,13 @@ def read_pace(path: Path) -> DevicePace:
         decode=_pass_times(table, "decode_ms"),
         picture_s=table.number("picture_ms", 0.0) / 1e3,
         controlnets=tuple(_controlnet(entry) for entry in table.tables("controlnets")),
+        patch_s=table.number("patch_ms", 0.0) / 1e3,
+        loras=tuple(_lora(entry) for entry in table.tables("loras")),
     )
-    names = [controlnet.name for controlnet in pace.controlnets]
-    if len(set(names)) < len(names):
-        raise table.error("controlnets", f"must have names of their own, got {', '.join(names)}")
+    for field, named in (("controlnets", pace.controlnets), ("loras", pace.loras)):
+        names = [one.name for one in named]
+        if len(set(names)) < len(names):
+            raise table.error(field, f"must have names of their own, got {', '.join(names)}")
     table.close()
     return pace
 
@@ -152,6 +172,14 @@ def _controlnet(table: TomlTable) -> ControlNetPace:
         step=_pass_times(table, "step_ms"),
         load_s=table.number("load_s", 0.0),
         memory_bytes=table.whole("memory_bytes", 1, minimum=1),
+    )
+
+
+def _lora(entry: TomlTable) -> LoraPace:
+    return LoraPace(
+        name=entry.text("name"),
+        load_s=entry.number("load_s", 0.0),
+        latest_start_fraction=entry.number("latest_start_fraction", 0.0, maximum=1.0),
     )
 
 

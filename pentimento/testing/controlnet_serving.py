@@ -24,7 +24,7 @@ from pentimento.diffusion.checkpoint import digest_directory
 from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.controlnets.rules import open_controlnet
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.generation import Attempt, ControlNetMode, ControlNetSelection, FromNoise, Route
+from pentimento.domain.generation import Attempt, ControlNetMode, ControlNetSelection, FromNoise, LoraSelection, Route
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.testing.controlled_painting import ControlledCase
 from pentimento.testing.worker_process import START_S, start_on, worker_process
@@ -64,17 +64,27 @@ class ControlledByService:
         result = await self.painted(controlled, conditions)
         return tensor_from_wire(tensor_from_proto(result.final_latents))
 
-    async def painted(self, controlled: ControlledCase, conditions: Sequence[Tensor]) -> pb.AttemptResult:
-        """Return the whole answer. A case without settings is not controlled; its first condition says the size.
-        Raises what the call fails with."""
+    async def painted(
+        self,
+        controlled: ControlledCase,
+        conditions: Sequence[Tensor],
+        loras: Sequence[LoraSelection] = (),
+        lora_patch_step: int = 0,
+    ) -> pb.AttemptResult:
+        """Return the whole answer. A case without settings is not controlled; its first condition says the size. LoRAs
+        are waited for at the step. Raises what the call fails with."""
         held, number = self._held, next(self._numbers)
         acting = list(zip(self._controlnets, conditions, controlled.settings, strict=False))
         selections = tuple(_acting(served.selection, pixels, setting) for served, pixels, setting in acting)
-        spec = replace(spec_of(controlled.case, held, _image(conditions[0])), controlnets=selections)
+        spec = replace(
+            spec_of(controlled.case, held, _image(conditions[0])), controlnets=selections, loras=tuple(loras)
+        )
         request = pb.ExecuteRequest(
             attempt=attempt_to_proto(Attempt(f"golden-{number}", 1, number, "golden", 1, "golden")),
             spec=spec_to_proto(spec),
-            route=route_to_proto(_route(held, controlled.pipelined_from_step)),
+            route=route_to_proto(
+                replace(_route(held, controlled.pipelined_from_step), lora_patch_step=lora_patch_step)
+            ),
             worker_generation=held.worker_generation,
             controlnet_endpoints=[_endpoint(served) for served, _, _ in acting],
             return_latents=True,

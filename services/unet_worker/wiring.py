@@ -25,7 +25,7 @@ from pentimento.tensors.cuda import region_directory
 from pentimento.tensors.regions import RegionDirectory
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
-from services.unet_worker.adapters.lora_shelf import LoraShelf
+from services.unet_worker.adapters.lora_shelf import KnownLoras, LoraShelf
 from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
@@ -56,14 +56,26 @@ logger = logging.getLogger(__name__)
 STORE_THREADS = 4
 
 
+def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWorkerSettings) -> KnownLoras | None:
+    """Return the LoRAs that change this model, each judged; None without a directory of them."""
+    if settings.adapters_dir is None:
+        return None
+    base = layers_of(model.info.family, model.adaptable)
+    bounds = read_bounds(settings.lora_bounds, held.model_digest)
+    directory = open_lora_directory(settings.adapters_dir, held.model_digest, base, model.dtype, bounds)
+    logger.info("%d LoRAs for the model", len(directory.adapters))
+    return directory
+
+
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from, what its device makes of a step's answers of ControlNets, and what else it can: a real
-    device, or a paced one."""
+    """Where a model comes from, what its device makes of a step's answers of ControlNets, what else it can, and which
+    LoRAs change the model: a real device, or a paced one."""
 
     load: Callable[[UnetWorkerSettings], DiffusionModel]
     summing: Summing
     capabilities: frozenset[Capability] = frozenset()
+    loras: Callable[[DiffusionModel, HeldModel, UnetWorkerSettings], KnownLoras | None] = loras_of_directory
 
 
 CHECKPOINTS = ModelSource(load_checkpoint, summed_answers)
@@ -128,7 +140,8 @@ class CheckpointLoader:
         engine = self._start_engine(model, traced, settings)
         measurement = _measure(engine, model, denoiser, default_batch_key(held), settings)
         store_threads = started_pool(STORE_THREADS, "objects")
-        loras = _lora_shelf(model, held, settings, lambda: self._news_of_loras(engine))
+        known = self._source.loras(model, held, settings)
+        loras = LoraShelf(known, settings.lora_memory_mib * 2**20, lambda: self._news_of_loras(engine))
         finisher = Finisher(model, settings.preview_side_px, settings.threads)
         shared_device = model.device if settings.share_device_memory else None
         directory = region_directory(settings.shared_memory_dir, shared_device)
@@ -184,19 +197,6 @@ class CheckpointLoader:
         metrics.BUSY_SHARE.set_function(scraped.share)
         engine.start()
         return engine
-
-
-def _lora_shelf(
-    model: DiffusionModel, held: HeldModel, settings: UnetWorkerSettings, arrived: Callable[[], None]
-) -> LoraShelf:
-    """The LoRAs that change this model, each judged; none without a directory of them."""
-    if settings.adapters_dir is None:
-        return LoraShelf(None, 0, arrived)
-    base = layers_of(model.info.family, model.adaptable)
-    bounds = read_bounds(settings.lora_bounds, held.model_digest)
-    directory = open_lora_directory(settings.adapters_dir, held.model_digest, base, model.dtype, bounds)
-    logger.info("%d LoRAs for the model", len(directory.adapters))
-    return LoraShelf(directory, settings.lora_memory_mib * 2**20, arrived)
 
 
 def wire(settings: UnetWorkerSettings) -> WorkerProcess:

@@ -3,20 +3,32 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from typing import Protocol
 
+from pentimento.diffusion.loras import Lora
 from pentimento.diffusion.loras.loading import LoadingLoras, LoraLoader
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, Route
-from services.unet_worker.adapters.lora_directory import LoraDirectory
 
 logger = logging.getLogger(__name__)
+
+
+class KnownLoras(Protocol):
+    """LoRAs that a worker's model can be painted with: those of a directory, or paced ones."""
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]: ...
+
+    def names_of(self, digests: Collection[str]) -> tuple[str, ...]: ...
+
+    def read(self, digest: str) -> Lora: ...
 
 
 class LoraShelf:
     """A directory of LoRAs and their loader. Without a directory there are none."""
 
-    def __init__(self, directory: LoraDirectory | None, memory_bytes: int, arrived: Callable[[], None]) -> None:
+    def __init__(self, directory: KnownLoras | None, memory_bytes: int, arrived: Callable[[], None]) -> None:
         """`arrived` is called on the loader's threads whenever a load has ended."""
         self._directory = directory
         self._loader = LoraLoader(directory.read, memory_bytes, arrived) if directory is not None else None

@@ -22,6 +22,7 @@ from pentimento.diffusion.schedulers import DIFFUSION_SCHEDULERS, DiffusionConfi
 from pentimento.domain.generation import NoiseForm, Scheduler
 
 TRAIN_STEPS = 1000
+ADAPTED_LAYER = "adapted"
 # Of a picture: nobody looks at it, and encoding a large one would take this machine's time, not the device's.
 PICTURE_SIDE_PX = 64
 
@@ -33,7 +34,11 @@ class PacedModel:
         self.pace = pace
         self.dtype = dtype
         self.device = torch.device("cpu")
-        self.denoiser = nn.Module()
+        self.denoiser = nn.Sequential()
+        # What paced LoRAs change.
+        self._adapted = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(self._adapted.weight)
+        self.denoiser.add_module(ADAPTED_LAYER, self._adapted.to(dtype))
         self.adaptable: Mapping[str, nn.Module] = {"unet": self.denoiser}
         self.info = _info(pace)
 
@@ -66,7 +71,8 @@ class PacedModel:
         return conditioning
 
     def forget_time_terms(self) -> None:
-        """Nothing is kept."""
+        """Take as long as changing the weights does: it is called after each change, and nothing is kept."""
+        time.sleep(self.pace.patch_s)
 
     def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
         """Return None."""
@@ -76,7 +82,7 @@ class PacedModel:
         """Take as long as both halves."""
         rows = inputs.latents.shape[0]
         time.sleep(self.pace.encode.of(rows) + self.pace.decode.of(rows))
-        return _prediction(inputs.latents, inputs.residuals)
+        return self._prediction(inputs.latents, inputs.residuals)
 
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         """Take as long as the first half; return the latents."""
@@ -88,7 +94,7 @@ class PacedModel:
         if not encoding.tensors:
             return self.predict(inputs)
         time.sleep(self.pace.decode.of(inputs.latents.shape[0]))
-        return _prediction(encoding.tensors[0], inputs.residuals)
+        return self._prediction(encoding.tensors[0], inputs.residuals)
 
     def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
         """Return None: nothing of it is compiled."""
@@ -108,13 +114,12 @@ class PacedModel:
         shade = torch.tanh(latent.float().mean())
         return shade.expand(1, 3, PICTURE_SIDE_PX, PICTURE_SIDE_PX).contiguous()
 
-
-def _prediction(latents: Tensor, residuals: ControlResiduals | None) -> Tensor:
-    """Small enough for a latent to stay finite; moved by the residuals' stamps (rows, 1, 1, 1)."""
-    prediction = latents * 0.1
-    for stamp in residuals.tensors if residuals is not None else ():
-        prediction += stamp * 0.01
-    return prediction
+    def _prediction(self, latents: Tensor, residuals: ControlResiduals | None) -> Tensor:
+        """Small enough for a latent to stay finite; moved by the residuals' stamps (rows, 1, 1, 1) and the LoRAs."""
+        prediction = latents * 0.1 + self._adapted.weight.detach() * 0.01
+        for stamp in residuals.tensors if residuals is not None else ():
+            prediction += stamp * 0.01
+        return prediction
 
 
 def _info(pace: DevicePace) -> LoadedModelInfo:

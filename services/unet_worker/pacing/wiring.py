@@ -6,9 +6,11 @@ from functools import partial
 import torch
 
 from pentimento.devices.pace import DevicePace, read_pace
+from pentimento.diffusion.families.model import DiffusionModel
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import Capability
+from pentimento.domain.fleet import Capability, HeldModel
 from services.unet_worker.device.torch_device import choose_dtype
+from services.unet_worker.pacing.loras import PacedLoras
 from services.unet_worker.pacing.model import PacedModel
 from services.unet_worker.pacing.stamps import summed_stamps
 from services.unet_worker.process import WorkerProcess
@@ -23,12 +25,17 @@ def wire(settings: UnetWorkerSettings) -> WorkerProcess:
         raise InvalidArgument.of("other_models", "and compile must be left alone: a paced device has one model")
     pace = read_pace(settings.model)
     paced = _of_pace(settings, pace)
-    source = ModelSource(partial(_load, pace), summed_stamps, frozenset({Capability.EMULATED}))
+    capabilities = frozenset({Capability.EMULATED})
+    source = ModelSource(partial(_load, pace), summed_stamps, capabilities, partial(_loras, pace))
     return WorkerProcess(settings, TorchModels({paced.model_name: paced}, source), settings.credits)
 
 
 def _load(pace: DevicePace, settings: UnetWorkerSettings) -> PacedModel:
     return PacedModel(pace, choose_dtype(settings.dtype, torch.device("cpu")))
+
+
+def _loras(pace: DevicePace, model: DiffusionModel, held: HeldModel, settings: UnetWorkerSettings) -> PacedLoras | None:
+    return PacedLoras(pace, model.dtype) if pace.loras else None
 
 
 def _of_pace(settings: UnetWorkerSettings, pace: DevicePace) -> UnetWorkerSettings:

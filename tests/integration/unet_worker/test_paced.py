@@ -13,7 +13,7 @@ from pentimento.diffusion.controlnets import ControlSetting, ControlStep, summed
 from pentimento.diffusion.families.model import ControlResiduals, DenoiserEncoding
 from pentimento.diffusion.painting import NoiseStart, PaintingRequest, model_input, prepare, take_step
 from pentimento.diffusion.prompts import PromptMemo
-from pentimento.domain.generation import ControlNetSelection, GenerationSpec, Scheduler
+from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
 from pentimento.testing.controlled_painting import ControlledCase, conditions_for
 from pentimento.testing.controlnet_serving import (
     PACED,
@@ -25,7 +25,10 @@ from pentimento.testing.controlnet_serving import (
 )
 from pentimento.testing.diffusers_reference import Case
 from pentimento.testing.worker_process import worker_process
+from pentimento.wire.tensors import tensor_from_proto
+from pentimento.wire.torch_tensors import tensor_from_wire
 from services.controlnet_svc.pacing.network import PacedControlNet
+from services.unet_worker.pacing.loras import paced_digest
 from services.unet_worker.pacing.model import PacedModel
 
 PACE = """
@@ -38,12 +41,17 @@ text_width = 16
 block_channels = [64, 128]
 encode_ms = { 1 = 2.0 }
 decode_ms = { 1 = 2.0 }
+patch_ms = 5.0
 [[controlnets]]
 name = "first"
 step_ms = { 1 = 2.0 }
 [[controlnets]]
 name = "second"
 step_ms = { 1 = 8.0 }
+[[loras]]
+name = "ink"
+load_s = 0.01
+latest_start_fraction = 0.5
 """
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SETTINGS = (ControlSetting(0.7, end_fraction=0.5), ControlSetting(1.3, start_fraction=0.2))
@@ -115,3 +123,20 @@ async def test_control_shows_in_a_paced_picture(served: ControlledByService) -> 
     free = await served.controlled(ControlledCase(CASE, ()), CONDITIONS)
 
     assert float((controlled - free).abs().max()) > 0.01
+
+
+async def test_a_paced_lora_moves_the_picture_and_leaves_the_model_as_it_was(
+    served: ControlledByService, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("pace") / "pace.toml"
+    path.write_text(PACE)
+    (lora,) = read_pace(path).loras
+    selection = LoraSelection(lora.name, 2.0, paced_digest(lora))
+
+    plain = await served.controlled(ControlledCase(CASE, ()), CONDITIONS)
+    styled = await served.painted(ControlledCase(CASE, ()), CONDITIONS, [selection])
+    again = await served.controlled(ControlledCase(CASE, ()), CONDITIONS)
+
+    assert styled.lora_patch_step == 0
+    assert float((tensor_from_wire(tensor_from_proto(styled.final_latents)) - plain).abs().max()) > 0.01
+    assert torch.equal(again, plain)

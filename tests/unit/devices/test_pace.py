@@ -86,3 +86,15 @@ def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, field: str) 
         read_pace(changed(tmp_path, old, new))
 
     assert field in str(caught.value)
+
+
+def test_loras_are_read_with_what_they_cost() -> None:
+    pace = read_pace(SDXL)
+
+    assert [lora.name for lora in pace.loras] == ["papercut", "pixel", "sketch", "oil"]
+    assert (pace.patch_s, pace.loras[0].load_s, pace.loras[0].latest_start_fraction) == (0.12, 0.3, 0.2)
+
+
+def test_two_loras_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="loras"):
+        read_pace(changed(tmp_path, 'name = "pixel"', 'name = "oil"'))
