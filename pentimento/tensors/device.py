@@ -20,13 +20,13 @@ def outgoing_tensor(tensor: Tensor, binding: Binding) -> OutgoingTensor:
     return OutgoingTensor(WIRE_DTYPES[tensor.dtype], tuple(tensor.shape), binding, fill)
 
 
-def tensor_over(wire: WireTensor) -> Tensor:
+def tensor_over(wire: WireTensor, *, finite: bool = True) -> Tensor:
     """Return a torch tensor over the very bytes that came, without a copy, where they are: of those in shared memory or
     in a device's, it is valid until they are acknowledged. Raises InvalidArgument for floating-point values that are
-    not finite."""
+    not finite; with `finite` off values are not looked at."""
     dtype = TORCH_DTYPES[wire.dtype]
     tensor = elements_over(wire.data, dtype) if len(wire.data) else torch.empty(0, dtype=dtype)
-    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+    if finite and tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise InvalidArgument.of("tensor", "must hold finite values, got NaN or an infinity")
     return tensor.view(wire.dims)
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import Protocol
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
@@ -92,6 +93,12 @@ def host_bytes(tensor: WireTensor) -> bytes:
 
 def size_of(dtype: Dtype, dims: Sequence[int]) -> int:
     """Return the bytes of a tensor. Raises InvalidArgument for dims that no tensor has."""
+    return _size_of(dtype, tuple(dims))
+
+
+# Of every layer of every step a few times: the same few shapes.
+@lru_cache(maxsize=1024)
+def _size_of(dtype: Dtype, dims: tuple[int, ...]) -> int:
     if len(dims) > MAX_RANK:
         raise InvalidArgument.of("tensor.dims", f"must be at most {MAX_RANK}, got {len(dims)}")
     if any(dim < 0 for dim in dims):

@@ -14,12 +14,16 @@ from pentimento.diffusion.families.model import ControlResiduals
 def stack_residuals(
     parts: Sequence[ControlResiduals | None], rows_each: int, row_count: int
 ) -> ControlResiduals | None:
-    """Return the residuals of all rows; None when no part brings any. Raises ValueError when two requests' residuals
-    are not for the same blocks or not of one shape, or not of `rows_each` rows."""
+    """Return the residuals of all rows; None when no part brings any. Those of one request that has all rows are its
+    own, and not a copy: of SDXL they are 108 MiB. Raises ValueError when two requests' residuals are not for the same
+    blocks or not of one shape, or not of `rows_each` rows."""
     present = [part if part is not None and _blocks(part) != _NO_BLOCKS else None for part in parts]
     example = next((part for part in present if part is not None), None)
     if example is None:
         return None
+    if len(parts) == 1 and rows_each == row_count:
+        _check_rows(example, rows_each)
+        return example
     for part in present:
         if part is not None and _blocks(part) != _blocks(example):
             raise ValueError(f"residuals for {_blocks(part)} (down, mid, other) blocks, wanted {_blocks(example)}")
@@ -38,6 +42,12 @@ _NO_BLOCKS = (0, 0, 0)
 def _blocks(part: ControlResiduals) -> tuple[int, int, int]:
     """How many down, mid and other blocks a part has residuals for. One that has none controls nothing at its step."""
     return len(part.down_block_residuals), int(part.mid_block_residual is not None), len(part.block_residuals)
+
+
+def _check_rows(part: ControlResiduals, row_count: int) -> None:
+    for tensor in part.tensors:
+        if tensor.shape[0] != row_count:
+            raise ValueError(f"residuals of shape {list(tensor.shape)}, wanted {row_count} rows")
 
 
 def _stack(parts: Iterable[Tensor | None], example: Tensor, rows_each: int, row_count: int) -> Tensor:

@@ -203,3 +203,13 @@ def test_adapters_of_different_ranks_and_layers_share_a_batch() -> None:
     assert applied["a"].shape == (8, 3, 5)
     assert applied["a"][:, 0, 0].tolist() == [2.0, 2.0, 0.0, 0.0, 16.0, 16.0, 0.0, 0.0]
     assert applied["b"][:, 0, 0].tolist() == [0.0, 0.0, 0.0, 0.0, 9.0, 9.0, 0.0, 0.0]
+
+
+def test_residuals_of_one_request_alone_are_not_copied() -> None:
+    part = residuals(1)
+
+    assert stack_residuals([part], rows_each=2, row_count=2) is part
+    assert stack_residuals([part, None], 2, 4) is not part
+    assert stack_residuals([part], 2, 4) is not part  # a padded batch has rows of its own
+    with pytest.raises(ValueError, match="wanted 1 rows"):
+        stack_residuals([part], rows_each=1, row_count=1)
