@@ -197,7 +197,8 @@ class ResidualStream:
         self._digest = opened.controlnet_digest
         self._shapes = _shapes(opened)
         region = opened.region if opened.HasField("region") else None
-        self._receiver, told = open_receiver(region, self._directory)
+        # Its pages are made present, which takes some milliseconds for a large one: no time of the event loop's.
+        self._receiver, told = await asyncio.to_thread(open_receiver, region, self._directory)
         if told is not None:
             await self._send(pb.StreamResidualsRequest(region_opened=told))
 
