@@ -136,10 +136,10 @@ def compared(name: str, synchronous: Array, pipelined: Array, other: Array) -> I
     yield figure(f"{name}, synchronous", estimate(mean, synchronous), informative(), samples)
     yield figure(f"{name}, pipelined minus synchronous", difference, informative())
     yield figure(f"{name}, another seed minus synchronous", seeds, informative())
-    sure = max(-difference.high, 0.0)
+    sure = max(0.0, -difference.high)
     yield Figure(f"{name}, loss beyond the paired bootstrap", round(sure, 5), at_most(0.0), [], None)
     noise = max(abs(seeds.low), abs(seeds.high))
-    beyond = max(-difference.value - noise, 0.0)
+    beyond = max(0.0, -difference.value - noise)
     yield Figure(f"{name}, loss beyond what seeds differ by", round(beyond, 5), at_most(0.0), [], None)
 
 
