@@ -113,7 +113,7 @@ def _product_gate(  # type: ignore[no-untyped-def]
         right = weight + columns[None, :] * depth + along[:, None]
         right_inside = column_inside[None, :] & along_inside[:, None]
         for_values = tl.load(right, mask=right_inside, other=0.0)
-        for_gates = tl.load(right + width.to(tl.int64) * depth, mask=right_inside, other=0.0)
+        for_gates = tl.load(right + width * depth, mask=right_inside, other=0.0)
         values = tl.dot(left, for_values, values, input_precision="ieee")
         gates = tl.dot(left, for_gates, gates, input_precision="ieee")
     values += tl.load(bias + columns, mask=column_inside, other=0.0).to(tl.float32)[None, :]
@@ -132,7 +132,7 @@ def group_norm_silu(inputs: Tensor, weight: Tensor, bias: Tensor, group_count: i
     outputs = torch.empty_like(inputs)
     grid = (groups, part_count)
     _moments[grid](inputs, means[0], means[1], group_size, BLOCK=_BLOCK)
-    sizes: dict[str, Any] = {"PARTS": triton.next_power_of_2(part_count), "BLOCK": _BLOCK}
+    sizes: dict[str, Any] = {"PARTS": max(triton.next_power_of_2(part_count), 2), "BLOCK": _BLOCK}
     shape = (epsilon, group_size, height * width, group_count, part_count)
     _normalise[grid](inputs, outputs, weight, bias, means[0], means[1], *shape, **sizes)
     return outputs

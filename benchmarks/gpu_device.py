@@ -1,0 +1,18 @@
+"""The row of `gpu_rows` about the device itself: what the floors of the others are counted from."""
+
+import torch
+
+from benchmarks.gpu_setup import GpuSetup, RowResult, name_of
+from benchmarks.report import informative, measured
+
+
+def device_row(setup: GpuSetup) -> RowResult:
+    """Bytes a second of a copy, operations a second of a product."""
+    result = RowResult()
+    name = torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "the processor"
+    copied = [setup.bytes_a_second / 1e9]
+    result.figures.append(measured(f"{name}: copies within its memory", copied, max, informative("GB/s")))
+    for dtype in setup.dtypes():
+        rate = [setup.operations_a_second(dtype) / 1e12]
+        result.figures.append(measured(f"{name}: {name_of(dtype)} products", rate, max, informative("TFLOP/s")))
+    return result

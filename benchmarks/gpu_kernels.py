@@ -1,0 +1,98 @@
+"""Rows of `gpu_rows` about single kernels: how exact, and how fast, at the shapes of layers that are served."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_setup import GpuSetup, RowResult, compared, name_of
+from benchmarks.report import at_most, measured
+from pentimento.diffusion.kernels import KernelMode, kernels_for, reference
+from pentimento.domain.errors import PentimentoError
+
+Operation = Callable[..., Tensor]
+# Channels and side of what is normalised; rows are those of a guided picture.
+NORMS = {"SD 1.5, 64 x 64": (320, 64), "SDXL, 128 x 128": (320, 128), "SDXL's decoder, 128 x 128": (960, 128)}
+# Tokens and width of what a feed-forward layer takes.
+LAYERS = {"SD 1.5, 64 x 64": (4096, 320), "SDXL, 64 x 64": (4096, 640), "SDXL, 32 x 32": (1024, 1280)}
+TINY_NORMS, TINY_LAYERS = {"tiny": (32, 8)}, {"tiny": (64, 16)}
+GROUPS, EPSILON = 32, 1e-5
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One operation on tensors of one shape. `moved_bytes`: each of them read, and the result written, once."""
+
+    name: str
+    operation: str
+    arguments: tuple[Tensor, ...]
+    rest: tuple[object, ...]
+    moved_bytes: int
+    product_operations: int = 0
+
+    def run(self, kernels: object, *, exact: bool = False) -> Tensor:
+        arguments = [one.double() for one in self.arguments] if exact else self.arguments
+        result: Tensor = getattr(kernels, self.operation)(*arguments, *self.rest)
+        return result
+
+
+def cases(setup: GpuSetup, dtype: torch.dtype) -> Iterator[KernelCase]:
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, device=setup.device).to(dtype)
+
+    size = dtype.itemsize
+    for name, (channels, side) in (TINY_NORMS if setup.tiny else NORMS).items():
+        inputs = random(2, channels, side, side)
+        yield KernelCase(
+            f"normalisation with SiLU, {name}",
+            "group_norm_silu",
+            (inputs, random(channels), random(channels)),
+            (GROUPS, EPSILON),
+            2 * inputs.nbytes + 2 * channels * size,
+        )
+    for name, (tokens, width) in (TINY_LAYERS if setup.tiny else LAYERS).items():
+        rows, inner = 2 * tokens, 4 * width
+        projected = random(rows, 2 * inner)
+        yield KernelCase(f"GEGLU, {name}", "geglu", (projected,), (), projected.nbytes * 3 // 2)
+        inputs, weight, bias = random(rows, width), random(2 * inner, width) / width**0.5, random(2 * inner)
+        moved = inputs.nbytes + weight.nbytes + bias.nbytes + rows * inner * size
+        operations = 2 * rows * width * 2 * inner
+        name = f"GEGLU with its product, {name}"
+        yield KernelCase(name, "projected_geglu", (inputs, weight, bias), (), moved, operations)
+
+
+def accuracy_row(setup: GpuSetup) -> RowResult:
+    """The largest error against float64, as a share of the error of torch's own operations."""
+    result = RowResult()
+    for dtype in setup.dtypes():
+        for case in cases(setup, dtype):
+            name = f"{case.name}, {name_of(dtype)}: largest error / torch's"
+            try:
+                fused = case.run(kernels_for(KernelMode.FUSED_PRODUCT, setup.device))
+            except PentimentoError as error:
+                result.not_run[name] = f"{error.reason}: {error.message}"
+                continue
+            exact = case.run(reference, exact=True)
+            ours, theirs = ((one.double() - exact).abs().max().item() for one in (fused, case.run(reference)))
+            result.figures.append(measured(name, [ours / max(theirs, 1e-12)], max, at_most(1.05)))
+    return result
+
+
+def speed_row(setup: GpuSetup) -> RowResult:
+    """Milliseconds of torch's operations and of the kernel, and the share of it that moving the bytes takes."""
+    result = RowResult()
+    for dtype in setup.dtypes():
+        for case in cases(setup, dtype):
+            name = f"{case.name}, {name_of(dtype)}"
+            ways: dict[str, Callable[[], object]] = {"eager": lambda case=case: case.run(reference)}
+            try:
+                kernels = kernels_for(KernelMode.FUSED_PRODUCT, setup.device)
+                ways["fused"] = lambda case=case, kernels=kernels: case.run(kernels)
+            except PentimentoError as error:
+                result.not_run[f"{name}: fused"] = f"{error.reason}: {error.message}"
+            moving_s = case.moved_bytes / setup.bytes_a_second
+            multiplying_s = case.product_operations and case.product_operations / setup.operations_a_second(dtype)
+            times = setup.interleaved(ways, repeats=2 if setup.tiny else 50)
+            result.figures += compared(name, times, 1e3 * max(moving_s, multiplying_s))
+    return result

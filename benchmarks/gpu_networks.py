@@ -1,0 +1,178 @@
+"""UNets of the sizes that are served, with random weights, behind what the engine asks of a model."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from diffusers import ControlNetModel, UNet2DConditionModel
+from torch import Tensor
+
+from pentimento.diffusion.families.model import (
+    Conditioning,
+    ControlResiduals,
+    DenoiserEncoding,
+    DenoiserInput,
+    PerSampleAdapters,
+    PromptStates,
+)
+from pentimento.diffusion.families.unet import UNetDenoiser
+
+_SDXL_BLOCKS = {
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+}
+_TINY_BLOCKS = {
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    "layers_per_block": 1,
+}
+
+
+@dataclass(frozen=True)
+class NetworkSize:
+    """A network by its configuration; `side_px` of the pictures that it is made for. `pooled_width` 0: no pooled
+    text."""
+
+    name: str
+    config: dict[str, Any]
+    side_px: int
+    pooled_width: int = 0
+
+
+SD15 = NetworkSize(
+    "SD 1.5",
+    {"block_out_channels": (320, 640, 1280, 1280), "cross_attention_dim": 768, "attention_head_dim": 8},
+    512,
+)
+SDXL = NetworkSize(
+    "SDXL",
+    {
+        **_SDXL_BLOCKS,
+        "block_out_channels": (320, 640, 1280),
+        "transformer_layers_per_block": (1, 2, 10),
+        "attention_head_dim": (5, 10, 20),
+        "cross_attention_dim": 2048,
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 2816,
+    },
+    1024,
+    1280,
+)
+TINY_SD15 = NetworkSize(
+    "tiny SD 1.5",
+    {**_TINY_BLOCKS, "block_out_channels": (32, 64), "cross_attention_dim": 16, "attention_head_dim": 4},
+    64,
+)
+TINY_SDXL = NetworkSize(
+    "tiny SDXL",
+    {
+        **_SDXL_BLOCKS,
+        "layers_per_block": 1,
+        "block_out_channels": (32, 32, 64),
+        "transformer_layers_per_block": (1, 1, 2),
+        "attention_head_dim": (2, 2, 4),
+        "cross_attention_dim": 16,
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 6 * 8 + 16,
+    },
+    64,
+    16,
+)
+SIZES = {("sd15", False): SD15, ("sdxl", False): SDXL, ("sd15", True): TINY_SD15, ("sdxl", True): TINY_SDXL}
+_TOKENS = 77
+
+
+class RandomUNet:
+    """What `CompiledDenoiser` and `example_input` ask of a `DiffusionModel`."""
+
+    def __init__(
+        self, size: NetworkSize, device: torch.device, dtype: torch.dtype, weights: dict[str, Tensor] | None = None
+    ) -> None:
+        """Of random weights, or of those of another network, shared with it."""
+        self.size, self.device, self.dtype = size, device, dtype
+        torch.manual_seed(0)
+        with device if weights is None else torch.device("meta"):
+            unet: Any = UNet2DConditionModel(**size.config)
+        if weights is None:
+            unet.to(dtype)
+        else:
+            unet.load_state_dict(weights, assign=True)
+        self.denoiser: Any = unet.eval().requires_grad_(False)
+        self._unet = UNetDenoiser(self.denoiser, dtype)
+        self.info = SimpleNamespace(train_step_count=1000)
+
+    def twin(self) -> "RandomUNet":
+        """Another network over the same weights, whose layers may be replaced."""
+        return RandomUNet(self.size, self.device, self.dtype, self.denoiser.state_dict())
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(weight.nbytes for weight in self.denoiser.parameters())
+
+    def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int, int]:
+        return (1, 4, height_px // 8, width_px // 8)
+
+    def encode_prompt(self, prompt: str, *, negative: bool = False) -> PromptStates:
+        pooled = self._random(1, self.size.pooled_width) if self.size.pooled_width else None
+        states = self._random(1, _TOKENS, self.size.config["cross_attention_dim"])
+        return PromptStates(Conditioning(states, pooled), truncated=False)
+
+    def conditioning(self, prompt: PromptStates, width_px: int, height_px: int) -> Conditioning:
+        texts = prompt.conditioning
+        if texts.pooled is None:
+            return texts
+        sizes = torch.tensor([[height_px, width_px, 0, 0, height_px, width_px]], dtype=self.dtype, device=self.device)
+        return Conditioning(texts.states, texts.pooled, sizes)
+
+    def project(self, conditioning: Conditioning, adapters: PerSampleAdapters | None = None) -> Conditioning:
+        return self._unet.project(conditioning, adapters)
+
+    def time_terms(self, timestep: float, row_count: int) -> Tensor | None:
+        return None if self.size.pooled_width else self._unet.time_terms(timestep, row_count)
+
+    def predict(self, inputs: DenoiserInput) -> Tensor:
+        return self._unet.predict(inputs, added_of(inputs))
+
+    def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
+        return self._unet.encode(inputs, added_of(inputs))
+
+    def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
+        return self._unet.decode(inputs, encoding, added_of(inputs))
+
+    def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
+        return self._unet.example_residuals(encoding)
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device).to(self.dtype)
+
+
+class RandomControlNet:
+    """A ControlNet of a UNet's size, its condition embedded with every call."""
+
+    def __init__(self, model: RandomUNet) -> None:
+        with model.device:
+            network = ControlNetModel.from_unet(model.denoiser)
+        self._network: Any = network.to(model.dtype).eval().requires_grad_(False)
+
+    def residuals(self, inputs: DenoiserInput) -> ControlResiduals:
+        rows, _, height, width = inputs.latents.shape
+        down, middle = self._network(
+            inputs.latents,
+            inputs.timesteps,
+            inputs.conditioning.states,
+            inputs.latents.new_zeros((rows, 3, 8 * height, 8 * width)),
+            added_cond_kwargs=added_of(inputs),
+            return_dict=False,
+        )
+        return ControlResiduals(tuple(down), middle)
+
+
+def added_of(inputs: DenoiserInput) -> dict[str, Tensor] | None:
+    """What SDXL conditions on besides the text states."""
+    texts = inputs.conditioning
+    return (
+        None if texts.pooled is None or texts.sizes is None else {"text_embeds": texts.pooled, "time_ids": texts.sizes}
+    )

@@ -1,0 +1,138 @@
+"""Every figure that needs a GPU, by one command.
+
+    python -m benchmarks.gpu_rows
+    python -m benchmarks.gpu_rows --device cpu --tiny
+
+Each row runs in a process of its own, so that one that fails, hangs or takes all memory costs itself alone; what cannot
+be run is in the result with its reason (`notes.not_run`). The rows take turns within a limit of time, the compiler's
+last. With `--device cpu --tiny` they show that they run, and nothing else.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from benchmarks.report import Figure, Options, default_out, informative, parse_options, publish
+from pentimento.testing.machine import ROOT, installed_version
+
+ROUNDS = 20
+QUICK_ROUNDS = 3
+# Of a row, so that one that hangs leaves time for others.
+ROW_LIMIT_S = 240.0
+MARK = "row: "
+
+
+@dataclass
+class Collected:
+    """What the rows have given so far."""
+
+    figures: list[Figure] = field(default_factory=list)
+    not_run: dict[str, str] = field(default_factory=dict)
+    row_s: dict[str, float] = field(default_factory=dict)
+
+
+def _rows() -> dict[str, Callable[..., object]]:
+    """Imported where a row runs: a library that is missing costs the rows that need it."""
+
+    def of(module: str, function: str, **arguments: str) -> Callable[..., object]:
+        return partial(_call, module, function, arguments)
+
+    rows = {
+        "device": of("gpu_device", "device_row"),
+        "kernel_accuracy": of("gpu_kernels", "accuracy_row"),
+        "kernel_speed": of("gpu_kernels", "speed_row"),
+        "transport": of("gpu_transport", "transport_row"),
+    }
+    for kind in ("step", "seam", "overlap", "latent_parallel", "compile"):
+        for network in ("sd15", "sdxl"):
+            rows[f"{kind}_{network}"] = of("gpu_steps", f"{kind}_row", network=network)
+    return rows
+
+
+def _call(module: str, function: str, arguments: dict[str, str], setup: object) -> object:
+    import importlib
+
+    return getattr(importlib.import_module(f"benchmarks.{module}"), function)(setup, **arguments)
+
+
+ROWS = _rows()
+
+
+def run_row(name: str, device: str, *, tiny: bool, rounds: int) -> str:
+    """Return a row's result as JSON."""
+    import torch
+
+    from benchmarks.gpu_setup import GpuSetup, RowResult
+
+    with torch.inference_mode():
+        result = ROWS[name](GpuSetup(torch.device(device), tiny, rounds))
+    assert isinstance(result, RowResult)
+    return json.dumps({"figures": [figure.row() for figure in result.figures], "not_run": result.not_run})
+
+
+def collect(name: str, options: Options, limit_s: float, collected: Collected) -> None:
+    """Run a row in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.gpu_rows", "--row", name, "--device", options.rest["device"]]
+    command += ["--tiny"] if options.rest["tiny"] else []
+    command += ["--quick"] if options.quick else []
+    began_at = time.monotonic()
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        collected.not_run[name] = f"OUT_OF_TIME: it was not done after {limit_s:.0f} s"
+        return
+    finally:
+        collected.row_s[name] = round(time.monotonic() - began_at, 1)
+    answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode or not answers:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        collected.not_run[name] = f"FAILED: exit code {done.returncode}: {last[:300]}"
+        return
+    answer = json.loads(answers[-1])
+    collected.figures += map(Figure.from_row, answer["figures"])
+    collected.not_run |= answer["not_run"]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu to show that the rows run")
+    parser.add_argument("--tiny", action="store_true", help="networks of a few layers")
+    parser.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS), help="only these, in this order")
+    parser.add_argument("--limit-s", type=float, default=560.0, help="time for all rows together")
+    parser.add_argument("--row", choices=ROWS, help="only this one, in this process; its JSON on standard output")
+
+
+def main() -> int:
+    options = parse_options("gpu_rows", __doc__, add_options)
+    chosen = options.rest
+    if chosen["tiny"] and options.out == default_out("gpu_rows", quick=False):
+        options = replace(options, out=default_out("gpu_rows", quick=True))
+    rounds = QUICK_ROUNDS if options.quick or chosen["tiny"] else ROUNDS
+    if chosen["row"]:
+        print(MARK + run_row(chosen["row"], chosen["device"], tiny=chosen["tiny"], rounds=rounds), flush=True)
+        return 0
+    collected, ends_at = Collected(), time.monotonic() + chosen["limit_s"]
+    # Interrupted, it writes what there is.
+    with suppress(KeyboardInterrupt):
+        for name in chosen["rows"]:
+            left_s = ends_at - time.monotonic()
+            if left_s <= 0:
+                collected.not_run[name] = "OUT_OF_TIME: the rows before it took all"
+                continue
+            print(f"== {name}", flush=True)
+            collect(name, options, min(left_s, ROW_LIMIT_S), collected)
+    for what, reason in collected.not_run.items():
+        print(f"not run: {what}: {reason}")
+    measured_rows = Figure("rows that gave figures", len(collected.row_s), informative("rows"), [], None)
+    notes = {"not_run": collected.not_run, "row_s": collected.row_s, "rounds": rounds, "tiny": chosen["tiny"]}
+    notes |= {name: installed_version(name) for name in ("triton", "diffusers")}
+    return publish(options, [*collected.figures, measured_rows], device=chosen["device"], notes=notes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
