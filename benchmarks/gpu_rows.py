@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -26,11 +25,12 @@ QUICK_ROUNDS = 3
 # Of a row, so that one that hangs leaves time for others.
 ROW_LIMIT_S = 240.0
 MARK = "row: "
+run_process = subprocess.run
 
 
 @dataclass
 class Collected:
-    """What the rows have given so far."""
+    """What the rows have given so far: `row_s` of those that ended, by name."""
 
     figures: list[Figure] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
@@ -78,22 +78,24 @@ def run_row(name: str, device: str, *, tiny: bool, rounds: int) -> str:
 
 def collect(name: str, options: Options, limit_s: float, collected: Collected) -> None:
     """Run a row in a process of its own."""
+    if limit_s <= 0:
+        collected.not_run[name] = "OUT_OF_TIME: the rows before it took all"
+        return
     command = [sys.executable, "-m", "benchmarks.gpu_rows", "--row", name, "--device", options.rest["device"]]
     command += ["--tiny"] if options.rest["tiny"] else []
     command += ["--quick"] if options.quick else []
     began_at = time.monotonic()
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
+        done = run_process(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
         collected.not_run[name] = f"OUT_OF_TIME: it was not done after {limit_s:.0f} s"
         return
-    finally:
-        collected.row_s[name] = round(time.monotonic() - began_at, 1)
     answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not answers:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         collected.not_run[name] = f"FAILED: exit code {done.returncode}: {last[:300]}"
         return
+    collected.row_s[name] = round(time.monotonic() - began_at, 1)
     answer = json.loads(answers[-1])
     collected.figures += map(Figure.from_row, answer["figures"])
     collected.not_run |= answer["not_run"]
@@ -117,18 +119,16 @@ def main() -> int:
         print(MARK + run_row(chosen["row"], chosen["device"], tiny=chosen["tiny"], rounds=rounds), flush=True)
         return 0
     collected, ends_at = Collected(), time.monotonic() + chosen["limit_s"]
-    # Interrupted, it writes what there is.
-    with suppress(KeyboardInterrupt):
+    try:
         for name in chosen["rows"]:
-            left_s = ends_at - time.monotonic()
-            if left_s <= 0:
-                collected.not_run[name] = "OUT_OF_TIME: the rows before it took all"
-                continue
             print(f"== {name}", flush=True)
-            collect(name, options, min(left_s, ROW_LIMIT_S), collected)
+            collect(name, options, min(ends_at - time.monotonic(), ROW_LIMIT_S), collected)
+    except KeyboardInterrupt:  # what there is, is written
+        ended = {*collected.row_s, *collected.not_run}
+        collected.not_run |= {name: "INTERRUPTED" for name in chosen["rows"] if name not in ended}
     for what, reason in collected.not_run.items():
         print(f"not run: {what}: {reason}")
-    measured_rows = Figure("rows that gave figures", len(collected.row_s), informative("rows"), [], None)
+    measured_rows = Figure("rows that ran", len(collected.row_s), informative("rows"), [], None)
     notes = {"not_run": collected.not_run, "row_s": collected.row_s, "rounds": rounds, "tiny": chosen["tiny"]}
     notes |= {name: installed_version(name) for name in ("triton", "diffusers")}
     return publish(options, [*collected.figures, measured_rows], device=chosen["device"], notes=notes)

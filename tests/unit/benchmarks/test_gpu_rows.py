@@ -1,0 +1,115 @@
+"""The rows of `gpu_rows` on a CPU: each gives figures or the reason why not. Those that compile take minutes, and are
+left to the command itself."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu_rows
+from benchmarks.gpu_rows import ROWS, Collected, collect, run_row
+from benchmarks.report import Options
+
+
+def row(name: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(run_row(name, "cpu", tiny=True, rounds=2))
+    return answer
+
+
+def names(answer: dict[str, Any]) -> str:
+    return " ".join(figure["name"] for figure in answer["figures"])
+
+
+def options(tmp_path: Path, **rest: object) -> Options:
+    return Options("gpu_rows", True, tmp_path / "out.json", {"device": "cpu", "tiny": True, **rest})
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if not name.startswith("compile")])
+def test_a_row_gives_figures_or_reasons(name: str) -> None:
+    answer = row(name)
+
+    assert answer["figures"] or answer["not_run"]
+    assert all(figure["figure"] is not None and figure["samples"] for figure in answer["figures"])
+    assert all(reason.split(":")[0].isupper() for reason in answer["not_run"].values()), answer["not_run"]
+
+
+def test_what_a_cpu_cannot_do_is_named_and_the_rest_is_measured() -> None:
+    step = row("step_sd15")
+
+    assert "tiny SD 1.5 step, float32: eager" in names(step)
+    assert set(step["not_run"]) == {
+        f"tiny SD 1.5 step, float32: {way}"
+        for way in (
+            "fused kernels",
+            "fused kernels with the product",
+            "captured",
+            "captured with fused kernels",
+            "captured with fused kernels and the product",
+        )
+    }
+
+
+def test_every_way_of_a_step_is_compared_with_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's own operations for kernels, and functions run again for graphs."""
+    from benchmarks import gpu_steps
+    from pentimento.diffusion.kernels import REFERENCE, KernelMode
+    from tests.unit.diffusion.engine.test_captured import Rerun
+
+    kernels = {KernelMode.OFF: None, KernelMode.FUSED: REFERENCE, KernelMode.FUSED_PRODUCT: REFERENCE}
+    monkeypatch.setattr(gpu_steps, "kernels_for", lambda mode, device: kernels[mode])
+    monkeypatch.setattr(gpu_steps, "cuda_recorder", lambda device: Rerun)
+
+    answer = row("step_sdxl")
+
+    assert answer["not_run"] == {}
+    ratios = [figure for figure in answer["figures"] if ": eager / " in figure["name"]]
+    assert len(ratios) == len(gpu_steps.WAYS) - 1
+
+
+def test_a_row_that_fails_costs_itself_alone(tmp_path: Path) -> None:
+    collected = Collected()
+
+    collect("no such row", options(tmp_path), 60, collected)
+    collect("device", options(tmp_path, device="cuda"), 60, collected)
+    collect("device", options(tmp_path), 0.01, collected)
+
+    assert collected.row_s == {} and collected.figures == []
+    assert collected.not_run["no such row"].startswith("FAILED: exit code 2")
+    assert collected.not_run["device"].startswith("OUT_OF_TIME")
+
+
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
+    out = tmp_path / "out.json"
+    monkeypatch.setattr("sys.argv", ["gpu_rows", "--device", "cpu", "--tiny", "--out", str(out), *arguments])
+    assert gpu_rows.main() == 0
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
+
+
+def test_the_result_has_the_rows_and_the_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the rows' processes print is taken from this one."""
+
+    def answered(command: list[str], **rest: object) -> subprocess.CompletedProcess[str]:
+        name = command[command.index("--row") + 1]
+        if name == "seam_sd15":
+            raise KeyboardInterrupt
+        printed = f"a library's line\n{gpu_rows.MARK}{run_row(name, 'cpu', tiny='--tiny' in command, rounds=2)}\n"
+        return subprocess.CompletedProcess(command, 0, printed, "")
+
+    monkeypatch.setattr(gpu_rows, "run_process", answered)
+    result = written(tmp_path, monkeypatch, "--rows", "kernel_speed", "seam_sd15", "device")
+
+    assert set(result["notes"]["row_s"]) == {"kernel_speed"}
+    reasons = result["notes"]["not_run"]
+    assert reasons.pop("seam_sd15") == reasons.pop("device") == "INTERRUPTED"
+    assert len(reasons) == 3 and all(name.endswith(": fused") for name in reasons)
+    assert [figure["figure"] for figure in result["figures"] if figure["name"] == "rows that ran"] == [1]
+    assert any(figure["name"].startswith("GEGLU, tiny") for figure in result["figures"])
+
+
+def test_time_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = written(tmp_path, monkeypatch, "--limit-s", "0", "--rows", "device")
+
+    assert result["notes"]["not_run"]["device"].startswith("OUT_OF_TIME")
