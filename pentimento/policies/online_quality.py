@@ -5,8 +5,9 @@ that says of a threshold is judged by the profile's own question (`selector_prof
 alpha, which is to be 0.95, or by the mean, where the table is read by the rule MEAN. A threshold moves with
 hysteresis:
 
-- up, where the promise is surely broken: the upper bound of the share is below 0.95. It goes to the lowest similarity
-  from which on the samples do not say so, or to HIGHEST where they all do.
+- up, where the promise is surely broken: the upper bound of the share is below 0.95, of all samples or of the newest
+  RECENT, since what was asked for may have changed and old samples would hide it. It goes to the lowest similarity from
+  which on those samples keep the promise as they are, or to HIGHEST where none does.
 - down again, by half of its way back, where the promise is surely kept: the lower bound of the share, among samples
   since the last move, is at least 0.95. So no sample carries two moves down, and it takes 59 of them at the least.
 - not at all in between, never below the profile's own similarity, and never down to where old samples still say that
@@ -31,6 +32,10 @@ from pentimento.policies.selector_profiling import (
 HIGHEST = 0.9999
 # One failure alone would "surely" break a share of 0.95.
 FEWEST_TO_RAISE = 20
+# So many of the newest samples are judged by themselves.
+RECENT = 60
+# From fewer no share of 0.95 is read.
+_FEWEST_TO_READ = 5
 # Nearer to the profile's own similarity than this, a threshold that comes down is back.
 _NEAR = 0.005
 _BISECTIONS = 40
@@ -66,10 +71,12 @@ def followed(
     which is in force wherever the position is not above it."""
     in_force = max(position.similarity, profiled)
     newest = max((sample.number for sample in samples), default=0)
-    served = _served(samples, in_force)
-    if len(served) >= FEWEST_TO_RAISE and _surely_broken(served, alpha, rule):
-        raised = _raised(samples, in_force, alpha, rule)
-        return ThresholdPosition(raised, newest) if raised > in_force else position
+    recent = sorted(samples, key=lambda sample: sample.number)[-RECENT:]
+    for seen in (samples, recent):
+        served = _served(seen, in_force)
+        if len(served) >= FEWEST_TO_RAISE and _surely_broken(served, alpha, rule):
+            raised = _raised(seen, in_force, alpha, rule)
+            return ThresholdPosition(raised, newest) if raised > in_force else position
     fresh = [sample for sample in samples if sample.number > position.moved_at_number]
     if in_force > profiled and _surely_kept(_served(fresh, in_force), alpha, rule):
         lowered = _halfway(in_force, profiled)
@@ -88,10 +95,20 @@ def _served(samples: Sequence[QualitySample], in_force: float) -> list[ReuseSamp
 
 
 def _raised(samples: Sequence[QualitySample], in_force: float, alpha: float, rule: ThresholdRule) -> float:
-    """Return the lowest similarity above `in_force` from which on the samples do not say that the promise is broken."""
+    """Return the lowest similarity above `in_force` from which on the samples keep the promise as they are. The lowest
+    that they do not surely break it from would be reached again and again."""
     above = sorted({sample.similarity for sample in samples if in_force < sample.similarity < HIGHEST})
-    good = (similarity for similarity in above if not _surely_broken(_served(samples, similarity), alpha, rule))
+    good = (similarity for similarity in above if _keeps(_served(samples, similarity), alpha, rule))
     return next(good, HIGHEST)
+
+
+def _keeps(served: Sequence[ReuseSample], alpha: float, rule: ThresholdRule) -> bool:
+    """Whether the samples keep the promise, taken as they are; few are taken to do so unless they surely do not."""
+    if len(served) < _FEWEST_TO_READ:
+        return not _surely_broken(served, alpha, rule)
+    if rule is ThresholdRule.MEAN:
+        return sum(_margins(served, alpha)) >= 0.0
+    return _kept(served, alpha) >= REQUIRED_SHARE * len(served)
 
 
 def _halfway(similarity: float, profiled: float) -> float:

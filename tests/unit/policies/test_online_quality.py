@@ -202,3 +202,19 @@ def test_intervals_hold_what_was_seen(samples: list[QualitySample], alpha: float
 
     assert 0 <= found.kept_share_low <= found.kept_share <= found.kept_share_high <= 1
     assert 0 <= found.alpha_low <= found.alpha <= found.alpha_high < math.inf
+
+
+def test_the_newest_hits_raise_a_threshold_that_old_ones_would_hold() -> None:
+    """340 hits that kept it and 60 of which 12 did not are a share of 0.97; the 60 by themselves are not 0.95."""
+    old, new = several(340, GOOD), several(48, GOOD, 0.95, first=341) + several(12, BAD, 0.82, first=389)
+
+    assert achieved(old + new).kept_share == pytest.approx(0.97)
+    assert moved(old + new, ThresholdPosition(PROFILED)).similarity == 0.95
+    assert moved(new + several(340, GOOD, first=401), ThresholdPosition(PROFILED)) == ThresholdPosition(PROFILED)
+
+
+def test_a_threshold_rises_to_where_the_hits_keep_the_promise_as_they_are() -> None:
+    """From 0.85 on 36 of 40 kept it: not surely less than 0.95, and yet less."""
+    far, middle, near = several(20, BAD, 0.82), several(4, BAD, 0.85, first=21), several(36, GOOD, 0.9, first=25)
+
+    assert moved(far + middle + near, ThresholdPosition(PROFILED)) == ThresholdPosition(0.9, 60)
