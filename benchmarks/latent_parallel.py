@@ -222,7 +222,7 @@ def subjects(options: Options, folder: Path) -> Iterator[PairSubject]:
         yield PairSubject("zoo", WEIGHTS / "tiny-heavy", 64, 50, 3 if quick else 30)
     if chosen in ("sd15-size", None):
         model = write_full_size_checkpoint(folder / "model")
-        yield PairSubject("sd15-size", model, FULL_SIDE_PX, 4, 1 if quick else 7)
+        yield PairSubject("sd15-size", model, FULL_SIDE_PX, 4, 1 if quick else 5)
 
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
