@@ -202,7 +202,8 @@ async def _held(worker: WorkerClient) -> pb.HeldModel:
                 await asyncio.sleep(0.2)
 
 
-def figures_of(name: str, rounds: Sequence[PairRound]) -> list[Figure]:
+def figures_of(name: str, rounds: Sequence[PairRound], steps: int) -> list[Figure]:
+    paired = [one.pair.paired_steps / steps for one in rounds]
     shares = [one.speed_up / one.ceiling for one in rounds]
     dearer = [one.pair.core_s / one.alone.core_s for one in rounds]
     return [
@@ -210,6 +211,8 @@ def figures_of(name: str, rounds: Sequence[PairRound]) -> list[Figure]:
         measured(f"{name}: largest difference", [one.difference for one in rounds], max, at_most(TOLERANCE)),
         measured(f"{name}: speed-up", [one.speed_up for one in rounds], median, informative("x")),
         measured(f"{name}: ceiling", [one.ceiling for one in rounds], median, informative("x")),
+        # A worker paints alone where it measured that pairs are no faster: then nothing here says what one gains.
+        measured(f"{name}: steps that were paired", paired, median, informative()),
         measured(f"{name}: core-seconds of a pair / of one", dearer, median, informative("x")),
         measured(f"{name}: core-seconds of a pair", [one.pair.core_s for one in rounds], median, informative("s")),
         measured(f"{name}: core-seconds of one", [one.alone.core_s for one in rounds], median, informative("s")),
@@ -239,7 +242,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         for subject in subjects(options, Path(folder)):
             rounds = asyncio.run(measure(subject, cores))
-            figures += figures_of(subject.name, rounds)
+            figures += figures_of(subject.name, rounds, subject.steps)
             notes[subject.name] = {"steps": subject.steps, "rounds": [asdict(one) for one in rounds]}
     return publish(options, figures, notes=notes)
 
