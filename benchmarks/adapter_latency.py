@@ -1,0 +1,237 @@
+"""The seconds of a picture with m ControlNets and n LoRAs, as Katz's Fig. 14: 0C0L, 0C1L, 1C0L, 1C1L, 2C2L, 3C0L, 3C2L.
+
+    python -m benchmarks.adapter_latency
+
+Ours is live: a worker, three replicas of controlnet_svc, their streams, the asynchronous load of LoRAs and the patch,
+on paced devices, whose compute sleeps for the times of a profile. Two profiles: the published one
+(scenarios/paces/sdxl-h800.toml, SDXL on an H800), and that of the zoo, measured in this run. Diffusers, which loads and
+computes one adapter after the other: of the zoo its own pipelines, timed in this run, LoRAs read and fused for every
+picture; of SDXL the figures that Katz published.
+
+Of the zoo's profile C is what a ControlNet adds to a step of diffusers' pipeline; the encoder, which has a ControlNet's
+architecture, takes as long, and the decoder the rest of the step. Every picture loads its LoRAs anew, and finds the
+base model's own weights. Seconds are the worker's, from the order to the encoded picture. Device-seconds are those of the profile: the worker's, and each ControlNet's steps.
+"""
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from PIL import Image
+
+from benchmarks.paper_constants import KATZ_LATENCIES
+from benchmarks.report import Figure, Target, at_most, informative, measured, parse_options, publish
+from pentimento.devices.pace import DevicePace, read_pace
+from pentimento.diffusion.controlnets import ControlSetting
+from pentimento.domain.generation import ControlNetSelection, LoraSelection, Scheduler
+from pentimento.testing.controlled_painting import ControlledCase
+from pentimento.testing.controlnet_serving import (
+    PACED,
+    ControlledByService,
+    ServedControlNet,
+    replica_process,
+    serving_together,
+    shared_folder,
+)
+from pentimento.testing.diffusers_reference import Case
+from pentimento.testing.machine import ROOT
+from pentimento.testing.worker_process import worker_process
+from services.unet_worker.pacing.loras import paced_digest
+from zoo.registry import WEIGHTS
+
+SDXL = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"
+ASKED = {name: (int(name[0]), int(name[2])) for name in KATZ_LATENCIES}
+MOST_RATIO = 1.15
+ZOO_STEPS, ZOO_GUIDANCE = 50, 3.0
+ZOO_CONTROLNETS = ("tiny-controlnet-edges", "tiny-controlnet-layout", "tiny-controlnet-edges")
+
+
+@dataclass(frozen=True)
+class TimedRequest:
+    """One picture: its adapters as "mCnL", its seconds, and the seconds of devices that the profile gives it."""
+
+    asked: str
+    seconds: float
+    device_s: float
+
+
+async def ours(path: Path, rounds: int) -> list[TimedRequest]:
+    """Return the pictures of paced devices, the kinds taking turns."""
+    pace = read_pace(path)
+    with ExitStack() as stack:
+        folder = stack.enter_context(shared_folder())
+        served = []
+        for number, controlnet in enumerate(pace.controlnets):
+            flags = ("--controlnets", str(path), "--prefetch", controlnet.name)
+            address = stack.enter_context(replica_process(folder, f"c{number}", PACED, *flags))
+            served.append(ServedControlNet(ControlNetSelection(controlnet.name, b""), address))
+        flags = ("--shared-memory-dir", str(folder / "shared"), "--max-batch", "1", "--warm-up-s", "0")
+        worker = worker_process(path, *flags, "--lora-memory-mib", "0", module="services.unet_worker.pacing")
+        async with serving_together(stack.enter_context(worker), served) as together:
+            turns = itertools.cycle(pace.loras)
+            for asked in ASKED:  # opens channels, and loads what is not there
+                await painted(together, pace, asked, turns)
+            return [await painted(together, pace, asked, turns) for _ in range(rounds) for asked in ASKED]
+
+
+async def painted(
+    together: ControlledByService, pace: DevicePace, asked: str, turns: "itertools.cycle[Any]"
+) -> TimedRequest:
+    """Return one picture, on the base model's own weights and with LoRAs that were not used last."""
+    controlnets, lora_count = ASKED[asked]
+    loras = [next(turns) for _ in range(lora_count)]
+    selections = [LoraSelection(lora.name, 1.0, paced_digest(lora)) for lora in loras]
+    conditions = [torch.zeros(1, 3, pace.height_px, pace.width_px)] * max(controlnets, 1)
+    await together.painted(ControlledCase(_case(pace, 1), ()), conditions)
+    controlled = ControlledCase(_case(pace, pace.steps), (ControlSetting(),) * controlnets)
+    patch_step = int(min((lora.latest_start_fraction for lora in loras), default=0.0) * pace.steps)
+    result = await together.painted(controlled, conditions, selections, patch_step)
+    seconds = sum(timing.duration_ms for timing in result.timings) / 1e3
+    return TimedRequest(asked, seconds, _device_s(pace, controlnets, lora_count))
+
+
+def _case(pace: DevicePace, steps: int) -> Case:
+    return Case("a red circle", "", Scheduler.EULER, 1, steps, pace.guidance_scale)
+
+
+def _device_s(pace: DevicePace, controlnets: int, lora_count: int) -> float:
+    rows = 2 if pace.guidance_scale > 1.0 else 1
+    own = pace.steps * (pace.encode.of(rows) + pace.decode.of(rows)) + pace.picture_s
+    controlled = sum(controlnet.step.of(rows) for controlnet in pace.controlnets[:controlnets])
+    return own + pace.steps * controlled + (pace.patch_s if lora_count else 0.0)
+
+
+def diffusers_pictures(rounds: int) -> tuple[list[TimedRequest], float, float]:
+    """Return the zoo's pictures by diffusers' pipelines, the kinds taking turns; and the median seconds of reading a
+    LoRA and of fusing it."""
+    pipelines = [_pipeline(count) for count in range(4)]
+    turns = itertools.cycle(sorted(path for path in WEIGHTS.glob("tiny-lora*") if path.is_dir()))
+    loads: list[float] = []
+    fuses: list[float] = []
+    found = []
+    for number in range(rounds + 1):
+        for asked, (controlnets, lora_count) in ASKED.items():
+            began_s = time.monotonic()
+            pipeline = pipelines[controlnets]
+            names = [f"lora{place}" for place in range(lora_count)]
+            for name in names:
+                pipeline.load_lora_weights(next(turns), adapter_name=name)
+            read_s = time.monotonic()
+            if names:
+                pipeline.set_adapters(names)
+                pipeline.fuse_lora()
+                loads.append((read_s - began_s) / len(names))
+                fuses.append(time.monotonic() - read_s)
+            _paint(pipeline, controlnets)
+            seconds = time.monotonic() - began_s
+            if names:
+                pipeline.unfuse_lora()
+                pipeline.unload_lora_weights()
+            if number:  # the first round is not timed
+                found.append(TimedRequest(asked, seconds, seconds))
+    return found, median(loads), median(fuses)
+
+
+def _pipeline(controlnets: int) -> Any:
+    from diffusers import (
+        ControlNetModel,
+        DDIMScheduler,
+        StableDiffusionControlNetPipeline,
+        StableDiffusionPipeline,
+    )
+
+    parts = {"safety_checker": None, "feature_extractor": None}
+    if controlnets:
+        networks = [ControlNetModel.from_pretrained(WEIGHTS / name) for name in ZOO_CONTROLNETS[:controlnets]]
+        kind, parts["controlnet"] = StableDiffusionControlNetPipeline, networks
+    else:
+        kind = StableDiffusionPipeline
+    pipeline = kind.from_pretrained(WEIGHTS / "tiny-heavy", **parts)
+    pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _paint(pipeline: Any, controlnets: int) -> None:
+    told = {"image": [Image.new("RGB", (64, 64))] * controlnets} if controlnets else {}
+    options = {"num_inference_steps": ZOO_STEPS, "guidance_scale": ZOO_GUIDANCE, "width": 64, "height": 64}
+    with torch.inference_mode():
+        pipeline("a red circle", generator=torch.Generator().manual_seed(1), **told, **options)
+
+
+def write_zoo_pace(path: Path, pictures: Sequence[TimedRequest], load_s: float, fuse_s: float) -> None:
+    """Write the zoo's profile as these pictures of diffusers measured it."""
+    seconds = {name: _median_of(pictures, name) for name in ("0C0L", "1C0L", "3C0L")}
+    step_ms = seconds["0C0L"] / ZOO_STEPS * 1e3
+    control_ms = (seconds["3C0L"] - seconds["0C0L"]) / 3 / ZOO_STEPS * 1e3
+    decode_ms = max(step_ms - control_ms, 0.1 * step_ms)
+    config = {
+        "name": '"zoo"',
+        "family": '"stable_diffusion"',
+        "steps": ZOO_STEPS,
+        "guidance_scale": ZOO_GUIDANCE,
+        "width_px": 64,
+        "height_px": 64,
+        "latent_channels": 8,
+        "px_per_latent": 4,
+        "text_width": 128,
+        "block_channels": [32, 64, 96],
+        "layers_per_block": 1,
+        # Of both halves of guidance, as they were measured.
+        "encode_ms": f"{{ 1 = {control_ms}, 2 = {control_ms} }}",
+        "decode_ms": f"{{ 1 = {decode_ms}, 2 = {decode_ms} }}",
+        "patch_ms": fuse_s * 1e3,
+    }
+    lines = [f"{key} = {value}" for key, value in config.items()]
+    for name in ("edges", "layout", "edges-again"):
+        lines += ["[[controlnets]]", f'name = "{name}"', f"step_ms = {{ 1 = {control_ms}, 2 = {control_ms} }}"]
+    for number in range(4):
+        lines += ["[[loras]]", f'name = "lora-{number}"', f"load_s = {load_s}", "latest_start_fraction = 0.2"]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _median_of(pictures: Sequence[TimedRequest], asked: str) -> float:
+    return median(picture.seconds for picture in pictures if picture.asked == asked)
+
+
+def figures_of(name: str, pictures: Sequence[TimedRequest], target: Target) -> list[Figure]:
+    """The ratio of the most adapters to none first, then each kind."""
+    by_kind = {asked: [picture for picture in pictures if picture.asked == asked] for asked in ASKED}
+    pairs = [(most.seconds, none.seconds) for most, none in zip(by_kind["3C2L"], by_kind["0C0L"], strict=True)]
+    figures = [measured(f"{name}: 3C2L over 0C0L", pairs, lambda some: median(a / b for a, b in some), target)]
+    for asked, group in by_kind.items():
+        seconds = [picture.seconds for picture in group]
+        figures.append(measured(f"{name}: {asked}", seconds, median, informative("s")))
+        figures.append(Figure(f"{name}: {asked}, device-seconds", group[0].device_s, informative("s"), [], None))
+    return figures
+
+
+def main() -> int:
+    options = parse_options("adapter_latency", __doc__)
+    torch.set_num_threads(1)
+    rounds = 1 if options.quick else 3
+    theirs, load_s, fuse_s = diffusers_pictures(rounds)
+    with shared_folder() as folder:
+        write_zoo_pace(folder / "zoo.toml", theirs, load_s, fuse_s)
+        pace = (folder / "zoo.toml").read_text()
+        zoo = asyncio.run(ours(folder / "zoo.toml", rounds))
+    sdxl = asyncio.run(ours(SDXL, rounds))
+    figures = [
+        *figures_of("SDXL, ours", sdxl, at_most(MOST_RATIO)),
+        *figures_of("zoo, ours", zoo, at_most(MOST_RATIO)),
+        *figures_of("zoo, diffusers", theirs, informative("x")),
+    ]
+    published = {name: {"diffusers_s": d, "katz_s": k, "katz_devices": n} for name, (d, k, n) in KATZ_LATENCIES.items()}
+    return publish(options, figures, notes={"published": published, "zoo_pace": pace, "cores": os.cpu_count()})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
