@@ -10,7 +10,8 @@ picture; of SDXL the figures that Katz published.
 
 Of the zoo's profile C is what a ControlNet adds to a step of diffusers' pipeline; the encoder, which has a ControlNet's
 architecture, takes as long, and the decoder the rest of the step. Every picture loads its LoRAs anew, and finds the
-base model's own weights. Seconds are the worker's, from the order to the encoded picture. Device-seconds are those of the profile: the worker's, and each ControlNet's steps.
+base model's own weights. Seconds are the worker's, from the order to the encoded picture. Device-seconds are those of
+the profile: the worker's, and each ControlNet's steps.
 """
 
 import asyncio
