@@ -26,6 +26,7 @@ import torch
 from benchmarks.report import Figure, Interval, Target, informative, measured, parse_options, publish, surely_above
 from benchmarks.statistics import CONFIDENCE, binomial_interval, ratio_of_sums
 from pentimento.diffusion.painting import NoiseStart
+from pentimento.diffusion.preprocessing import to_pixels
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.domain.errors import NotFound
 from pentimento.pictures.decoding import decode
@@ -33,7 +34,6 @@ from pentimento.policies.cache_selection import Threshold, allowed_steps
 from pentimento.policies.selector_profiles import ReuseKind, SelectorProfile, read_selector_profiles
 from pentimento.policies.selector_profiling import ThresholdRule
 from services.embedder.model import EmbeddingModel, open_model
-from services.embedder.preprocessing import to_pixels
 from services.unet_worker.models.reuse_study import ReuseOutcome, ReusePair, ReuseStudy, StudyModel, Vectors
 from services.unet_worker.models.selector_measuring import TABLE_STEPS, captured_steps, study_model
 from zoo.registry import WEIGHTS

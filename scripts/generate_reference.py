@@ -42,6 +42,11 @@ SETTINGS = (
     ("unet_worker", "python -m services.unet_worker", "services.unet_worker.settings:UnetWorkerSettings"),
     ("controlnet_svc", "python -m services.controlnet_svc", "services.controlnet_svc.settings:ControlNetSettings"),
     (
+        "discriminator",
+        "python -m services.discriminator",
+        "services.discriminator.settings:DiscriminatorSettings",
+    ),
+    (
         "emulated_worker",
         "python -m services.unet_worker.emulation",
         "services.unet_worker.settings:EmulatedWorkerSettings",
@@ -61,6 +66,7 @@ METRICS = (
     "services.unet_worker.metrics",
     "services.controller.metrics",
     "services.controlnet_svc.metrics",
+    "services.discriminator.metrics",
 )
 
 File = descriptor_pb2.FileDescriptorProto

@@ -13,6 +13,8 @@ SERVICES = {
     "vectordb-gateway": "services.vectordb_gateway",
     "unet-worker": "services.unet_worker",
     "controller": "services.controller",
+    "controlnet-svc": "services.controlnet_svc",
+    "discriminator": "services.discriminator",
     "emulated-worker": "services.unet_worker.emulation",
     "emulated-discriminator": "services.discriminator.emulated",
 }

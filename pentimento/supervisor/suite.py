@@ -13,13 +13,24 @@ from pentimento.supervisor.state import StateDirectory
 
 
 @dataclass(frozen=True)
+class ServedCascade:
+    """Models, light first, the directory of the discriminator that scores the light one's pictures, and the confidence
+    from which they are good enough while the plan says nothing of it."""
+
+    models: tuple[str, ...]
+    discriminator: Path
+    confidence_threshold: float = 0.5
+
+
+@dataclass(frozen=True)
 class SuiteSettings:
     """`copies` workers for each model; `public` is the host:port of the public API beside its unix socket. With a
     `fleet` its emulated devices take the place of the models. `policy` is what the controller plans by, and `slo_s` the
     SLO that it plans for; `profiles` are what models were measured to cost, `selector_profiles` from which similarity
     on they may reuse. `unprofiled_reuse`: the others may reuse too, by thresholds that nobody measured. `controlnets`:
     the registry whose ControlNets `controlnet_copies` processes serve; None for none. `loras`: the directory of the
-    LoRAs that workers paint with, and of their bounds where it has such a file; None for none."""
+    LoRAs that workers paint with, and of their bounds where it has such a file; None for none. `cascade`: through which
+    models requests go that name none; None for the default model alone."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path
@@ -40,6 +51,7 @@ class SuiteSettings:
     controlnets: Path | None = None
     controlnet_copies: int = 1
     loras: Path | None = None
+    cascade: "ServedCascade | None" = None
 
     @property
     def default_model(self) -> str:
@@ -92,7 +104,10 @@ def plan_suite(settings: SuiteSettings, state: StateDirectory) -> Suite:
     """Every service once and a worker for each copy of each model: unix sockets, stores in the state directory."""
     called, calling = called_groups(settings, state), worker_groups(settings, state)
     cache = (gateway(settings, state),) if settings.cached else ()
-    discriminators = emulated_discriminators(settings, state, settings.fleet) if settings.fleet is not None else ()
+    if settings.fleet is not None:
+        discriminators = emulated_discriminators(settings, state, settings.fleet)
+    else:
+        discriminators = (discriminator(settings, state, settings.cascade),) if settings.cascade is not None else ()
     processes = (
         *(spec for group in called for spec in group.specs),
         *cache,
@@ -274,6 +289,14 @@ def emulated_worker(
     return ProcessSpec(name, "services.unet_worker.emulation", arguments, address, WORKER_STAGE)
 
 
+def discriminator(settings: SuiteSettings, state: StateDirectory, cascade: ServedCascade) -> ProcessSpec:
+    address = unix_address(state, "discriminator")
+    arguments: tuple[str, ...] = ("--listen", address, "--threads", str(settings.threads))
+    arguments += ("--cascades", f"{'>'.join(cascade.models)}={cascade.discriminator}")
+    arguments += shared_arguments(settings, "discriminator") + caller_arguments(settings, state)
+    return ProcessSpec("discriminator", "services.discriminator", arguments, address, WORKER_STAGE)
+
+
 def emulated_discriminator(
     settings: SuiteSettings, state: StateDirectory, fleet: EmulatedFleet, number: int
 ) -> ProcessSpec:
@@ -297,6 +320,8 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     arguments += profile_arguments(settings.profiles)
     if settings.fleet is not None:
         arguments += emulated_frontdoor(settings.fleet, stores(settings, state))
+    elif settings.cascade is not None:
+        arguments += cascade_arguments(settings.cascade.models, settings.cascade.confidence_threshold)
     if settings.cached:
         embedder_address, gateway_address = unix_address(state, "embedder"), unix_address(state, "gateway")
         arguments += ("--embedder-address", embedder_address, "--gateway-address", gateway_address)
@@ -307,10 +332,11 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
 def emulated_frontdoor(fleet: EmulatedFleet, folder: Path) -> tuple[str, ...]:
     """What the fleet's file says of its cascade, and the profiles that predictions start from."""
     arguments = profile_arguments(tuple(profile_file(folder, model.name) for model in fleet.models))
-    if fleet.cascade:
-        arguments += ("--cascade", ",".join(fleet.cascade))
-        arguments += ("--confidence-threshold", str(fleet.confidence_threshold))
-    return arguments
+    return arguments + (cascade_arguments(fleet.cascade, fleet.confidence_threshold) if fleet.cascade else ())
+
+
+def cascade_arguments(models: tuple[str, ...], confidence_threshold: float) -> tuple[str, ...]:
+    return ("--cascade", ",".join(models), "--confidence-threshold", str(confidence_threshold))
 
 
 def profile_arguments(profiles: tuple[Path, ...]) -> tuple[str, ...]:

@@ -170,11 +170,17 @@ def _placement_from_proto(message: pb.AdapterPlacement) -> AdapterPlacement:
 
 def _endpoint_to_proto(endpoint: ServiceEndpoint) -> pb.ServiceEndpoint:
     kind = REPLICA_KINDS.to_proto(endpoint.kind)
-    return pb.ServiceEndpoint(kind=kind, instance_id=endpoint.instance_id, address=endpoint.address)
+    return pb.ServiceEndpoint(
+        kind=kind,
+        instance_id=endpoint.instance_id,
+        address=endpoint.address,
+        available_models=endpoint.available_models,
+    )
 
 
 def _endpoint_from_proto(message: pb.ServiceEndpoint) -> ServiceEndpoint:
-    return ServiceEndpoint(REPLICA_KINDS.from_proto(message.kind), message.instance_id, message.address)
+    kind = REPLICA_KINDS.from_proto(message.kind)
+    return ServiceEndpoint(kind, message.instance_id, message.address, tuple(message.available_models))
 
 
 def held_model_to_proto(held: HeldModel) -> worker_pb.HeldModel:

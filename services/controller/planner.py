@@ -114,5 +114,8 @@ def _nothing(context: AllocationContext) -> AllocationDecision:
 def service_endpoints(replicas: tuple[ReplicaView, ...]) -> tuple[ServiceEndpoint, ...]:
     """Where the services other than the workers are reached, ordered by kind and instance id."""
     services = (view.replica for view in replicas if view.replica.kind is not ReplicaKind.UNET_WORKER)
-    endpoints = (ServiceEndpoint(service.kind, service.instance_id, service.address) for service in services)
+    endpoints = (
+        ServiceEndpoint(service.kind, service.instance_id, service.address, service.available_models)
+        for service in services
+    )
     return tuple(sorted(endpoints, key=lambda endpoint: (endpoint.kind.value, endpoint.instance_id)))

@@ -2,8 +2,8 @@
 
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
+from services.discriminator.emulated_wiring import wire
 from services.discriminator.settings import EmulatedDiscriminatorSettings
-from services.discriminator.wiring import wire
 
 
 async def main(argv: list[str]) -> None:

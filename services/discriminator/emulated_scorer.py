@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pentimento.devices.emulation import label_of
 from pentimento.devices.profile import Cost
 from pentimento.domain.errors import InvalidArgument
+from services.discriminator.scoring import Scores
 
 DIGEST = "emulated"
 
@@ -22,16 +23,23 @@ class EmulatedScorer:
         self._free_at = 0.0
 
     @property
-    def digest(self) -> str:
-        return DIGEST
+    def cascades(self) -> tuple[str, ...]:
+        """Return none: whatever the cascade is called, what is emulated knows the confidence of its own pictures."""
+        return ()
 
-    async def score(self, images: Sequence[bytes]) -> list[float]:
+    async def open(self) -> None:
+        """Nothing is to be loaded."""
+
+    async def close(self) -> None:
+        """Nothing is left: whoever waits is answered by the calls that the server drains."""
+
+    async def score(self, cascade: str, images: Sequence[bytes]) -> Scores:
         confidences = [_confidence(index, image) for index, image in enumerate(images)]
         seconds = sum(self._cost.draw(self._source) for _ in images)
         self._busy(seconds)
         self._free_at = max(self._free_at, self._loop.time()) + seconds
         await asyncio.sleep(self._free_at - self._loop.time())
-        return confidences
+        return Scores(confidences, DIGEST)
 
 
 def _confidence(index: int, image: bytes) -> float:

@@ -7,16 +7,32 @@ from typing import Protocol
 from pentimento.domain.errors import InvalidArgument
 
 
+@dataclass(frozen=True)
+class Scores:
+    """The softmax of 'real', 0..1, of each picture, and the digest of the discriminator that gave them."""
+
+    confidences: Sequence[float]
+    digest: str
+
+
 class ImageScorer(Protocol):
     """On the event loop only."""
 
     @property
-    def digest(self) -> str:
-        """Of the discriminator that the confidences are of."""
+    def cascades(self) -> tuple[str, ...]:
+        """Whose pictures it scores, in the form `light>heavy`; empty where it scores any."""
         ...
 
-    async def score(self, images: Sequence[bytes]) -> list[float]:
-        """Softmax of 'real' for each, 0..1. Raises InvalidArgument, naming the picture, for one it cannot score."""
+    async def open(self) -> None:
+        """Get ready to score."""
+        ...
+
+    async def close(self) -> None:
+        """End what was taken."""
+        ...
+
+    async def score(self, cascade: str, images: Sequence[bytes]) -> Scores:
+        """Raises InvalidArgument, naming the picture, for one it cannot score, and NotFound for an unknown cascade."""
         ...
 
 
@@ -44,9 +60,9 @@ class Discriminator:
     scored_count: int = 0
     draining: bool = False
 
-    async def score(self, images: Sequence[bytes]) -> list[float]:
+    async def score(self, cascade: str, images: Sequence[bytes]) -> Scores:
         """Raises InvalidArgument, naming the field, for pictures outside the limits or that cannot be scored."""
         self.limits.check(images)
-        confidences = await self.scorer.score(images)
-        self.scored_count += len(confidences)
-        return confidences
+        scores = await self.scorer.score(cascade, images)
+        self.scored_count += len(scores.confidences)
+        return scores

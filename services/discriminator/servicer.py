@@ -18,19 +18,19 @@ class DiscriminatorServicer(DiscriminatorServiceServicer):
         self._instance_id = instance_id
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
-        """Whatever the cascade is called: what is emulated knows the confidence of its own pictures."""
-        confidences = await self._discriminator.score([entry.image for entry in request.images])
+        scores = await self._discriminator.score(request.cascade, [entry.image for entry in request.images])
         return pb.ScoreResponse(
             scores=[
                 pb.ImageScore(request_id=entry.request_id, fencing_token=entry.fencing_token, confidence=confidence)
-                for entry, confidence in zip(request.images, confidences, strict=True)
+                for entry, confidence in zip(request.images, scores.confidences, strict=True)
             ],
-            discriminator_digest=self._discriminator.scorer.digest,
+            discriminator_digest=scores.digest,
         )
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(
             instance_id=self._instance_id,
+            cascades=self._discriminator.scorer.cascades,
             scored_count=self._discriminator.scored_count,
             draining=self._discriminator.draining,
         )

@@ -1,11 +1,47 @@
-"""Settings of the emulated discriminator: flags, PENTIMENTO_EMULATED_DISCRIMINATOR_… and the table
-[emulated_discriminator]."""
+"""Settings of the discriminator and of the emulated one: flags, PENTIMENTO_DISCRIMINATOR_… and
+PENTIMENTO_EMULATED_DISCRIMINATOR_…, the tables [discriminator] and [emulated_discriminator]."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
+
+
+@dataclass(frozen=True)
+class DiscriminatorSettings:
+    rpc: RpcServerSettings
+    channels: RpcChannelSettings
+    cascades: tuple[str, ...] = setting(
+        help="discriminators by their cascade, LIGHT>HEAVY=DIR: a directory of an EfficientNet classifier with a label "
+        "`real`, as transformers writes it"
+    )
+    accept_other_digest: bool = setting(False, help="serve a discriminator that its registry.json does not expect")
+    threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
+    max_batch_size: int = setting(16, help="pictures of one pass", minimum=1, maximum=1024)
+    queue_limit: int = setting(256, help="pictures that may wait for a pass", minimum=1)
+    max_images: int = setting(64, help="pictures of one call", minimum=1, maximum=1024)
+    max_image_bytes: int = setting(16 << 20, help="bytes of a picture", minimum=1)
+    controller_address: str = setting("", help="controller to register with; empty for none")
+    advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
+
+    def directories(self) -> dict[str, Path]:
+        """Return the directory of each cascade's discriminator. Raises ValueError naming the flag."""
+        found: dict[str, Path] = {}
+        for given in self.cascades:
+            cascade, _, directory = given.partition("=")
+            models = cascade.split(">")
+            if not directory or len(models) < 2 or not all(models):
+                raise ValueError(f"--cascades must be LIGHT>HEAVY=DIR, got {given!r:.120}")
+            if cascade in found:
+                raise ValueError(f"--cascades names {cascade} twice")
+            found[cascade] = Path(directory)
+        if not found:
+            raise ValueError("--cascades must name a discriminator at least")
+        return found
+
+    def __post_init__(self) -> None:
+        self.directories()
 
 
 @dataclass(frozen=True)

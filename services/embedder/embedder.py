@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pentimento.diffusion.preprocessing import ImagePreprocessing, to_pixels
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.pictures.decoding import decode
@@ -16,7 +17,6 @@ from services.embedder.batching import Compute, EmbeddingBatchLimits, ModelThrea
 from services.embedder.memo import EmbeddingMemo
 from services.embedder.metrics import MEMO_HITS, MEMO_MISSES
 from services.embedder.model import EmbeddingModel
-from services.embedder.preprocessing import ImagePreprocessing, to_pixels
 
 TEXT, IMAGE = "text", "image"
 # From indices of a call's texts or images to what the model thread takes.

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.clip_encoder import LEGACY_END_TOKEN
+from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preprocessing
 from pentimento.domain.errors import FailedPrecondition, Internal
 from services.embedder.checkpoint import EncoderConfig, open_encoder
 from services.embedder.dual_encoder import DualEncoder
-from services.embedder.preprocessing import ImagePreprocessing, read_preprocessing
 from services.embedder.sentence_checkpoint import open_sentence_encoder
 from services.embedder.sentence_encoder import SentenceEncoder, check_token_ids
 from services.embedder.tokenization import TextTokenizer, open_tokenizer

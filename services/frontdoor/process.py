@@ -142,8 +142,6 @@ class Frontdoor:
             self.parts.embedder.follow(
                 tuple(endpoint.address for endpoint in endpoints if endpoint.kind is ReplicaKind.EMBEDDER)
             )
-        self.parts.discriminators.follow(
-            tuple(endpoint.address for endpoint in endpoints if endpoint.kind is ReplicaKind.DISCRIMINATOR)
-        )
+        self.parts.discriminators.follow(endpoints)
         planned = {assignment.address: False for assignment in plan.assignments} if plan is not None else {}
         self.parts.links.follow(planned | dict.fromkeys(self.settings.worker_addresses, True))

@@ -1,43 +1,48 @@
 """Who is asked how good a light picture is."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.domain.errors import PentimentoError
+from pentimento.domain.fleet import ReplicaKind, ServiceEndpoint
 
 logger = logging.getLogger(__name__)
 
 
 class Discriminators:
-    """Takes turns among the discriminators there are; one that fails is passed over once."""
+    """Takes turns among the discriminators of a cascade; one that fails is passed over once."""
 
     def __init__(self, open_client: Callable[[str], DiscriminatorClient], addresses: tuple[str, ...]) -> None:
         """`addresses` of the operator's; the plan's come beside them."""
         self._open_client = open_client
         self._configured = addresses
         self._clients: dict[str, DiscriminatorClient] = {}
+        # Whose pictures each of them scores; any where it names none.
+        self._cascades: dict[str, tuple[str, ...]] = {}
         self._turn = 0
         self.follow(())
 
-    def follow(self, planned: tuple[str, ...]) -> None:
-        """Changes state: who is asked from now on."""
-        wanted = dict.fromkeys((*self._configured, *planned))
-        self._clients = {address: self._clients.get(address) or self._open_client(address) for address in wanted}
+    def follow(self, planned: Iterable[ServiceEndpoint]) -> None:
+        """Changes state: who is asked from now on. Endpoints of other kinds are passed over."""
+        own = {endpoint.address: endpoint for endpoint in planned if endpoint.kind is ReplicaKind.DISCRIMINATOR}
+        self._cascades = dict.fromkeys(self._configured, ()) | {at: own[at].available_models for at in own}
+        self._clients = {at: self._clients.get(at) or self._open_client(at) for at in self._cascades}
 
     async def score(
         self, cascade: str, request_id: str, fencing_token: int, image: bytes, timeout_s: float
     ) -> float | None:
         """The confidence; None when nobody answers in time."""
         key = (request_id, fencing_token)
-        for address, client in self._next_two():
+        for address, client in self._next_two(cascade):
             try:
                 return (await client.score(cascade, [(key, image)], timeout_s))[key]
             except PentimentoError as error:
                 logger.warning("a picture was not scored", extra={"address": address, "reason": error.reason})
         return None
 
-    def _next_two(self) -> list[tuple[str, DiscriminatorClient]]:
-        clients = list(self._clients.items())
+    def _next_two(self, cascade: str) -> list[tuple[str, DiscriminatorClient]]:
+        cascades = self._cascades
+        clients = [entry for entry in self._clients.items() if not cascades[entry[0]] or cascade in cascades[entry[0]]]
         self._turn += 1
         return [clients[(self._turn + offset) % len(clients)] for offset in range(min(2, len(clients)))]

@@ -16,9 +16,9 @@ from PIL import Image
 from transformers import CLIPModel, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preprocessing, to_pixels
 from pentimento.pictures.decoding import decode
 from services.embedder.model import EmbeddingModel, open_model
-from services.embedder.preprocessing import ImagePreprocessing, read_preprocessing, to_pixels
 from tests.encoders import PREPROCESSING, SIDE_PX, directory_for_the_run, write_encoder
 
 TOLERANCE = 1e-5

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pentimento.diffusion.images import decode_pixels
+from pentimento.diffusion.preprocessing import ImagePreprocessing, to_pixels
 from pentimento.pictures.decoding import decode
-from services.embedder.preprocessing import ImagePreprocessing, to_pixels
 
 CALLERS = 8
 

@@ -669,19 +669,25 @@ class ServiceEndpoint(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    AVAILABLE_MODELS_FIELD_NUMBER: _builtins.int
     kind: Global___ReplicaKind.ValueType
     instance_id: _builtins.str
     address: _builtins.str
+    @_builtins.property
+    def available_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it serves; of a discriminator the cascades, as `light>heavy`, or none where it scores any."""
+
     def __init__(
         self,
         *,
         kind: Global___ReplicaKind.ValueType = ...,
         instance_id: _builtins.str = ...,
         address: _builtins.str = ...,
+        available_models: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "instance_id", b"instance_id", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "available_models", b"available_models", "instance_id", b"instance_id", "kind", b"kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

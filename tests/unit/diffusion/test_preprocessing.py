@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pentimento.diffusion.checkpoint import BadCheckpoint
-from services.embedder.preprocessing import read_preprocessing
+from pentimento.diffusion.preprocessing import read_preprocessing
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""A discriminator's process, whatever scores in it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import add_DiscriminatorServiceServicer_to_server
+from pentimento.domain.fleet import Replica, ReplicaKind
+from pentimento.rpc import RpcServer
+from pentimento.service.fleet_member import FleetMember, FleetSettings
+from pentimento.service.process import ServiceProcess
+from services.discriminator.scoring import Discriminator
+from services.discriminator.servicer import FULL_NAME, DiscriminatorServicer
+
+
+class BusyShare:
+    """Of the time since it was asked last."""
+
+    def __init__(self) -> None:
+        self._busy_s = 0.0
+        self._asked_at = time.monotonic()
+
+    def add(self, seconds: float) -> None:
+        self._busy_s += seconds
+
+    def take(self) -> float:
+        now = time.monotonic()
+        share = min(self._busy_s / max(now - self._asked_at, 1e-9), 1.0)
+        self._busy_s, self._asked_at = 0.0, now
+        return share
+
+
+@dataclass(kw_only=True)
+class DiscriminatorProcess(ServiceProcess):
+    discriminator: Discriminator
+
+    async def finish(self) -> None:
+        """Take no more, and end what was taken."""
+        self.discriminator.draining = True
+        await self.discriminator.scorer.close()
+
+    async def prepare(self) -> None:
+        """Load what scores."""
+        await self.discriminator.scorer.open()
+
+
+def serve(
+    settings: FleetSettings,
+    server: RpcServer,
+    discriminator: Discriminator,
+    busy: BusyShare,
+    described: Callable[[Replica], Replica],
+) -> DiscriminatorProcess:
+    """Put the process together; `described` adds what this kind of discriminator says of its device."""
+    servicer = DiscriminatorServicer(discriminator, server.instance_id)
+    server.add(add_DiscriminatorServiceServicer_to_server, servicer, FULL_NAME)
+    registration = FleetMember(server, ReplicaKind.DISCRIMINATOR, settings).registration(
+        lambda replica: replace(described(replica), available_models=discriminator.scorer.cascades),
+        lambda report: replace(
+            report,
+            busy_share=busy.take(),
+            completed_count=discriminator.scored_count,
+            draining=discriminator.draining,
+        ),
+    )
+    return DiscriminatorProcess(server=server, registration=registration, discriminator=discriminator)
