@@ -191,5 +191,7 @@ def _network(directory: Path, config: EfficientNetConfig, files: Sequence[Path])
             raise BadCheckpoint(f"{directory}: has {count} parameters, more than {MAX_PARAMETERS}")
         network.load_state_dict(tensors, assign=True)
     except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
-        raise BadCheckpoint(f"{directory}: its weights do not fit its config.json ({str(error)[:200]})") from None
+        raise BadCheckpoint(
+            f"{directory}: its weights do not fit its config.json ({' '.join(str(error).split())[:200]})"
+        ) from None
     return network.eval().to(memory_format=torch.channels_last)

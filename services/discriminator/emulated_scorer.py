@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pentimento.devices.emulation import label_of
 from pentimento.devices.profile import Cost
 from pentimento.domain.errors import InvalidArgument
-from services.discriminator.scoring import Scores
+from services.discriminator.scoring import PictureScores
 
 DIGEST = "emulated"
 
@@ -33,13 +33,13 @@ class EmulatedScorer:
     async def close(self) -> None:
         """Nothing is left: whoever waits is answered by the calls that the server drains."""
 
-    async def score(self, cascade: str, images: Sequence[bytes]) -> Scores:
+    async def score(self, cascade: str, images: Sequence[bytes]) -> PictureScores:
         confidences = [_confidence(index, image) for index, image in enumerate(images)]
         seconds = sum(self._cost.draw(self._source) for _ in images)
         self._busy(seconds)
         self._free_at = max(self._free_at, self._loop.time()) + seconds
         await asyncio.sleep(self._free_at - self._loop.time())
-        return Scores(confidences, DIGEST)
+        return PictureScores(confidences, DIGEST)
 
 
 def _confidence(index: int, image: bytes) -> float:

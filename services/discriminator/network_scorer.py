@@ -1,4 +1,4 @@
-"""Scores pictures by real discriminators, those of several calls in one pass."""
+"""PictureScores pictures by real discriminators, those of several calls in one pass."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from pentimento.diffusion.discriminators import PictureDiscriminator
 from pentimento.domain.errors import NotFound, ResourceExhausted, Unavailable
 from pentimento.pictures.decoding import decode
 from services.discriminator.metrics import PASS_SECONDS, SCORED_PICTURES
-from services.discriminator.scoring import Scores
+from services.discriminator.scoring import PictureScores
 
 Opener = Callable[[], Mapping[str, PictureDiscriminator]]
 
@@ -28,7 +28,7 @@ class ScoringLimits:
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _WaitingPicture:
     cascade: str
     pixels: NDArray[np.float32]
     scored: "asyncio.Future[float]"
@@ -46,7 +46,9 @@ class NetworkScorer:
         self._limits = limits
         self._busy = busy
         self._networks: Mapping[str, PictureDiscriminator] = {}
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_WaitingPicture] = deque()
+        # Pictures of calls that are not answered yet, those that are being decoded among them.
+        self._taken_count = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._passes: asyncio.Task[None] | None = None
 
@@ -65,20 +67,27 @@ class NetworkScorer:
             await self._passes
         self._thread.shutdown(wait=False)
 
-    async def score(self, cascade: str, images: Sequence[bytes]) -> Scores:
+    async def score(self, cascade: str, images: Sequence[bytes]) -> PictureScores:
         """Return the confidences. Raises InvalidArgument for a picture that does not decode, NotFound
         UNKNOWN_CASCADE, and ResourceExhausted where too many wait."""
         network = self._network(cascade)
-        if len(self._queue) + len(images) > self._limits.queue_limit:
+        if self._taken_count + len(images) > self._limits.queue_limit:
             message = f"at most {self._limits.queue_limit} pictures may wait for a discriminator"
             raise ResourceExhausted("QUEUE_FULL", message, retry_after_ms=100)
+        self._taken_count += len(images)
+        try:
+            return PictureScores(await self._scored(network, cascade, images), network.digest)
+        finally:
+            self._taken_count -= len(images)
+
+    async def _scored(self, network: PictureDiscriminator, cascade: str, images: Sequence[bytes]) -> list[float]:
         pixels = [await _pixels_of(network, index, image) for index, image in enumerate(images)]
         loop = asyncio.get_running_loop()
-        waiting = [_Waiting(cascade, picture, loop.create_future()) for picture in pixels]
+        waiting = [_WaitingPicture(cascade, picture, loop.create_future()) for picture in pixels]
         self._queue.extend(waiting)
         if self._passes is None or self._passes.done():
             self._passes = asyncio.create_task(self._run_passes())
-        return Scores([await entry.scored for entry in waiting], network.digest)
+        return list(await asyncio.gather(*(entry.scored for entry in waiting)))
 
     def _network(self, cascade: str) -> PictureDiscriminator:
         if cascade not in self._cascades:
@@ -107,7 +116,7 @@ class NetworkScorer:
                 if not entry.scored.done():
                     entry.scored.set_result(confidence)
 
-    def _next_batch(self) -> list[_Waiting]:
+    def _next_batch(self) -> list[_WaitingPicture]:
         """The oldest picture, and of those of its cascade as many as fit, in their order. Whoever left is left out."""
         first = self._queue[0]
         chosen = [entry for entry in self._queue if entry.cascade == first.cascade][: self._limits.max_batch_size]

@@ -8,7 +8,7 @@ from pentimento.domain.errors import InvalidArgument
 
 
 @dataclass(frozen=True)
-class Scores:
+class PictureScores:
     """The softmax of 'real', 0..1, of each picture, and the digest of the discriminator that gave them."""
 
     confidences: Sequence[float]
@@ -31,7 +31,7 @@ class ImageScorer(Protocol):
         """End what was taken."""
         ...
 
-    async def score(self, cascade: str, images: Sequence[bytes]) -> Scores:
+    async def score(self, cascade: str, images: Sequence[bytes]) -> PictureScores:
         """Raises InvalidArgument, naming the picture, for one it cannot score, and NotFound for an unknown cascade."""
         ...
 
@@ -53,14 +53,14 @@ class ScoreLimits:
 
 @dataclass
 class Discriminator:
-    """Scores within limits, and counts."""
+    """PictureScores within limits, and counts."""
 
     scorer: ImageScorer
     limits: ScoreLimits
     scored_count: int = 0
     draining: bool = False
 
-    async def score(self, cascade: str, images: Sequence[bytes]) -> Scores:
+    async def score(self, cascade: str, images: Sequence[bytes]) -> PictureScores:
         """Raises InvalidArgument, naming the field, for pictures outside the limits or that cannot be scored."""
         self.limits.check(images)
         scores = await self.scorer.score(cascade, images)

@@ -17,8 +17,8 @@ from pentimento.wire.generation import plan_version_from_proto
 from services.controller.settings import ControllerSettings, PolicySettings
 from services.controller.wiring import ControllerProcess
 from services.controller.wiring import wire as wire_controller
+from services.discriminator.emulated_wiring import wire as wire_discriminator
 from services.discriminator.settings import EmulatedDiscriminatorSettings
-from services.discriminator.wiring import wire as wire_discriminator
 from services.unet_worker.emulation.wiring import wire as wire_worker
 from services.unet_worker.process import WorkerProcess
 from services.unet_worker.settings import EmulatedWorkerSettings

@@ -13,8 +13,8 @@ from pentimento.devices.emulation import PictureLabel, labelled
 from pentimento.domain.errors import InvalidArgument
 from pentimento.pictures.png_text import flat_png
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
+from services.discriminator.emulated_wiring import wire
 from services.discriminator.settings import EmulatedDiscriminatorSettings
-from services.discriminator.wiring import wire
 
 PLAIN = flat_png(8, 8, (1, 2, 3))
 

@@ -11,7 +11,7 @@ from pentimento.devices.emulation import read_fleet
 from pentimento.devices.profile import profile_from_json
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import StateDirectory
-from pentimento.supervisor.suite import Suite, SuiteSettings, plan_suite, profile_file, write_profiles
+from pentimento.supervisor.suite import ServedCascade, Suite, SuiteSettings, plan_suite, profile_file, write_profiles
 
 FLEET = """\
 cascade = ["light", "heavy"]
@@ -208,3 +208,15 @@ def test_the_number_of_embedders_controlnet_services_and_workers_may_change(tmp_
     assert {spec.name for group in suite.groups for spec in group.specs} == {
         *("embedder", "controlnet-0", "tiny-0", "tiny-1")
     }
+
+
+def test_a_served_cascade_has_a_discriminator_and_a_frontdoor_that_knows_it(tmp_path: Path) -> None:
+    models = (ModelDirectory("heavy", tmp_path / "h"), ModelDirectory("light", tmp_path / "l"))
+    cascade = ServedCascade(("light", "heavy"), tmp_path / "d", 0.25)
+
+    suite = plan_suite(SuiteSettings(models, tmp_path, cascade=cascade), StateDirectory(tmp_path / "state"))
+
+    assert flags_of(suite, "discriminator")["--cascades"] == f"light>heavy={tmp_path / 'd'}"
+    flags = flags_of(suite, "frontdoor")
+    assert (flags["--cascade"], flags["--confidence-threshold"]) == ("light,heavy", "0.25")
+    assert flags["--default-model"] == "heavy"

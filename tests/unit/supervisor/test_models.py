@@ -9,6 +9,7 @@ from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.supervisor.models import (
     PACKAGED_ENCODERS,
     ModelDirectory,
+    find_discriminator,
     find_encoder,
     find_loras,
     find_model,
@@ -112,3 +113,34 @@ def test_loras_are_those_of_the_tiny_models_or_of_a_directory(weights: Path, tmp
     assert find_loras(str(tmp_path), weights) == tmp_path
     with pytest.raises(NotFound, match="loras 'no-such' is neither a directory nor `tiny`"):
         find_loras("no-such", weights)
+
+
+@pytest.fixture
+def cascades(weights: Path) -> Path:
+    models = {role: {"name": f"tiny-{role}"} for role in ("light", "heavy")}
+    entries = [
+        {"name": "mine", "kind": "discriminator", "path": "mine", "cascade": models},
+        {"name": "tiny-heavy", "kind": "pipeline", "path": "tiny-heavy"},
+    ]
+    (weights / "registry.json").write_text(json.dumps({"models": entries}))
+    return weights
+
+
+def test_a_cascade_has_the_discriminator_that_is_registered_for_it(cascades: Path) -> None:
+    assert find_discriminator("", ("tiny-light", "tiny-heavy"), cascades) == cascades / "mine"
+
+
+def test_a_discriminator_may_be_a_directory(cascades: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+
+    assert find_discriminator(str(tmp_path / "other"), ("a", "b"), cascades) == tmp_path / "other"
+
+
+def test_a_cascade_without_a_discriminator_is_told_how_to_name_one(cascades: Path) -> None:
+    with pytest.raises(NotFound, match="no discriminator of tiny-heavy and tiny-light .* --discriminator names"):
+        find_discriminator("", ("tiny-heavy", "tiny-light"), cascades)
+
+
+def test_a_pipeline_is_no_discriminator(cascades: Path) -> None:
+    with pytest.raises(NotFound, match=r"is a pipeline, not a discriminator \(mine\)"):
+        find_discriminator("tiny-heavy", ("tiny-light", "tiny-heavy"), cascades)

@@ -1,0 +1,140 @@
+"""Real pictures scored by a real network over real sockets, bad calls beside good ones."""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from pentimento.clients.discriminator import DiscriminatorClient
+from pentimento.diffusion.discriminators import open_discriminator
+from pentimento.domain.errors import InvalidArgument, NotFound, ResourceExhausted
+from pentimento.pictures.decoding import decode
+from pentimento.pictures.png_text import flat_png
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
+from services.discriminator.settings import DiscriminatorSettings
+from services.discriminator.wiring import wire
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = ROOT / "zoo" / "weights" / "tiny-discriminator"
+CASCADE = "tiny-light>tiny-heavy"
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[DiscriminatorClient]:
+    address, channels = f"unix:{tmp_path / 'd'}", RpcChannelSettings()
+    process = wire(
+        DiscriminatorSettings(
+            RpcServerSettings(listen=(address,)),
+            channels,
+            cascades=(f"{CASCADE}={SHIPPED}", f"other>pair={SHIPPED}"),
+            max_batch_size=4,
+            queue_limit=40,
+            max_images=30,
+        )
+    )
+    await process.server.start()
+    try:
+        await process.warm()
+        async with open_channel(address, channels) as channel:
+            yield DiscriminatorClient(channel)
+    finally:
+        await process.drain()
+        await process.server.stop()
+
+
+def picture(number: int) -> bytes:
+    return flat_png(64, 64, (number * 9 % 256, 200 - number * 7 % 200, 90))
+
+
+def expected(number: int) -> float:
+    network = open_discriminator(SHIPPED)
+    return network.confidences([decode(picture(number), "image", network.pixels)])[0]
+
+
+async def test_each_picture_gets_its_own_confidence(client: DiscriminatorClient) -> None:
+    images = [((f"r{number}", number + 1), picture(number)) for number in range(6)]
+
+    found = await client.score(CASCADE, images)
+
+    assert found == {key: pytest.approx(expected(key[1] - 1), abs=1e-5) for key, _ in images}
+
+
+async def test_calls_of_two_cascades_at_the_same_time_are_all_answered(client: DiscriminatorClient) -> None:
+    calls = [
+        client.score(cascade, [((f"{cascade} {number}", 1), picture(number))])
+        for number in range(8)
+        for cascade in (CASCADE, "other>pair")
+    ]
+
+    answers = await asyncio.gather(*calls)
+
+    assert sum(map(len, answers)) == 16
+    assert (await client.status()).scored_count == 16
+
+
+async def test_the_status_names_the_cascades(client: DiscriminatorClient) -> None:
+    assert list((await client.status()).cascades) == [CASCADE, "other>pair"]
+
+
+async def test_an_unknown_cascade_is_named_with_those_there_are(client: DiscriminatorClient) -> None:
+    with pytest.raises(NotFound, match=r"'a>b'; there are tiny-light>tiny-heavy, other>pair"):
+        await client.score("a>b", [(("r", 1), picture(1))])
+
+
+async def test_a_picture_that_does_not_decode_is_named_and_hurts_no_other(client: DiscriminatorClient) -> None:
+    bad = client.score(CASCADE, [(("a", 1), picture(1)), (("b", 1), picture(2)[:60])])
+    good = client.score(CASCADE, [(("c", 1), picture(3))])
+
+    refused, answered = await asyncio.gather(bad, good, return_exceptions=True)
+
+    assert isinstance(refused, InvalidArgument) and "images[1].image" in str(refused)
+    assert answered == {("c", 1): pytest.approx(expected(3), abs=1e-5)}
+
+
+async def test_more_pictures_than_may_wait_are_refused(client: DiscriminatorClient) -> None:
+    images = [((f"r{number}", 1), picture(number)) for number in range(30)]
+
+    answers = await asyncio.gather(*(client.score(CASCADE, images) for _ in range(4)), return_exceptions=True)
+
+    assert any(isinstance(answer, ResourceExhausted) for answer in answers)
+    assert any(isinstance(answer, dict) and len(answer) == 30 for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("cascades", "message"),
+    [
+        ("light>heavy", "--cascades must be LIGHT>HEAVY=DIR, got 'light>heavy'"),
+        ("light=DIR", "--cascades must be LIGHT>HEAVY=DIR"),
+        ("a>b=x,a>b=y", "--cascades names a>b twice"),
+        ("a>b=/nowhere", "/nowhere"),
+    ],
+)
+def test_a_start_that_cannot_be_is_told_in_one_line(cascades: str, message: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "services.discriminator", "--listen", f"unix:{tmp_path / 'd'}"]
+
+    ended = subprocess.run([*command, "--cascades", cascades], cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+    assert ended.returncode != 0
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_weights_that_were_changed_are_refused(tmp_path: Path) -> None:
+    shutil.copytree(SHIPPED, tmp_path / "tiny-discriminator")
+    shutil.copy(SHIPPED.parent / "registry.json", tmp_path)
+    weights = tmp_path / "tiny-discriminator" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    command = [sys.executable, "-m", "services.discriminator", "--listen", f"unix:{tmp_path / 'd'}"]
+
+    ended = subprocess.run(
+        [*command, "--cascades", f"a>b={weights.parent}"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+
+    assert ended.returncode != 0
+    assert "its digest is sha256:" in ended.stderr
