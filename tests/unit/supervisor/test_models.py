@@ -137,7 +137,7 @@ def test_a_discriminator_may_be_a_directory(cascades: Path, tmp_path: Path) -> N
 
 
 def test_a_cascade_without_a_discriminator_is_told_how_to_name_one(cascades: Path) -> None:
-    with pytest.raises(NotFound, match="no discriminator of tiny-heavy and tiny-light .* --discriminator names"):
+    with pytest.raises(NotFound, match=r"no discriminator of tiny-heavy and tiny-light .* --discriminator names"):
         find_discriminator("", ("tiny-heavy", "tiny-light"), cascades)
 
 
