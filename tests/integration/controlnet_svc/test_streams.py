@@ -275,3 +275,20 @@ async def test_the_status_says_what_is_there(service: Service) -> None:
     assert (after.load_count, after.credit_count, after.draining) == (1, 32, False)
     with pytest.raises(NotFound):
         await service.client.prefetch(["none"])
+
+
+async def test_residuals_that_are_kept_stay_as_they_came_while_later_ones_come(service: Service) -> None:
+    stream = await service.client.open_stream(request_for(), 1, OPEN_S)
+    sent = [outgoing_tensor(latents(seed=step), UNBOUND) for step in range(3)]
+
+    await stream.ask(0, 900.0, sent[0], keeps_from=0)
+    await stream.ask(1, 500.0, sent[1], keeps_from=0)
+    first, second = await stream.take(0), await stream.take(1)
+    await stream.ask(2, 100.0, sent[2], keeps_from=0)
+    third = await stream.take(2)
+
+    # Both slots are kept: what comes meanwhile goes in chunks.
+    assert [received.ack is not None for received in (first, second, third)] == [True, True, False]
+    for step, (received, timestep) in enumerate(zip((first, second, third), (900.0, 500.0, 100.0), strict=True)):
+        assert_equal(tensors_of(received), of_diffusers(EDGES, timestep, 1.0, seed=step))
+    stream.close()
