@@ -49,6 +49,7 @@ async def test_the_first_credits_come_at_once_and_tell_what_is_held(worker: Serv
         Capability.PREVIEW,
         Capability.STEP_BATCHING,
         Capability.CONTROLNET,
+        Capability.LATENT_PARALLEL,
     }
 
 
@@ -208,14 +209,14 @@ async def test_final_latents_come_back_where_they_are_asked_for(worker: Served) 
     assert result.final_latents.binding.request_id == "request"
 
 
-async def test_what_is_not_built_is_unimplemented(worker: Served) -> None:
+async def test_a_half_without_an_opening_is_refused(worker: Served) -> None:
     async def nothing() -> AsyncIterator[pb.PredictHalfRequest]:
         yield pb.PredictHalfRequest()
 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         async for _ in UnetWorkerServiceStub(worker.channel).PredictHalf(nothing()):
             pass
-    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_prefetch_answers_with_what_is_resident(worker: Served) -> None:
