@@ -19,4 +19,4 @@ def unpin(picture: Path, **options: Any) -> None:
     address = frontdoor_address(options["address"], options["state_dir"])
     with Client(address, token=read_token(options["token"]), tls_ca_file=options["tls_ca_file"]) as client:
         client.unpin(request_id)
-    click.echo(f"{picture} is not pinned")
+    click.echo(f"{picture} is not pinned any more")
