@@ -73,10 +73,10 @@ class Composition:
         """What a piece of Python prints in a service's container."""
         return self.run("exec", "-T", service, "python", "-c", code).strip()
 
-    def generate(self, picture: Path, *options: str) -> None:
-        """`pentimento generate` on the host, through the published port."""
+    def generate(self, picture: Path, *options: str) -> str:
+        """What `pentimento generate` on the host prints, through the published port."""
         command = [sys.executable, "-m", "pentimento.cli", "generate", "a red circle on a white background", *options]
-        succeed([*command, "--address", self.address, "--output", str(picture)], self._environment, 120)
+        return succeed([*command, "--address", self.address, "--output", str(picture)], self._environment, 120)
 
     def _wait_until_healthy(self, service: str) -> None:
         """Follows the engine's events since the container's last start."""

@@ -1,5 +1,6 @@
 """docker-compose.embedded.yml, for real: images built, containers up, pictures through the published port."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,13 +12,22 @@ from tests.tiny_models import size_px
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
-SERVICES = ("controller", "embedder", "vectordb-gateway", "unet-worker-heavy", "unet-worker-light", "frontdoor")
+SERVICES = (
+    "controller",
+    "embedder",
+    "vectordb-gateway",
+    "unet-worker-heavy",
+    "unet-worker-light",
+    "frontdoor",
+    "discriminator",
+)
 WORKERS = ("unet-worker-heavy", "unet-worker-light")
 
 
 @pytest.fixture(scope="module")
 def suite() -> Iterator[Composition]:
-    with running("docker-compose.embedded.yml") as composition:
+    cascade = {"COMPOSE_PROFILES": "cascade", "PENTIMENTO_CASCADE": "tiny-light,tiny-heavy"}
+    with running("docker-compose.embedded.yml", **cascade) as composition:
         yield composition
 
 
@@ -28,6 +38,14 @@ def test_generate_paints_a_picture_through_the_published_port(suite: Composition
     with Image.open(tmp_path / "picture.png") as picture:
         assert picture.format == "PNG"
         assert picture.size == size_px(model)
+
+
+def test_a_request_that_names_no_model_goes_through_the_cascade(suite: Composition, tmp_path: Path) -> None:
+    answer = json.loads(suite.generate(tmp_path / "picture.png", "--json", "--seed", "3"))
+
+    assert [stage["model"] for stage in answer["route"]["stages"]] == ["tiny-light", "tiny-heavy"]
+    assert not any("unscored" in note.lower() for note in answer["notes"])
+    assert (answer["discriminator_confidence"] is not None) == (answer["spec"]["model"] == "tiny-light")
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -22,6 +22,7 @@ SETTINGS = {
     "unet-worker-heavy": ("unet_worker", "UnetWorkerSettings"),
     "unet-worker-light": ("unet_worker", "UnetWorkerSettings"),
     "controlnet-svc": ("controlnet_svc", "ControlNetSettings"),
+    "discriminator": ("discriminator", "DiscriminatorSettings"),
     "frontdoor": ("frontdoor", "FrontdoorSettings"),
 }
 EVERY_SERVICE = [(file, name) for file in (EMBEDDED, REAL) for name in services(file)]
