@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pentimento.devices.emulation import EmulatedFleet, served_profile
 from pentimento.devices.profile import profile_to_json
-from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import StateDirectory
 
@@ -29,8 +28,8 @@ class SuiteSettings:
     SLO that it plans for; `profiles` are what models were measured to cost, `selector_profiles` from which similarity
     on they may reuse. `unprofiled_reuse`: the others may reuse too, by thresholds that nobody measured. `controlnets`:
     the registry whose ControlNets `controlnet_copies` processes serve; None for none. `loras`: the directory of the
-    LoRAs that workers paint with, and of their bounds where it has such a file; None for none. `cascade`: through which
-    models requests go that name none; None for the default model alone."""
+    LoRAs that workers paint with; None for none. `cascade`: through which models requests go that name none; None for
+    the default model alone."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path
@@ -264,8 +263,6 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
     arguments += profile_arguments(settings.profiles)
     if settings.loras is not None:
         arguments += ("--adapters-dir", str(settings.loras))
-        bounds = settings.loras / LORA_BOUNDS_FILE
-        arguments += ("--lora-bounds", str(bounds)) if bounds.is_file() else ()
     arguments += grant_arguments(settings) + shared_arguments(settings, name) + caller_arguments(settings, state)
     return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE)
 

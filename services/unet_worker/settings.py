@@ -73,7 +73,8 @@ class UnetWorkerSettings:
     )
     lora_bounds: Path | None = setting(
         None,
-        help="JSON file of the share of the schedule that may run without a LoRA, by LoRA and model",
+        help="file of `pentimento bench lora-bound`: how many steps may run without each LoRA; empty for the"
+        " lora-bounds.json beside them, if any",
         must_exist=True,
     )
     lora_memory_mib: int = setting(1024, help="host memory for LoRAs that were used lately", minimum=0)

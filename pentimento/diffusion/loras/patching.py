@@ -1,7 +1,8 @@
 """LoRAs in the weights themselves: W += scale * up @ down in place, and back to the very same bits (Katz, section 6).
 
-A layer's weight before the patch is kept in host memory for as long as it is patched. What is put back are these bits,
-not a difference: in floating point W + change - change is not W.
+A layer's weight before its first patch is kept in host memory from then on: the next patch of the layer needs no copy,
+which takes longer than the product. What is put back are these bits, not a difference: in floating point
+W + change - change is not W.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pentimento.diffusion.loras.lora import AdapterSet, LowRankFactors, set_key
 
 class WeightPatch:
     """The weights of one network with one set of LoRAs in them, or none. One thread only; nobody else may change the
-    weights meanwhile."""
+    weights as long as it lives."""
 
     def __init__(self, network: nn.Module, component: str, changed: Callable[[], None] = lambda: None) -> None:
         """`changed` is called after each change of a weight."""
@@ -23,6 +24,7 @@ class WeightPatch:
         self._changed = changed
         self._held: AdapterSet = ()
         self._originals: dict[str, Tensor] = {}
+        self._patched: set[str] = set()
 
     @property
     def held(self) -> AdapterSet:
@@ -31,7 +33,7 @@ class WeightPatch:
 
     @property
     def saved_bytes(self) -> int:
-        """Host memory that the kept weights take: those of the patched layers."""
+        """Host memory that the kept weights take: those of all layers that were ever patched."""
         return sum(original.nbytes for original in self._originals.values())
 
     def holds(self, adapters: AdapterSet) -> bool:
@@ -54,14 +56,14 @@ class WeightPatch:
 
     @torch.no_grad()
     def _replace(self, parts: dict[str, list[tuple[LowRankFactors, float]]]) -> None:
-        for name in list(self._originals):
+        for name in sorted(self._patched):
             self._weight(name).copy_(self._originals[name])
-            if name not in parts:
-                del self._originals[name]
+            self._patched.remove(name)
         for name, changes in parts.items():
             weight = self._weight(name)
             if name not in self._originals:
                 self._originals[name] = weight.to("cpu", copy=True)
+            self._patched.add(name)
             for factors, strength in changes:
                 _add(weight, factors, strength)
         self._changed()

@@ -20,6 +20,7 @@ from pentimento.diffusion.loras import (
 )
 from pentimento.domain.adapters import Adapter, AdapterKind, is_adapter_name, is_digest
 from pentimento.domain.errors import PentimentoError
+from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.policies.lora_bounds import read_lora_bounds
 
 logger = logging.getLogger(__name__)
@@ -92,10 +93,13 @@ def open_lora_directory(
     return LoraDirectory(known, base, dtype)
 
 
-def read_bounds(path: Path | None, model_digest: str) -> dict[str, float]:
-    """Return the shares of the schedule that may run without a LoRA, by the LoRA's digest: of the file's bounds those
-    of this model. Raises InvalidArgument for a file that is none."""
-    bounds = read_lora_bounds(path) if path is not None else ()
+def read_bounds(path: Path | None, directory: Path, model_digest: str) -> dict[str, float]:
+    """Return the shares of the schedule that may run without a LoRA, by the LoRA's digest: of the bounds in the file,
+    or where None is given in the one beside the LoRAs, those of this model. Raises InvalidArgument for a file that is
+    none."""
+    beside = directory / LORA_BOUNDS_FILE
+    chosen = path or (beside if beside.is_file() else None)
+    bounds = read_lora_bounds(chosen) if chosen is not None else ()
     return {one.lora_digest: one.latest_start_fraction for one in bounds if one.model_digest == model_digest}
 
 

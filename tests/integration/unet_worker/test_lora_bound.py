@@ -51,9 +51,9 @@ def test_bounds_are_measured_written_beside_the_loras_and_read_by_workers(tmp_pa
     assert [(row.steps, row.allowed) for row in weak.measured] == [(1, ()), (3, ())]
     assert {row.picture_count for row in (*strong.measured, *weak.measured)} == {2}
     assert min(row.lowest_cosine for row in weak.measured) > 0.9999
-    read = read_bounds(loras / "lora-bounds.json", weak.model_digest)
+    read = read_bounds(None, loras, weak.model_digest)
     assert read == {one.lora_digest: one.latest_start_fraction for one in (strong, weak)}
-    assert read_bounds(loras / "lora-bounds.json", "sha256:another") == {}
+    assert read_bounds(None, loras, "sha256:another") == read_bounds(None, tmp_path, weak.model_digest) == {}
 
     again = run(str(model), *flags, "--only", "strong", "--first", "1")
 

@@ -181,6 +181,8 @@ async def test_a_registry_says_which_they_are_and_measured_bounds_how_late(
         {"kind": "pipeline", "name": "tiny", "path": "tiny"},
     ]
     (adapters_dir / "registry.json").write_text(json.dumps({"models": entries}))
+    # The one that is given goes before the one beside the LoRAs.
+    (adapters_dir / "lora-bounds.json").write_text("no bounds")
     bound = {"lora_digest": neon.digest, "model_digest": worker.held.model_digest, "latest_start_fraction": 0.25}
     bounds = tmp_path / "bounds.json"
     bounds.write_text(json.dumps({"format": 1, "bounds": [bound]}))

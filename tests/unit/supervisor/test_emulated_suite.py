@@ -134,19 +134,6 @@ def test_under_a_policy_every_worker_may_hold_every_model(tmp_path: Path) -> Non
     assert flags_of(planned, "a-0")["--other-models"] == f"{tmp_path}/b"
 
 
-def test_bounds_that_lie_beside_the_loras_reach_the_workers(tmp_path: Path) -> None:
-    loras = tmp_path / "loras"
-    loras.mkdir()
-    settings = SuiteSettings((ModelDirectory("heavy", tmp_path),), tmp_path, loras=loras)
-    without = plan_suite(settings, StateDirectory(tmp_path / "state"))
-    (loras / "lora-bounds.json").touch()
-
-    suite = plan_suite(settings, StateDirectory(tmp_path / "state"))
-
-    assert "--lora-bounds" not in flags_of(without, "heavy-0")
-    assert flags_of(suite, "heavy-0")["--lora-bounds"] == str(loras / "lora-bounds.json")
-
-
 def test_profiles_are_those_of_the_devices_that_hold_the_model(settings: SuiteSettings, tmp_path: Path) -> None:
     assert settings.fleet is not None
     write_profiles(settings.fleet, tmp_path)
