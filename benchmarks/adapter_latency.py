@@ -74,8 +74,8 @@ async def ours(path: Path, rounds: int) -> list[TimedRequest]:
             flags = ("--controlnets", str(path), "--prefetch", controlnet.name)
             address = stack.enter_context(replica_process(folder, f"c{number}", PACED, *flags))
             served.append(ServedControlNet(ControlNetSelection(controlnet.name, b""), address))
-        flags = ("--shared-memory-dir", str(folder / "shared"), "--max-batch", "1", "--warm-up-s", "0")
-        worker = worker_process(path, *flags, "--lora-memory-mib", "0", module="services.unet_worker.pacing")
+        shared = ("--shared-memory-dir", str(folder / "shared"), "--max-batch", "1", "--warm-up-s", "0")
+        worker = worker_process(path, *shared, "--lora-memory-mib", "0", module="services.unet_worker.pacing")
         async with serving_together(stack.enter_context(worker), served) as together:
             turns = itertools.cycle(pace.loras)
             for asked in ASKED:  # opens channels, and loads what is not there
@@ -149,7 +149,7 @@ def _pipeline(controlnets: int) -> Any:
         StableDiffusionPipeline,
     )
 
-    parts = {"safety_checker": None, "feature_extractor": None}
+    parts: dict[str, Any] = {"safety_checker": None, "feature_extractor": None}
     if controlnets:
         networks = [ControlNetModel.from_pretrained(WEIGHTS / name) for name in ZOO_CONTROLNETS[:controlnets]]
         kind, parts["controlnet"] = StableDiffusionControlNetPipeline, networks

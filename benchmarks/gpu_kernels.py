@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -85,10 +86,10 @@ def speed_row(setup: GpuSetup) -> RowResult:
     for dtype in setup.dtypes():
         for case in cases(setup, dtype):
             name = f"{case.name}, {name_of(dtype)}"
-            ways: dict[str, Callable[[], object]] = {"eager": lambda case=case: case.run(reference)}
+            ways: dict[str, Callable[[], object]] = {"eager": partial(case.run, reference)}
             try:
                 kernels = kernels_for(KernelMode.FUSED_PRODUCT, setup.device)
-                ways["fused"] = lambda case=case, kernels=kernels: case.run(kernels)
+                ways["fused"] = partial(case.run, kernels)
             except PentimentoError as error:
                 result.not_run[f"{name}: fused"] = f"{error.reason}: {error.message}"
             moving_s = case.moved_bytes / setup.bytes_a_second

@@ -4,6 +4,7 @@ beside a ControlNet, and on two devices."""
 import gc
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -96,7 +97,7 @@ def compile_row(setup: GpuSetup, network: str) -> RowResult:
         unserved: Any = model
         denoiser = CompiledDenoiser(unserved, mode)
         denoiser.warm(key, (1,))
-        steps[way] = lambda denoiser=denoiser: denoiser.predict(inputs)
+        steps[way] = partial(denoiser.predict, inputs)
     times = setup.interleaved(steps)
     result.figures += compared(f"{name}, again", times, _floor_ms(setup, model, inputs))
     return result

@@ -57,6 +57,8 @@ class FusedGeglu(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return GEGLU (..., width) of the projected inputs."""
         projection, whole = self.proj, self._kernels.projected_geglu
-        if whole is None or projection.bias is None or projection._forward_hooks:
+        # `replaced` puts what a LoRA adds into the layer's own dictionary.
+        is_replaced = "forward" in projection.__dict__ or bool(projection._forward_hooks)
+        if whole is None or projection.bias is None or is_replaced:
             return self._kernels.geglu(projection(inputs))
         return whole(inputs, projection.weight, projection.bias)
