@@ -53,6 +53,7 @@ async def test_a_guided_picture_is_painted_by_both_workers_and_is_the_picture_of
     assert np.abs(pixels(by_two) - pixels(by_one)).max() <= TOLERANCE
 
 
+@pytest.mark.faults
 async def test_a_worker_that_dies_while_both_paint_costs_no_picture(client: AsyncClient, pairing: LocalSuite) -> None:
     wanted = await client.generate(request(num_inference_steps=200))
     workers = [one for one in marked_processes(pairing.state.path) if "services.unet_worker" in one.cmdline()]

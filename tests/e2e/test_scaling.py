@@ -19,6 +19,8 @@ from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite
 from pentimento.supervisor.replicas import ReplicaFiles
 
+pytestmark = pytest.mark.faults
+
 # One at a time: pictures are to be the same to the bit, whoever else is painted.
 ALONE = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1", "PENTIMENTO_CONTROLNET_SVC_MAX_BATCH": "1"}
 ADDED = {"unet_worker": "tiny-heavy-1", "controlnet_svc": "controlnet-1", "embedder": "embedder-1"}
