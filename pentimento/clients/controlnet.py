@@ -9,6 +9,7 @@ import grpc.aio
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as pb
 from pentimento.api.controlnet.v1.controlnet_service_pb2_grpc import ControlNetServiceStub
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
+from pentimento.clients.answered_stream import AnsweredStream
 from pentimento.clients.errors import domain_errors
 from pentimento.domain.errors import Aborted, InvalidArgument, Unavailable
 from pentimento.domain.generation import Attempt, ControlNetSelection
@@ -114,7 +115,7 @@ class ResidualStream:
         stream_epoch: int,
         directory: RegionDirectory | None,
     ) -> None:
-        self._call = call
+        self._stream = AnsweredStream(call, "CONTROLNET_GONE", "the ControlNet replica")
         self._request = request
         self._epoch = stream_epoch
         self._directory = directory
@@ -148,10 +149,10 @@ class ResidualStream:
         packed = self._sender.pack([replace(tensor, binding=self._binding(0, name, digest)) for name, tensor in named])
         for (name, _), tensor in zip(named, packed.tensors, strict=True):
             getattr(message, name).CopyFrom(tensor)
-        await self._send(pb.StreamResidualsRequest(open=message))
+        await self._stream.send(pb.StreamResidualsRequest(open=message))
         for chunk in packed.chunks:
-            await self._send(pb.StreamResidualsRequest(chunk=chunk))
-        await self._opened(await self._read("opened"))
+            await self._stream.send(pb.StreamResidualsRequest(chunk=chunk))
+        await self._opened(await self._stream.read("opened"))
 
     async def residuals(self, step_index: int, timestep: float, latents: OutgoingTensor) -> ReceivedTensors:
         """Return a step's residuals by layer, as bound. Those in shared memory are valid until the next step
@@ -168,20 +169,20 @@ class ResidualStream:
         binding = self._binding(step_index, "latent", self._request.base_model_digest)
         packed = self._sender.pack([replace(latents, binding=binding)])
         for step in [held for held in self._held if held < keeps_from]:
-            await self._send(pb.StreamResidualsRequest(ack=self._held.pop(step)))
+            await self._stream.send(pb.StreamResidualsRequest(ack=self._held.pop(step)))
         message = pb.ResidualStep(step_index=step_index, timestep=timestep, latent=packed.tensors[0])
-        await self._send(pb.StreamResidualsRequest(step=message))
+        await self._stream.send(pb.StreamResidualsRequest(step=message))
         for chunk in packed.chunks:
-            await self._send(pb.StreamResidualsRequest(chunk=chunk))
+            await self._stream.send(pb.StreamResidualsRequest(chunk=chunk))
 
     async def take(self, step_index: int) -> ReceivedTensors:
         """Return the residuals of the first step that was asked for and not taken yet, as `residuals` does. One call at
         a time."""
-        return await self._take(step_index, (await self._read("residuals")).residuals)
+        return await self._take(step_index, (await self._stream.read("residuals")).residuals)
 
     def close(self) -> None:
         """End the stream at once."""
-        self._call.cancel()
+        self._stream.cancel()
         self._receiver.close()
 
     def _binding(self, step_index: int, layer: str, digest: str) -> Binding:
@@ -200,7 +201,7 @@ class ResidualStream:
         # Its pages are made present, which takes some milliseconds for a large one: no time of the event loop's.
         self._receiver, told = await asyncio.to_thread(open_receiver, region, self._directory)
         if told is not None:
-            await self._send(pb.StreamResidualsRequest(region_opened=told))
+            await self._stream.send(pb.StreamResidualsRequest(region_opened=told))
 
     async def _take(self, step_index: int, message: pb.Residuals) -> ReceivedTensors:
         if (message.step_index, message.stream_epoch, message.last_part) != (step_index, self._epoch, True):
@@ -215,29 +216,10 @@ class ResidualStream:
         ]
         found = self._receiver.begin(tensors, expected)
         while found is None:
-            found = self._receiver.add((await self._read("chunk")).chunk)
+            found = self._receiver.add((await self._stream.read("chunk")).chunk)
         if found.ack is not None:
             self._held[step_index] = found.ack
         return found
-
-    async def _send(self, message: pb.StreamResidualsRequest) -> None:
-        with domain_errors():
-            try:
-                await self._call.write(message)
-            except asyncio.InvalidStateError:
-                # The call has ended; its status says why.
-                await self._call.read()
-                raise Unavailable("CONTROLNET_GONE", "the ControlNet replica ended the stream") from None
-
-    async def _read(self, wanted: str) -> pb.StreamResidualsResponse:
-        with domain_errors():
-            message = await self._call.read()
-        if message is grpc.aio.EOF:
-            raise Unavailable("CONTROLNET_GONE", "the ControlNet replica ended the stream")
-        assert isinstance(message, pb.StreamResidualsResponse)
-        if message.WhichOneof("message") != wanted:
-            raise Aborted("STALE_FRAME", f"{message.WhichOneof('message')} came where {wanted} is due")
-        return message
 
 
 def _shapes(opened: pb.StreamOpened) -> tuple[tuple[str, Dtype, tuple[int, ...]], ...]:

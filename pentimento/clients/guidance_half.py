@@ -9,7 +9,7 @@ import grpc.aio
 from pentimento.api.tensor.v1 import tensor_pb2 as tensor_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import UnetWorkerServiceStub
-from pentimento.clients.errors import domain_errors
+from pentimento.clients.answered_stream import AnsweredStream
 from pentimento.domain.errors import Aborted, Unavailable
 from pentimento.domain.generation import Attempt, LoraSelection
 from pentimento.tensors.negotiation import transport_offer
@@ -75,7 +75,7 @@ class HalfStream:
         stream_epoch: int,
         directory: RegionDirectory | None,
     ) -> None:
-        self._call = call
+        self._stream = AnsweredStream(call, "PEER_GONE", "the peer")
         self._request = request
         self._epoch = stream_epoch
         self._directory = directory
@@ -101,16 +101,16 @@ class HalfStream:
         packed = self._sender.pack([replace(tensor, binding=self._binding(0, name)) for name, tensor in named])
         for (name, _), tensor in zip(named, packed.tensors, strict=True):
             getattr(message, name).CopyFrom(tensor)
-        await self._send(pb.PredictHalfRequest(open=message))
+        await self._stream.send(pb.PredictHalfRequest(open=message))
         for chunk in packed.chunks:
-            await self._send(pb.PredictHalfRequest(chunk=chunk))
-        opened = (await self._read("opened")).opened
+            await self._stream.send(pb.PredictHalfRequest(chunk=chunk))
+        opened = (await self._stream.read("opened")).opened
         if opened.stream_epoch != self._epoch:
             raise Aborted("STALE_FRAME", f"the stream was opened for epoch {opened.stream_epoch}, not {self._epoch}")
         region = opened.region if opened.HasField("region") else None
         self._receiver, told = open_receiver(region, self._directory)
         if told is not None:
-            await self._send(pb.PredictHalfRequest(region_opened=told))
+            await self._stream.send(pb.PredictHalfRequest(region_opened=told))
 
     async def predict(self, step_index: int, timestep: float, latent: OutgoingTensor) -> ReceivedTensors:
         """Return a step's prediction, shaped and typed as `latent`: `send`, then `receive`."""
@@ -122,11 +122,11 @@ class HalfStream:
         packed = self._sender.pack([replace(latent, binding=self._binding(step_index, "latent"))])
         if self._unread is not None:
             ack, self._unread = self._unread, None
-            await self._send(pb.PredictHalfRequest(ack=ack))
+            await self._stream.send(pb.PredictHalfRequest(ack=ack))
         step = pb.HalfStep(step_index=step_index, timestep=timestep, latent=packed.tensors[0])
-        await self._send(pb.PredictHalfRequest(step=step))
+        await self._stream.send(pb.PredictHalfRequest(step=step))
         for chunk in packed.chunks:
-            await self._send(pb.PredictHalfRequest(chunk=chunk))
+            await self._stream.send(pb.PredictHalfRequest(chunk=chunk))
 
     async def receive(self, step_index: int, latent: OutgoingTensor) -> ReceivedTensors:
         """Return the prediction that was asked for, shaped and typed as `latent`. One in shared memory is valid until
@@ -134,41 +134,22 @@ class HalfStream:
 
         Raises what the peer ends the stream with; Aborted (STALE_FRAME) for an answer to anything else.
         """
-        message = (await self._read("prediction")).prediction
+        message = (await self._stream.read("prediction")).prediction
         if (message.step_index, message.stream_epoch) != (step_index, self._epoch):
             raise Aborted("STALE_FRAME", f"a prediction came that is not of step {step_index} of this stream")
         expected = ExpectedTensor(latent.dtype, latent.dims, self._binding(step_index, "prediction"))
         found = self._receiver.begin([message.prediction], [expected])
         while found is None:
-            found = self._receiver.add((await self._read("chunk")).chunk)
+            found = self._receiver.add((await self._stream.read("chunk")).chunk)
         self._unread = found.ack
         return found
 
     def close(self) -> None:
         """End the stream at once."""
-        self._call.cancel()
+        self._stream.cancel()
         self._receiver.close()
 
     def _binding(self, step_index: int, layer: str) -> Binding:
         request = self._request
         attempt = request.attempt
         return Binding(attempt.request_id, attempt.fencing_token, step_index, layer, request.model_digest, self._epoch)
-
-    async def _send(self, message: pb.PredictHalfRequest) -> None:
-        with domain_errors():
-            try:
-                await self._call.write(message)
-            except asyncio.InvalidStateError:
-                # The call has ended; its status says why.
-                await self._call.read()
-                raise Unavailable("PEER_GONE", "the peer ended the stream") from None
-
-    async def _read(self, wanted: str) -> pb.PredictHalfResponse:
-        with domain_errors():
-            message = await self._call.read()
-        if message is grpc.aio.EOF:
-            raise Unavailable("PEER_GONE", "the peer ended the stream")
-        assert isinstance(message, pb.PredictHalfResponse)
-        if message.WhichOneof("message") != wanted:
-            raise Aborted("STALE_FRAME", f"{message.WhichOneof('message')} came where {wanted} is due")
-        return message

@@ -1,7 +1,8 @@
 """The receiving end of a stream's tensors. Nothing is believed of them that was not asked for."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
@@ -179,3 +180,27 @@ def _cut(memory: memoryview | DeviceBytes, expected: Sequence[ExpectedTensor]) -
 
 def _ack(region_id: str, use: SlotUse) -> pb.SharedMemoryAck:
     return pb.SharedMemoryAck(region_id=region_id, slot=use.slot, generation=use.generation)
+
+
+class _ChunkedMessage(Protocol):
+    @property
+    def chunk(self) -> pb.TensorChunk: ...
+
+    def WhichOneof(self, oneof_group: Literal["message"], /) -> str | None: ...
+
+
+async def receive_all(
+    receiver: TensorReceiver,
+    parts: Sequence[pb.Tensor],
+    expected: Sequence[ExpectedTensor],
+    messages: AsyncIterator[_ChunkedMessage],
+) -> ReceivedTensors:
+    """Return a message's tensors, with the chunks that follow it where they came in such. Raises InvalidArgument where
+    anything else follows."""
+    found = receiver.begin(parts, expected)
+    while found is None:
+        message = await anext(aiter(messages), None)
+        if message is None or message.WhichOneof("message") != "chunk":
+            raise InvalidArgument.of("message", "must be a chunk of the tensors before it")
+        found = receiver.add(message.chunk)
+    return found

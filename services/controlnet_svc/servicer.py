@@ -16,7 +16,7 @@ from pentimento.diffusion.families.model import Conditioning, ControlResiduals
 from pentimento.domain.errors import InvalidArgument
 from pentimento.tensors.device import outgoing_tensor, tensor_over
 from pentimento.tensors.outgoing import OutgoingTensor
-from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver
+from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender
 from pentimento.wire.generation import attempt_from_proto, controlnet_from_proto
@@ -165,23 +165,8 @@ async def _receive_opening(message: pb.OpenStream, messages: Requests) -> dict[s
         expected.append(ExpectedTensor(dtype, tuple(part.dims), binding))
     if sum(size_of(wanted.dtype, wanted.dims) for wanted in expected) > MAX_OPENING_BYTES:
         raise InvalidArgument.of("open", f"must bring at most {MAX_OPENING_BYTES} bytes of tensors")
-    found = await _receive(TensorReceiver(), parts, expected, messages)
+    found = await receive_all(TensorReceiver(), parts, expected, messages)
     return {name: tensor_over(wire) for name, wire in zip(names, found.tensors, strict=True)}
-
-
-async def _receive(
-    receiver: TensorReceiver,
-    parts: Sequence[tensor_pb.Tensor],
-    expected: Sequence[ExpectedTensor],
-    messages: Requests,
-) -> ReceivedTensors:
-    found = receiver.begin(parts, expected)
-    while found is None:
-        message = await anext(aiter(messages), None)
-        if message is None or message.WhichOneof("message") != "chunk":
-            raise InvalidArgument.of("message", "must be a chunk of the tensors before it")
-        found = receiver.add(message.chunk)
-    return found
 
 
 def _order(message: pb.OpenStream, rows: int, tensors: dict[str, Tensor]) -> StreamOrder:
@@ -262,7 +247,7 @@ class _Conversation:
         order = self._stream.order
         binding = self._opening.binding(step.step_index, "latent", order.base_model_digest)
         wanted = ExpectedTensor(self._latent_dtype, (order.row_count, *order.latent_dims), binding)
-        found = await _receive(self._receiver, [step.latent], [wanted], messages)
+        found = await receive_all(self._receiver, [step.latent], [wanted], messages)
         latents = tensor_over(found.tensors[0])
 
         def pack(residuals: ControlResiduals) -> PackedTensors:

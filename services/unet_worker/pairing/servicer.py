@@ -2,7 +2,7 @@
 for."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from pentimento.api.worker.v1 import unet_worker_service_pb2 as pb
 from pentimento.diffusion.families import Conditioning
 from pentimento.domain.errors import InvalidArgument
 from pentimento.tensors.device import outgoing_tensor, tensor_over
-from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver
+from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
 from pentimento.tensors.sending import PackedTensors, TensorSender, open_sender
 from pentimento.wire.generation import attempt_from_proto, lora_from_proto
 from pentimento.wire.tensors import Binding, size_of
@@ -71,7 +71,7 @@ async def _order(message: pb.OpenHalf, shapes: OpeningShapes, messages: Requests
             raise InvalidArgument.of(f"open.{name}", f"must {'' if name in shapes else 'not '}be there for this model")
     parts = [getattr(message, name) for name in shapes]
     expected = [ExpectedTensor(*shape, _binding(message, 0, name)) for name, shape in shapes.items()]
-    found = await _receive(TensorReceiver(), parts, expected, messages)
+    found = await receive_all(TensorReceiver(), parts, expected, messages)
     tensors = {name: tensor_over(wire) for name, wire in zip(shapes, found.tensors, strict=True)}
     return HalfOrder(
         attempt=attempt_from_proto(message.attempt),
@@ -88,21 +88,6 @@ def _binding(message: pb.OpenHalf, step_index: int, layer: str) -> Binding:
     attempt = message.attempt
     ours = (attempt.request_id, attempt.fencing_token)
     return Binding(*ours, step_index, layer, message.model_digest, message.stream_epoch)
-
-
-async def _receive(
-    receiver: TensorReceiver,
-    parts: Sequence[tensor_pb.Tensor],
-    expected: Sequence[ExpectedTensor],
-    messages: Requests,
-) -> ReceivedTensors:
-    found = receiver.begin(parts, expected)
-    while found is None:
-        message = await anext(aiter(messages), None)
-        if message is None or message.WhichOneof("message") != "chunk":
-            raise InvalidArgument.of("message", "must be a chunk of the tensors before it")
-        found = receiver.add(message.chunk)
-    return found
 
 
 class _HalfConversation:
@@ -152,7 +137,7 @@ class _HalfConversation:
         wanted = ExpectedTensor(
             self._latent.dtype, self._latent.dims, _binding(self._opening, step.step_index, "latent")
         )
-        found = await _receive(self._receiver, [step.latent], [wanted], messages)
+        found = await receive_all(self._receiver, [step.latent], [wanted], messages)
         prediction: Tensor = await self._half.predict(step.timestep, tensor_over(found.tensors[0]))
         binding = _binding(self._opening, step.step_index, "prediction")
         return self._sender.pack([outgoing_tensor(prediction, binding)])
