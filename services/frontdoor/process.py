@@ -129,8 +129,8 @@ class Frontdoor:
     def _on_superseded(self) -> None:
         """Another frontdoor is active: whatever this one still does is fenced off. Its clients find theirs there."""
         self._superseded = True
-        self.stop_listening_to_clients()
         self.interpreter.close()
+        self.api.hand_over()
         signal.raise_signal(signal.SIGTERM)
 
     def _follow_workers(self) -> None:

@@ -59,6 +59,13 @@ _requests = tables.requests
 _epoch = tables.epoch
 # By then its clients have been told where to go, or it is gone.
 SUPERSEDED_RETRY_MS = 1000
+
+
+def superseded() -> Unavailable:
+    """Return what a client hears of a frontdoor that is no longer the active one."""
+    return Unavailable("SUPERSEDED", "another frontdoor has taken over", retry_after_ms=SUPERSEDED_RETRY_MS)
+
+
 _IS_OPEN = _requests.c.finished_at.is_(None)
 _IS_IT = _requests.c.request_id == bindparam("id")
 # What every request does is built once: to build a statement takes longer than to run it. Columns to set come with the
@@ -240,7 +247,7 @@ def _new_journal_id() -> str:
 def _accept(connection: Connection, record: AcceptedRequest) -> AcceptOutcome:
     # Shared lock: no epoch is claimed between this look and the commit.
     if record.frontdoor_epoch and connection.execute(_NEWEST_EPOCH).scalar_one() > record.frontdoor_epoch:
-        raise Unavailable("SUPERSEDED", "another frontdoor has taken over", retry_after_ms=SUPERSEDED_RETRY_MS)
+        raise superseded()
     if insert_unless_present(connection, _requests, row_of_request(record)):
         return AcceptOutcome(AcceptKind.NEW, record.request_id)
     held = _outcome(connection.execute(_holder_of_key(record)).one(), record.tenant, record.body_hash)

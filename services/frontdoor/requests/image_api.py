@@ -29,6 +29,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.domain.spec_inputs import take_inputs
 from pentimento.policies.adapter_needs import needs_of
 from pentimento.policies.serving.entry import Stage, request_stages
+from pentimento.stores.ledger.journal import superseded
 from pentimento.stores.ledger.records import AcceptKind, JournalledRequest
 from pentimento.wire.image import replay_to_bytes, request_to_bytes
 from services.frontdoor.answers.audience import Audience, Listener
@@ -95,6 +96,14 @@ class ImageApi:
         self._callers = callers
         # From when the process stops, streams break because of us, not because their clients went away.
         self.stopping = False
+        self._superseded = False
+
+    def hand_over(self) -> None:
+        """End every stream, and each that comes later, with Unavailable SUPERSEDED: another frontdoor is active, and a
+        retry with the same key finds its request there."""
+        self.stopping = self._superseded = True
+        for job in self._parts.jobs:
+            job.audience.end(superseded())
 
     def generate(
         self, tenant: str, request: ImageRequest, idempotency_key: str = "", preview_interval_steps: int = 0
@@ -128,6 +137,8 @@ class ImageApi:
                     yield event
                 return
             listener = self._join(tenant, key.request_id) or self._arrive(tenant, await judge(), key)
+            if self._superseded:
+                listener.end(superseded())
             # The stream may stay open for long; the images that the request came with are not kept by it.
             del body, judge
             try:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -12,13 +12,19 @@ from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.image_request import Completed
 from pentimento.rpc import open_channel
-from pentimento.stores.ledger import open_journal
-from pentimento.testing.frontdoor_suite import REQUEST, running_suite, settings_of
+from pentimento.stores.ledger import Journal, open_journal
+from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of
 from pentimento.testing.paced_worker import PacedWorker
 from services.frontdoor.process import Frontdoor
 from services.frontdoor.wiring import wire
 
 LEASE_S = 1.0
+
+
+class SupersededSuite(NamedTuple):
+    suite: FrontdoorSuite
+    journal: Journal
+    asked_to_stop: asyncio.Event
 
 
 class Standby:
@@ -73,14 +79,21 @@ async def test_a_standby_finishes_what_a_killed_frontdoor_had_accepted(folder: P
     assert len(worker.executed) == 1
 
 
-async def test_a_frontdoor_that_was_taken_over_from_accepts_nothing_and_stops(
-    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As one that was stopped for a while and wakes up: its journal knows of a newer epoch."""
+@asynccontextmanager
+async def running_until_superseded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SupersededSuite]:
+    """As one that was stopped for a while and wakes up: its journal can learn of a newer epoch."""
     asked_to_stop = asyncio.Event()
     monkeypatch.setattr("services.frontdoor.process.signal.raise_signal", lambda number: asked_to_stop.set())
     async with running_suite(folder, lease_s=LEASE_S) as suite:
         journal = open_journal(f"sqlite:///{folder / 'journal.sqlite'}")
+        yield SupersededSuite(suite, journal, asked_to_stop)
+        journal.close()
+
+
+async def test_a_frontdoor_that_was_taken_over_from_accepts_nothing_and_stops(
+    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_until_superseded(folder, monkeypatch) as (suite, journal, asked_to_stop):
         await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
 
         with pytest.raises(Unavailable):
@@ -88,4 +101,33 @@ async def test_a_frontdoor_that_was_taken_over_from_accepts_nothing_and_stops(
         await asked_to_stop.wait()
         assert await asyncio.wrap_future(journal.unfinished()) == []
         await asyncio.wait_for(suite.frontdoor.drain(), 5.0)
-        journal.close()
+
+
+async def test_who_comes_after_the_takeover_is_refused_at_once(
+    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_until_superseded(folder, monkeypatch) as (suite, journal, asked_to_stop):
+        await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
+        await asked_to_stop.wait()
+
+        with pytest.raises(Unavailable) as refused:
+            await asyncio.wait_for(suite.paint(), 10.0)
+        assert (refused.value.reason, refused.value.retry_after_ms) == ("SUPERSEDED", 1000)
+
+
+async def test_who_waits_for_a_picture_is_sent_to_the_frontdoor_that_took_over(
+    folder: Path, worker: PacedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.hold.clear()
+    async with running_until_superseded(folder, monkeypatch) as (suite, journal, _):
+        stream = suite.client.generate(REQUEST, "key")
+        await suite.accepted(stream)
+        await worker.wait_until(lambda: worker.running)
+        await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
+
+        with pytest.raises(Unavailable) as sent_away:
+            async with asyncio.timeout(10.0):
+                [event async for event in stream]
+        assert sent_away.value.reason == "SUPERSEDED"
+        assert [left.request.idempotency_key for left in await asyncio.wrap_future(journal.unfinished())] == ["key"]
+    worker.hold.set()
