@@ -34,6 +34,20 @@ class ReadyWorkers:
             heapq.heappop(heap)
         return heap[0][2]
 
+    def cheapest(self, most: int) -> tuple[str, ...]:
+        """Return at most `most` workers of the lowest cost, those longest there first; IndexError when there is none.
+        O(most log n)."""
+        found = [self.first()]
+        taken = [heapq.heappop(self._heap)]
+        while self._heap and len(found) < most and self._heap[0][0] == taken[0][0]:
+            entry = heapq.heappop(self._heap)
+            if self._costs.get(entry[2]) == entry[:2]:
+                found.append(entry[2])
+                taken.append(entry)
+        for entry in taken:
+            heapq.heappush(self._heap, entry)
+        return tuple(found)
+
     def set(self, worker_id: str, cost: float) -> None:
         """Add the worker, or change the cost of the next request there."""
         before = self._costs.get(worker_id)

@@ -1,7 +1,11 @@
 """Which of the workers with a free credit a request goes to: one that has what it needs, and where it costs least."""
 
+from pentimento.dataplane.ready import ReadyWorkers
 from pentimento.dataplane.state import LaneKey, Request, State, Worker
-from pentimento.policies.adapter_needs import can_paint, load_count
+from pentimento.policies.adapter_needs import can_paint, least_missed, load_count
+
+# Of workers of one cost, so many are compared for a request without adapters.
+MAX_COMPARED = 8
 
 
 def suits(request: Request, worker: Worker) -> bool:
@@ -15,7 +19,7 @@ def cheapest_worker(state: State, key: LaneKey, request: Request) -> Worker | No
     adapters, O(n) for one with."""
     lane = state.lanes[key]
     if not request.needs:
-        return state.workers[lane.ready.first()]
+        return _least_missed(state, lane.ready)
     costs = lane.ready.costs()
     suited = [state.workers[worker_id] for worker_id in costs if suits(request, state.workers[worker_id])]
     profiled = state.pool(key[0]).speed.profile is not None
@@ -27,3 +31,10 @@ def cheapest_worker(state: State, key: LaneKey, request: Request) -> Worker | No
         return (work * place + load_cost * load_count(request.needs, worker.holdings), since)
 
     return min(suited, key=cost, default=None)
+
+
+def _least_missed(state: State, ready: ReadyWorkers) -> Worker:
+    """Of the cheapest, which are as good as one another for a request without adapters, the one whose LoRAs the others
+    have as well."""
+    workers = [state.workers[name] for name in ready.cheapest(MAX_COMPARED)]
+    return workers[least_missed([worker.holdings for worker in workers])]

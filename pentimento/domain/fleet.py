@@ -6,6 +6,9 @@ from enum import Enum
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.generation import PlanVersion
 
+# Models, adapters and costs that one replica may tell of; the controller refuses more.
+MAX_TOLD_COUNT = 1024
+
 
 class ReplicaKind(Enum):
     FRONTDOOR = "frontdoor"

@@ -1,6 +1,7 @@
 """Which workers can paint a request with its LoRAs and ControlNets, and on which of them it costs least."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pentimento.domain.fleet import Capability
@@ -59,3 +60,19 @@ def can_paint(needs: AdapterNeeds, holdings: AdapterHoldings) -> bool:
 def load_count(needs: AdapterNeeds, holdings: AdapterHoldings) -> int:
     """Return how many LoRAs the worker would have to load for the request."""
     return len(needs.loras - holdings.resident)
+
+
+def least_missed(holdings: Sequence[AdapterHoldings]) -> int:
+    """Return the place of the worker, of several that are as good as one another, that requests with LoRAs would miss
+    least: fewest LoRAs that it alone has, then fewest that it alone need not load first, then the first of them. At
+    least one is given."""
+    if len(set(holdings)) == 1:
+        return 0
+    having = Counter(digest for one in holdings for digest in one.loras)
+    keeping = Counter(digest for one in holdings for digest in one.resident)
+
+    def missed(place: int) -> tuple[int, int]:
+        one = holdings[place]
+        return sum(having[digest] == 1 for digest in one.loras), sum(keeping[digest] == 1 for digest in one.resident)
+
+    return min(range(len(holdings)), key=missed)

@@ -6,7 +6,7 @@ Times are monotonic seconds and come as arguments.
 from dataclasses import dataclass, replace
 
 from pentimento.domain.errors import FailedPrecondition, NotFound, ResourceExhausted
-from pentimento.domain.fleet import Replica, ReplicaReport, ReplicaStatus
+from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport, ReplicaStatus
 from pentimento.policies.allocation import ReplicaView
 
 
@@ -47,7 +47,8 @@ class Registry:
         """Changes state. NotFound asks the replica to register."""
         known = self._require(report.instance_id, report.generation)
         replica = replace(known.replica, resident_models=report.resident_models)
-        changed = replica != known.replica or _is_draining(known) != report.draining or not self._is_live(known, now_s)
+        changed = _planned_by(replica) != _planned_by(known.replica) or _is_draining(known) != report.draining
+        changed = changed or not self._is_live(known, now_s)
         self._entries[report.instance_id] = _RegisteredReplica(replica, now_s, report)
         return ReceivedReport(changed, now_s - known.received_s)
 
@@ -102,6 +103,13 @@ class Registry:
             message = f"the fleet holds {self._capacity} live replicas, which is its limit"
             raise ResourceExhausted("FLEET_FULL", message, retry_after_ms=int(self._lease_s * 1000))
         del self._entries[oldest.replica.instance_id]
+
+
+def _planned_by(replica: Replica) -> Replica:
+    """What a plan cannot wait for. Workers load LoRAs all the time: their comings and goings are for the next look."""
+    if replica.kind is not ReplicaKind.UNET_WORKER:
+        return replica
+    return replace(replica, resident_models=replica.resident_models[:1])
 
 
 def _is_draining(entry: _RegisteredReplica) -> bool:

@@ -5,10 +5,9 @@ import re
 
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, PipeliningBound, is_adapter_name, is_digest
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaReport
+from pentimento.domain.fleet import MAX_TOLD_COUNT, ModelCost, PoolDemand, Replica, ReplicaReport
 
 MAX_NAME_LENGTH = 256
-MAX_NAMES = 1024
 MAX_BOUNDS = 64
 MAX_POOLS = 256
 MAX_COUNT = 2**63 - 1
@@ -27,8 +26,8 @@ def check_replica(replica: Replica) -> None:
     _check_text("replica.device", replica.device)
     _check_text("replica.build_version", replica.build_version)
     _check_count("replica.device_memory_bytes", replica.device_memory_bytes)
-    if len(replica.costs) > MAX_NAMES:
-        raise InvalidArgument.of("replica.costs", f"must be at most {MAX_NAMES} models, got {len(replica.costs)}")
+    if len(replica.costs) > MAX_TOLD_COUNT:
+        raise InvalidArgument.of("replica.costs", f"must be at most {MAX_TOLD_COUNT} models, got {len(replica.costs)}")
     for index, cost in enumerate(replica.costs):
         _check_cost(f"replica.costs[{index}]", cost)
     _check_adapters("replica.adapters", replica.adapters)
@@ -60,8 +59,8 @@ def _check_demand(field: str, demand: PoolDemand) -> None:
     _check_share(f"{field}.deferred_share", demand.deferred_share)
     for count in ("arrived_count", "completed_count", "dropped_count", "late_count", "queue_length", "scored_count"):
         _check_count(f"{field}.{count}", getattr(demand, count))
-    if len(demand.starts) > MAX_NAMES:
-        raise InvalidArgument.of(f"{field}.starts", f"must be at most {MAX_NAMES}, got {len(demand.starts)}")
+    if len(demand.starts) > MAX_TOLD_COUNT:
+        raise InvalidArgument.of(f"{field}.starts", f"must be at most {MAX_TOLD_COUNT}, got {len(demand.starts)}")
     for start in demand.starts:
         _check_count(f"{field}.starts.request_count", start.request_count)
 
@@ -79,8 +78,8 @@ def _check_cost(field: str, cost: ModelCost) -> None:
 
 
 def _check_adapters(field: str, adapters: tuple[Adapter, ...]) -> None:
-    if len(adapters) > MAX_NAMES:
-        raise InvalidArgument.of(field, f"must be at most {MAX_NAMES}, got {len(adapters)}")
+    if len(adapters) > MAX_TOLD_COUNT:
+        raise InvalidArgument.of(field, f"must be at most {MAX_TOLD_COUNT}, got {len(adapters)}")
     for index, adapter in enumerate(adapters):
         where = f"{field}[{index}]"
         if not is_adapter_name(adapter.name):
@@ -117,8 +116,8 @@ def _check_count(field: str, value: int) -> None:
 
 
 def _check_names(field: str, names: tuple[str, ...]) -> None:
-    if len(names) > MAX_NAMES:
-        raise InvalidArgument.of(field, f"must be at most {MAX_NAMES} names, got {len(names)}")
+    if len(names) > MAX_TOLD_COUNT:
+        raise InvalidArgument.of(field, f"must be at most {MAX_TOLD_COUNT} names, got {len(names)}")
     for name in names:
         if not name:
             raise InvalidArgument.of(field, "must not hold an empty name")

@@ -8,7 +8,7 @@ from typing import Protocol
 from pentimento.api.worker.v1.unet_worker_service_pb2_grpc import add_UnetWorkerServiceServicer_to_server
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.clock import SystemClock
-from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport, WorkerAssignment
+from pentimento.domain.fleet import MAX_TOLD_COUNT, ModelCost, Replica, ReplicaKind, ReplicaReport, WorkerAssignment
 from pentimento.rpc import RpcServer
 from pentimento.rpc.grant_keys import open_grant_keys
 from pentimento.service.fleet_member import FleetMember
@@ -115,16 +115,17 @@ class WorkerProcess(ServiceProcess):
             device=backend.device,
             device_memory_bytes=backend.memory().total_bytes,
             available_models=self._models.names,
-            resident_models=(backend.target_model,),
+            resident_models=self._resident(backend),
             capabilities=backend.capabilities,
             costs=costs,
+            adapters=backend.adapters.first(MAX_TOLD_COUNT).known,
         )
 
     def _report(self, report: ReplicaReport, backend: PlannedBackend, follower: PlanFollower) -> ReplicaReport:
         credits = self.worker.credits()
         return replace(
             report,
-            resident_models=(backend.target_model,),
+            resident_models=self._resident(backend),
             queue_length=credits.queued_count,
             running_count=credits.running_count,
             busy_share=self._identity.busy.share(),
@@ -133,3 +134,9 @@ class WorkerProcess(ServiceProcess):
             plan=follower.acknowledgement(backend.held.model_digest),
             draining=credits.draining,
         )
+
+    def _resident(self, backend: PlannedBackend) -> tuple[str, ...]:
+        """The model, then the LoRAs that need not be loaded first, as far as the controller takes names. One with a
+        model's name is left out: it would be taken for that model."""
+        loras = backend.adapters.first(MAX_TOLD_COUNT - 1).resident
+        return (backend.target_model, *(name for name in loras if name not in self._models.names))

@@ -29,6 +29,15 @@ class HeldAdapters:
         """Return whether one of that name and digest is known."""
         return any(adapter.name == name and adapter.digest == digest for adapter in self.known)
 
+    def first(self, count: int) -> "HeldAdapters":
+        """Return at most `count` of them, each name once: those that need not be loaded first before the others."""
+        names: dict[str, Adapter] = {}
+        for adapter in self.known:
+            names.setdefault(adapter.name, adapter)
+        resident = tuple(dict.fromkeys(self.resident))[:count]
+        ordered = dict.fromkeys((*(name for name in resident if name in names), *names))
+        return HeldAdapters(tuple(names[name] for name in list(ordered)[:count]), resident)
+
 
 NO_ADAPTERS = HeldAdapters()
 

@@ -104,6 +104,20 @@ def test_a_report_that_changes_nothing_says_so(registry):
     assert registry.report(ReplicaReport("w1", 1, ("light",)), 2.0).changed
 
 
+def test_loras_that_a_worker_loads_are_for_the_next_look(registry):
+    registry.register(replica(resident_models=("heavy",)), 0.0)
+
+    assert not registry.report(ReplicaReport("w1", 1, ("heavy", "neon")), 1.0).changed
+    assert registry.live(1.0)[0].replica.resident_models == ("heavy", "neon")
+    assert registry.report(ReplicaReport("w1", 1, ("light", "neon")), 2.0).changed
+
+
+def test_what_another_replica_loads_is_planned_with_at_once(registry):
+    registry.register(replica(kind=ReplicaKind.CONTROLNET, resident_models=("edges",)), 0.0)
+
+    assert registry.report(ReplicaReport("w1", 1, ("edges", "depth")), 1.0).changed
+
+
 def test_what_a_replica_holds_is_what_it_reported_last(registry):
     registry.register(replica(resident_models=("heavy",)), 0.0)
 

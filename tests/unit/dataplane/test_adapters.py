@@ -166,3 +166,20 @@ def test_one_that_is_set_aside_ends_at_its_deadline(driver: Driver) -> None:
 
     assert ended.end is effects.End.EXPIRED
     assert started(driver.worker("able", holdings=holding("neon"))) == []
+
+
+def test_a_plain_request_leaves_the_last_worker_with_a_lora_to_those_that_need_it(driver: Driver) -> None:
+    both = holding("neon", "mosaic")
+    driver.worker("neon", holdings=holding("neon", "mosaic", resident=("neon",)))
+    driver.worker("cold", holdings=both)
+
+    assert started(driver.queue("plain")) == [("plain", "cold")]
+    assert started(driver.queue("styled", needs=NEON)) == [("styled", "neon")]
+
+
+def test_a_plain_request_does_not_wait_for_a_dearer_worker(driver: Driver) -> None:
+    driver.worker("neon", holdings=holding("neon", resident=("neon",)), credit_count=2)
+    driver.worker("busy", holdings=holding("neon"), credit_count=2)
+    driver.start(driver.queue("first"))
+
+    assert started(driver.queue("second")) == [("second", "neon")]

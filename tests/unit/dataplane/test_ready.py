@@ -72,3 +72,21 @@ def test_a_worker_of_the_same_cost_as_before_keeps_its_place() -> None:
         ready.set(worker_id, 1.0)
 
     assert list(ready) == ["a", "b"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcde"), st.none() | st.integers(0, 2)), min_size=1), st.integers(1, 4))
+def test_the_cheapest_are_those_of_the_lowest_cost_in_their_order(
+    changes: list[tuple[str, int | None]], most: int
+) -> None:
+    ready = ReadyWorkers()
+    for name, cost in changes:
+        ready.discard(name) if cost is None else ready.set(name, cost)
+    if not len(ready):
+        return
+    costs, order = ready.costs(), list(ready)
+
+    expected = [name for name in order if costs[name][0] == costs[order[0]][0]]
+
+    assert list(ready.cheapest(most)) == expected[:most]
+    assert (list(ready), ready.first()) == (order, order[0])

@@ -2,7 +2,15 @@ import pytest
 
 from pentimento.domain.fleet import Capability
 from pentimento.domain.generation import ControlNetSelection, LoraSelection, ObjectReference
-from pentimento.policies.adapter_needs import NO_NEEDS, AdapterHoldings, AdapterNeeds, can_paint, load_count, needs_of
+from pentimento.policies.adapter_needs import (
+    NO_NEEDS,
+    AdapterHoldings,
+    AdapterNeeds,
+    can_paint,
+    least_missed,
+    load_count,
+    needs_of,
+)
 
 UPLOADED = ObjectReference("adapters/1", "sha256:u", 7)
 NEON, STORED = LoraSelection("neon", digest="sha256:n"), LoraSelection("stored", digest="sha256:u", object=UPLOADED)
@@ -30,3 +38,24 @@ def test_what_is_resident_need_not_be_loaded(resident: tuple[str, ...], count: i
     holdings = AdapterHoldings(frozenset({Capability.LORA}), frozenset("ab"), frozenset(resident))
 
     assert load_count(AdapterNeeds(frozenset({Capability.LORA}), frozenset("ab")), holdings) == count
+
+
+def kept(resident: str, known: str = "abc") -> AdapterHoldings:
+    return AdapterHoldings(frozenset({Capability.LORA}), frozenset(known), frozenset(resident))
+
+
+@pytest.mark.parametrize(
+    ("holdings", "place"),
+    [
+        ([kept("")], 0),
+        ([kept("a"), kept("a")], 0),
+        ([kept("a"), kept("")], 1),
+        ([kept("ab"), kept("a"), kept("ab")], 0),
+        ([kept("ab"), kept("c")], 1),
+        ([kept("a"), kept("a"), kept("c")], 0),
+        ([kept("", "abcd"), kept("ab")], 1),
+    ],
+    ids=["alone", "alike", "it keeps one", "kept twice", "fewer", "the third keeps one alone", "it alone can paint d"],
+)
+def test_a_plain_request_goes_where_its_place_is_missed_least(holdings: list[AdapterHoldings], place: int) -> None:
+    assert least_missed(holdings) == place
