@@ -1,0 +1,134 @@
+"""How many of a picture's remaining steps are taken when there is no time for all of them: thinning.
+
+A schedule of n steps is thinned from step i on: of its n - i remaining steps m are taken, evenly spaced, the one at i
+first. What that does to the picture is measured for each model (`thinning_profiling`); only what kept the quality asked
+for is an option here. No option, no thinning. The live dataplane, emulated and simulated runs decide by `choose`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+
+
+class ThinningMode(Enum):
+    """Of a deployment: never, to meet a request's deadline, or also where more is asked for than can be painted."""
+
+    OFF = "off"
+    DEADLINE = "deadline"
+    LOAD = "load"
+
+
+@dataclass(frozen=True)
+class ThinningOption:
+    """A thinning that was measured and keeps the quality asked for: from `first_step` on `taken_count` steps are taken
+    instead of all. `share` is the mean share of the full run's quality that it kept."""
+
+    first_step: int
+    taken_count: int
+    share: float
+
+    @property
+    def total(self) -> int:
+        """The steps of a picture from noise that is thinned so."""
+        return self.first_step + self.taken_count
+
+
+@dataclass(frozen=True)
+class ThinningOffer:
+    """What of one request's steps may be left out: it has `step_count` steps, and `next_step` of them are behind it.
+    Without options nothing may."""
+
+    step_count: int
+    next_step: int = 0
+    options: tuple[ThinningOption, ...] = ()
+
+    @property
+    def remaining_count(self) -> int:
+        """The steps that remain without thinning."""
+        return self.step_count - self.next_step
+
+    def remaining_with(self, option: ThinningOption) -> int:
+        """Return the steps that remain with a thinning."""
+        return option.total - self.next_step
+
+    @property
+    def usable(self) -> tuple[ThinningOption, ...]:
+        """The options that begin at the next step or later, and leave steps out."""
+        return tuple(
+            option
+            for option in self.options
+            if option.first_step >= self.next_step and self.remaining_with(option) < self.remaining_count
+        )
+
+    @property
+    def least_count(self) -> int:
+        """The fewest steps that may remain."""
+        return min((self.remaining_with(option) for option in self.usable), default=self.remaining_count)
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """How much time there is: seconds of a step where the request runs, None where that is not known; seconds that are
+    left for its steps, None without a deadline; whether more is asked of the device's pool than it can paint."""
+
+    step_s: float | None
+    remaining_s: float | None = None
+    overloaded: bool = False
+
+
+def choose(mode: ThinningMode, offer: ThinningOffer, pressure: Pressure) -> ThinningOption | None:
+    """Return how a request's remaining steps are thinned; None where all of them are taken.
+
+    Under load the fewest steps are taken. Otherwise, where the deadline leaves time for `remaining_s / step_s` steps,
+    it is the thinning that keeps most of those that need no more; the fewest steps where none is so short.
+    """
+    options = offer.usable
+    if mode is ThinningMode.OFF or not options:
+        return None
+    if mode is ThinningMode.LOAD and pressure.overloaded:
+        return _fewest(options)
+    affordable = _affordable(pressure)
+    if offer.remaining_count <= affordable:
+        return None
+    fitting = [option for option in options if offer.remaining_with(option) <= affordable]
+    return max(fitting, key=lambda option: (option.share, option.total)) if fitting else _fewest(options)
+
+
+def _fewest(options: Iterable[ThinningOption]) -> ThinningOption:
+    return min(options, key=lambda option: (option.total, -option.share))
+
+
+def _affordable(pressure: Pressure) -> float:
+    """The steps that there is time for."""
+    if pressure.remaining_s is None or not pressure.step_s or pressure.step_s <= 0.0:
+        return float("inf")
+    return max(pressure.remaining_s, 0.0) / pressure.step_s
+
+
+def thinned_steps(option: ThinningOption, step_count: int) -> tuple[int, ...]:
+    """Return the steps that are taken from the option's first one on, ascending: evenly spaced over the rest of a
+    schedule of `step_count`, none twice. Raises ValueError where there are not so many."""
+    first, taken = option.first_step, option.taken_count
+    rest = step_count - first
+    if not 0 < taken <= rest:
+        raise ValueError(f"{taken} of {rest} remaining steps cannot be taken")
+    return tuple(first + place * rest // taken for place in range(taken))
+
+
+def check_thinned_steps(steps: tuple[int, ...], step_count: int) -> None:
+    """Raise ValueError unless `steps` are ascending steps of a schedule of `step_count`."""
+    if not steps or steps[0] < 0 or steps[-1] >= step_count:
+        raise ValueError(f"thinned steps must lie between 0 and {step_count - 1}")
+    if any(later <= step for step, later in pairwise(steps)):
+        raise ValueError("thinned steps must be ascending")
+
+
+def scaled(option: ThinningOption, measured_count: int, step_count: int) -> ThinningOption:
+    """Return an option of a schedule of `measured_count` steps for one of `step_count`, not fewer: the same shares of
+    the schedule, rounded up, so that its steps lie no further apart than those that were measured. Raises ValueError
+    for fewer steps, of which nothing was measured."""
+    if step_count < measured_count:
+        raise ValueError(f"measured with {measured_count} steps, not with {step_count}")
+    first, taken = (-(-count * step_count // measured_count) for count in (option.first_step, option.taken_count))
+    return ThinningOption(first, min(taken, step_count - first), option.share)

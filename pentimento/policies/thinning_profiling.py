@@ -1,0 +1,66 @@
+"""From pictures painted with thinned steps to the thinnings that keep the quality asked for.
+
+A sample is a picture that was thinned from step i on to m steps, compared with the same picture with all steps, of the
+same seed. From samples to what is allowed by the rules of `selector_profiling`:
+
+- MINIMUM: every picture keeps alpha of the full run's quality.
+- LOWER_BOUND: the lower 95 % bound of the share of pictures that keep alpha is at least 0.95.
+- MEAN: the lower 95 % bound of the mean of (quality - alpha * full quality) is not below 0. It says nothing of any
+  single picture.
+
+No rule goes past a number of steps that it does not allow: what holds of fewer steps behind it is luck.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from pentimento.policies.selector_profiling import REQUIRED_SHARE, ThresholdRule, mean_is_surely, share_is_surely
+
+
+@dataclass(frozen=True)
+class ThinnedSample:
+    """One picture with thinned steps: its quality, and that of the same picture with all of them."""
+
+    quality: float
+    full_quality: float
+
+    @property
+    def share(self) -> float:
+        """The share of the full run's quality that is left; NaN where that had none."""
+        return self.quality / self.full_quality if self.full_quality > 0.0 else float("nan")
+
+    def keeps(self, alpha: float) -> bool:
+        """Return whether the picture has at least `alpha` (0..1) of the full run's quality. NaN has not."""
+        return self.quality >= alpha * self.full_quality
+
+
+Samples = Mapping[tuple[int, int], Sequence[ThinnedSample]]
+"""By (first thinned step, steps taken from there on)."""
+
+
+def allows(samples: Sequence[ThinnedSample], alpha: float, rule: ThresholdRule) -> bool:
+    """Return whether the pictures of one thinning satisfy the rule. No pictures satisfy none."""
+    kept = sum(sample.keeps(alpha) for sample in samples)
+    if rule is ThresholdRule.MINIMUM:
+        return kept == len(samples) > 0
+    if rule is ThresholdRule.LOWER_BOUND:
+        return share_is_surely(kept, len(samples), REQUIRED_SHARE)
+    return mean_is_surely([sample.quality - alpha * sample.full_quality for sample in samples])
+
+
+def mean_share(samples: Sequence[ThinnedSample]) -> float:
+    """Return the mean share of the full run's quality that is left."""
+    return fmean(sample.share for sample in samples)
+
+
+def allowed(samples: Samples, alpha: float, rule: ThresholdRule) -> frozenset[tuple[int, int]]:
+    """Return the thinnings that the rule allows: from each first step on, down to the first number of steps that it
+    does not."""
+    found: set[tuple[int, int]] = set()
+    for first in {first for first, _ in samples}:
+        for taken in sorted((taken for begun, taken in samples if begun == first), reverse=True):
+            if not allows(samples[first, taken], alpha, rule):
+                break
+            found.add((first, taken))
+    return frozenset(found)
