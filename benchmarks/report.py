@@ -169,8 +169,10 @@ def parse_options(
 ) -> Options:
     """`--quick` and `--out`, the same in every benchmark; `add` puts a benchmark's own options beside them.
 
-    From here on SIGTERM ends a benchmark as an interrupt does, so that no server it started outlives it.
+    From here on SIGTERM ends a benchmark as an interrupt does, so that no server it started outlives it. The commit is
+    taken here, before anything is measured.
     """
+    current_commit()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{benchmark}", description=description)
     parser.add_argument("--quick", action="store_true", help="fewer samples: shows that it runs, and a rough figure")

@@ -1,5 +1,6 @@
 """What a figure was measured on: without it a number means nothing. Imports neither torch nor grpc."""
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -39,8 +40,12 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
+@functools.cache
 def current_commit() -> str:
-    """The commit measured; `-dirty` when the tree (results apart) differs from it; "unknown" outside a checkout."""
+    """The commit measured; `-dirty` when the tree (results apart) differs from it; "unknown" outside a checkout.
+
+    As it was when first asked: a file that the run itself writes later is no part of what was measured.
+    """
     commit = git("rev-parse", "HEAD")
     if not commit:
         return "unknown"

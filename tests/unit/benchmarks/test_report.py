@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from benchmarks.report import (
     default_out,
     informative,
     measured,
+    parse_options,
     publish,
     surely_above,
 )
 from benchmarks.statistics import binomial_interval, bootstrap_interval, paired_ratio, paired_ratio_interval
+from pentimento.testing import machine
 
 
 def published(tmp_path: Path, figures: list[Figure]) -> tuple[int, dict[str, Any]]:
@@ -119,6 +122,33 @@ def test_count_keeps_its_rounds_as_samples() -> None:
 
     assert figure.ok
     assert figure.row()["n"] == 50
+
+
+@pytest.fixture
+def nothing_known() -> Iterator[None]:
+    """The commit has not been asked for yet, and what a test makes of it is forgotten."""
+    machine.current_commit.cache_clear()
+    yield
+    machine.current_commit.cache_clear()
+
+
+def test_what_a_run_writes_is_no_part_of_the_commit_that_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_known: None
+) -> None:
+    written: list[str] = []
+
+    def git(*arguments: str) -> str:
+        return "f00d" if arguments[0] == "rev-parse" else "\n".join(written)
+
+    monkeypatch.setattr("benchmarks.report.signal.signal", lambda number, handler: None)
+    monkeypatch.setattr("sys.argv", ["name", "--out", str(tmp_path / "result.json")])
+    monkeypatch.setattr(machine, "git", git)
+
+    options = parse_options("name", None)
+    written.append(" M zoo/weights/pipelining-bounds.json")
+    publish(options, [Figure("a", 1.0, at_most(2.0), [1.0], None)])
+
+    assert json.loads(options.out.read_text())["commit"] == "f00d"
 
 
 def test_a_quick_run_never_takes_the_place_of_a_result() -> None:
