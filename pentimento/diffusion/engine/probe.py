@@ -24,8 +24,11 @@ def example_input(model: DiffusionModel, key: BatchKey, row_count: int) -> Denoi
     return DenoiserInput(latents, timesteps, texts, time_terms=model.time_terms(timestep, row_count))
 
 
-class Interrupted(Exception):
-    """A measurement was given up because a request needs the thread."""
+class Interrupted(BaseException):
+    """A measurement was given up because a request needs the thread.
+
+    No Exception: it is raised inside libraries too, which take any Exception there for a mistake of their caller.
+    """
 
 
 class _Interruptible(TorchFunctionMode):

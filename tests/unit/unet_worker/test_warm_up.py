@@ -155,6 +155,19 @@ def test_a_request_interrupts_a_measurement_within_a_step(model: DiffusionModel,
 
 
 @torch.inference_mode()
+def test_a_measurement_may_be_interrupted_anywhere_inside_a_library_too(
+    model: DiffusionModel, limits: BatchLimits
+) -> None:
+    """The tokenizer takes any exception of torch's for one of its own."""
+    measurement = measurement_of(model, Watched(model), limits, limit_s=-1.0)
+    measurement.before_serving()
+
+    for look_count in range(50):
+        looks = iter([False] * look_count)
+        assert measurement.when_idle(lambda looks=looks: next(looks, True))  # type: ignore[misc]
+
+
+@torch.inference_mode()
 def test_an_interrupted_measurement_goes_on_later(model: DiffusionModel, limits: BatchLimits) -> None:
     watched = Watched(model)
     measurement = measurement_of(model, watched, limits, limit_s=-1.0)
