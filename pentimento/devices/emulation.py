@@ -15,7 +15,8 @@
     speed_variation = 0.1                       # a tenth more or less of it, changing every two seconds
     speed_period_s = 2.0
 
-The emulated worker, the supervisor and the parity benchmark read it.
+and `[adapters]`, as `pentimento.devices.adapter_costs` has it. The emulated worker, the supervisor and the parity
+benchmark read it.
 """
 
 import json
@@ -23,6 +24,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pentimento.devices.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts, adapter_costs
 from pentimento.devices.profile import (
     NOTHING,
     BatchProfile,
@@ -110,6 +112,7 @@ class EmulatedFleet:
     confidence_threshold: float = 0.0
     discriminator: EmulatedDiscriminator | None = None
     deferral: tuple[tuple[float, float], ...] = ((0.0, 0.0), (1.0, 1.0))
+    adapters: AdapterCosts = NO_ADAPTER_COSTS
 
     def model(self, name: str) -> EmulatedModel:
         """KeyError for a stranger."""
@@ -146,6 +149,7 @@ def read_fleet(path: Path) -> EmulatedFleet:
         confidence_threshold=table.number("confidence_threshold", 0.0, maximum=1.0),
         discriminator=_discriminator(table.table("discriminator")),
         deferral=_deferral(table.table("deferral")),
+        adapters=adapter_costs(table.table("adapters"), named=True),
     )
     table.close()
     return fleet

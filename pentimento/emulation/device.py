@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Generic, Protocol, TypeVar
 
+from pentimento.devices.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
 from pentimento.devices.speed import STEADY, Slowness, SpeedCourse
+from pentimento.emulation.adapters import PLAIN, AttemptAdapters, DeviceAdapters
 from pentimento.emulation.costs import ModelCosts
 from pentimento.policies.step_batching import GroupTurns, Urgency, due_at, reserve_count, yielding_steps
 
@@ -41,7 +43,8 @@ class Timers(Protocol):
 class EmulatedJob(Generic[Owner]):
     """One attempt on a device, known to whoever started it as `owner`. Pictures of one `key` share steps; `left` are
     denoising steps to come. Times in seconds on the device's own clock: it came, its preparation began and ended,
-    its last step ended. It took `finish_s` to decode and encode, and had `device_s` of the device's time until then."""
+    its last step ended; above 0, `ready_s` is when its LoRAs will be here. It took `finish_s` to decode and encode, and
+    had `device_s` of the device's time until then."""
 
     owner: Owner
     key: Hashable
@@ -49,6 +52,8 @@ class EmulatedJob(Generic[Owner]):
     urgency: Urgency
     arrived_s: float
     drop_at_s: float = math.inf
+    adapters: AttemptAdapters = PLAIN
+    ready_s: float = 0.0
     running: bool = False
     stopped: bool = False
     yielded: bool = False
@@ -117,6 +122,7 @@ class EmulatedDevice(Generic[Owner]):
         costs: ModelCosts,
         max_batch: int,
         speed_changes: SpeedCourse = STEADY,
+        adapter_costs: AdapterCosts = NO_ADAPTER_COSTS,
     ) -> None:
         self.worker_id = worker_id
         self.kind = kind
@@ -126,6 +132,7 @@ class EmulatedDevice(Generic[Owner]):
         self.draining = False
         self.lost = False
         self.busy_s = 0.0
+        self.adapters = DeviceAdapters(adapter_costs, random)
         self._timers = timers
         self._listener = listener
         self._random = random
@@ -195,15 +202,31 @@ class EmulatedDevice(Generic[Owner]):
         deadline: float | None,
         drop_at_s: float = math.inf,
         key: Hashable = None,
+        adapters: AttemptAdapters = PLAIN,
     ) -> None:
         """Changes state: an attempt at `steps` >= 1 denoising steps comes in; it is not begun with if it would end
-        after `drop_at_s`. None as `key`: a picture of the model's own size."""
+        after `drop_at_s`, nor before its LoRAs are here, but for the steps that may run without. None as `key`: a
+        picture of the model's own size."""
         now = self._timers.now
         self._number += 1
         urgency = (due_at(now, deadline, self._settings.aging_limit_s), self._number)
-        job = self._jobs[owner] = EmulatedJob(owner, key, steps, urgency, now, drop_at_s)
+        job = self._jobs[owner] = EmulatedJob(owner, key, steps, urgency, now, drop_at_s, adapters)
+        held_up_s = self.adapters.held_up_s(adapters.names, now, steps, self.costs.step(1, key).mean_s)
+        if adapters.loras:
+            self._listener.device_reports(self)
+        if held_up_s > 0.0:
+            job.ready_s = now + held_up_s
+            self._timers.at(job.ready_s, self._join, job)
+        else:
+            self._join(job)
+
+    def _join(self, job: EmulatedJob[Owner]) -> None:
+        """It may be begun with, unless it is gone."""
+        if self._jobs.get(job.owner) is not job:
+            return
+        job.ready_s = 0.0
         if not self._batch:
-            self._form_later(now)
+            self._form_later(self._timers.now)
         elif self._settings.steps and self._changes_batch(job):
             self._cut()
 
@@ -252,6 +275,7 @@ class EmulatedDevice(Generic[Owner]):
         self._incarnation += 1
         self._finishing.clear()
         self._loading = None
+        self.adapters.forget()
         return lost
 
     def revive(self) -> None:
@@ -296,7 +320,7 @@ class EmulatedDevice(Generic[Owner]):
     def _next_batch(self) -> list[EmulatedJob[Owner]]:
         """The places of those that are dropped are taken by whoever comes after them."""
         while self._jobs:
-            self._candidates = list(self._jobs.values())
+            self._candidates = [job for job in self._jobs.values() if not job.ready_s]
             batch = self._turns.choose(self._candidates, self.limit, preempt=self._settings.preempt)
             late = [] if self._settings.drop_after is None else self._late(batch)
             if not late:
@@ -322,15 +346,18 @@ class EmulatedDevice(Generic[Owner]):
                 at_s += seconds
                 job.prepared_s = max(at_s, job.arrived_s)
                 self._listener.job_began(self, job)
-        self.busy_s += at_s - began_s
-        return at_s
+        patch_s = self.adapters.settle(job.adapters.loras for job in batch)
+        for job in batch if patch_s else ():
+            job.device_s += patch_s / len(batch)
+        self.busy_s += at_s + patch_s - began_s
+        return at_s + patch_s
 
     def _begin(self, batch: list[EmulatedJob[Owner]], began_s: float) -> None:
         """A segment: so many independent steps."""
-        cost = self.costs.step(len(batch), batch[0].key)
-        steps, slowness = self._length(batch, began_s, cost.mean_s)
+        cost, wait_s = self.costs.step(len(batch), batch[0].key), self.adapters.wait_s(job.adapters for job in batch)
+        steps, slowness = self._length(batch, began_s, cost.mean_s + wait_s)
         self._batch, self._began_s, self._step_count = batch, began_s, steps
-        self._step_s = slowness * cost.draw(self._random, steps)
+        self._step_s = slowness * cost.draw(self._random, steps) + wait_s
         self._note_end()
 
     def _length(self, batch: list[EmulatedJob[Owner]], began_s: float, mean_s: float) -> tuple[int, float]:
@@ -438,6 +465,7 @@ class EmulatedDevice(Generic[Owner]):
         if incarnation != self._incarnation or self._loading is None or self._next is None:
             return
         self.costs, self._loading = self._loading, None
+        self.adapters.forget()
         self.generation += 1
         if self._next[0].model != self.costs.model:
             return self._load_when_empty()

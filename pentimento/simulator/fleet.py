@@ -101,7 +101,16 @@ class SimulatedFleet:
             worker_id = f"{kind}-{number}"
             settings = self._scenario.device_settings
             self.devices[worker_id] = EmulatedDevice(
-                worker_id, kind, agenda, listener, random, settings, costs, devices.max_batch, devices.speed_changes
+                worker_id,
+                kind,
+                agenda,
+                listener,
+                random,
+                settings,
+                costs,
+                devices.max_batch,
+                devices.speed_changes,
+                self._scenario.adapters,
             )
 
     def _speed_profile(self, model: str) -> SpeedProfile:

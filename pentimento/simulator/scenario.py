@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from pentimento.dataplane import DataplaneSettings
+from pentimento.devices.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
 from pentimento.devices.profile import NOTHING, Cost
 from pentimento.devices.speed import STEADY, SpeedCourse
 from pentimento.domain.errors import InvalidArgument
@@ -10,7 +11,6 @@ from pentimento.emulation.costs import ModelCosts
 from pentimento.emulation.device import DeviceSettings
 from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve
-from pentimento.simulator.adapters import AdapterSettings
 from pentimento.simulator.cache import CacheSettings
 
 
@@ -100,7 +100,7 @@ class Scenario:
     default_model: str = ""
     cascade: tuple[str, ...] = ()
     pixels: int = 1
-    adapters: AdapterSettings = field(default_factory=AdapterSettings)
+    adapters: AdapterCosts = NO_ADAPTER_COSTS
 
     def __post_init__(self) -> None:
         known = {model.name for model in self.models}

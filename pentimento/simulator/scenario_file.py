@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from pentimento.dataplane import DataplaneSettings
+from pentimento.devices.adapter_costs import adapter_costs
 from pentimento.devices.emulation import EmulatedFleet, largest_batch, read_fleet
 from pentimento.devices.profile import steady
 from pentimento.domain.errors import InvalidArgument
@@ -30,7 +31,6 @@ from pentimento.policies.eviction_rules import EVICTION_NAMES
 from pentimento.policies.serving.needs import check_needs, fleet_settings
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
-from pentimento.simulator.adapters import AdapterSettings
 from pentimento.simulator.cache import CacheSettings
 from pentimento.simulator.scenario import Delays, Outage, Scenario, SimulatedDevices, SimulatedModel
 from pentimento.simulator.workload_table import existing, read_workload
@@ -115,7 +115,7 @@ def _base(table: TomlTable, fleet: EmulatedFleet) -> Scenario:
         ),
         dataplane=_dataplane(table.table("dataplane"), fleet),
         delays=_delays(table.table("delays"), fleet),
-        adapters=_adapters(table.table("adapters")),
+        adapters=adapter_costs(table.table("adapters")),
         cache=_cache(table.table("cache")),
         deferral=DeferralCurve(*(tuple(values) for values in zip(*fleet.deferral, strict=True))),
         control_period_s=table.number("control_period_s", 5.0, minimum=0.01),
@@ -234,13 +234,6 @@ def _delays(table: TomlTable | None, fleet: EmulatedFleet) -> Delays:
         if f"{field.name}_s" in table.fields
     }
     return replace(delays, **given)
-
-
-def _adapters(table: TomlTable | None) -> AdapterSettings:
-    """None simulated without the table."""
-    if table is None:
-        return AdapterSettings()
-    return AdapterSettings(table.whole("resident_count", 1, minimum=1), steady(table.number("load_s", 0.0)))
 
 
 def _cache(table: TomlTable | None) -> CacheSettings:

@@ -11,7 +11,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -22,7 +21,7 @@ from pentimento.emulation.device import EmulatedDevice, EmulatedJob
 from pentimento.policies.serving.entry import Stage, request_stages
 from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import Outcome, RequestRecord, StageSpan
-from pentimento.simulator.adapters import AdapterShelves
+from pentimento.simulator.adapters import SimulatedAdapters
 from pentimento.simulator.agenda import Agenda
 from pentimento.simulator.cache import MISS
 from pentimento.simulator.controller import SimulatedController
@@ -59,6 +58,7 @@ class Simulation:
         self._events: deque[events.Event] = deque()
         self._requests: dict[str, SimulatedRequest] = {}
         self._records: list[RequestRecord] = []
+        self._adapters = SimulatedAdapters(scenario.adapters, workload.arrivals)
         self._fleet = SimulatedFleet(scenario, self._agenda, self, rng)
         self._controller = SimulatedController(
             scenario.policy.allocator,
@@ -67,7 +67,6 @@ class Simulation:
             self._fleet.available,
             self._fleet.profiles,
         )
-        self._shelves = AdapterShelves(scenario.adapters, workload.arrivals)
         self._reuse = Reuse(scenario, workload, self._fleet, self.dataplane.service_s)
         # The request that Deliver has just taken away; CommitCacheEntries comes right after it.
         self._delivered: tuple[SimulatedRequest, SimulatedPicture]
@@ -138,7 +137,7 @@ class Simulation:
     @property
     def loaded_count(self) -> int:
         """LoRAs that devices had to load."""
-        return self._shelves.loaded_count
+        return sum(device.adapters.loaded_count for device in self._fleet.devices.values())
 
     def submit(self, event: events.Event) -> None:
         """It comes after all effects of the events before it, as in the live interpreter."""
@@ -206,7 +205,7 @@ class Simulation:
         deadline = NEVER_S if self._scenario.answers_late else arrival.at_s + arrival.deadline_s
         work = float(request.steps * self._scenario.pixels)
         asked = (request_id, arrival.tenant, pool, work, deadline, arrival.slo_class, cascade)
-        self.submit(events.RequestArrived(*asked, needs=self._shelves.needs_of(arrival)))
+        self.submit(events.RequestArrived(*asked, needs=self._adapters.needs_of(arrival)))
 
     def _break(self, outage: Outage) -> None:
         device = self._fleet.devices[outage.worker_id]
@@ -228,7 +227,7 @@ class Simulation:
                 device.credit_count,
                 draining=device.draining,
                 reserve_count=device.reserve_count,
-                holdings=self._shelves.news(device.worker_id, device.generation),
+                holdings=self._adapters.news(device.worker_id, device.generation, device.adapters.resident),
             )
         )
 
@@ -329,18 +328,9 @@ class Simulation:
         steps = self._steps_left(request, device.costs.model)
         if self._scenario.even_split:
             device = self._random.choice(self._fleet.holding(device.costs.model))
-        load_s = self._shelves.take(device.worker_id, request.arrival, self._random)
-        start = partial(device.start, attempt, steps, effect.deadline, self._drop_at_s(request.arrival))
-        if load_s <= 0.0:
-            start()
-            return
-        self.device_reports(device)
-        self._agenda.at(self._agenda.now + load_s, self._start_loaded, (attempt, device, device.generation, start))
-
-    def _start_loaded(self, waited: tuple[AttemptKey, EmulatedDevice[AttemptKey], int, Callable[[], None]]) -> None:
-        attempt, device, generation, start = waited
-        if attempt in self.dataplane.state.attempt_workers and device.generation == generation and not device.lost:
-            start()
+        adapters = self._adapters.of(request.arrival)
+        drop_at_s = self._drop_at_s(request.arrival)
+        device.start(attempt, steps, effect.deadline, drop_at_s, adapters=adapters)
 
     def _drop_at_s(self, arrival: Arrival) -> float:
         after = self._scenario.device_settings.drop_after

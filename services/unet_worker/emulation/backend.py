@@ -13,6 +13,7 @@ from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, Ste
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, NoiseForm, Route
 from pentimento.emulation.device import DeviceSettings, EmulatedDevice, EmulatedJob
+from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES
 from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.objects import open_objects
 from services.unet_worker import metrics
@@ -22,8 +23,16 @@ from services.unet_worker.attempts.yielding import PlaceWatch
 from services.unet_worker.cache.donors import DonorReader, UnusableDonor
 from services.unet_worker.cache.uploads import Uploads
 from services.unet_worker.device.busy import BusyMeter
-from services.unet_worker.device.device_backend import NO_ADAPTERS, DeviceMemory, HeldAdapters
-from services.unet_worker.emulation.model import check_profiled, costs_on, decoding_share, emulated_held_model, key_of
+from services.unet_worker.device.device_backend import DeviceMemory, HeldAdapters
+from services.unet_worker.emulation.model import (
+    adapters_of,
+    check_profiled,
+    costs_on,
+    decoding_share,
+    emulated_held_model,
+    emulated_loras,
+    key_of,
+)
 from services.unet_worker.emulation.pictures import EmulatedPictures, stand_in_latent
 from services.unet_worker.process import WorkerIdentity
 from services.unet_worker.settings import EmulatedWorkerSettings
@@ -179,7 +188,9 @@ class EmulatedBackend:
             costs_on(first, devices),
             largest_batch(first, devices),
             devices.speed_changes,
+            fleet.adapters,
         )
+        self._loras = emulated_loras(fleet)
         self._runner = AttemptRunner(
             self, objects, self._store_threads, settings.upload_timeout_s, self.emulated.release
         )
@@ -203,11 +214,12 @@ class EmulatedBackend:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        return CAPABILITIES | ({Capability.STEP_BATCHING} if self._fleet.step_batching else frozenset())
+        step_batching = {Capability.STEP_BATCHING} if self._fleet.step_batching else frozenset()
+        return CAPABILITIES | step_batching | (ADAPTER_CAPABILITIES if self._fleet.adapters.resident_count else set())
 
     @property
     def adapters(self) -> HeldAdapters:
-        return NO_ADAPTERS
+        return HeldAdapters(self._loras, self.emulated.adapters.resident)
 
     @property
     def halves(self) -> None:
@@ -234,7 +246,9 @@ class EmulatedBackend:
         check_profiled(self.emulated.costs, spec)
 
     async def prefetch(self, names: Collection[str]) -> None:
-        """There are none."""
+        """Those that are not kept take their time, one after the other."""
+        known = [adapter.name for adapter in self._loras if adapter.name in names]
+        await asyncio.sleep(self.emulated.adapters.take(known, self._loop.time()))
 
     def assign(self, name: str, max_batch: int) -> None:
         """Hold this model, in batches of at most that many. Another one is loaded once what is here is done, and takes
@@ -293,6 +307,7 @@ class EmulatedBackend:
             steps_saved=start.saved_steps,
             device_seconds=job.device_s + job.finish_s * decoding_share(model),
             notes=(note, start.note) if start.note else (note,),
+            lora_patch_step=order.route.lora_patch_step if order.spec.loras else None,
             bad_donor_reason=start.bad_donor_reason,
         )
 
@@ -317,7 +332,7 @@ class EmulatedBackend:
 
     async def _denoise(self, spec: GenerationSpec, deadline: float | None, bridge: JobBridge) -> Job:
         """Denoised, then decoded and encoded."""
-        self.emulated.start(bridge, bridge.steps_run, deadline, key=key_of(spec))
+        self.emulated.start(bridge, bridge.steps_run, deadline, key=key_of(spec), adapters=adapters_of(spec))
         try:
             return await bridge.done
         finally:

@@ -2,11 +2,13 @@
 
 import hashlib
 
-from pentimento.devices.emulation import EmulatedDevices, EmulatedModel, largest_batch
+from pentimento.devices.emulation import EmulatedDevices, EmulatedFleet, EmulatedModel, largest_batch
 from pentimento.devices.profile import profile_to_json
+from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
 from pentimento.domain.generation import GenerationSpec
+from pentimento.emulation.adapters import AttemptAdapters
 from pentimento.emulation.costs import ModelCosts, costs_of, once_a_picture
 
 FAMILY = "emulated"
@@ -35,6 +37,20 @@ def emulated_held_model(model: EmulatedModel, generation: int) -> HeldModel:
         default_guidance_scale=model.guidance_scale,
         schedulers=("ddim",),
     )
+
+
+def emulated_loras(fleet: EmulatedFleet) -> tuple[Adapter, ...]:
+    """Return the LoRAs that the fleet's file names. Their digests are those of no real one."""
+    share = fleet.adapters.latest_start_fraction
+    return tuple(
+        Adapter(name, AdapterKind.LORA, _digest("lora", name), FAMILY, latest_start_fraction=share)
+        for name in fleet.adapters.loras
+    )
+
+
+def adapters_of(spec: GenerationSpec) -> AttemptAdapters:
+    """Return what a device paints the picture with. One LoRA with two weights is two sets, but is loaded once."""
+    return AttemptAdapters(tuple(sorted((lora.name, lora.scale) for lora in spec.loras)), bool(spec.controlnets))
 
 
 def _digest(part: str, text: str) -> str:

@@ -11,10 +11,11 @@ import pytest
 from pentimento.devices.emulation import label_of, read_fleet
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress, WorkerCredits
-from pentimento.domain.fleet import Capability, WorkerAssignment
+from pentimento.domain.fleet import Capability, Replica, ReplicaKind, WorkerAssignment
 from pentimento.domain.generation import (
     Attempt,
     CacheGrant,
+    ControlNetSelection,
     Donor,
     FromImage,
     FromLatent,
@@ -88,6 +89,37 @@ async def test_its_steps_take_device_time_as_profiled(worker: Emulated) -> None:
 
     # By the device's own clock, whatever this machine is busy with.
     assert result.device_seconds == pytest.approx(0.01)
+
+
+async def test_it_takes_the_loras_that_its_fleet_names_and_keeps_them(adapted_worker: Emulated) -> None:
+    known = {adapter.name: adapter for adapter in (await credits_of(adapted_worker)).known_adapters or ()}
+    neon = LoraSelection("neon", 0.5, known["neon"].digest)
+
+    result = await result_of(execute(adapted_worker, spec=replace(SPEC, loras=(neon,))))
+
+    assert result.device_seconds == pytest.approx(0.01 + 0.004)
+    assert result.lora_patch_step == 0
+    assert (await credits_of(adapted_worker)).resident_components == ("heavy", "neon")
+    with pytest.raises(NotFound, match="LoRA 'neon'"):
+        await result_of(execute(adapted_worker, "r2", spec=replace(SPEC, loras=(replace(neon, digest="sha256:0"),))))
+
+
+async def test_it_tells_its_loras_where_it_registers(adapted_worker: Emulated) -> None:
+    assert await adapted_worker.client.prefetch(["mosaic"]) == ("heavy", "mosaic")
+
+    process, backend = adapted_worker.process, adapted_worker.backend
+    replica = process._describe(Replica("w", ReplicaKind.UNET_WORKER, "unix:/w", 1), backend, ())
+
+    assert [adapter.name for adapter in replica.adapters] == ["mosaic", "neon"]
+    assert replica.resident_models == ("heavy", "mosaic")
+
+
+async def test_a_step_with_a_controlnet_waits_for_its_residuals(adapted_worker: Emulated) -> None:
+    edges = ControlNetSelection("edges", b"", digest="sha256:" + "e" * 64)
+
+    result = await result_of(execute(adapted_worker, spec=replace(SPEC, controlnets=(edges,))))
+
+    assert result.device_seconds == pytest.approx(0.01 + 10 * 0.001)
 
 
 async def test_what_it_captures_can_be_started_from(worker: Emulated) -> None:

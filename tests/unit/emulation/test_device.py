@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pentimento.devices.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
 from pentimento.devices.profile import Cost
 from pentimento.devices.speed import STEADY, SpeedChanges, SpeedCourse
+from pentimento.emulation.adapters import PLAIN, AttemptAdapters
 from pentimento.emulation.costs import ModelCosts
 from pentimento.emulation.device import DeviceSettings, EmulatedDevice, EmulatedJob
 from tests.unit.emulation.virtual_time import VirtualTimers
@@ -54,6 +56,7 @@ class World:
         seed: int = 1,
         speed_changes: SpeedCourse = STEADY,
         each_step: bool = True,
+        adapter_costs: AdapterCosts = NO_ADAPTER_COSTS,
         **options: Any,
     ) -> None:
         self.timers = VirtualTimers(late_s)
@@ -72,12 +75,15 @@ class World:
             device,
             8,
             speed_changes,
+            adapter_costs,
         )
 
-    def submit(self, steps: int, deadline: float | None = None, key: object = KEY) -> Picture:
+    def submit(
+        self, steps: int, deadline: float | None = None, key: object = KEY, adapters: AttemptAdapters = PLAIN
+    ) -> Picture:
         picture = Picture(len(self.pictures))
         self.pictures.append(picture)
-        self.device.start(picture, steps, deadline, key=key)
+        self.device.start(picture, steps, deadline, key=key, adapters=adapters)
         return picture
 
     def job_began(self, device: object, job: EmulatedJob[Picture]) -> None:

@@ -4,11 +4,13 @@ from random import Random
 
 import pytest
 
+from pentimento.devices.adapter_costs import NO_ADAPTER_COSTS, AdapterCosts
 from pentimento.devices.profile import steady
 from pentimento.domain.fleet import Capability
+from pentimento.emulation.adapters import PLAIN, AttemptAdapters
 from pentimento.reports import Outcome, RequestRecord
 from pentimento.simulator import Scenario, Simulation
-from pentimento.simulator.adapters import AdapterSettings, AdapterShelves
+from pentimento.simulator.adapters import SimulatedAdapters
 from pentimento.simulator.scenario import Outage
 from pentimento.workloads import Workload
 from tests.unit.simulator.scenarios import arrivals, one_model
@@ -18,7 +20,7 @@ ONE = {1: 1.0}
 
 
 def scenario(resident_count: int, load_s: float = 0.0, devices: int = 2, **changes: object) -> Scenario:
-    adapters = AdapterSettings(resident_count, steady(load_s))
+    adapters = AdapterCosts(resident_count, steady(load_s))
     return replace(one_model(ONE, devices), adapters=adapters, **changes)  # type: ignore[arg-type]
 
 
@@ -69,36 +71,35 @@ def test_a_device_that_dies_loses_what_it_kept_and_nobody_is_lost() -> None:
     assert simulation.loaded_count == 2
 
 
-def test_the_one_used_longest_ago_goes_first() -> None:
-    shelves = AdapterShelves(AdapterSettings(2, steady(1.0)), asking([0.0] * 3, ("a",), ("b",), ("c",)).arrivals)
-    a, b, c = asking([0.0] * 3, ("a",), ("b",), ("c",)).arrivals
-    shelves.news("w", 1)
+def test_a_lora_that_may_come_late_is_loaded_beside_the_first_steps() -> None:
+    """Of a second and ten steps, half a second is left of a load of 0.7 s when the first two steps are taken."""
+    workload = asking([0.0], ("a",))
+    late = AdapterCosts(1, steady(0.7), latest_start_fraction=0.2)
 
-    seconds = [shelves.take("w", arrival, Random(1)) for arrival in (a, b, a, c, a, b)]
+    alone = played(replace(scenario(1, devices=1), adapters=late), workload)[1]
 
-    assert seconds == [1.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+    assert latencies(alone) == pytest.approx([1.0 + 0.7 - 0.2])
 
 
-def test_the_dataplane_hears_of_changes_alone_and_a_new_start_keeps_nothing() -> None:
+def test_the_dataplane_hears_of_changes_alone() -> None:
     (a,) = asking([0.0], ("a",)).arrivals
-    shelves = AdapterShelves(AdapterSettings(2), (a,))
+    adapters = SimulatedAdapters(AdapterCosts(2), (a,))
 
-    first = shelves.news("w", 1)
+    first = adapters.news("w", 1, ())
     assert first is not None and first.loras == {"a"} and first.resident == frozenset()
-    assert shelves.news("w", 1) is None
-    shelves.take("w", a, Random(1))
-    second = shelves.news("w", 1)
+    assert adapters.news("w", 1, ()) is None
+    second = adapters.news("w", 1, ("a",))
     assert second is not None and second.resident == {"a"}
-    third = shelves.news("w", 2)
-    assert third is not None and third.resident == frozenset()
+    assert adapters.news("w", 2, ()) is not None
 
 
 def test_what_an_arrival_needs() -> None:
-    (arrival,) = asking([0.0], ("a", "b")).arrivals
+    (arrival,) = asking([0.0], ("b", "a")).arrivals
     both = replace(arrival, controlnets=("edges",))
-    shelves = AdapterShelves(AdapterSettings(1), (both,))
+    simulated, plain = SimulatedAdapters(AdapterCosts(1), (both,)), SimulatedAdapters(NO_ADAPTER_COSTS, (both,))
 
-    needs = shelves.needs_of(both)
+    needs = simulated.needs_of(both)
 
     assert needs.capabilities == {Capability.LORA, Capability.CONTROLNET} and needs.loras == {"a", "b"}
-    assert not AdapterShelves(AdapterSettings(), (both,)).needs_of(both)
+    assert simulated.of(both) == AttemptAdapters((("a", 1.0), ("b", 1.0)), True)
+    assert not plain.needs_of(both) and plain.of(both) == PLAIN
