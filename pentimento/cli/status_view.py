@@ -68,6 +68,9 @@ def render(status: SuiteStatus) -> Iterator[RenderableType]:
         )
         if status.fleet.plan.placements:
             yield Text(f"adapters  {adapters_line(status.fleet.plan)}")
+        for one in status.fleet.unplanned:
+            where = f" on {one.device}" if one.device else ""
+            yield Text(f"unplanned {one.model}{where}: {one.reason}", style="yellow")
     if status.frontdoor is not None:
         yield from frontdoor_lines(status.frontdoor)
     if status.cache is not None:

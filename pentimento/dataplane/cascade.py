@@ -1,8 +1,6 @@
 """Light first: a picture that the discriminator is confident of stays, any other request goes on to the next pool
 (DiffServe, section 3.1) and has that picture to fall back on."""
 
-import math
-
 from pentimento.dataplane.commits import commit_picture, stop_attempts
 from pentimento.dataplane.effects import Effect, ReleaseGrant, ResolveRoute, Score
 from pentimento.dataplane.events import Scored
@@ -26,7 +24,7 @@ def on_scored(state: State, now: float, event: Scored) -> list[Effect]:
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.SCORING or request.picture_token != event.fencing_token:
         return []
-    if event.confidence is None or not math.isfinite(event.confidence):
+    if event.confidence is None or not 0.0 <= event.confidence <= 1.0:
         accepted, degraded = state.settings.accept_unscored, "UNSCORED"
     else:
         accepted, degraded = event.confidence > _threshold(state, request), ""

@@ -228,7 +228,18 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True)
+class UnplannedModel:
+    """A model that workers with that kind of device could hold and that the policy leaves out, by a reason of the
+    catalogue."""
+
+    model: str
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Fleet:
     replicas: tuple[ReplicaStatus, ...]
     plan: Plan
     leader_epoch: int
+    unplanned: tuple[UnplannedModel, ...] = ()

@@ -1,5 +1,6 @@
 """A frontdoor with two paced workers, light and heavy, and a discriminator that says what it is told."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -21,14 +22,17 @@ DISCRIMINATOR = pb.DESCRIPTOR.services_by_name["DiscriminatorService"].full_name
 
 
 class FixedDiscriminator(DiscriminatorServiceServicer):
-    """Answers every image with one confidence; None for an error."""
+    """Answers every image with one confidence; None for an error. With `hangs` it never answers."""
 
     def __init__(self, confidence: float | None) -> None:
         self.confidence = confidence
+        self.hangs = False
         self.asked: list[pb.ScoreRequest] = []
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
         self.asked.append(request)
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.confidence is None:
             raise Internal("BROKEN", "no score today")
         scores = [

@@ -9,6 +9,7 @@ from pentimento.domain.fleet import (
     ReplicaReport,
     ReplicaStatus,
     StartShare,
+    UnplannedModel,
 )
 from pentimento.wire.fleet import plan_from_proto, plan_to_proto, replica_from_proto, replica_to_proto
 from pentimento.wire.generation import plan_version_from_proto, plan_version_to_proto
@@ -123,9 +124,11 @@ def fleet_to_proto(fleet: Fleet) -> pb.GetFleetResponse:
         replicas=[status_to_proto(status) for status in fleet.replicas],
         plan=plan_to_proto(fleet.plan),
         leader_epoch=fleet.leader_epoch,
+        unplanned=[pb.UnplannedModel(model=u.model, device=u.device, reason=u.reason) for u in fleet.unplanned],
     )
 
 
 def fleet_from_proto(message: pb.GetFleetResponse) -> Fleet:
     replicas = tuple(status_from_proto(status) for status in message.replicas)
-    return Fleet(replicas, plan_from_proto(message.plan), message.leader_epoch)
+    unplanned = tuple(UnplannedModel(u.model, u.device, u.reason) for u in message.unplanned)
+    return Fleet(replicas, plan_from_proto(message.plan), message.leader_epoch, unplanned)

@@ -100,7 +100,8 @@ class Controller:
 
     def fleet(self) -> Fleet:
         plan = self._planner.plan or Plan(PlanVersion(self._epoch.value, 0))
-        return Fleet(self._registry.statuses(self._clock.monotonic()), plan, self._epoch.value)
+        statuses = self._registry.statuses(self._clock.monotonic())
+        return Fleet(statuses, plan, self._epoch.value, self._planner.unplanned)
 
     async def run(self) -> None:
         """Plan now, then whenever the fleet changes, a lease ends, or it is time to look at the demand; and every
@@ -108,7 +109,7 @@ class Controller:
         due_s = self._clock.monotonic()
         while True:
             now_s = self._clock.monotonic()
-            self._forgive_pause(now_s, due_s)
+            self.forgive_pause(now_s, due_s)
             self._changed.clear()
             try:
                 await self.step(now_s)
@@ -133,6 +134,14 @@ class Controller:
         kinds = Counter(view.replica.kind for view in replicas)
         for kind in ReplicaKind:
             LIVE_REPLICAS.labels(kind.value).set(kinds[kind])
+
+    def forgive_pause(self, now_s: float, due_s: float) -> None:
+        """Changes state. No report could be received while this process was stopped: leases are longer by that
+        much."""
+        if now_s - due_s > self._times.pause_s:
+            PAUSES.inc()
+            logger.warning("the controller stood still", extra={"seconds": round(now_s - due_s, 1)})
+            self._registry.forgive(now_s - due_s, now_s)
 
     def close(self) -> None:
         """Changes state: ends the watchers' streams."""
@@ -163,13 +172,6 @@ class Controller:
             settled_s if now_s < settled_s else None,
         ]
         return min(end for end in ends if end is not None)
-
-    def _forgive_pause(self, now_s: float, due_s: float) -> None:
-        """No report could be received while this process was stopped: their leases are longer by that much."""
-        if now_s - due_s > self._times.pause_s:
-            PAUSES.inc()
-            logger.warning("the controller stood still", extra={"seconds": round(now_s - due_s, 1)})
-            self._registry.forgive(now_s - due_s, now_s)
 
     def _check_acknowledged(self, report: ReplicaReport) -> None:
         if report.plan is not None and not self._epoch.believable(report.plan.version.leader_epoch):

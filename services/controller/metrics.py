@@ -16,3 +16,7 @@ LIVE_REPLICAS = gauge(
     "pentimento_controller_live_replicas_count", "Replicas within their lease and not draining.", ["kind"]
 )
 WATCHERS = gauge("pentimento_controller_watchers_count", "Open WatchPlan streams.")
+UNPLANNED_MODELS = gauge(
+    "pentimento_controller_unplanned_models_count",
+    "Models that workers could hold and that the policy gives to nobody, once a kind of device; GetFleet says why.",
+)

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 
-from pentimento.domain.fleet import Plan, ReplicaKind, ServiceEndpoint
+from pentimento.domain.fleet import Plan, ReplicaKind, ServiceEndpoint, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import (
     AllocationContext,
@@ -13,8 +13,9 @@ from pentimento.policies.allocation import (
     hold_resident,
 )
 from pentimento.policies.serving.policy import ServingPolicy
+from pentimento.policies.serving.unplanned import unplanned_models
 from services.controller.allocating import AllocatorThreads
-from services.controller.metrics import ALLOCATION_FAILURES, PLAN_SEQUENCE
+from services.controller.metrics import ALLOCATION_FAILURES, PLAN_SEQUENCE, UNPLANNED_MODELS
 from services.controller.placements import adapter_placements
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class Planner:
         self._before = self._decision = AllocationDecision()
         self._failing = False
         self.plan: Plan | None = None
+        # What the policy leaves out at the last look, and why.
+        self.unplanned: tuple[UnplannedModel, ...] = ()
 
     def rise_to(self, leader_epoch: int) -> None:
         """Changes state: the next plan is the first of a newer epoch, whatever it says."""
@@ -64,6 +67,7 @@ class Planner:
         return await self._replan(context, self._before)
 
     async def _replan(self, context: AllocationContext, last: AllocationDecision) -> Plan | None:
+        self._note_unplanned(context)
         decision = await self._decide(replace(context, last=last))
         if decision is None:
             return None
@@ -93,6 +97,15 @@ class Planner:
             return None
         self._failing = False
         return decision
+
+    def _note_unplanned(self, context: AllocationContext) -> None:
+        """Say which models are in nobody's plan: once in the log, and in a metric as long as it is so."""
+        unplanned = unplanned_models(context) if self._policy.plans_batches else ()
+        if unplanned and unplanned != self.unplanned:
+            told = [f"{one.model} on {one.device or 'any device'}: {one.reason}" for one in unplanned]
+            logger.warning("models without a profile are not planned", extra={"models": told})
+        self.unplanned = unplanned
+        UNPLANNED_MODELS.set(len(unplanned))
 
     def _as_plan(self, decision: AllocationDecision, replicas: tuple[ReplicaView, ...]) -> Plan:
         return Plan(

@@ -12,8 +12,11 @@ from pentimento.policies.allocation import ReplicaView
 
 @dataclass(frozen=True)
 class _RegisteredReplica:
+    """`received_s`: from when its silence is counted; `heard_s`: when it was really heard last."""
+
     replica: Replica
     received_s: float
+    heard_s: float
     report: ReplicaReport | None = None
 
 
@@ -41,7 +44,7 @@ class Registry:
             raise _superseded(replica.instance_id, replica.generation, known.replica.generation)
         if known is None:
             self._make_room(now_s)
-        self._entries[replica.instance_id] = _RegisteredReplica(replica, now_s)
+        self._entries[replica.instance_id] = _RegisteredReplica(replica, now_s, now_s)
 
     def report(self, report: ReplicaReport, now_s: float) -> ReceivedReport:
         """Changes state. NotFound asks the replica to register."""
@@ -49,8 +52,8 @@ class Registry:
         replica = replace(known.replica, resident_models=report.resident_models)
         changed = _planned_by(replica) != _planned_by(known.replica) or _is_draining(known) != report.draining
         changed = changed or not self._is_live(known, now_s)
-        self._entries[report.instance_id] = _RegisteredReplica(replica, now_s, report)
-        return ReceivedReport(changed, now_s - known.received_s)
+        self._entries[report.instance_id] = _RegisteredReplica(replica, now_s, now_s, report)
+        return ReceivedReport(changed, max(0.0, now_s - known.heard_s))
 
     def deregister(self, instance_id: str, generation: int) -> None:
         """Changes state. A start that is not the registered one cannot take it away."""

@@ -11,7 +11,13 @@ MAX_NAME_LENGTH = 256
 MAX_BOUNDS = 64
 MAX_POOLS = 256
 MAX_COUNT = 2**63 - 1
+# Of one pool between two reports. More than any frontdoor takes; a report that claims more would drown the averages of
+# demand for minutes.
+MAX_REQUESTS = 1_000_000
+MAX_STEPS = 100_000
 MAX_BATCH = 1024
+# Seconds: a microsecond to eleven days. Sums and quotients of such costs stay finite.
+MIN_COST_S, MAX_COST_S = 1e-6, 1e6
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 ADDRESS = re.compile(r"unix:[^\s\x00]{1,250}|[^\s\x00]{1,250}:\d{1,5}")
 
@@ -46,7 +52,9 @@ def check_report(report: ReplicaReport) -> None:
     check_instance(report.instance_id, report.generation)
     _check_names("resident_models", report.resident_models)
     _check_share("busy_share", report.busy_share)
-    for field in ("queue_length", "running_count", "completed_count", "failed_count"):
+    for field in ("queue_length", "running_count"):
+        _check_count(field, getattr(report, field), MAX_REQUESTS)
+    for field in ("completed_count", "failed_count"):
         _check_count(field, getattr(report, field))
     if len(report.demand) > MAX_POOLS:
         raise InvalidArgument.of("demand", f"must name at most {MAX_POOLS} pools, got {len(report.demand)}")
@@ -58,23 +66,25 @@ def _check_demand(field: str, demand: PoolDemand) -> None:
     _check_text(f"{field}.model", demand.model)
     _check_share(f"{field}.deferred_share", demand.deferred_share)
     for count in ("arrived_count", "completed_count", "dropped_count", "late_count", "queue_length", "scored_count"):
-        _check_count(f"{field}.{count}", getattr(demand, count))
+        _check_count(f"{field}.{count}", getattr(demand, count), MAX_REQUESTS)
     if len(demand.starts) > MAX_TOLD_COUNT:
         raise InvalidArgument.of(f"{field}.starts", f"must be at most {MAX_TOLD_COUNT}, got {len(demand.starts)}")
     for start in demand.starts:
-        _check_count(f"{field}.starts.request_count", start.request_count)
+        _check_count(f"{field}.starts.start_step", start.start_step, MAX_STEPS)
+        _check_count(f"{field}.starts.request_count", start.request_count, MAX_REQUESTS)
 
 
 def _check_cost(field: str, cost: ModelCost) -> None:
     _check_text(f"{field}.model", cost.model)
     _check_count(f"{field}.memory_bytes", cost.memory_bytes)
-    if not 0.0 <= cost.load_s < math.inf:
-        raise InvalidArgument.of(f"{field}.load_seconds", f"must be at least 0 and finite, got {cost.load_s}")
+    if not 0.0 <= cost.load_s <= MAX_COST_S:
+        raise InvalidArgument.of(f"{field}.load_seconds", f"must be between 0 and {MAX_COST_S:g}, got {cost.load_s}")
     for size, run_s in cost.run_s:
         if not 1 <= size <= MAX_BATCH:
             raise InvalidArgument.of(f"{field}.batches.batch_size", f"must be between 1 and {MAX_BATCH}, got {size}")
-        if not 0.0 < run_s < math.inf:
-            raise InvalidArgument.of(f"{field}.batches.run_seconds", f"must be above 0 and finite, got {run_s}")
+        if not MIN_COST_S <= run_s <= MAX_COST_S:
+            limit = f"must be between {MIN_COST_S:g} and {MAX_COST_S:g}"
+            raise InvalidArgument.of(f"{field}.batches.run_seconds", f"{limit}, got {run_s}")
 
 
 def _check_adapters(field: str, adapters: tuple[Adapter, ...]) -> None:
@@ -110,9 +120,9 @@ def _check_share(field: str, value: float) -> None:
         raise InvalidArgument.of(field, f"must be between 0 and 1, got {value}")
 
 
-def _check_count(field: str, value: int) -> None:
-    if not 0 <= value <= MAX_COUNT:
-        raise InvalidArgument.of(field, f"must be between 0 and {MAX_COUNT}, got {value}")
+def _check_count(field: str, value: int, limit: int = MAX_COUNT) -> None:
+    if not 0 <= value <= limit:
+        raise InvalidArgument.of(field, f"must be between 0 and {limit}, got {value}")
 
 
 def _check_names(field: str, names: tuple[str, ...]) -> None:

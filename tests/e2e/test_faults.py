@@ -70,6 +70,32 @@ async def test_pictures_are_painted_without(suite: LocalSuite, client: AsyncClie
     assert picture.data
 
 
+async def test_no_request_notices_that_the_controller_is_killed_and_comes_back_under_load(
+    suite: LocalSuite, client: AsyncClient
+) -> None:
+    wanted = ImageRequest("a red circle", num_inference_steps=4, seed=9, cache=CacheMode.OFF)
+    controller = process_of(suite, "services.controller")
+    await wait_until_serving(f"unix:{suite.state.sockets / 'controller.sock'}")
+    pictures: list[Picture] = []
+    back = asyncio.Event()
+
+    async def asking() -> None:
+        while not back.is_set():
+            pictures.append(await client.generate(wanted))
+
+    load = [asyncio.create_task(asking()) for _ in range(3)]
+    controller.kill()
+    painted_before = len(pictures)
+    await asyncio.to_thread(controller.wait)
+    await wait_until_serving(f"unix:{suite.state.sockets / 'controller.sock'}")
+    while len(pictures) < painted_before + 6:  # noqa: ASYNC110 - of three tasks
+        await asyncio.sleep(0.01)
+    back.set()
+    await asyncio.gather(*load)
+
+    assert {picture.provenance.attempt_number for picture in pictures} == {1}
+
+
 async def test_lost_objects_cost_their_saving_and_their_entries_are_healed(
     suite: LocalSuite, client: AsyncClient
 ) -> None:

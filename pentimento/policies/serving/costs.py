@@ -28,16 +28,27 @@ def batch_costs(context: AllocationContext, model: str, sizes: Iterable[int] | N
     is there. FailedPrecondition when the
     model has no profile: a variant without one is never planned.
     """
-    present = {worker.device for worker in context.workers()}
-    measured: dict[int, float] = {}
-    for profile in context.profiles:
-        if profile.model == model and (not present or not profile.device or profile.device in present):
-            measured[profile.batch_size] = max(profile.latency_s, measured.get(profile.batch_size, 0.0))
+    measured = _measured(context, model)
     if not measured:
         raise FailedPrecondition("PROFILE_MISSING", f"model {model} has no profile for the devices that are there")
     wanted = sorted(measured) if sizes is None else sorted(set(sizes))
     costs = (BatchCost(size, latency) for size in wanted if (latency := _latency(measured, size)) is not None)
     return tuple(costs) or (BatchCost(min(measured), measured[min(measured)]),)
+
+
+def has_profile(context: AllocationContext, model: str) -> bool:
+    """Return whether `model` was profiled on a kind of device that is there."""
+    return bool(_measured(context, model))
+
+
+def _measured(context: AllocationContext, model: str) -> dict[int, float]:
+    """Return seconds by batch size."""
+    present = {worker.device for worker in context.workers()}
+    measured: dict[int, float] = {}
+    for profile in context.profiles:
+        if profile.model == model and (not present or not profile.device or profile.device in present):
+            measured[profile.batch_size] = max(profile.latency_s, measured.get(profile.batch_size, 0.0))
+    return measured
 
 
 def _latency(measured: dict[int, float], size: int) -> float | None:

@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from pentimento.domain.fleet import PoolPlan, RouteShare
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, hold_resident
-from pentimento.policies.serving.costs import batch_costs
+from pentimento.policies.serving.costs import batch_costs, has_profile
 from pentimento.policies.serving.demand import averaged_demand, demand_of
 from pentimento.policies.serving.entry import EVERY_START, IMAGE, LATENT, NOISE, SPARE
 from pentimento.policies.serving.pid import MODM_GAINS, PidGains, PidMemory, step
@@ -44,7 +44,7 @@ class MixtureLoad:
         """Return the load at `rate` requests a second. `starts` are (start step, share of all requests); what they do
         not cover starts from noise."""
         hit_share = sum(share for start, share in starts if start > 0)
-        refined = sum(share * (1.0 - start / step_count) for start, share in starts if start > 0)
+        refined = sum(share * max(0.0, 1.0 - start / step_count) for start, share in starts if start > 0)
         return cls(rate * max(0.0, 1.0 - hit_share), rate * refined)
 
 
@@ -141,22 +141,26 @@ class MixtureAllocator:
     ) -> tuple[int, float]:
         current = before.small_index if before else 0
         switched_at_s = before.switched_at_s if before else -math.inf
-        if before is not None and context.now_s - switched_at_s < self.dwell_s:
+        profiled = has_profile(context, self.settings.small_models[current])
+        if before is not None and profiled and context.now_s - switched_at_s < self.dwell_s:
             return current, switched_at_s
         wanted = self._best_small(context, load, current)
         return wanted, context.now_s if wanted != current else switched_at_s
 
     def _best_small(self, context: AllocationContext, load: MixtureLoad, current: int) -> int:
+        """Return the index of the best small model that carries the load, or of the last; those without a profile are
+        passed over while there is another."""
         models = self.settings.small_models
+        profiled = [index for index, model in enumerate(models) if has_profile(context, model)] or [len(models) - 1]
         large = self.headroom * self._throughput(context, self.settings.heavy)
-        for index, model in enumerate(models):
-            small = self.headroom * self._throughput(context, model)
+        for index in profiled:
+            small = self.headroom * self._throughput(context, models[index])
             slack = 1.0 - self.settings.hysteresis if index < current else 1.0
             eased = MixtureLoad(load.misses / slack, load.hits / slack)
             needed = max(1, math.ceil(eased.misses / large - 1e-9))
             if carries(eased, len(context.workers()), needed, large, small):
                 return index
-        return len(models) - 1
+        return profiled[-1]
 
     def _damped(self, before: _MixtureMemory | None, target: int, now_s: float, device_count: int) -> PidMemory:
         if before is None:

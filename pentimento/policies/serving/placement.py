@@ -1,6 +1,6 @@
 """From how many workers a model gets to which: as few switches as possible, and nobody's queue is orphaned."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from pentimento.domain.fleet import Replica, WorkerAssignment
 from pentimento.policies.allocation import AllocationContext, ModelDemand
@@ -14,17 +14,21 @@ def place(
     `counts`.
 
     A worker keeps its model where that model still needs it. A model that is to have none while requests wait for it
-    has one until they are done, unless it would be the last of another that is asked for.
+    has one until they are done, unless it would be the last of another that is asked for. No worker is given a model
+    that was not profiled on its kind of device.
     """
     workers = context.workers()
     left = _with_drains(context, _cut(counts, len(workers)))
+    profiled = {(profile.model, profile.device) for profile in context.profiles}
     chosen: dict[str, str] = {}
     for worker in workers:
-        if left.get(_held(worker), 0) > 0:
-            _take(worker, _held(worker), chosen, left)
+        held = _held(worker)
+        if left.get(held, 0) > 0 and (held not in counts or _is_profiled(profiled, held, worker)):
+            _take(worker, held, chosen, left)
     for worker in workers:
         if worker.instance_id not in chosen:
-            wanting = next((name for name, count in left.items() if count > 0 and _can_hold(worker, name)), None)
+            usable = (name for name, count in left.items() if count > 0 and _can_hold(worker, name))
+            wanting = next((name for name in usable if _is_profiled(profiled, name, worker)), None)
             if wanting is not None:
                 _take(worker, wanting, chosen, left)
     return tuple(
@@ -66,6 +70,11 @@ def _is_idle(demand: ModelDemand) -> bool:
 
 def _held(worker: Replica) -> str:
     return worker.resident_models[0] if worker.resident_models else ""
+
+
+def _is_profiled(profiled: Set[tuple[str, str]], model: str, worker: Replica) -> bool:
+    """Profiles that name no device are of any."""
+    return (model, worker.device) in profiled or (model, "") in profiled
 
 
 def _can_hold(worker: Replica, model: str) -> bool:

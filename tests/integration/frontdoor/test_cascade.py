@@ -80,6 +80,16 @@ async def test_without_a_score_the_settings_decide_and_say_so(folder: Path, acce
     assert ("degraded: UNSCORED" in completed.provenance.notes) == accept
 
 
+@pytest.mark.parametrize(("accept", "digest"), [(True, "sha256:light"), (False, "sha256:heavy")])
+async def test_a_discriminator_that_never_answers_is_left(folder: Path, accept: bool, digest: str) -> None:
+    async with running_cascade(folder, 0.9, accept_unscored=accept, score_timeout_ms=50) as cascade:
+        cascade.discriminator.hangs = True
+        completed = await cascade.suite.paint(UNNAMED)
+
+    assert completed.provenance.model_digest == digest
+    assert ("degraded: UNSCORED" in completed.provenance.notes) == accept
+
+
 async def test_a_picture_too_large_for_the_light_model_is_explained_and_painted_by_the_heavy_one(folder: Path) -> None:
     large = replace(UNNAMED, width_px=64, height_px=64)
     async with running_parts(folder, 0.9) as parts:

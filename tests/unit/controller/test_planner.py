@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pentimento.domain.adapters import Adapter, AdapterKind
-from pentimento.domain.fleet import AdapterPlacement, Replica, ReplicaKind, ServiceEndpoint
+from pentimento.domain.fleet import AdapterPlacement, Replica, ReplicaKind, ServiceEndpoint, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, Allocator, ReplicaView, hold_resident
 from pentimento.policies.serving.policy import ServingPolicy
@@ -175,3 +175,18 @@ async def test_the_plan_says_where_adapters_are_and_changes_with_what_is_residen
     assert (await planner.look_again(with_nets())) is None
     again = await planner.look_again(with_nets("edges"))
     assert again is not None and again.placements[0] == AdapterPlacement(edges, ("c1", "c2"), ("c2",))
+
+
+async def test_models_without_a_profile_are_named_in_a_metric_unless_the_policy_needs_none():
+    idle = AllocationContext(0.0, (ReplicaView(replace(WORKER.replica, device="gpu")),))
+    name = "pentimento_controller_unplanned_models_count"
+
+    profiled = planner_of(hold_resident, "diffserve")
+    await profiled.look(idle)
+    assert profiled.unplanned == (UnplannedModel("heavy", "gpu", "PROFILE_MISSING"),)
+    assert REGISTRY.get_sample_value(name) == 1
+
+    unplanned = Planner(ServingPolicy("resident", hold_resident, plans_batches=False), leader_epoch=5)
+    unplanned.begin()
+    await unplanned.look(idle)
+    assert (unplanned.unplanned, REGISTRY.get_sample_value(name)) == ((), 0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pentimento.domain.adapters import Adapter, AdapterKind, PipeliningBound
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
-from services.controller.validation import MAX_COUNT, check_replica, check_report
+from services.controller.validation import MAX_COUNT, MAX_REQUESTS, MAX_STEPS, check_replica, check_report
 
 REPLICA = Replica("worker-1", ReplicaKind.UNET_WORKER, "unix:/run/w1.sock", 1)
 REPORT = ReplicaReport("worker-1", 1)
@@ -90,9 +90,9 @@ def test_adapters_are_bounded():
     [
         (ModelCost("x" * 257, ((1, 1.0),)), r"costs\[1\]\.model"),
         (ModelCost("m", ((0, 1.0),)), r"costs\[1\]\.batches\.batch_size: must be between 1 and 1024, got 0"),
-        (ModelCost("m", ((1, 0.0),)), r"costs\[1\]\.batches\.run_seconds: must be above 0 and finite, got 0.0"),
-        (ModelCost("m", ((1, math.nan),)), r"run_seconds: must be above 0 and finite, got nan"),
-        (ModelCost("m", (), load_s=math.inf), r"load_seconds: must be at least 0 and finite, got inf"),
+        (ModelCost("m", ((1, 0.0),)), r"costs\[1\]\.batches\.run_seconds: must be between 1e-06 and 1e\+06, got 0.0"),
+        (ModelCost("m", ((1, math.nan),)), r"run_seconds: must be between 1e-06 and 1e\+06, got nan"),
+        (ModelCost("m", (), load_s=math.inf), r"load_seconds: must be between 0 and 1e\+06, got inf"),
         (ModelCost("m", (), memory_bytes=-1), r"memory_bytes"),
     ],
 )
@@ -125,7 +125,9 @@ def test_a_count_outside_its_range_is_refused_by_name(field, count):
     "demand",
     [
         (PoolDemand("m", arrived_count=-1),),
+        (PoolDemand("m", arrived_count=MAX_REQUESTS + 1),),
         (PoolDemand("m", starts=(StartShare(5, -1),)),),
+        (PoolDemand("m", starts=(StartShare(MAX_STEPS + 1, 1),)),),
         (PoolDemand("m", starts=(StartShare(5, 1),) * 1025),),
         (PoolDemand("x" * 257),),
         (PoolDemand("m"),) * 257,

@@ -83,7 +83,7 @@ def test_shares_of_deferred_requests_are_counted() -> None:
     assert pools["heavy"].arrived_count == 1
 
 
-@pytest.mark.parametrize("confidence", [None, math.nan])
+@pytest.mark.parametrize("confidence", [None, math.nan, math.inf, -0.001, 1.001])
 @pytest.mark.parametrize("accept", [True, False])
 def test_without_a_score_the_settings_decide(confidence: float | None, accept: bool) -> None:
     driver = cascade_driver(accept_unscored=accept)

@@ -715,25 +715,58 @@ class GetFleetResponse(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    UNPLANNED_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]: ...
     @_builtins.property
     def plan(self) -> Global___Plan: ...
+    @_builtins.property
+    def unplanned(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnplannedModel]:
+        """Models that workers could hold and that the policy in force gives to nobody."""
+
     def __init__(
         self,
         *,
         replicas: _abc.Iterable[Global___ReplicaStatus] | None = ...,
         plan: Global___Plan | None = ...,
         leader_epoch: _builtins.int = ...,
+        unplanned: _abc.Iterable[Global___UnplannedModel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "plan", b"plan", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "plan", b"plan", "replicas", b"replicas", "unplanned", b"unplanned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetFleetResponse: _TypeAlias = GetFleetResponse  # noqa: Y015
+
+@_typing.final
+class UnplannedModel(_message.Message):
+    """`reason` is of the catalogue of errors: PROFILE_MISSING where nobody said what the model costs on that device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    device: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        device: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "model", b"model", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnplannedModel: _TypeAlias = UnplannedModel  # noqa: Y015
 
 @_typing.final
 class ReplicaStatus(_message.Message):

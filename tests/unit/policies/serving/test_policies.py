@@ -10,7 +10,7 @@ from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.proteus import Proteus
 from pentimento.policies.serving.settings import ServingSettings
 from pentimento.policies.serving.uniform import OneModel
-from tests.unit.policies.serving.fleets import context, counts, decide, repeat, worker
+from tests.unit.policies.serving.fleets import SD15, TURBO, context, counts, decide, profiles, repeat, worker
 
 SETTINGS = ServingSettings(heavy="sd15", light="turbo", slo_s=5.0, peak_per_s=20.0)
 HALVES = (
@@ -74,7 +74,8 @@ def test_only_hits_go_to_spare_pools() -> None:
 
 
 def test_workers_keep_the_model_that_they_hold() -> None:
-    fleet = AllocationContext(0.0, (worker(0, "sd15"), worker(1, "turbo"), worker(2, "turbo"), worker(3, "sd15")))
+    held = (worker(0, "sd15"), worker(1, "turbo"), worker(2, "turbo"), worker(3, "sd15"))
+    fleet = AllocationContext(0.0, held, profiles=profiles(turbo=TURBO, sd15=SD15))
 
     assigned = {a.worker_id: a.model for a in place(fleet, {"turbo": 1, "sd15": 3}, {})}
 

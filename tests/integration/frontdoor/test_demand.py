@@ -1,0 +1,78 @@
+"""Demand of nothing and of a hundred times what there is room for: every request ends once, and so says the report."""
+
+import asyncio
+from pathlib import Path
+
+from pentimento.dataplane.events import PlanReceived
+from pentimento.domain.errors import ResourceExhausted
+from pentimento.domain.fleet import Plan, ReplicaReport
+from pentimento.domain.generation import PlanVersion
+from pentimento.domain.image_request import Completed
+from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite
+from pentimento.testing.paced_worker import PacedWorker
+from services.frontdoor.status import DemandReport
+
+ROOM = 2
+
+
+async def ending(suite: FrontdoorSuite) -> Completed | ResourceExhausted:
+    try:
+        return await suite.paint()
+    except ResourceExhausted as refused:
+        return refused
+
+
+def demand_of(suite: FrontdoorSuite) -> DemandReport:
+    parts = suite.frontdoor.parts
+    return DemandReport(parts.dataplane, parts.starts)
+
+
+async def test_of_a_hundred_times_the_demand_there_is_room_for_the_rest_is_told_when_to_come_back(
+    folder: Path, worker: PacedWorker
+) -> None:
+    async with running_suite(folder, queue_limit=ROOM - 1) as suite:
+        demand = demand_of(suite)
+        demand.added_to(ReplicaReport("f", 1))
+        worker.hold.clear()
+        asking = [asyncio.ensure_future(ending(suite)) for _ in range(100 * ROOM)]
+        await worker.wait_until(lambda: worker.running)
+        while sum(task.done() for task in asking) < 100 * ROOM - ROOM:  # noqa: ASYNC110 - of many tasks
+            await asyncio.sleep(0.01)
+        worker.hold.set()
+        endings = await asyncio.gather(*asking)
+        (told,) = demand.added_to(ReplicaReport("f", 1)).demand
+        after = await suite.paint()
+        status = await suite.operator.status()
+
+    refused = [ended for ended in endings if isinstance(ended, ResourceExhausted)]
+    assert {(one.reason, (one.retry_after_ms or 0) > 0) for one in refused} == {("QUEUE_FULL", True)}
+    assert len(refused) == 100 * ROOM - ROOM
+    assert (told.arrived_count, told.completed_count, told.dropped_count) == (100 * ROOM, ROOM, len(refused))
+    assert (status.accepted_count, status.completed_count, status.failed_count) == (ROOM + 1, ROOM + 1, 0)
+    assert after.image and len(worker.executed) == ROOM + 1
+
+
+async def test_a_plan_that_admits_nearly_nothing_refuses_the_rest_by_name(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder) as suite:
+        suite.frontdoor.parts.submit(PlanReceived(Plan(PlanVersion(1, 1), admission_rate=0.01)))
+
+        endings = await asyncio.gather(*(ending(suite) for _ in range(100)))
+
+    painted = [ended for ended in endings if isinstance(ended, Completed)]
+    assert len(painted) == len(worker.executed) == 1
+    assert {ended.reason for ended in endings if isinstance(ended, ResourceExhausted)} == {"OVER_CAPACITY"}
+
+
+async def test_nobody_asks_and_that_is_what_is_told(folder: Path, worker: PacedWorker) -> None:
+    async with running_suite(folder) as suite:
+        demand = demand_of(suite)
+        await suite.paint()
+        demand.added_to(ReplicaReport("f", 1))
+
+        quiet = [demand.added_to(ReplicaReport("f", 1)) for _ in range(3)]
+        again = await suite.paint()
+
+    assert {(pool.arrived_count, pool.queue_length, pool.scored_count) for told in quiet for pool in told.demand} == {
+        (0, 0, 0)
+    }
+    assert again.image
