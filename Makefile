@@ -40,7 +40,7 @@ DEV_READY := $(VENV)/.installed-dev-$(DEVICE)
 BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-training test-kernels lint contracts format protos reference client-wheel bench bench-quick setup clean distclean
+.PHONY: help demo test test-faults test-training test-kernels test-torchvision lint contracts format protos reference client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -60,6 +60,10 @@ test-training: $(DEV_READY) ## short trainings of every part of the zoo, interru
 test-kernels: $(DEV_READY) ## the fused kernels in Triton's interpreter, on a CPU (installs Triton beside the venv's packages)
 	@[ -d $(VENV)/triton ] || $(PIP) install -qq --no-deps -c $(CONSTRAINTS) --target $(VENV)/triton triton
 	PYTHONPATH=$(VENV)/triton $(BIN)/python -m pytest tests/unit/diffusion/kernels $(PYTEST_ARGS)
+
+test-torchvision: $(DEV_READY) ## discriminators of torchvision's networks (installs torchvision beside the venv's packages)
+	@[ -d $(VENV)/torchvision ] || $(PIP) install -qq --no-deps -c $(CONSTRAINTS) --target $(VENV)/torchvision torchvision
+	PYTHONPATH=$(VENV)/torchvision $(BIN)/python -m pytest tests/golden/discriminator $(PYTEST_ARGS)
 
 lint: $(DEV_READY) ## ruff, mypy --strict, the import law, the contracts and the code generated from them
 	$(BIN)/ruff check .

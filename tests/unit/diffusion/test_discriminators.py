@@ -28,7 +28,7 @@ def change(path: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "resnet"}, "model_type must be 'efficientnet', got 'resnet'"),
+        ({"model_type": "resnet"}, "model_type must be 'efficientnet' or 'torchvision', got 'resnet'"),
         ({"image_size": 4096}, "image_size must be a whole number up to 1024, got 4096"),
         ({"depth_coefficient": "x"}, "depth_coefficient must be a number up to 4.0, got 'x'"),
         ({"depth_coefficient": float("inf")}, "depth_coefficient must be a number up to"),

@@ -1,0 +1,119 @@
+"""A discriminator's directory, judged and loaded.
+
+A directory as transformers writes it: an `EfficientNetForImageClassification` with a label `real`, safetensors only,
+and a `preprocessor_config.json`; or the same of one of torchvision's (`torchvision_networks`). `pentimento_calibration`
+of its configuration may give Platt's line, which makes a probability of the classifier's log odds. With a
+`prompt_head.json` it reads prompts too (`prompt_heads`).
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+
+from pentimento.diffusion.checkpoint import (
+    BadCheckpoint,
+    check_inside,
+    digest_files,
+    read_json_object,
+    weight_files,
+)
+from pentimento.diffusion.discriminators import torchvision_networks, transformers_networks
+from pentimento.diffusion.discriminators.picture_discriminator import PictureDiscriminator
+from pentimento.diffusion.discriminators.prompt_heads import HEAD_WEIGHTS, head_files, open_prompt_head
+from pentimento.diffusion.discriminators.scoring_network import LoadedNetwork
+from pentimento.diffusion.model_registry import check_digest
+
+_LOADERS: dict[object, Callable[..., LoadedNetwork]] = {
+    transformers_networks.MODEL_TYPE: transformers_networks.load_transformers,
+    torchvision_networks.MODEL_TYPE: torchvision_networks.load_torchvision,
+}
+
+
+def open_discriminator(directory: Path, *, accept_other_digest: bool = False) -> PictureDiscriminator:
+    """Return a loaded and tried out discriminator, in single precision on the CPU; takes seconds.
+
+    Raises BadCheckpoint, with the file and the key, for anything else than such a directory, FailedPrecondition
+    MODEL_DIGEST_MISMATCH for one that is not what the registry.json beside it says, unless `accept_other_digest`, and
+    TORCHVISION_MISSING for one of torchvision's where that is not installed.
+    """
+    path, steps = directory / "config.json", directory / "preprocessor_config.json"
+    document = read_json_object(path)
+    head = head_files(directory)
+    files = [file for file in weight_files(directory) if file.name != HEAD_WEIGHTS]
+    if not files:
+        raise BadCheckpoint(f"{directory}: holds no safetensors file")
+    check_inside(directory, (path, steps, *files, *head))
+    digest = digest_files(directory, [path, steps, *files, *head])
+    if not accept_other_digest:
+        check_digest(directory, digest, "")
+    labels = _labels(path, document)
+    loaded = _loader(path, document)(path, document, files, steps, len(labels))
+    slope, intercept = _calibration(path, document)
+    found = PictureDiscriminator(
+        digest,
+        loaded.image_size_px,
+        loaded.preprocessing,
+        loaded.network,
+        _real_label(path, labels),
+        slope,
+        intercept,
+    )
+    return _tried(directory, found, has_head=bool(head))
+
+
+def _loader(path: Path, document: Mapping[str, Any]) -> Callable[..., LoadedNetwork]:
+    given = document.get("model_type")
+    if not isinstance(given, str) or given not in _LOADERS:
+        there = " or ".join(map(repr, _LOADERS))
+        raise BadCheckpoint(f"{path}: model_type must be {there}, got {given!r:.80}")
+    return _LOADERS[given]
+
+
+def _tried(directory: Path, found: PictureDiscriminator, *, has_head: bool) -> PictureDiscriminator:
+    """The discriminator with its head, once a black picture has a score."""
+    size = found.image_size_px
+    black = np.zeros((3, size, size), np.float32)
+    if not math.isfinite(found.confidences([black])[0]):
+        raise BadCheckpoint(f"{directory}: its weights give no usable confidence")
+    if not has_head:
+        return found
+    with torch.inference_mode():
+        width = found.network.features(torch.from_numpy(black[None])).shape[1]
+    return replace(found, head=open_prompt_head(directory, width))
+
+
+def _labels(path: Path, document: Mapping[str, Any]) -> dict[str, int]:
+    labels = document.get("label2id")
+    if not isinstance(labels, dict) or len(labels) < 2 or not _are_numbered(labels.values()):
+        raise BadCheckpoint(f"{path}: label2id must number two labels or more from 0 on, got {labels!r:.80}")
+    return labels
+
+
+def _are_numbered(numbers: Collection[Any]) -> bool:
+    return all(type(number) is int for number in numbers) and sorted(numbers) == list(range(len(numbers)))
+
+
+def _real_label(path: Path, labels: Mapping[str, int]) -> int:
+    numbers = [number for label, number in labels.items() if label.lower() == "real"]
+    if len(numbers) != 1:
+        raise BadCheckpoint(f"{path}: label2id must have one label 'real'")
+    return numbers[0]
+
+
+def _calibration(path: Path, document: Mapping[str, Any]) -> tuple[float, float]:
+    record = document.get("pentimento_calibration") or {}
+    slope, intercept = (
+        (record.get("slope", 1.0), record.get("intercept", 0.0)) if isinstance(record, dict) else (None, None)
+    )
+    if not _is_finite(slope) or not _is_finite(intercept):
+        raise BadCheckpoint(f"{path}: pentimento_calibration must have finite numbers, got {record!r:.80}")
+    return float(slope), float(intercept)
+
+
+def _is_finite(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,72 @@
+"""What a discriminator needs of a network, whichever library built it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+
+from pentimento.diffusion.checkpoint import BadCheckpoint
+
+MAX_IMAGE_SIZE_PX = 1024
+MAX_PARAMETERS = 200_000_000
+
+
+class ScoringNetwork(Protocol):
+    """An EfficientNet in two halves."""
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """Return the pooled features (n, width) of pixels (n, 3, size, size)."""
+        ...
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the classifier's (n, labels) for those features."""
+        ...
+
+
+class Preprocessing(Protocol):
+    def __call__(self, image: Image.Image) -> NDArray[np.float32]:
+        """Return (3, size, size) of an RGB image."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoadedNetwork:
+    """A network with what comes before it; pictures are `image_size_px` high and wide."""
+
+    network: ScoringNetwork
+    preprocessing: Preprocessing
+    image_size_px: int
+
+
+def read_weights(files: "list[Path]") -> dict[str, Tensor]:
+    """Return every tensor of safetensors files, floats in single precision."""
+    return {
+        name: tensor.float() if tensor.is_floating_point() else tensor
+        for file in files
+        for name, tensor in load_file(file).items()
+    }
+
+
+def check_size(directory: Path, count: int) -> None:
+    """Raise BadCheckpoint for more parameters than a discriminator may have."""
+    if count > MAX_PARAMETERS:
+        raise BadCheckpoint(f"{directory}: has {count} parameters, more than {MAX_PARAMETERS}")
+
+
+def bad_weights(directory: Path, error: Exception) -> BadCheckpoint:
+    """Return what is raised for weights that do not fit their configuration."""
+    return BadCheckpoint(f"{directory}: its weights do not fit its config.json ({' '.join(str(error).split())[:200]})")
+
+
+def whole_number(path: Path, document: Mapping[str, Any], key: str, least: int, most: int) -> int:
+    """Return a key's whole number within bounds. Raises BadCheckpoint with the file and the key."""
+    value = document.get(key)
+    if type(value) is not int or not least <= value <= most:
+        raise BadCheckpoint(f"{path}: {key} must be a whole number from {least} to {most}, got {value!r:.80}")
+    return value

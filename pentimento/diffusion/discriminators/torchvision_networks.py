@@ -1,0 +1,113 @@
+"""torchvision's EfficientNets as discriminators: what DiffServe's authors train (`efficientnet_v2_s`).
+
+torchvision has no directory format. Here it is that of transformers as far as it goes: `config.json` with `model_type`
+torchvision, `architecture` (the function's name), `image_size` and `label2id`; `model.safetensors` with torchvision's
+own names; `preprocessor_config.json`, whose steps `torchvision.transforms.v2` does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.discriminators.scoring_network import (
+    MAX_IMAGE_SIZE_PX,
+    LoadedNetwork,
+    Preprocessing,
+    bad_weights,
+    check_size,
+    read_weights,
+    whole_number,
+)
+from pentimento.diffusion.preprocessing import ImagePreprocessing, read_preprocessing
+from pentimento.diffusion.torchvision_operators import is_installed
+from pentimento.domain.errors import FailedPrecondition
+
+MODEL_TYPE = "torchvision"
+ARCHITECTURES = (*(f"efficientnet_b{number}" for number in range(8)), *(f"efficientnet_v2_{size}" for size in "sml"))
+# PIL's numbers of the interpolations that both libraries have.
+_INTERPOLATIONS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+_SCALE = 1 / 255
+
+
+def load_torchvision(
+    path: Path, document: Mapping[str, Any], files: Sequence[Path], steps_path: Path, label_count: int
+) -> LoadedNetwork:
+    """Return the network that `document`, the file `path`, describes, with the weights of `files`.
+
+    Raises BadCheckpoint with the file and the key, and FailedPrecondition TORCHVISION_MISSING where it is not
+    installed.
+    """
+    architecture = document.get("architecture")
+    if architecture not in ARCHITECTURES:
+        there = ", ".join(ARCHITECTURES)
+        raise BadCheckpoint(f"{path}: architecture must be one of {there}, got {architecture!r:.80}")
+    size = whole_number(path, document, "image_size", 32, MAX_IMAGE_SIZE_PX)
+    steps = read_preprocessing(steps_path, size)
+    _check_steps(steps_path, steps)
+    if not is_installed():
+        raise FailedPrecondition("TORCHVISION_MISSING", f"{path}: needs torchvision, which is not installed")
+    return LoadedNetwork(_network(path.parent, architecture, files, label_count), _preprocessing(steps), size)
+
+
+class TorchvisionNetwork:
+    """One of torchvision's EfficientNets."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+
+    def features(self, pixels: Tensor) -> Tensor:
+        pooled: Tensor = self._network.avgpool(self._network.features(pixels))
+        return pooled.flatten(1)
+
+    def logits(self, features: Tensor) -> Tensor:
+        found: Tensor = self._network.classifier(features)
+        return found
+
+
+def _network(directory: Path, architecture: str, files: Sequence[Path], label_count: int) -> TorchvisionNetwork:
+    from torchvision import models
+
+    build: Callable[..., Any] = getattr(models, architecture)
+    try:
+        with torch.device("meta"):
+            network = build(weights=None, num_classes=label_count)
+        check_size(directory, sum(parameter.numel() for parameter in network.parameters()))
+        network.load_state_dict(read_weights(list(files)), assign=True)
+    except (RuntimeError, ValueError) as error:
+        raise bad_weights(directory, error) from None
+    return TorchvisionNetwork(network.eval().to(memory_format=torch.channels_last))
+
+
+def _check_steps(path: Path, steps: ImagePreprocessing) -> None:
+    if steps.resample not in _INTERPOLATIONS:
+        raise BadCheckpoint(f"{path}: resample must be one of 0, 2 and 3, got {steps.resample}")
+    if steps.scale is None or abs(steps.scale - _SCALE) > 1e-12:
+        raise BadCheckpoint(f"{path}: rescale_factor must be 1/255, got {steps.scale}")
+
+
+def _preprocessing(steps: ImagePreprocessing) -> Preprocessing:
+    from torchvision.transforms import InterpolationMode, v2
+
+    chain: list[Any] = []
+    if steps.resize is not None:
+        size = [steps.resize] if isinstance(steps.resize, int) else list(steps.resize)
+        chain.append(v2.Resize(size, InterpolationMode(_INTERPOLATIONS[steps.resample])))
+    if steps.crop is not None:
+        chain.append(v2.CenterCrop(list(steps.crop)))
+    chain += [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
+    if steps.mean is not None and steps.std is not None:
+        chain.append(v2.Normalize(list(steps.mean), list(steps.std)))
+    transform = v2.Compose(chain)
+
+    def pixels(image: Image.Image) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = transform(image).numpy()
+        return found
+
+    return pixels

@@ -1,0 +1,92 @@
+"""Pictures scored as torchvision's own EfficientNets score them, with random weights. `make test-torchvision` runs it:
+torchvision is no part of the development environment."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from safetensors.torch import save_file
+
+from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.discriminators import open_discriminator
+from pentimento.diffusion.torchvision_operators import is_installed
+
+if not is_installed():
+    pytest.skip("torchvision is not installed", allow_module_level=True)
+import torchvision
+
+SIZE_PX = 96
+LINE = {"slope": 0.7, "intercept": -0.2}
+
+
+def network(architecture: str) -> Any:
+    torch.manual_seed(3)
+    found = getattr(torchvision.models, architecture)(weights=None, num_classes=2)
+    # A fresh network normalises by variance 1: running statistics are given numbers that tell a wrong one apart.
+    for module in found.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.uniform_(-0.05, 0.05)
+            module.running_var.uniform_(0.8, 1.2)
+    return found.eval()
+
+
+def directory_of(folder: Path, architecture: str, /, **changed: Any) -> tuple[Path, Any]:
+    """A discriminator's directory, and the network whose weights it holds."""
+    found = network(architecture)
+    save_file({name: tensor.contiguous() for name, tensor in found.state_dict().items()}, folder / "model.safetensors")
+    config = {"model_type": "torchvision", "architecture": architecture, "image_size": SIZE_PX}
+    config |= {"label2id": {"real": 0, "generated": 1}, "pentimento_calibration": LINE}
+    (folder / "config.json").write_text(json.dumps(config | changed))
+    steps = {"do_resize": True, "size": {"shortest_edge": SIZE_PX + 8}, "resample": 2, "do_rescale": True}
+    steps |= {"crop_size": {"height": SIZE_PX, "width": SIZE_PX}, "do_center_crop": True, "do_normalize": True}
+    steps |= {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(steps))
+    return folder, found
+
+
+def picture(width_px: int, height_px: int) -> Image.Image:
+    image = Image.effect_noise((width_px, height_px), 80).convert("RGB")
+    ImageDraw.Draw(image).ellipse((10, 10, width_px - 30, height_px - 20), fill=(250, 30, 90))
+    return image
+
+
+@pytest.mark.parametrize("architecture", ["efficientnet_v2_s", "efficientnet_b0"])
+@pytest.mark.parametrize("size", [(96, 96), (200, 130), (70, 90)])
+def test_a_picture_has_the_score_that_torchvision_gives_it(
+    tmp_path: Path, architecture: str, size: tuple[int, int]
+) -> None:
+    directory, reference = directory_of(tmp_path, architecture)
+    ours, image = open_discriminator(directory), picture(*size)
+    # The steps that torchvision ships with its ImageNet weights.
+    theirs = torchvision.transforms._presets.ImageClassification(crop_size=SIZE_PX, resize_size=SIZE_PX + 8)
+    with torch.inference_mode():
+        real, generated = reference(theirs(image)[None])[0].double().tolist()
+    expected = torch.sigmoid(torch.tensor(LINE["slope"] * (real - generated) + LINE["intercept"])).item()
+
+    found = ours.confidences([ours.pixels(image)])[0]
+
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_architecture_of_another_family_is_refused(tmp_path: Path) -> None:
+    directory, _ = directory_of(tmp_path, "efficientnet_b0", architecture="resnet18")
+
+    with pytest.raises(BadCheckpoint, match=r"architecture must be one of efficientnet_b0, .*got 'resnet18'"):
+        open_discriminator(directory)
+
+
+def test_weights_of_another_width_are_refused(tmp_path: Path) -> None:
+    directory, _ = directory_of(tmp_path, "efficientnet_b0", architecture="efficientnet_b1")
+
+    with pytest.raises(BadCheckpoint, match=r"its weights do not fit its config\.json"):
+        open_discriminator(directory)
+
+
+def test_transformers_and_diffusers_are_imported_beside_it_as_ever() -> None:
+    from diffusers import AutoencoderKL
+    from transformers import EfficientNetForImageClassification
+
+    assert AutoencoderKL is not None and EfficientNetForImageClassification is not None

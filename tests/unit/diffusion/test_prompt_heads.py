@@ -1,0 +1,162 @@
+"""What a head makes of picture and prompt, and which directories are taken for one."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pentimento.diffusion.checkpoint import BadCheckpoint
+from pentimento.diffusion.discriminators import PictureDiscriminator, Verdict, open_discriminator
+from pentimento.diffusion.discriminators.prompt_heads import (
+    HEAD_FILE,
+    HEAD_WEIGHTS,
+    HeadNetwork,
+    HeadRecord,
+    PromptHead,
+)
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+
+SHIPPED = Path(__file__).parents[3] / "zoo" / "weights" / "tiny-discriminator"
+FEATURES = 960  # of the shipped network
+RECORD = HeadRecord(
+    FEATURES, 6, 8, "sha256:encoder", 1.5, -0.25, 0.5, 0.1, 0.3, 0.6, 0.4, ((0.0, 0.0), (0.5, 0.7), (1.0, 1.0))
+)
+
+
+def network(shape: HeadRecord = RECORD) -> HeadNetwork:
+    torch.manual_seed(4)
+    return HeadNetwork(shape.shape).eval()
+
+
+def write_head(directory: Path, record: HeadRecord = RECORD) -> None:
+    (directory / HEAD_FILE).write_text(json.dumps(record.as_json()))
+    save_file(network(record).state_dict(), directory / HEAD_WEIGHTS)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    found = Path(shutil.copytree(SHIPPED, tmp_path / "discriminator"))
+    write_head(found)
+    return found
+
+
+def embedding(*values: float) -> "np.ndarray[Any, np.dtype[np.float32]]":
+    vector = np.array(values, np.float32)
+    return np.asarray(vector / np.linalg.norm(vector), np.float32)
+
+
+PROMPTS = (embedding(1, 2, 3, 4, 5, 6), embedding(-3, 1, 0, 0, 2, 1))
+
+
+def test_a_head_reads_the_networks_features_and_the_prompt(directory: Path) -> None:
+    found = open_discriminator(directory)
+    pixels = [np.full((3, 64, 64), value, np.float32) for value in (-0.5, 0.5)]
+    with torch.inference_mode():
+        features = found.network.features(torch.from_numpy(np.stack(pixels)))
+        logits = network()(features, torch.from_numpy(np.stack(PROMPTS))).tolist()
+
+    confidences = found.confidences_with(pixels, PROMPTS)
+
+    assert confidences == pytest.approx([1 / (1 + math.exp(-(1.5 * logit - 0.25))) for logit in logits], abs=1e-6)
+    swapped = found.confidences_with(pixels, PROMPTS[::-1])
+    assert abs(swapped[0] - confidences[0]) > 1e-4
+
+
+def test_without_a_head_a_prompt_is_refused_and_the_plain_confidence_stays_what_it_is(directory: Path) -> None:
+    pixels = [np.zeros((3, 64, 64), np.float32)]
+    with_head: PictureDiscriminator = open_discriminator(directory)
+    plain = open_discriminator(SHIPPED)
+
+    with pytest.raises(FailedPrecondition, match="reads pictures alone"):
+        plain.confidences_with(pixels, PROMPTS[:1])
+
+    assert with_head.confidences(pixels) == plain.confidences(pixels)
+    assert with_head.digest != plain.digest
+
+
+@pytest.mark.parametrize(
+    ("bounds", "verdict"),
+    [((0.9999, 0.99999), Verdict.HARD), ((0.0, 0.0001), Verdict.EASY), ((0.0001, 0.9999), Verdict.UNSURE)],
+)
+def test_what_a_prompt_tells_by_itself_follows_the_bounds(bounds: tuple[float, float], verdict: Verdict) -> None:
+    record = replace(RECORD, hard_below=bounds[0], easy_above=bounds[1])
+    logits = network().foresee(torch.from_numpy(np.stack(PROMPTS))).tolist()
+
+    found = PromptHead(record, network()).foresee(PROMPTS)
+
+    expected = [1 / (1 + math.exp(-(0.5 * logit + 0.1))) for logit in logits]
+    assert [each.probability for each in found] == pytest.approx(expected, abs=1e-6)
+    assert [each.verdict for each in found] == [verdict, verdict]
+
+
+def test_an_embedding_of_another_encoder_width_or_without_numbers_is_refused() -> None:
+    head = PromptHead(RECORD, network())
+    good = PROMPTS[0].tobytes()
+
+    assert head.check("f", good, "sha256:encoder").tolist() == PROMPTS[0].tolist()
+    with pytest.raises(FailedPrecondition, match="embedded by sha256:other"):
+        head.check("f", good, "sha256:other")
+    with pytest.raises(InvalidArgument, match="must have 6 numbers of four bytes, has 20 bytes"):
+        head.check("f", good[:20], "sha256:encoder")
+    with pytest.raises(InvalidArgument, match="finite"):
+        head.check("f", np.full(6, np.nan, np.float32).tobytes(), "sha256:encoder")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"version": 2}, "version must be 1, got 2"),
+        ({"feature_width": 12}, "feature_width must be the network's 960, got 12"),
+        ({"embedding_width": 0}, "embedding_width must be a whole number from 1 to"),
+        ({"hidden_width": 1 << 20}, "hidden_width must be a whole number from 1 to"),
+        ({"encoder_digest": ""}, "encoder_digest must say whose embeddings it reads"),
+        ({"slope": float("nan")}, "slope must be a finite number"),
+        ({"prompt_intercept": "low"}, "prompt_intercept must be a finite number"),
+        ({"threshold": 1.5}, "threshold must be between 0 and 1"),
+        ({"hard_below": 0.7}, "hard_below must not be above easy_above"),
+        ({"deferral": [[0.0, 0.0]]}, "deferral must be 2 to 1024 points"),
+        ({"deferral": [[0.0, 0.0], [1.0, "all"]]}, "deferral must be 2 to 1024 points"),
+        ({"deferral": [[0.0, 0.5], [1.0, 0.4]]}, "deferral must ascend"),
+        ({"hidden_width": 9}, "its weights do not fit"),
+    ],
+)
+def test_what_a_head_may_not_say_is_named(directory: Path, values: dict[str, Any], message: str) -> None:
+    path = directory / HEAD_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    with pytest.raises(BadCheckpoint) as refused:
+        open_discriminator(directory)
+
+    assert message in str(refused.value)
+
+
+def test_half_a_head_is_refused(directory: Path) -> None:
+    (directory / HEAD_WEIGHTS).unlink()
+
+    with pytest.raises(BadCheckpoint, match="or neither"):
+        open_discriminator(directory)
+
+
+def test_weights_that_are_no_numbers_are_refused(directory: Path) -> None:
+    tensors = load_file(directory / HEAD_WEIGHTS)
+    tensors["together.bias"] = torch.full_like(tensors["together.bias"], math.inf)
+    save_file(tensors, directory / HEAD_WEIGHTS)
+
+    with pytest.raises(BadCheckpoint, match="no usable probability"):
+        open_discriminator(directory)
+
+
+def test_an_architecture_that_torchvision_has_not_is_refused_without_it(directory: Path) -> None:
+    path = directory / "config.json"
+    document = json.loads(path.read_text()) | {"model_type": "torchvision", "architecture": "efficientnet_b9"}
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(BadCheckpoint, match=r"architecture must be one of .*efficientnet_v2_s.*got 'efficientnet_b9'"):
+        open_discriminator(directory)
