@@ -20,7 +20,7 @@ class IndexBuilding:
 
     `unindexed_share` of the points, and never more than `most_unindexed_count`, may be without a graph. `edges_count`
     (HNSW's m) is also that of the edges kept within a tenant, `candidates_count` its ef_construct,
-    `search_candidates_count` its ef. A failed build is tried again after `first_retry_s`, doubled up to `max_retry_s`.
+    `search_candidates_count` its ef. With `yields` who builds runs when nobody else wants the processor. A failed build is tried again after `first_retry_s`, doubled up to `max_retry_s`.
     """
 
     least_points_count: int = 10_000
@@ -30,6 +30,7 @@ class IndexBuilding:
     candidates_count: int = 200
     search_candidates_count: int = 96
     threads_count: int = 1
+    yields: bool = True
     timeout_s: float = 6 * 3600.0
     first_retry_s: float = 60.0
     max_retry_s: float = 3600.0

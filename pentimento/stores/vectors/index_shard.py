@@ -2,7 +2,7 @@
 
 It is a process of its own because the shard's optimiser keeps the interpreter lock for as long as it runs. It speaks
 frames (`frames`) over an inherited socket, handles them one after the other, and dies with its parent. With `--shape`
-it makes a shard whose graph can be built (`optimise`), at the lowest priority, and serves nobody.
+it makes a shard whose graph can be built (`optimise`), and serves nobody; with `--yields` it has the lowest priority.
 """
 
 import argparse
@@ -239,12 +239,13 @@ def main() -> None:
     parser.add_argument("--wire-fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--shape", type=json.loads, help="of the graph to build: JSON; none for a shard that serves")
+    parser.add_argument("--yields", action="store_true", help="run when nobody else wants the processor")
     arguments = parser.parse_args()
     _die_with_parent(arguments.parent)
     # Ctrl-C and the stop of a whole process group reach this process too; its parent says when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if arguments.shape is not None:
+    if arguments.yields:
         _yield_to_everybody()
     directory, dimension_count = arguments.directory, arguments.dimension_count
     with _owner(directory.with_name(f"{directory.name}{LOCK_SUFFIX}")):

@@ -77,7 +77,8 @@ class Rebuild:
     def _build(self) -> int:
         """Copy the points and build the graph; return how many it holds."""
         slow = replace(self._timing, hang_s=math.inf, stop_s=0.5)
-        builder = self._start(slow, "--shape", dumps(self._building.shape()), restarts=False)
+        flags = ("--yields",) if self._building.yields else ()
+        builder = self._start(slow, "--shape", dumps(self._building.shape()), *flags, restarts=False)
         self._on_phase("copy")
         copy_all(self._serving, builder)
         self._on_phase("graph")

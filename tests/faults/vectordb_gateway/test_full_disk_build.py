@@ -18,7 +18,7 @@ pytestmark = pytest.mark.faults
 SIZE_BYTES = 512 * 1024 * 1024
 LEFT_BYTES = 1024 * 1024
 TIMEOUT_S = 120.0
-BUILDING = IndexBuilding(least_points_count=500, unindexed_share=0.5, first_retry_s=0.2, max_retry_s=0.2)
+BUILDING = IndexBuilding(least_points_count=500, unindexed_share=0.5, first_retry_s=0.2, max_retry_s=0.2, yields=False)
 VECTOR = b"\0\0\x80?" + b"\0" * 28
 
 
