@@ -21,7 +21,7 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 
 READ_BYTES = 1 << 16
-CONNECT_LIMIT_S = 5.0
+CONNECT_LIMIT_S = 60.0
 
 
 def message_prefix(size_bytes: int, *, compressed: bool = False) -> bytes:

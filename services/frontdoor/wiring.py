@@ -99,7 +99,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
         parts=parts,
         interpreter=interpreter,
         api=api,
-        lease=JournalLease(journal, parts.identity, parts.clock, settings.lease_s),
+        lease=JournalLease(journal, parts.identity, settings.lease_s),
         keeper=keeper,
         quotas=quotas,
         plans=PlanWatch(member.controller, journal, server.instance_id, parts.clock),

@@ -24,8 +24,18 @@ class Crash:
     processes: list[psutil.Process]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient_frontdoors() -> Iterator[None]:
+    """On a busy machine an embedding or a lookup may take longer than a picture waits for it. Without its vector a
+    picture leaves nothing in the cache, and a test that looks for it there would look for ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        for waits_for in ("EMBED", "LOOKUP", "RESERVE"):
+            patch.setenv(f"PENTIMENTO_FRONTDOOR_{waits_for}_TIMEOUT_MS", "20000")
+        yield
+
+
 @pytest.fixture(scope="session")
-def crash() -> Iterator[Crash]:
+def crash(patient_frontdoors: None) -> Iterator[Crash]:
     with tempfile.TemporaryDirectory(prefix="pentimento-") as folder:
         state = Path(folder) / "state"
         supervisor = subprocess.Popen([*COMMAND, "--listen", "127.0.0.1:0", "--state-dir", str(state)])

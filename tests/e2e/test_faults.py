@@ -20,7 +20,7 @@ PATIENT = RetryPolicy(tries=60, first_pause_s=0.2, max_pause_s=1.0)
 async def whole_again(suite: LocalSuite) -> AsyncIterator[None]:
     """The next test finds every process serving."""
     yield
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         await asyncio.gather(*(wait_until_serving(f"unix:{path}") for path in suite.state.sockets.glob("*.sock")))
 
 
@@ -117,7 +117,7 @@ def starts_from_the_cache(picture: Picture) -> bool:
 
 async def painted_until(client: AsyncClient, wanted: ImageRequest, holds: Callable[[Picture], bool]) -> Picture:
     """The cache is written and healed just after a picture was answered, and a slow look-up goes without it."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not holds(picture := await client.generate(wanted)):
             pass
     return picture

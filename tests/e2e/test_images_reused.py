@@ -50,7 +50,7 @@ def asking(model: str, prompt: str, seed: int, cache: CacheMode) -> ImageRequest
 
 async def generate_until_refined(client: AsyncClient, wanted: ImageRequest) -> Picture:
     """An entry is committed once its picture was answered and embedded, so the first looks may be too early."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             picture = await client.generate(wanted)
             if isinstance(picture.provenance.route.start, FromImage):

@@ -42,7 +42,7 @@ async def paint_hit(client: AsyncClient) -> Picture:
     """An entry is committed once its picture was answered, so the first looks may be too early; they leave nothing, so
     that the donor is the other prompt's."""
     await client.generate(asking("a small blue star on black", 1))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             picture = await client.generate(replace(asking("a large red circle on white", 2), cache=CacheMode.READ))
             if isinstance(picture.provenance.route.start, FromLatent):

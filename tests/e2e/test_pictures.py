@@ -97,7 +97,7 @@ async def test_similar_prompt_starts_from_a_cached_latent(client: AsyncClient) -
 
 async def generate_until_cached(client: AsyncClient, wanted: ImageRequest) -> Picture:
     """An entry is committed after its picture was answered, so the first look may be too early."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             picture = await client.generate(wanted)
             if picture.provenance.steps_saved:
@@ -158,7 +158,7 @@ async def first(events: object, kind: type) -> object:
 
 
 async def final_state(client: AsyncClient, request_id: str) -> RequestState:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             status = await client.get_request(request_id, omit_image=True)
             if status.state.terminal:

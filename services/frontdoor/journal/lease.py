@@ -1,13 +1,13 @@
 """Which of several frontdoors over one journal is active: the holder of the newest epoch, as long as it beats.
 
-Nobody compares clocks: a standby counts, by its own, for how long the holder's beats have not moved.
+Nobody compares clocks, nor reads one: a standby counts how often in a row it found that the holder's beats had not
+moved. One that was stopped itself for a while, with its machine perhaps, takes that for nobody's silence.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 
-from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import LeaseState
@@ -21,24 +21,22 @@ _BEATS_PER_LEASE = 4
 class JournalLease:
     """`lease_s`: silence after which a standby takes over."""
 
-    def __init__(self, journal: Journal, identity: Identity, clock: Clock, lease_s: float) -> None:
+    def __init__(self, journal: Journal, identity: Identity, lease_s: float) -> None:
         self._journal = journal
         self._identity = identity
-        self._clock = clock
         self._lease_s = lease_s
 
     async def wait_and_take_over(self) -> int:
         """Changes state: once nobody is active, the epoch that this frontdoor claimed. The journal may be away for a
         while; its silence is nobody's."""
         seen: LeaseState | None = None
-        seen_at = self._clock.monotonic()
+        silent_looks = 0
         while True:
             try:
-                now = self._clock.monotonic()
                 state = await asyncio.wrap_future(self._journal.lease())
-                if state != seen:
-                    seen, seen_at = state, now
-                if not state.epoch or now - seen_at >= self._lease_s:
+                silent_looks = silent_looks + 1 if state == seen else 0
+                seen = state
+                if not state.epoch or silent_looks >= _BEATS_PER_LEASE:
                     epoch = await asyncio.wrap_future(self._journal.take_over(self._identity.frontdoor_id, state))
                     if epoch is not None:
                         logger.warning("took over", extra={"epoch": epoch})

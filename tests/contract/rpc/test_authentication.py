@@ -133,5 +133,5 @@ async def test_reflection_needs_some_token(guarded: Scripted) -> None:
 
 async def list_services(channel: grpc.aio.Channel) -> set[str]:
     request = reflection_pb2.ServerReflectionRequest(list_services="")
-    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=10)
+    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=120)
     return {service.name async for answer in call for service in answer.list_services_response.service}

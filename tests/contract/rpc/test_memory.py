@@ -25,7 +25,7 @@ HALF = message_prefix(LARGE_BYTES) + bytes(LARGE_BYTES - 1)
 PEAK_MIB, AFTER_MIB = 256, 16
 CONNECTIONS, STREAMS = 2, 24
 TIMEOUT_S = 0.05
-GIVEN_BACK_S = 20.0
+GIVEN_BACK_S = 120.0
 
 
 @contextmanager

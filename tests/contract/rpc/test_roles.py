@@ -129,7 +129,7 @@ async def call(channel: grpc.aio.Channel, method: MethodDescriptor) -> grpc.Stat
     """
     path = f"/{method.containing_service.full_name}/{method.name}"
     callable_ = getattr(channel, form_of(method))(path)
-    made = callable_(iter(()) if method.client_streaming else b"", timeout=10)
+    made = callable_(iter(()) if method.client_streaming else b"", timeout=120)
     try:
         if method.server_streaming:
             async for _ in made:

@@ -23,7 +23,7 @@ from pentimento.stores.vectors.shard_process import ShardTiming
 
 ONE = struct.pack("<2f", 1, 0)
 QUERY = VectorQuery(Space.TEXT, ONE, ("t",), ("k",), 5)
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 TIMING = ShardTiming(first_restart_s=0.05, max_restart_s=0.2, hang_s=0.5, send_s=0.2)
 
 

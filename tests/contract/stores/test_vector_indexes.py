@@ -24,7 +24,7 @@ from pentimento.testing.qdrant_double import running_qdrant_double
 QDRANT_URL = os.environ.get("QDRANT_URL", "")
 DIMENSION_COUNT = 8
 # A search of these tests is abandoned only by a hang.
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 
 pytestmark = pytest.mark.filterwarnings("ignore:Local mode:UserWarning")
 

@@ -63,7 +63,7 @@ async def client(machine: Machine) -> AsyncIterator[ControllerClient]:
 
 async def fleet_where(client: ControllerClient, holds: Callable[[Fleet], bool]) -> Fleet:
     """Ask until the fleet is so; a controller that is away is asked again."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             try:
                 fleet = await client.fleet()
@@ -107,7 +107,7 @@ async def test_who_holds_a_plan_sees_no_part_of_a_fleet_after_a_restart(machine,
     killed.wait()
     machine.controller()
     await fleet_where(client, lambda fleet: fleet.leader_epoch > before.leader_epoch)
-    async with asyncio.timeout(60), aclosing(client.watch_plan("f1", have=before.plan.version)) as plans:
+    async with asyncio.timeout(120), aclosing(client.watch_plan("f1", have=before.plan.version)) as plans:
         first = await anext(plans)
 
     assert planned(first) == {"w1", "w2"}

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.faults
 
 KILL_COUNT = 12
 WRITER_COUNT = 3
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 @dataclass

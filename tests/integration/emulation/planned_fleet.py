@@ -94,7 +94,7 @@ class PlannedFleet:
         return self.held() == wanted and acted_on == self.plan.version
 
     async def wait_until(self, condition: Any) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not condition():  # noqa: ASYNC110 - of several parts that do not know of each other
                 await asyncio.sleep(0.02)
 

@@ -46,7 +46,7 @@ async def begun(fleet: PlannedFleet, policy: str) -> None:
 
 
 async def settled(fleet: PlannedFleet) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not await fleet.is_settled():  # noqa: ASYNC110 - of several parts that do not know of each other
             await asyncio.sleep(0.02)
 

@@ -186,7 +186,7 @@ async def test_a_switch_drains_loads_and_serves_the_other_model(worker: Emulated
     before = worker.held
     slow = asyncio.ensure_future(result_of(execute(worker, spec=replace(SPEC, num_inference_steps=200))))
     feed = worker.client.watch_credits("frontdoor", 1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while (await anext(feed)).running_count == 0:
             pass
 
@@ -206,7 +206,7 @@ async def test_a_switch_drains_loads_and_serves_the_other_model(worker: Emulated
 async def test_a_switch_that_is_taken_back_while_it_drains_changes_nothing(worker: Emulated) -> None:
     slow = asyncio.ensure_future(result_of(execute(worker, spec=replace(SPEC, num_inference_steps=200))))
     feed = worker.client.watch_credits("frontdoor", 1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while (await anext(feed)).running_count == 0:
             pass
         worker.backend.assign("light", 8)

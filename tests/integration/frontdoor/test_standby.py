@@ -97,10 +97,10 @@ async def test_a_frontdoor_that_was_taken_over_from_accepts_nothing_and_stops(
         await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
 
         with pytest.raises(Unavailable):
-            await asyncio.wait_for(suite.paint(), 10.0)
+            await asyncio.wait_for(suite.paint(), 120)
         await asked_to_stop.wait()
         assert await asyncio.wrap_future(journal.unfinished()) == []
-        await asyncio.wait_for(suite.frontdoor.drain(), 5.0)
+        await asyncio.wait_for(suite.frontdoor.drain(), 120)
 
 
 async def test_who_comes_after_the_takeover_is_refused_at_once(
@@ -111,7 +111,7 @@ async def test_who_comes_after_the_takeover_is_refused_at_once(
         await asked_to_stop.wait()
 
         with pytest.raises(Unavailable) as refused:
-            await asyncio.wait_for(suite.paint(), 10.0)
+            await asyncio.wait_for(suite.paint(), 120)
         assert (refused.value.reason, refused.value.retry_after_ms) == ("SUPERSEDED", 1000)
 
 
@@ -126,7 +126,7 @@ async def test_who_waits_for_a_picture_is_sent_to_the_frontdoor_that_took_over(
         await asyncio.wrap_future(journal.claim_epoch("frontdoor"))
 
         with pytest.raises(Unavailable) as sent_away:
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(120):
                 [event async for event in stream]
         assert sent_away.value.reason == "SUPERSEDED"
         assert [left.request.idempotency_key for left in await asyncio.wrap_future(journal.unfinished())] == ["key"]

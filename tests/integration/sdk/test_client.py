@@ -203,7 +203,7 @@ async def test_closing_the_stream_cancels_on_the_server(tmp_path: Path) -> None:
     async with serving(service, tmp_path) as address, AsyncClient(address) as client:
         async with aclosing(client.stream(ImageRequest("a circle"))) as events:
             assert isinstance(await anext(events), Accepted)
-        await asyncio.wait_for(service.cancelled.wait(), 10)
+        await asyncio.wait_for(service.cancelled.wait(), 120)
 
 
 async def test_blocking_client_streams_and_cancels_by_closing(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ async def test_blocking_client_streams_and_cancels_by_closing(tmp_path: Path) ->
 
     async with serving(service, tmp_path) as address:
         progress = await asyncio.to_thread(first_progress, address)
-        await asyncio.wait_for(service.cancelled.wait(), 10)
+        await asyncio.wait_for(service.cancelled.wait(), 120)
 
     assert progress.step == 1
 
@@ -272,6 +272,6 @@ async def test_interrupt_at_any_line_cancels_on_the_server(tmp_path: Path) -> No
         service = ScriptedImageService([for_ever])
         async with serving(service, tmp_path) as address:
             left = not await asyncio.to_thread(interrupted, address, line)
-            await asyncio.wait_for(service.cancelled.wait(), 10)
+            await asyncio.wait_for(service.cancelled.wait(), 120)
 
     assert line > 10

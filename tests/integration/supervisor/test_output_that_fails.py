@@ -19,7 +19,7 @@ from pentimento.supervisor.state import StateDirectory
 
 HERE = Path(__file__).parent
 CHATTY = "--chatty"
-TIMEOUT_S = 60
+TIMEOUT_S = 120.0
 
 
 @dataclass

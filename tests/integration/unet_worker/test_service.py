@@ -232,7 +232,7 @@ async def test_a_worker_without_time_to_warm_up_measures_larger_batches_while_no
 
     async with serve(checkpoint, directory, warm_up_s=0.0, max_batch=4) as served:
         told_before = caplog.text
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while "a batch of 4 was measured" not in caplog.text:  # noqa: ASYNC110 - the engine's thread says it
                 await asyncio.sleep(0.01)
         credits = served.process.worker.credits().credit_count

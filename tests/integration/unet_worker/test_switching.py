@@ -30,7 +30,7 @@ async def switching(checkpoint: Path, other: Path, directory: Path) -> AsyncIter
 
 async def credits_where(worker: Served, served: bool, model: str = "") -> WorkerCredits:
     """As soon as the worker takes attempts, or none."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         async for credits in worker.client.watch_credits("frontdoor", 1):
             if bool(credits.credit_count) == served and model in ("", credits.held.model):
                 return credits

@@ -12,7 +12,7 @@ from pentimento.domain.retrieval import CandidateStart
 from pentimento.stores.vectors.edge import EdgeVectorIndex
 from tests.gateways import RunningGateway, attempt, embedding, running_gateway, scope
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 
 
 def index_process(gateway: RunningGateway) -> psutil.Process:

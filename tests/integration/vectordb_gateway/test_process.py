@@ -80,7 +80,7 @@ async def test_the_gateway_registers_with_the_controller(tmp_path: Path) -> None
     address = controller.server.bound_addresses[0]
     channel = open_channel(address, RpcChannelSettings())
     try:
-        async with running_gateway(tmp_path, "--controller-address", address) as gateway, asyncio.timeout(20):
+        async with running_gateway(tmp_path, "--controller-address", address) as gateway, asyncio.timeout(120):
             while not (fleet := await ControllerClient(channel).fleet()).replicas:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.01)
 

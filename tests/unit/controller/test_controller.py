@@ -158,7 +158,7 @@ async def test_planning_ends_when_it_is_cancelled_in_the_moment_of_a_change(cont
     controller.register(WORKER)
     await asyncio.sleep(0)  # the change has reached the wait, not yet the loop
     planning.cancel()
-    ended, _ = await asyncio.wait({planning}, timeout=5)
+    ended, _ = await asyncio.wait({planning}, timeout=120)
 
     assert planning in ended
 

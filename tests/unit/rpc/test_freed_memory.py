@@ -137,5 +137,5 @@ async def test_nothing_is_done_where_the_system_cannot(
     monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(freed_memory, "STATM", Path(statm))
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         await give_back_freed_memory()

@@ -55,9 +55,9 @@ class Parts:
         self.engine = StepEngine(served, EngineSettings(max_batch=1))
         self.finisher = Finisher(served, 16)
         self.engine.start()
-        starts = StartResolver(served, objects, self.threads, timeout_s=0.2)
+        starts = StartResolver(served, objects, self.threads, timeout_s=20.0)
         painter = EngineModelRunner("worker", HELD, self.engine, self.finisher, starts, progress_interval_s=0.0)
-        self.runner = AttemptRunner(painter, objects, self.threads, 0.2, self.engine.wake)
+        self.runner = AttemptRunner(painter, objects, self.threads, 20.0, self.engine.wake)
 
     def close(self) -> None:
         self.engine.close()

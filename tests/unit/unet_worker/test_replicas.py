@@ -80,7 +80,7 @@ async def replicas() -> ControlNetReplicas:
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not reached():  # noqa: ASYNC110 - what is waited for is heard by tasks of the part under test
             await asyncio.sleep(0.005)
 

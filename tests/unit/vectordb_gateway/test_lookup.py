@@ -454,7 +454,7 @@ async def test_eight_search_at_once_and_a_close_drops_those_that_wait_for_one(ga
     gateway.index.gate.clear()
     asking = [asyncio.create_task(lookup.lookup(candidates(scope()), EMBEDDING, None)) for _ in range(10)]
     for _ in range(8):
-        assert await asyncio.to_thread(gateway.index.asked.acquire, timeout=10.0)
+        assert await asyncio.to_thread(gateway.index.asked.acquire, timeout=120.0)
 
     lookup.close()
     gateway.index.gate.set()
