@@ -20,7 +20,8 @@ class IndexBuilding:
 
     `unindexed_share` of the points, and never more than `most_unindexed_count`, may be without a graph. `edges_count`
     (HNSW's m) is also that of the edges kept within a tenant, `candidates_count` its ef_construct,
-    `search_candidates_count` its ef. With `yields` who builds runs when nobody else wants the processor. A failed build is tried again after `first_retry_s`, doubled up to `max_retry_s`.
+    `search_candidates_count` its ef. With `yields` who builds runs when nobody else wants the processor. A failed build
+    is tried again after `first_retry_s`, doubled up to `max_retry_s`.
     """
 
     least_points_count: int = 10_000
