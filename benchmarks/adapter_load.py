@@ -1,0 +1,229 @@
+"""A production mix with LoRAs and ControlNets under load, against the same mix without them at equal device-seconds.
+
+    python -m benchmarks.adapter_load
+
+The mix is Katz's service A (Table 1, section 3.1): hardly a request without two LoRAs and a ControlNet or two, popular
+as there. Two fleets of paced devices serve side by side, real processes and streams whose compute alone sleeps: one has
+workers and ControlNet replicas, the other as many devices, all of them workers. Both get the same requests; the other
+fleet's name no adapters.
+
+Equal device-seconds: a request is worth what the profile says that it takes of devices, the worker's passes, picture
+and patch of the weights, and each ControlNet's steps. Both fleets have as many devices, and both are offered 0.8 of
+what these have each second: requests come in the same pattern, further apart where they are worth more. Throughput is
+the worth of the answered requests by the seconds from the first arrival to the last answer. A ControlNet replica counts
+as a device from the first to the last second, whether it computes or not.
+
+Devices are SDXL's on an H800 (scenarios/paces/sdxl-h800.toml), slowed down so that the processes of twenty devices fit
+two cores; a picture has fewer steps. LoRAs are read anew for every picture, beside the steps that may run without.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+
+from benchmarks.paced_suite import PacedSuite, await_live, paced_suite
+from benchmarks.report import Figure, at_least, at_most, informative, measured, parse_options, publish
+from pentimento.devices.pace import DevicePace, read_pace
+from pentimento.domain.image_request import CacheMode
+from pentimento.loadgen import LoadSettings, play
+from pentimento.pictures.png_text import flat_png
+from pentimento.reports import Outcome, RequestRecord
+from pentimento.sdk import AsyncClient
+from pentimento.testing.controlnet_serving import shared_folder
+from pentimento.testing.machine import ROOT
+from pentimento.workloads import Arrival, Workload
+from pentimento.workloads.production import KATZ_A, Choice, choose
+
+SDXL = ROOT / "scenarios" / "paces" / "sdxl-h800.toml"
+WORKERS, REPLICAS = 5, 3
+DEVICES = WORKERS + REPLICAS
+SLOWNESS, STEPS = 3.0, 25
+LOAD = 0.8
+LEAST_RATIO = 0.9
+ROUNDS, REQUESTS, QUICK_REQUESTS = 2, 50, 10
+DEADLINE_S = 900.0
+# Katz, section 3.1: five of service A's take 95 % of the calls.
+RESIDENT = 5
+SEED = 16
+
+
+@dataclass(frozen=True)
+class LoadedRequest:
+    """One answered or failed request: when it was to come and when it ended, in seconds, and the device-seconds that it
+    is worth."""
+
+    arrived_s: float
+    ended_s: float
+    worth_s: float
+    outcome: str
+
+
+@dataclass(frozen=True)
+class LoadedRound:
+    """The requests of one fleet in one round."""
+
+    requests: tuple[LoadedRequest, ...]
+
+    @property
+    def throughput(self) -> float:
+        """Device-seconds of answered requests a second, by device: 1 where all devices do nothing else."""
+        seconds = max(one.ended_s for one in self.requests) - min(one.arrived_s for one in self.requests)
+        return sum(one.worth_s for one in self.requests if one.outcome == Outcome.COMPLETED) / seconds / DEVICES
+
+    @property
+    def latencies_s(self) -> list[float]:
+        return [one.ended_s - one.arrived_s for one in self.requests]
+
+
+def write_pace(path: Path, base: DevicePace, choices: Sequence[Choice]) -> DevicePace:
+    """Write the base's profile, slowed down, with the adapters that the choices name."""
+    control = base.controlnets[0].step.of(1) * 1e3 * SLOWNESS
+    config = {
+        "name": '"sdxl"',
+        "family": f'"{base.family}"',
+        "steps": STEPS,
+        "width_px": base.width_px,
+        "height_px": base.height_px,
+        "text_width": base.text_width,
+        "pooled_width": base.pooled_width,
+        "block_channels": list(base.block_channels),
+        "encode_ms": f"{{ 1 = {base.encode.of(1) * 1e3 * SLOWNESS} }}",
+        "decode_ms": f"{{ 1 = {base.decode.of(1) * 1e3 * SLOWNESS} }}",
+        "picture_ms": base.picture_s * 1e3 * SLOWNESS,
+        "patch_ms": base.patch_s * 1e3 * SLOWNESS,
+    }
+    lines = [f"{key} = {value}" for key, value in config.items()]
+    for name in sorted({name for choice in choices for name in choice.controlnets} | set(resident_controlnets())):
+        one = base.controlnets[0]
+        lines += ["[[controlnets]]", f'name = "{name}"', f"step_ms = {{ 1 = {control} }}"]
+        lines += [f"load_s = {one.load_s}", f"memory_bytes = {one.memory_bytes}"]
+    for name in sorted({name for choice in choices for name in choice.loras}):
+        share = base.loras[0].latest_start_fraction
+        lines += ["[[loras]]", f'name = "{name}"', f"load_s = {base.loras[0].load_s}"]
+        lines += [f"latest_start_fraction = {share}"]
+    path.write_text("\n".join(lines) + "\n")
+    return read_pace(path)
+
+
+def resident_controlnets() -> tuple[str, ...]:
+    """Return the most popular ones."""
+    return tuple(f"controlnet-{number:03d}" for number in range(RESIDENT))
+
+
+def worth_s(pace: DevicePace, choice: Choice) -> float:
+    """Return the device-seconds of a request by the profile."""
+    own = STEPS * (pace.encode.of(1) + pace.decode.of(1)) + pace.picture_s
+    return (
+        own + (pace.patch_s if choice.loras else 0.0) + len(choice.controlnets) * STEPS * pace.controlnets[0].step.of(1)
+    )
+
+
+def workload_of(choices: Sequence[Choice], pace: DevicePace, gaps: Sequence[float], seed: int) -> Workload:
+    """Return one request for each choice, `gaps` apart where 1 is the mean time at which devices are loaded as they are
+    to be."""
+    mean_s = mean(worth_s(pace, choice) for choice in choices) / (LOAD * DEVICES)
+    arrivals = tuple(
+        Arrival(
+            at_s=float(at) * mean_s,
+            tenant="default",
+            prompt=f"a picture, number {number}",
+            slo_class="standard",
+            deadline_s=DEADLINE_S,
+            steps=STEPS,
+            seed=seed + number,
+            model="sdxl",
+            loras=choice.loras,
+            controlnets=choice.controlnets,
+        )
+        for number, (choice, at) in enumerate(zip(choices, np.cumsum(gaps), strict=True))
+    )
+    return Workload("adapter_load", arrivals, {"builder": "adapter_load", "mix": KATZ_A.source})
+
+
+async def loaded_round(
+    client: AsyncClient, workload: Workload, pace: DevicePace, choices: Sequence[Choice]
+) -> LoadedRound:
+    """Play it, and return what became of it."""
+    image = flat_png(pace.width_px, pace.height_px, (90, 120, 150))
+    records = await play(workload, {"": client}, LoadSettings(cache=CacheMode.OFF, conditioning_image=image))
+    return LoadedRound(tuple(_loaded(record, pace, choice) for record, choice in zip(records, choices, strict=True)))
+
+
+def _loaded(record: RequestRecord, pace: DevicePace, choice: Choice) -> LoadedRequest:
+    return LoadedRequest(record.arrived_s, record.ended_s, worth_s(pace, choice), record.outcome)
+
+
+async def compared(
+    suites: tuple[PacedSuite, PacedSuite], pace: DevicePace, choices: Sequence[Choice], count: int
+) -> list[tuple[LoadedRound, LoadedRound]]:
+    """Return the rounds: with adapters, and without, in turns."""
+    rng = np.random.default_rng(SEED)
+    plain = [replace(choice, loras=(), controlnets=()) for choice in choices]
+    found = []
+    async with AsyncExitStack() as stack:
+        for suite in suites:
+            await await_live(suite, DEVICES + 1)
+        clients = [await stack.enter_async_context(AsyncClient(suite.frontdoor)) for suite in suites]
+        # Channels are opened, and what a first picture waits for.
+        warm = [choices[:DEVICES], plain[:DEVICES]]
+        for client, some in zip(clients, warm, strict=True):
+            await loaded_round(client, workload_of(some, pace, [1.0] * len(some), 1), pace, some)
+        for number in range(len(choices) // count):
+            part = slice(number * count, (number + 1) * count)
+            gaps = rng.exponential(size=count).tolist()
+            arms = [
+                await loaded_round(client, workload_of(mix[part], pace, gaps, 1000 * (number + 1)), pace, mix[part])
+                for client, mix in zip(clients, (choices, plain), strict=True)
+            ]
+            found.append((arms[0], arms[1]))
+    return found
+
+
+def figures_of(rounds: Sequence[tuple[LoadedRound, LoadedRound]]) -> list[Figure]:
+    """The ratio of the throughputs first."""
+    pairs = [(ours.throughput, plain.throughput) for ours, plain in rounds]
+    ratio = "throughput with adapters over without, at equal device-seconds"
+    figures = [measured(ratio, pairs, lambda some: median(a / b for a, b in some), at_least(LEAST_RATIO))]
+    for place, name in enumerate(("with adapters", "without")):
+        requests = [one for pair in rounds for one in pair[place].requests]
+        latencies = [one.ended_s - one.arrived_s for one in requests]
+        throughputs = [pair[place].throughput for pair in rounds]
+        figures += [
+            measured(f"{name}: share of the devices' time in answers", throughputs, median, informative()),
+            measured(f"{name}: p50", latencies, lambda some: float(np.percentile(some, 50)), informative("s")),
+            measured(f"{name}: p99", latencies, lambda some: float(np.percentile(some, 99)), informative("s")),
+            Figure(
+                f"{name}: requests that were not answered",
+                sum(one.outcome != Outcome.COMPLETED for one in requests),
+                at_most(0),
+                [asdict(one) for one in requests],
+                None,
+            ),
+        ]
+    return figures
+
+
+def main() -> int:
+    options = parse_options("adapter_load", __doc__)
+    count = QUICK_REQUESTS if options.quick else REQUESTS
+    rounds = 1 if options.quick else ROUNDS
+    choices = choose(KATZ_A, rounds * count, np.random.default_rng(SEED))
+    with shared_folder() as folder:
+        pace = write_pace(folder / "pace.toml", read_pace(SDXL), choices)
+        text = (folder / "pace.toml").read_text()
+        with (
+            paced_suite(folder / "pace.toml", WORKERS, REPLICAS, resident_controlnets()) as adapted,
+            paced_suite(folder / "pace.toml", DEVICES, 0) as plain,
+        ):
+            found = asyncio.run(compared((adapted, plain), pace, choices, count))
+    notes = {"workers": WORKERS, "controlnet_replicas": REPLICAS, "load": LOAD, "slowness": SLOWNESS, "seed": SEED}
+    return publish(options, figures_of(found), notes={**notes, "mix": asdict(KATZ_A), "pace": text})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
