@@ -1,12 +1,16 @@
 """Client of the controller."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import grpc.aio
 
 from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.api.controller.v1.controller_service_pb2_grpc import ControllerServiceStub
 from pentimento.clients.errors import domain_errors
+from pentimento.domain.errors import DeadlineExceeded, Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaLease, ReplicaReport
 from pentimento.domain.generation import PlanVersion
 from pentimento.wire.fleet import plan_from_proto, replica_to_proto
@@ -15,36 +19,65 @@ from pentimento.wire.reports import fleet_from_proto, lease_from_proto, report_t
 
 
 class ControllerClient:
-    """Calls the controller: registration, heartbeats, plans and the fleet."""
+    """Calls the controller: registration, heartbeats, plans and the fleet.
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = ControllerServiceStub(channel)
+    With several channels it calls one. Where that one is away, answers Unavailable (a standby does) or not in time, it
+    turns to the next: the caller's next try goes there, and plans are no longer heard from the former.
+    """
+
+    def __init__(self, *channels: grpc.aio.Channel) -> None:
+        self._stubs = [ControllerServiceStub(channel) for channel in channels]
+        self._turn = 0
+        self._watching: set[Any] = set()
 
     async def register(self, replica: Replica, timeout_s: float | None = None) -> ReplicaLease:
         """Register the replica and return its lease."""
         request = pb.RegisterRequest(replica=replica_to_proto(replica))
-        with domain_errors():
-            return lease_from_proto(await self._stub.Register(request, timeout=timeout_s))
+        with self._turning() as turn:
+            return lease_from_proto(await self._stubs[turn].Register(request, timeout=timeout_s))
 
     async def report(self, report: ReplicaReport, timeout_s: float | None = None) -> int:
         """Send a heartbeat and return the leader's epoch. NotFound asks the replica to register anew."""
-        with domain_errors():
-            return (await self._stub.Report(report_to_proto(report), timeout=timeout_s)).leader_epoch
+        with self._turning() as turn:
+            return (await self._stubs[turn].Report(report_to_proto(report), timeout=timeout_s)).leader_epoch
 
     async def deregister(self, instance_id: str, generation: int, timeout_s: float | None = None) -> None:
         """Take the replica out of the fleet."""
         request = pb.DeregisterRequest(instance_id=instance_id, generation=generation)
-        with domain_errors():
-            await self._stub.Deregister(request, timeout=timeout_s)
+        with self._turning() as turn:
+            await self._stubs[turn].Deregister(request, timeout=timeout_s)
 
     async def watch_plan(self, instance_id: str, have: PlanVersion | None = None) -> AsyncIterator[Plan]:
         """Yield the plan in force, then each newer one; `have` leaves out what the caller holds already."""
         version = plan_version_to_proto(have) if have else None
-        with domain_errors():
-            async for message in self._stub.WatchPlan(pb.WatchPlanRequest(instance_id=instance_id, have=version)):
-                yield plan_from_proto(message.plan)
+        with self._turning() as turn:
+            call = self._stubs[turn].WatchPlan(pb.WatchPlanRequest(instance_id=instance_id, have=version))
+            self._watching.add(call)
+            try:
+                async for message in call:
+                    yield plan_from_proto(message.plan)
+            except asyncio.CancelledError:
+                if turn == self._turn:
+                    raise
+                raise Unavailable("TURNED", "another controller is called now") from None
+            finally:
+                self._watching.discard(call)
 
     async def fleet(self, timeout_s: float | None = None) -> Fleet:
         """Return the fleet as the controller knows it."""
-        with domain_errors():
-            return fleet_from_proto(await self._stub.GetFleet(pb.GetFleetRequest(), timeout=timeout_s))
+        with self._turning() as turn:
+            return fleet_from_proto(await self._stubs[turn].GetFleet(pb.GetFleetRequest(), timeout=timeout_s))
+
+    @contextmanager
+    def _turning(self) -> Iterator[int]:
+        """The number of the controller to call; errors leave as the domain's."""
+        turn = self._turn
+        try:
+            with domain_errors():
+                yield turn
+        except (Unavailable, DeadlineExceeded, asyncio.CancelledError):
+            if turn == self._turn and len(self._stubs) > 1:
+                self._turn = (turn + 1) % len(self._stubs)
+                for call in self._watching:
+                    call.cancel()
+            raise

@@ -72,8 +72,8 @@ class Reason(StrEnum):
     )
     STANDBY = (
         "STANDBY",
-        "this frontdoor waits for the lease of the active one",
-        "call the active frontdoor, or again after the time that RetryInfo names",
+        "this frontdoor or controller waits for the lease of the active one",
+        "call the active one, or again after the time that RetryInfo names",
     )
     UNREADABLE_REQUEST = (
         "UNREADABLE_REQUEST",

@@ -1,7 +1,8 @@
-"""What every service's process does alike: its life from start to stop, and its place in the fleet.
+"""What every service's process does alike: its life from start to stop, its place in the fleet, and whose turn it is.
 
 | module | what it does |
 | --- | --- |
 | `process` | listen, prepare, serve until asked to stop, finish what runs, let go |
 | `fleet_member` | register with the controller and report to it |
+| `lease` | be the active one of several over one ledger, or wait to be |
 """

@@ -23,6 +23,11 @@ class FleetSettings(Protocol):
     def advertise_address(self) -> str: ...
 
 
+def addresses(text: str) -> tuple[str, ...]:
+    """Return the addresses of a controller and its standbys, which are written with commas between them."""
+    return tuple(address for part in text.split(",") if (address := part.strip()))
+
+
 class FleetMember:
     """One start of a replica. `controller` is None where the settings name none."""
 
@@ -31,8 +36,8 @@ class FleetMember:
         self._kind = kind
         self._advertise_address = settings.advertise_address
         self.generation = generation_at(SystemClock())
-        address = settings.controller_address
-        self.controller = ControllerClient(open_channel(address, settings.channels)) if address else None
+        channels = [open_channel(address, settings.channels) for address in addresses(settings.controller_address)]
+        self.controller = ControllerClient(*channels) if channels else None
 
     def registration(
         self,

@@ -233,7 +233,9 @@ def reuse_arguments(settings: SuiteSettings) -> tuple[str, ...]:
 
 def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     address = unix_address(state, "controller")
-    arguments: tuple[str, ...] = ("--listen", address, *shared_arguments(settings, "controller"))
+    ledger = f"sqlite:///{stores(settings, state) / 'controller.sqlite'}"
+    arguments: tuple[str, ...] = ("--listen", address, "--ledger-url", ledger)
+    arguments += shared_arguments(settings, "controller")
     if settings.fleet is not None:
         arguments += ("--fleet", str(settings.fleet.path))
     if settings.policy:

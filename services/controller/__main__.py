@@ -1,5 +1,7 @@
 """`python -m services.controller`"""
 
+import asyncio
+
 from pentimento.rpc import run_service
 from pentimento.settings import load_settings
 from services.controller.settings import ControllerSettings
@@ -7,7 +9,18 @@ from services.controller.wiring import wire
 
 
 async def main(argv: list[str]) -> None:
-    await wire(load_settings(ControllerSettings, "controller", argv)).run()
+    """Serve, over a ledger where the settings name one."""
+    settings = load_settings(ControllerSettings, "controller", argv)
+    if not settings.ledger_url:
+        return await wire(settings).run()
+    # Who needs no ledger starts without its libraries.
+    from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
+
+    ledger = await asyncio.to_thread(open_fleet_ledger, settings.ledger_url)
+    try:
+        await wire(settings, ledger).run()
+    finally:
+        await asyncio.to_thread(ledger.close)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,15 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from pentimento.domain.clock import Clock
-from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaLease, ReplicaReport
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.reasons import Reason
 from pentimento.policies.allocation import AllocationContext, ModelDemand, ReplicaView, reported_profiles
 from services.controller.demand import DemandWindow
 from services.controller.epoch import LeaderEpoch
@@ -21,6 +22,9 @@ from services.controller.registry import Registry
 from services.controller.validation import check_instance, check_replica, check_report
 
 logger = logging.getLogger(__name__)
+
+# By then another controller may lead, or this one.
+STANDBY_RETRY_MS = 500
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class ControllerTimes:
 
 
 class Controller:
-    """Belongs to one event loop. `run` plans; the other methods answer RPCs and raise domain errors."""
+    """Belongs to one event loop. `run` plans; the other methods answer RPCs and raise domain errors. One that does not
+    lead (`leads` False) refuses all of them until `lead`. `keep` is handed every new plan."""
 
     def __init__(
         self,
@@ -51,7 +56,12 @@ class Controller:
         epoch: LeaderEpoch,
         times: ControllerTimes,
         clock: Clock,
+        *,
+        leads: bool = True,
+        keep: Callable[[Plan], None] = lambda plan: None,
     ) -> None:
+        self._leads = leads
+        self._keep = keep
         self._registry = registry
         self._planner = planner
         self._feed = feed
@@ -63,8 +73,19 @@ class Controller:
         self._demand: tuple[ModelDemand, ...] = ()
         self._changed = asyncio.Event()
 
+    def lead(self, epoch: int, left: Plan | None) -> None:
+        """Changes state: this process leads from now on, under that epoch. `left` is what the leader before it planned
+        last, which stands until the fleet is known."""
+        self._epoch.claim(epoch)
+        self._planner.rise_to(epoch)
+        if left is not None:
+            self._feed.restore(left)
+        self._started_s = self._joined_s = self._look_s = self._clock.monotonic()
+        self._leads = True
+
     def register(self, replica: Replica) -> ReplicaLease:
         """Changes state."""
+        self._check_leading()
         with _counting_refusals():
             check_replica(replica)
             self._registry.register(replica, self._clock.monotonic())
@@ -76,6 +97,7 @@ class Controller:
 
     def report(self, report: ReplicaReport) -> int:
         """Changes state. The leader's epoch. A refused report changes nothing."""
+        self._check_leading()
         with _counting_refusals():
             check_report(report)
             self._check_acknowledged(report)
@@ -88,6 +110,7 @@ class Controller:
 
     def deregister(self, instance_id: str, generation: int) -> None:
         """Changes state."""
+        self._check_leading()
         check_instance(instance_id, generation)
         self._registry.deregister(instance_id, generation)
         logger.info("deregistered", extra={"replica": instance_id, "generation": generation})
@@ -95,11 +118,13 @@ class Controller:
 
     def watch(self, have: PlanVersion | None) -> AsyncGenerator[Plan, None]:
         """Plans as they come into force; see PlanFeed."""
+        self._check_leading()
         self._overtake(have)
         return self._feed.watch(have)
 
     def fleet(self) -> Fleet:
-        plan = self._planner.plan or Plan(PlanVersion(self._epoch.value, 0))
+        self._check_leading()
+        plan = self._feed.in_force or Plan(PlanVersion(self._epoch.value, 0))
         statuses = self._registry.statuses(self._clock.monotonic())
         return Fleet(statuses, plan, self._epoch.value, self._planner.unplanned)
 
@@ -128,6 +153,7 @@ class Controller:
         replicas = self._registry.live(now_s)
         if plan := await self._replan(replicas, now_s):
             self._feed.publish(plan)
+            self._keep(plan)
             logger.info("new plan", extra={"sequence": plan.version.sequence, "workers": len(plan.assignments)})
         if now_s >= self._started_s + self._times.settle_s:
             self._feed.settle()
@@ -172,6 +198,10 @@ class Controller:
             settled_s if now_s < settled_s else None,
         ]
         return min(end for end in ends if end is not None)
+
+    def _check_leading(self) -> None:
+        if not self._leads:
+            raise Unavailable(Reason.STANDBY, "this controller is a standby", retry_after_ms=STANDBY_RETRY_MS)
 
     def _check_acknowledged(self, report: ReplicaReport) -> None:
         if report.plan is not None and not self._epoch.believable(report.plan.version.leader_epoch):

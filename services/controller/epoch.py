@@ -1,11 +1,13 @@
 """The leader's epoch: larger after every restart, so that a newer plan always compares as newer.
 
 An epoch is the wall clock's milliseconds at the start, or one more than the stored one if that is larger: the clock
-alone makes it grow where nothing can be stored, the stored one where the clock was set back.
+alone makes it grow where nothing can be stored, the stored one where the clock was set back. Where several controllers
+share a ledger, the epoch is the one that this controller claimed there.
 """
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from pentimento.domain.epochs import BELIEVABLE_LEAD_MS
@@ -17,9 +19,13 @@ FILE_NAME = "leader-epoch"
 
 
 class LeaderEpoch:
-    """`value` is the epoch in force. `state_dir` None, or not writable, leaves it to the clock."""
+    """`value` is the epoch in force. `state_dir` None, or not writable, leaves it to the clock. `on_rise` hears of an
+    epoch that gives way to a larger one."""
 
-    def __init__(self, state_dir: Path | None, wall_ms: int) -> None:
+    def __init__(
+        self, state_dir: Path | None, wall_ms: int, on_rise: Callable[[int, int], None] = lambda epoch, to: None
+    ) -> None:
+        self._on_rise = on_rise
         self._file = state_dir / FILE_NAME if state_dir else None
         self._latest_ms = wall_ms + BELIEVABLE_LEAD_MS
         self.value = max(wall_ms, self._stored() + 1)
@@ -29,10 +35,15 @@ class LeaderEpoch:
         """Whether some leader can have had this epoch. A liar must not push the epochs to their end."""
         return 0 <= epoch <= self._latest_ms
 
+    def claim(self, epoch: int) -> None:
+        """Changes state: lead under an epoch that was claimed elsewhere."""
+        self.value = epoch
+
     def overtake(self, seen: int) -> bool:
         """Rise above an epoch that a replica acts on (changes state); False if it is not above ours."""
         if seen <= self.value or not self.believable(seen):
             return False
+        self._on_rise(self.value, seen + 1)
         self.value = seen + 1
         self._store()
         return True

@@ -20,3 +20,6 @@ UNPLANNED_MODELS = gauge(
     "pentimento_controller_unplanned_models_count",
     "Models that workers could hold and that the policy gives to nobody, once a kind of device; GetFleet says why.",
 )
+UNSAVED_PLANS = counter(
+    "pentimento_controller_unsaved_plans_total", "Plans that the ledger did not keep: away, full, or of an older epoch."
+)

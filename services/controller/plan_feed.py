@@ -14,16 +14,28 @@ class PlanFeed:
     """Belongs to one event loop.
 
     A watcher that holds a plan of an earlier leader gets nothing until the feed is `settle`d: right after a restart the
-    fleet is known in part only, and a plan without half of the workers would be an outage.
+    fleet is known in part only, and a plan without half of the workers would be an outage. Until then the plan that the
+    earlier leader left, where there is one (`restore`), is in force for everybody.
     """
 
     def __init__(self, max_watchers: int) -> None:
         self._max_watchers = max_watchers
         self._watchers = 0
         self._plan: Plan | None = None
+        self._restored: Plan | None = None
         self._settled = False
         self._closed = False
         self._changed = asyncio.Event()
+
+    @property
+    def in_force(self) -> Plan | None:
+        """The plan that watchers are sent, unless they hold it or a newer one."""
+        return self._plan if self._settled or self._restored is None else self._restored
+
+    def restore(self, plan: Plan) -> None:
+        """Changes state: what the earlier leader planned last."""
+        self._restored = plan
+        self._notify()
 
     def publish(self, plan: Plan) -> None:
         """Changes state."""
@@ -62,9 +74,11 @@ class PlanFeed:
             WATCHERS.set(self._watchers)
 
     def _news_for(self, have: PlanVersion | None) -> Plan | None:
-        plan = self._plan
+        plan = self.in_force
         if plan is None or plan.version == have:
             return None
+        if plan is self._restored:
+            return plan if have is None or have < plan.version else None
         is_first_of_leader = have is not None and have.leader_epoch != plan.version.leader_epoch
         return None if is_first_of_leader and not self._settled else plan
 

@@ -114,7 +114,14 @@ class ControllerSettings:
         0.5, help="a policy that takes longer to decide is not waited for: the last good plan stands", minimum=0.01
     )
     state_dir: Path | None = setting(
-        None, help="directory of the leader epoch; without it the clock alone makes it grow"
+        None, help="directory of the leader epoch; without it or a ledger the clock alone makes it grow"
+    )
+    ledger_url: str = setting(
+        "", help="ledger of leader, last plan and registered models, shared by all controllers; empty for none"
+    )
+    standby: bool = setting(False, help="wait until no other controller over this ledger leads, then take over")
+    leader_lease_s: float = setting(
+        2.0, help="silence of the leader after which a standby takes over", minimum=0.2, maximum=600
     )
 
     def __post_init__(self) -> None:
@@ -122,6 +129,8 @@ class ControllerSettings:
             raise ValueError(
                 f"--allocator must be one of {', '.join(sorted(SERVING_POLICIES))}, got {self.allocator!r}"
             )
+        if self.standby and not self.ledger_url:
+            raise ValueError("--standby needs a --ledger-url that the leader has too")
         self.policy()
 
     def policy(self) -> ServingPolicy:

@@ -1,10 +1,14 @@
 """Puts a controller process together."""
 
+import signal
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pentimento.api.controller.v1.controller_service_pb2_grpc import add_ControllerServiceServicer_to_server
-from pentimento.domain.clock import SystemClock
+from pentimento.domain.clock import Clock, SystemClock
+from pentimento.domain.epochs import epoch_at
 from pentimento.rpc import RpcServer
+from pentimento.service.lease import LedgerLease
 from pentimento.service.process import ServiceProcess
 from services.controller.controller import Controller, ControllerTimes
 from services.controller.epoch import LeaderEpoch
@@ -13,6 +17,10 @@ from services.controller.planner import Planner
 from services.controller.registry import Registry
 from services.controller.servicer import FULL_NAME, ControllerServicer
 from services.controller.settings import ControllerSettings
+
+if TYPE_CHECKING:
+    from pentimento.stores.ledger.fleet_ledger import FleetLedger
+    from services.controller.leadership import Leadership
 
 # Every replica that lived through a restart has registered again after two leases.
 LEASES_TO_SETTLE = 2
@@ -23,29 +31,69 @@ REPORTS_A_LOOK = 2
 
 @dataclass(kw_only=True)
 class ControllerProcess(ServiceProcess):
+    """`leadership` is None where no ledger says who leads: then this controller does. A standby prepares until it is
+    its turn."""
+
     controller: Controller
+    epoch: LeaderEpoch
+    leadership: "Leadership | None" = None
+    standby: bool = False
 
     async def prepare(self) -> None:
+        if self.leadership is not None:
+            self.controller.lead(*await self.leadership.begin(self.standby))
+            self.run_beside(self.leadership.hold(lambda: self.epoch.value, self._on_superseded), "leading")
         self.run_beside(self.controller.run(), "planning")
 
     async def finish(self) -> None:
         self.controller.close()
 
+    def _on_superseded(self) -> None:
+        """Another controller leads: started again, this one waits for its turn."""
+        self.controller.close()
+        signal.raise_signal(signal.SIGTERM)
 
-def wire(settings: ControllerSettings) -> ControllerProcess:
-    """Call it inside the event loop that the process runs on."""
+
+def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> ControllerProcess:
+    """Call it inside the event loop that the process runs on. The ledger is closed by whoever opened it."""
     clock = SystemClock()
-    epoch = LeaderEpoch(settings.state_dir, int(clock.wall() * 1000))
-    times = ControllerTimes(
+    server = RpcServer(settings.rpc, "controller")
+    leadership = _leadership(settings, ledger, server.instance_id, clock) if ledger is not None else None
+    epoch = (
+        LeaderEpoch(None, epoch_at(clock.wall()), leadership.rise)
+        if leadership is not None
+        else LeaderEpoch(settings.state_dir, epoch_at(clock.wall()))
+    )
+    registry = Registry(settings.lease_s, settings.retention_s, settings.max_replicas)
+    planner = Planner(settings.policy(), epoch.value, settings.allocator_limit_s)
+    controller = Controller(
+        registry,
+        planner,
+        PlanFeed(settings.max_watchers),
+        epoch,
+        _times(settings),
+        clock,
+        leads=leadership is None,
+        keep=leadership.keep if leadership is not None else lambda plan: None,
+    )
+    server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)
+    return ControllerProcess(
+        server=server, controller=controller, epoch=epoch, leadership=leadership, standby=settings.standby
+    )
+
+
+def _leadership(settings: ControllerSettings, ledger: "FleetLedger", instance_id: str, clock: Clock) -> "Leadership":
+    # Who needs no ledger starts without its libraries.
+    from services.controller.leadership import Leadership
+
+    return Leadership(ledger, LedgerLease(ledger, instance_id, settings.leader_lease_s), instance_id, clock)
+
+
+def _times(settings: ControllerSettings) -> ControllerTimes:
+    return ControllerTimes(
         lease_s=settings.lease_s,
         report_interval_s=settings.lease_s / REPORTS_A_LEASE,
         plan_interval_s=max(settings.plan_interval_s, REPORTS_A_LOOK * settings.lease_s / REPORTS_A_LEASE),
         settle_s=settings.lease_s * LEASES_TO_SETTLE,
         calm_s=settings.lease_s,
     )
-    registry = Registry(settings.lease_s, settings.retention_s, settings.max_replicas)
-    planner = Planner(settings.policy(), epoch.value, settings.allocator_limit_s)
-    controller = Controller(registry, planner, PlanFeed(settings.max_watchers), epoch, times, clock)
-    server = RpcServer(settings.rpc, "controller")
-    server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)
-    return ControllerProcess(server=server, controller=controller)

@@ -38,7 +38,7 @@ class ControlNetSettings:
     trace_file: str = setting(
         "", help="file that gets a line for each forward pass, with its begin and end; empty: none is written"
     )
-    controller_address: str = setting("", help="controller to register with; empty for none")
+    controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ class DiscriminatorSettings:
     queue_limit: int = setting(256, help="pictures that may wait for a pass", minimum=1)
     max_images: int = setting(64, help="pictures of one call", minimum=1, maximum=1024)
     max_image_bytes: int = setting(16 << 20, help="bytes of a picture", minimum=1)
-    controller_address: str = setting("", help="controller to register with; empty for none")
+    controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
 
     def directories(self) -> dict[str, Path]:
@@ -51,5 +51,5 @@ class EmulatedDiscriminatorSettings:
     fleet: Path = setting(help="TOML file of the fleet whose pictures it scores", must_exist=True)
     max_images: int = setting(64, help="pictures of one call", minimum=1, maximum=1024)
     max_image_bytes: int = setting(16 << 20, help="bytes of a picture", minimum=1)
-    controller_address: str = setting("", help="controller to register with; empty for none")
+    controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")

@@ -31,5 +31,5 @@ class EmbedderSettings:
     max_text_bytes: int = setting(16 * 1024, help="UTF-8 bytes of one text", minimum=1)
     max_images: int = setting(16, help="images of one call", minimum=1)
     max_image_bytes: int = setting(8 * 1024 * 1024, help="encoded bytes of one image", minimum=1)
-    controller_address: str = setting("", help="controller to register with; empty for none")
+    controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")

@@ -10,8 +10,8 @@ from pentimento.clients.registration import Registration
 from pentimento.dataplane.events import DrainRequested, PlanReceived, TookOver
 from pentimento.domain.fleet import Plan, ReplicaKind
 from pentimento.rpc import RpcServer
+from pentimento.service.lease import LedgerLease
 from services.frontdoor.interpreter import Interpreter
-from services.frontdoor.journal.lease import JournalLease
 from services.frontdoor.journal.recovery import recover
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.parts import FrontdoorParts
@@ -34,7 +34,7 @@ class Frontdoor:
     parts: FrontdoorParts
     interpreter: Interpreter
     api: ImageApi
-    lease: JournalLease
+    lease: LedgerLease
     keeper: ObjectKeeper
     quotas: Quotas
     plans: PlanWatch
@@ -109,7 +109,7 @@ class Frontdoor:
         self.keeper.close()
 
     def _start_background(self) -> None:
-        self._keep(self.lease.hold(self._on_superseded))
+        self._keep(self.lease.hold(lambda: self.parts.identity.epoch, self._on_superseded))
         self._keep(publish_levels_forever(self.parts.dataplane, self.parts.links))
         self._keep(self.keeper.move_forever())
         self._keep(self.parts.retention.run_forever())

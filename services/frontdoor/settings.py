@@ -22,7 +22,9 @@ class FrontdoorSettings:
         "", help="embedder that is asked while the plan names none, or those are gone; empty for no cache"
     )
     gateway_address: str = setting("", help="vectordb gateway; empty for no cache")
-    controller_address: str = setting("", help="controller to register with and to take the plan from; empty for none")
+    controller_address: str = setting(
+        "", help="controller to register with and to take the plan from, and its standbys; empty for none"
+    )
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
     worker_addresses: tuple[str, ...] = setting((), help="workers to use whether the plan names them or not")
     default_model: str = setting("", help="model of requests that name none; empty for the first by name")

@@ -22,13 +22,13 @@ from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.residual_pipelining import PipeliningRule
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.service.fleet_member import FleetMember
+from pentimento.service.lease import LedgerLease
 from pentimento.stores.ledger import Journal
 from pentimento.stores.objects import open_objects
 from services.frontdoor.answers import delivery
 from services.frontdoor.identity import Identity, build_version
 from services.frontdoor.interpreter import Interpreter
 from services.frontdoor.journal import journalling
-from services.frontdoor.journal.lease import JournalLease
 from services.frontdoor.journal.retention import Retention, RetentionLimits
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import KeepingLimits, ObjectKeeper
@@ -99,7 +99,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int) -> Frontdoor
         parts=parts,
         interpreter=interpreter,
         api=api,
-        lease=JournalLease(journal, parts.identity, settings.lease_s),
+        lease=LedgerLease(journal, settings.frontdoor_id, settings.lease_s),
         keeper=keeper,
         quotas=quotas,
         plans=PlanWatch(member.controller, journal, server.instance_id, parts.clock),

@@ -138,7 +138,7 @@ class UnetWorkerSettings:
     trace_file: str = setting(
         "", help="file that gets a line for each forward pass, with its begin and end; empty: none is written"
     )
-    controller_address: str = setting("", help="controller to register with; empty for none")
+    controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
     profiles: tuple[str, ...] = setting(
         (), help="files of `pentimento bench profile`; the controller is told what those of its models say"
     )
@@ -173,7 +173,9 @@ class EmulatedWorkerSettings:
         2.0, help="wait for a cached latent or image before painting from noise", minimum=0
     )
     upload_timeout_s: float = setting(2.0, help="wait for uploads once the picture is done", minimum=0)
-    controller_address: str = setting("", help="controller to register with and whose plan it follows; empty for none")
+    controller_address: str = setting(
+        "", help="controller to register with and whose plan it follows, and its standbys; empty for none"
+    )
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
 
 

@@ -247,7 +247,7 @@ class GatewaySettings:
     objects_url: str = setting(help="file:///directory or s3://bucket/prefix[?endpoint=…&region=…]")
     ledger_url: str = setting(help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…")
     search_timeout_ms: int = setting(50, help="after which a lookup is answered as a miss", minimum=1, maximum=10_000)
-    controller_address: str = setting("", help="controller to register with; empty for none")
+    controller_address: str = setting("", help="controller to register with, and its standbys; empty for none")
     advertise_address: str = setting("", help="where others reach this process; empty for the first listen address")
 
 

@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from pentimento.domain.clock import Clock, SystemClock
-from pentimento.domain.epochs import epoch_at
+from pentimento.domain.epochs import LeaseState, epoch_at
 from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.domain.generation import Attempt
 from pentimento.domain.requests import RequestState
@@ -48,7 +48,6 @@ from pentimento.stores.ledger.records import (
     AcceptKind,
     AcceptOutcome,
     JournalledRequest,
-    LeaseState,
     ResultRecord,
 )
 from pentimento.stores.ledger.writer import GroupCommitWriter

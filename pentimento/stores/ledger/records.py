@@ -97,14 +97,6 @@ class PicturePin:
 
 
 @dataclass(frozen=True)
-class LeaseState:
-    """Who is active in this ledger: the newest epoch, and how often its holder has beaten. Epoch 0: nobody ever was."""
-
-    epoch: int
-    beat: int
-
-
-@dataclass(frozen=True)
 class SpooledObject:
     """An object of a tenant's that waits in the journal for its store."""
 

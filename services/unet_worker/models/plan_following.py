@@ -42,6 +42,8 @@ class PlanFollower:
     async def _follow(self) -> None:
         have = self._plan.version if self._plan is not None else None
         async for plan in self._controller.watch_plan(self._worker_id, have):
+            if self._plan is not None and plan.version <= self._plan.version:
+                continue  # of a leader that was taken over from
             self._plan = plan
             wanted = next((entry for entry in plan.assignments if entry.worker_id == self._worker_id), None)
             if wanted is not None and plan.allocator != HOLDS_RESIDENT:

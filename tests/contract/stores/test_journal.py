@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from pentimento.domain.epochs import LeaseState
 from pentimento.domain.errors import InvalidArgument, Unavailable
 from pentimento.domain.generation import Attempt, ObjectReference
 from pentimento.domain.requests import RequestState
@@ -21,7 +22,6 @@ from pentimento.stores.ledger.records import (
     AcceptOutcome,
     AttemptRecord,
     JournalledRequest,
-    LeaseState,
     ResultRecord,
 )
 from pentimento.testing.clocks import SetClock

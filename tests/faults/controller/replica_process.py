@@ -1,6 +1,7 @@
 """A worker that does nothing but keep its place in the fleet: `python -m tests.faults.controller.replica_process`.
 
-Arguments: the controller's address, the instance id, the model it claims to hold.
+Arguments: the controller's address, or those of several with commas between them; the instance id; the model it claims
+to hold.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from pentimento.clients.registration import Registration, generation_at
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.service.fleet_member import addresses
 
 
 async def main(controller: str, instance_id: str, model: str) -> None:
@@ -19,8 +21,8 @@ async def main(controller: str, instance_id: str, model: str) -> None:
         instance_id, ReplicaKind.UNET_WORKER, f"unix:/{instance_id}", generation, resident_models=(model,)
     )
     report = ReplicaReport(instance_id, generation, (model,))
-    async with open_channel(controller, RpcChannelSettings()) as channel:
-        await Registration(ControllerClient(channel), lambda: replica, lambda: report).run()
+    client = ControllerClient(*(open_channel(address, RpcChannelSettings()) for address in addresses(controller)))
+    await Registration(client, lambda: replica, lambda: report).run()
 
 
 if __name__ == "__main__":

@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import ModelCost, PlanAcknowledgement, PoolDemand, Replica, ReplicaKind, ReplicaReport
+from pentimento.domain.errors import InvalidArgument, Unavailable
+from pentimento.domain.fleet import (
+    ModelCost,
+    Plan,
+    PlanAcknowledgement,
+    PoolDemand,
+    Replica,
+    ReplicaKind,
+    ReplicaReport,
+)
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, AllocationProfile, hold_resident
 from pentimento.policies.serving.policy import SERVING_POLICIES, ServingPolicy
@@ -242,3 +250,48 @@ def test_every_policy_can_be_named(name: str):
     policy = load_settings(ControllerSettings, "controller", ["--allocator", name, *flags], {}).policy()
 
     assert policy.name == name
+
+
+async def test_a_controller_that_does_not_lead_refuses_everything_until_it_does(clock):
+    kept: list[Plan] = []
+    epoch = LeaderEpoch(None, NOW_MS)
+    planner = Planner(ServingPolicy("resident", hold_resident), epoch.value)
+    standby = Controller(
+        Registry(3.0, 60.0, 10), planner, PlanFeed(4), epoch, TIMES, clock, leads=False, keep=kept.append
+    )
+    calls = (
+        lambda: standby.register(WORKER),
+        lambda: standby.report(ReplicaReport("w1", 1)),
+        lambda: standby.deregister("w1", 1),
+        lambda: standby.watch(None),
+        standby.fleet,
+    )
+    for call in calls:
+        with pytest.raises(Unavailable) as refused:
+            call()
+        assert (refused.value.reason, refused.value.retry_after_ms) == ("STANDBY", 500)
+
+    left = Plan(PlanVersion(NOW_MS, 7))
+    standby.lead(NOW_MS + 5, left)
+    standby.register(WORKER)
+    await standby.step(101.0)
+
+    assert standby.fleet().plan == left
+    assert [plan.version for plan in kept] == [PlanVersion(NOW_MS + 5, 1)]
+    clock.monotonic_s = 106.0
+    await standby.step(106.0)
+    assert standby.fleet().plan == kept[-1]
+
+
+def test_a_ledger_hears_of_an_epoch_that_rises():
+    risen: list[tuple[int, int]] = []
+    epoch = LeaderEpoch(None, NOW_MS, lambda old, new: risen.append((old, new)))
+
+    assert epoch.overtake(NOW_MS + 50)
+
+    assert (risen, epoch.value) == ([(NOW_MS, NOW_MS + 51)], NOW_MS + 51)
+
+
+def test_a_standby_without_a_ledger_refuses_to_start():
+    with pytest.raises(SettingsError, match="--standby needs a --ledger-url"):
+        load_settings(ControllerSettings, "controller", ["--standby"], {})

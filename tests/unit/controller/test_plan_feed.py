@@ -103,3 +103,24 @@ async def test_watchers_are_limited_and_those_who_leave_make_room(feed):
     await watchers[0].aclose()
 
     assert await anext(feed.watch(None)) == plan(1)
+
+
+async def test_what_an_earlier_leader_left_is_in_force_until_the_fleet_is_known(feed):
+    left = plan(9, epoch=1)
+    feed.restore(left)
+    feed.publish(plan(1, epoch=2))
+    newcomer, holder = feed.watch(None), asyncio.ensure_future(anext(feed.watch(PlanVersion(1, 9))))
+
+    assert await anext(newcomer) == left
+    assert await is_waiting(holder)
+    assert feed.in_force == left
+
+    feed.settle()
+
+    assert await holder == await anext(newcomer) == feed.in_force == plan(1, epoch=2)
+
+
+async def test_who_has_a_newer_plan_than_was_left_is_not_sent_it(feed):
+    feed.restore(plan(9, epoch=1))
+
+    assert await is_waiting(asyncio.ensure_future(anext(feed.watch(PlanVersion(1, 10)))))

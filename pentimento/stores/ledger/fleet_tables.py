@@ -1,0 +1,66 @@
+"""The controller's tables, and the migrations that make them: who leads, the last plan, the registry of models."""
+
+from sqlalchemy import BigInteger, Column, Double, LargeBinary, MetaData, Table, Text
+
+from pentimento.stores.ledger.migrations import Migration
+
+_METADATA = MetaData()
+
+# One row each. The holder of an epoch beats as long as it leads.
+epoch = Table(
+    "fleet_epoch",
+    _METADATA,
+    Column("singleton", BigInteger, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("controller_id", Text, nullable=False),
+    Column("beat", BigInteger, nullable=False),
+)
+plan = Table(
+    "fleet_plan",
+    _METADATA,
+    Column("singleton", BigInteger, primary_key=True),
+    Column("leader_epoch", BigInteger, nullable=False),
+    Column("sequence", BigInteger, nullable=False),
+    Column("plan", LargeBinary, nullable=False),
+)
+
+# What was registered by hand: models, cascades, and other kinds. A name is a key of its kind and nothing else.
+registered = Table(
+    "fleet_registered",
+    _METADATA,
+    Column("kind", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("digest", Text, nullable=False),
+    # A JSON object; its kind says of what.
+    Column("document", Text, nullable=False),
+    Column("registered_at", Double, nullable=False),
+)
+
+MIGRATIONS = (
+    Migration(
+        1,
+        (
+            """CREATE TABLE fleet_epoch (
+                singleton BIGINT PRIMARY KEY,
+                epoch BIGINT NOT NULL,
+                controller_id TEXT NOT NULL,
+                beat BIGINT NOT NULL
+            )""",
+            "INSERT INTO fleet_epoch (singleton, epoch, controller_id, beat) VALUES (1, 0, '', 0)",
+            """CREATE TABLE fleet_plan (
+                singleton BIGINT PRIMARY KEY,
+                leader_epoch BIGINT NOT NULL,
+                sequence BIGINT NOT NULL,
+                plan {blob} NOT NULL
+            )""",
+            """CREATE TABLE fleet_registered (
+                kind TEXT NOT NULL,
+                name TEXT NOT NULL,
+                digest TEXT NOT NULL,
+                document TEXT NOT NULL,
+                registered_at DOUBLE PRECISION NOT NULL,
+                PRIMARY KEY (kind, name)
+            )""",
+        ),
+    ),
+)

@@ -1,0 +1,71 @@
+"""Who leads, by the ledger that several controllers share; and the plans that outlive a leader.
+
+The ledger is never waited for while a plan is made: followers have the plan at once, and a leader that was taken over
+from is refused by its epoch, by the ledger and by every follower.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from pentimento.domain.clock import Clock
+from pentimento.domain.epochs import latest_believable
+from pentimento.domain.errors import PentimentoError
+from pentimento.domain.fleet import Plan
+from pentimento.service.lease import LedgerLease
+from pentimento.stores.ledger.fleet_ledger import FleetLedger
+from pentimento.wire.fleet import plan_from_bytes, plan_to_bytes
+from services.controller.metrics import UNSAVED_PLANS
+
+logger = logging.getLogger(__name__)
+
+
+class Leadership:
+    """One controller's part in it. `controller_id` is written beside the epoch that it claims."""
+
+    def __init__(self, ledger: FleetLedger, lease: LedgerLease, controller_id: str, clock: Clock) -> None:
+        self._ledger = ledger
+        self._lease = lease
+        self._controller_id = controller_id
+        self._clock = clock
+
+    async def begin(self, standby: bool) -> tuple[int, Plan | None]:
+        """Changes state: lead at once, or as a standby once nobody does. Return the epoch, and the plan of the leader
+        before; None where there is none that can be believed."""
+        if standby:
+            epoch = await self._lease.wait_and_take_over()
+        else:
+            epoch = await asyncio.wrap_future(self._ledger.claim_epoch(self._controller_id))
+        return epoch, await self._left()
+
+    async def hold(self, epoch: Callable[[], int], on_lost: Callable[[], None]) -> None:
+        """Changes state: lead until another controller does."""
+        await self._lease.hold(epoch, on_lost)
+
+    def rise(self, epoch: int, to: int) -> None:
+        """Changes state: somebody acts on a newer epoch, so lead under a larger one."""
+        _logged(self._ledger.rise(epoch, to), "the epoch could not be raised")
+
+    def keep(self, plan: Plan) -> None:
+        """Changes state: save the plan, for the next leader."""
+        _logged(self._ledger.save_plan(plan.version, plan_to_bytes(plan)), "the plan could not be saved")
+
+    async def _left(self) -> Plan | None:
+        saved = await asyncio.wrap_future(self._ledger.load_plan())
+        plan = plan_from_bytes(saved) if saved else None
+        if plan is not None and plan.version.leader_epoch > latest_believable(self._clock.wall()):
+            logger.error("a saved plan of an epoch that no controller can have is ignored")
+            return None
+        return plan
+
+
+def _logged(done: "Future[bool]", failure: str) -> None:
+    def look(ended: "Future[bool]") -> None:
+        error = ended.exception()
+        if error is not None or not ended.result():
+            UNSAVED_PLANS.inc()
+            reason = error.reason if isinstance(error, PentimentoError) else "SUPERSEDED" if error is None else "DEFECT"
+            logger.warning(failure, extra={"reason": reason})
+
+    done.add_done_callback(look)

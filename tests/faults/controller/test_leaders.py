@@ -1,0 +1,180 @@
+"""Several controllers over one ledger, real processes all: one leads, a standby takes over, an old leader is fenced."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pentimento.clients.controller import ControllerClient
+from pentimento.domain.clock import SystemClock
+from pentimento.domain.errors import PentimentoError, Unavailable
+from pentimento.domain.fleet import Fleet, Plan
+from pentimento.rpc import RpcChannelSettings, open_channel
+from pentimento.stores.ledger import open_journal
+from pentimento.supervisor.readiness import wait_until_serving
+from services.frontdoor.workers.plan_watch import PlanWatch
+from tests.postgresql import running_server, why_not
+
+pytestmark = pytest.mark.faults
+ROOT = Path(__file__).parents[3]
+
+
+class Controllers:
+    """Starts controllers over one ledger, and workers that know them all; ends what is left of them."""
+
+    def __init__(self, folder: Path, ledger_url: str) -> None:
+        self.folder = folder
+        self.ledger_url = ledger_url
+        self.addresses = [f"unix:{folder / name}" for name in ("c0", "c1")]
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def controller(self, number: int, *flags: str) -> "subprocess.Popen[bytes]":
+        own = ["--listen", self.addresses[number], "--instance-id", f"c{number}", "--ledger-url", self.ledger_url]
+        times = ["--leader-lease-s", "0.6", "--log-level", "error"]
+        return self._start("services.controller", *own, *times, *flags)
+
+    def worker(self, name: str) -> "subprocess.Popen[bytes]":
+        return self._start("tests.faults.controller.replica_process", ",".join(self.addresses), name, "heavy")
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def _start(self, module: str, *arguments: str) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=ROOT)
+        self._processes.append(process)
+        return process
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def controllers(request: pytest.FixtureRequest) -> Iterator[Controllers]:
+    with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
+        if request.param == "sqlite":
+            made = Controllers(Path(folder), f"sqlite:///{folder}/fleet.sqlite")
+            yield made
+            made.close()
+            return
+        if reason := why_not():
+            pytest.skip(reason)
+        with running_server() as server:
+            made = Controllers(Path(folder), server.new_database())
+            yield made
+            made.close()
+
+
+@pytest.fixture
+async def followed(controllers: Controllers) -> AsyncIterator["Followed"]:
+    """A frontdoor's own watch of plans, over both controllers."""
+    channels = [open_channel(address, RpcChannelSettings()) for address in controllers.addresses]
+    client = ControllerClient(*channels)
+    journal = open_journal(f"sqlite:///{controllers.folder}/journal.sqlite")
+    made = Followed(PlanWatch(client, journal, "f1", SystemClock()), client)
+    yield made
+    made.task.cancel()
+    await asyncio.wait([made.task])
+    journal.close()
+    for channel in channels:
+        await channel.close()
+
+
+class Followed:
+    def __init__(self, watch: PlanWatch, client: ControllerClient) -> None:
+        self.client = client
+        self.plans: list[Plan] = []
+        self.task = asyncio.get_running_loop().create_task(watch.run(self.plans.append))
+
+    async def until(self, holds: Callable[[Plan], bool]) -> Plan:
+        async with asyncio.timeout(60):
+            while not self.plans or not holds(self.plans[-1]):  # noqa: ASYNC110 - other processes
+                await asyncio.sleep(0.02)
+        return self.plans[-1]
+
+    async def fleet_where(self, holds: Callable[[Fleet], bool]) -> Fleet:
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    fleet = await self.client.fleet(1.0)
+                    if holds(fleet):
+                        return fleet
+                except PentimentoError:
+                    pass
+                await asyncio.sleep(0.02)
+
+
+def planned(plan: Plan) -> set[str]:
+    return {assignment.worker_id for assignment in plan.assignments}
+
+
+async def test_a_standby_leads_once_the_leader_is_killed_and_the_plan_stands_meanwhile(controllers, followed):
+    leader = controllers.controller(0, "--standby")
+    await wait_until_serving(controllers.addresses[0])
+    controllers.controller(1, "--standby")
+    for name in ("w1", "w2"):
+        controllers.worker(name)
+    before = await followed.until(lambda plan: planned(plan) == {"w1", "w2"})
+
+    leader.kill()
+    leader.wait()
+    after = await followed.until(lambda plan: plan.version.leader_epoch > before.version.leader_epoch)
+
+    assert [planned(plan) for plan in followed.plans if plan.version >= before.version] == [{"w1", "w2"}] * 2
+    assert planned(after) == {"w1", "w2"}
+
+
+async def test_a_standby_refuses_calls_until_it_leads(controllers, followed):
+    leader = controllers.controller(0, "--standby")
+    await wait_until_serving(controllers.addresses[0])
+    controllers.controller(1, "--standby")
+    async with open_channel(controllers.addresses[1], RpcChannelSettings()) as channel:
+        standby = ControllerClient(channel)
+        reason = ""
+        async with asyncio.timeout(60):
+            while reason != "STANDBY":
+                try:
+                    await standby.fleet(1.0)
+                except Unavailable as refused:
+                    reason = refused.reason
+        leader.terminate()
+
+        await wait_until_serving(controllers.addresses[1])
+        assert (await standby.fleet()).leader_epoch > 0
+
+
+async def test_a_leader_that_was_stopped_is_fenced_off_and_ends(controllers, followed):
+    stopped = controllers.controller(0, "--standby")
+    await wait_until_serving(controllers.addresses[0])
+    controllers.controller(1, "--standby")
+    controllers.worker("w1")
+    before = await followed.until(lambda plan: planned(plan) == {"w1"})
+
+    stopped.send_signal(signal.SIGSTOP)
+    await followed.fleet_where(lambda fleet: fleet.leader_epoch > before.version.leader_epoch)
+    after = await followed.until(lambda plan: plan.version.leader_epoch > before.version.leader_epoch)
+    stopped.send_signal(signal.SIGCONT)
+    await asyncio.to_thread(stopped.wait)
+    controllers.worker("w2")
+    last = await followed.until(lambda plan: planned(plan) == {"w1", "w2"})
+
+    assert last.version.leader_epoch == after.version.leader_epoch
+    versions = [plan.version for plan in followed.plans]
+    assert versions == sorted(set(versions))
+
+
+async def test_after_a_restart_the_last_plan_is_served_before_anybody_reports(controllers, followed):
+    killed = controllers.controller(0)
+    worker = controllers.worker("w1")
+    before = await followed.until(lambda plan: planned(plan) == {"w1"})
+    worker.kill()
+    killed.kill()
+    killed.wait()
+
+    controllers.controller(0)
+    fleet = await followed.fleet_where(lambda fleet: fleet.leader_epoch > before.version.leader_epoch)
+
+    assert (fleet.replicas, fleet.plan) == ((), before)

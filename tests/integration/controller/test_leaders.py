@@ -1,0 +1,119 @@
+"""Two controllers over one ledger, in this process: the standby takes over, and clients find it."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from pentimento.clients.controller import ControllerClient
+from pentimento.domain.errors import PentimentoError, Unavailable
+from pentimento.domain.fleet import Plan, Replica, ReplicaKind
+from pentimento.domain.generation import PlanVersion
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
+from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
+from pentimento.wire.fleet import plan_from_bytes, plan_to_bytes
+from services.controller.settings import ControllerSettings
+from services.controller.wiring import ControllerProcess, wire
+
+LEASE_S = 0.3
+WORKER = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, resident_models=("heavy",))
+
+
+class Member:
+    """A controller, and the task that waits until it leads."""
+
+    def __init__(self, process: ControllerProcess, address: str) -> None:
+        self.process = process
+        self.address = address
+        self.leading = asyncio.get_running_loop().create_task(process.warm())
+
+
+@pytest.fixture
+def folder() -> "AsyncIterator[Path]":  # type: ignore[misc]
+    with tempfile.TemporaryDirectory(prefix="pmt-") as path:
+        yield Path(path)
+
+
+@asynccontextmanager
+async def running(folder: Path, name: str) -> AsyncIterator[Member]:
+    """Left as a killed process would leave it: without a drain, and without another beat."""
+    ledger = open_fleet_ledger(f"sqlite:///{folder / 'fleet.sqlite'}")
+    settings = ControllerSettings(
+        RpcServerSettings(listen=(f"unix:{folder / name}",), instance_id=name),
+        ledger_url=f"sqlite:///{folder / 'fleet.sqlite'}",
+        standby=True,
+        leader_lease_s=LEASE_S,
+    )
+    process = wire(settings, ledger)
+    await process.server.start()
+    member = Member(process, settings.rpc.listen[0])
+    try:
+        yield member
+    finally:
+        member.leading.cancel()
+        await process.drain()
+        await process.server.stop()
+        ledger.close()
+
+
+async def answered(call: Callable[[], object]) -> object:
+    """What it answers once a leader is found."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await call()  # type: ignore[misc]
+            except PentimentoError:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_client_of_both_finds_the_leader_and_then_the_one_that_took_over(folder: Path) -> None:
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(running(folder, "c0"))
+        await first.leading
+        second = await stack.enter_async_context(running(folder, "c1"))
+        channels = [
+            await stack.enter_async_context(open_channel(member.address, RpcChannelSettings()))
+            for member in (second, first)
+        ]
+        client = ControllerClient(*channels)
+        with pytest.raises(Unavailable):
+            await client.fleet()
+        await client.register(WORKER)
+        async with aclosing(client.watch_plan("f1")) as plans:
+            before = await anext(plans)
+            assert not second.leading.done()
+
+            await first.process.drain()
+            await first.process.server.stop()
+            await second.leading
+
+            with pytest.raises(PentimentoError):
+                await anext(plans)
+        lease = await answered(lambda: client.register(WORKER))
+
+    assert lease.leader_epoch > before.version.leader_epoch  # type: ignore[attr-defined]
+
+
+async def test_what_the_leader_planned_last_is_what_the_next_one_serves(folder: Path) -> None:
+    async with running(folder, "c0") as first:
+        await first.leading
+        first.process.controller.register(WORKER)
+        ledger = open_fleet_ledger(f"sqlite:///{folder / 'fleet.sqlite'}")
+        saved: Plan | None = None
+        async with asyncio.timeout(20):
+            while saved is None or not saved.assignments:
+                data = await asyncio.wrap_future(ledger.load_plan())
+                saved = plan_from_bytes(data) if data else None
+                await asyncio.sleep(0.01)
+    async with running(folder, "c1") as second:
+        await second.leading
+        served = second.process.controller.fleet()
+        fenced = ledger.save_plan(PlanVersion(saved.version.leader_epoch, 99), plan_to_bytes(saved)).result()
+    ledger.close()
+
+    assert (served.plan, served.replicas) == (saved, ())
+    assert served.leader_epoch > saved.version.leader_epoch
+    assert not fenced
