@@ -1,4 +1,4 @@
-"""Who is active among frontdoors over one journal."""
+"""Who is active among several over one ledger."""
 
 import asyncio
 import time
@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pentimento.service.lease import LedgerLease
 from pentimento.stores.ledger import Journal, open_journal
-from services.frontdoor.identity import Identity
-from services.frontdoor.journal.lease import JournalLease
 
 LEASE_S = 0.2
 
@@ -28,8 +27,8 @@ async def epoch(journal: Journal) -> int:
     return await asyncio.wrap_future(journal.claim_epoch("active"))
 
 
-def standby(journal: Journal) -> JournalLease:
-    return JournalLease(journal, Identity("standby"), LEASE_S)
+def standby(journal: Journal) -> LedgerLease:
+    return LedgerLease(journal, "standby", LEASE_S)
 
 
 async def test_a_standby_that_was_stopped_takes_that_for_nobodys_silence(journal: Journal, epoch: int) -> None:
