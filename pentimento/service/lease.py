@@ -43,8 +43,8 @@ class LedgerLease:
         self._lease_s = lease_s
 
     async def wait_and_take_over(self) -> int:
-        """Changes state: once nobody is active, the epoch that this process claimed. The ledger may be away for a
-        while; its silence is nobody's."""
+        """Wait until nobody is active, and return the epoch that this process claimed then. The ledger may be away for
+        a while; its silence is nobody's."""
         seen: LeaseState | None = None
         silent_looks = 0
         while True:
@@ -63,7 +63,7 @@ class LedgerLease:
             await asyncio.sleep(self._lease_s / _BEATS_PER_LEASE)
 
     async def hold(self, epoch: Callable[[], int], on_lost: Callable[[], None]) -> None:
-        """Changes state: beat until somebody with a newer epoch than `epoch` says is active. Nothing is to be stopped
+        """Beat until somebody with a newer epoch than `epoch` says is active. Nothing is to be stopped
         while the ledger is away: nobody can take over either."""
         while True:
             beaten = epoch()
