@@ -13,8 +13,9 @@ from pentimento.clients.errors import domain_errors
 from pentimento.domain.errors import DeadlineExceeded, Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaLease, ReplicaReport
 from pentimento.domain.generation import PlanVersion
-from pentimento.wire.fleet import plan_from_proto, replica_to_proto
+from pentimento.wire.fleet import replica_to_proto
 from pentimento.wire.generation import plan_version_to_proto
+from pentimento.wire.plans import plan_from_proto
 from pentimento.wire.reports import fleet_from_proto, lease_from_proto, report_to_proto
 
 

@@ -56,7 +56,9 @@ def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Ef
         return []
     state.move(request, event.pool, event.work)
     request.model_digest = event.model_digest
-    request.spare, request.pair = event.spare, event.pair
+    request.spare, request.pair, request.start = event.spare, event.pair, event.start
+    if event.cascade:
+        request.cascade, request.cascade_name = event.cascade, event.cascade_name
     if request.fallback_token and state.drops_late:
         end_s = predicted_end_s(state, now, state.pool(event.pool), request)
         if end_s is not None and now + end_s > request.deadline:

@@ -1,7 +1,7 @@
 """Tries at a request: how one starts, what its end leads to, and who may have another."""
 
 from pentimento.dataplane.cascade import on_picture
-from pentimento.dataplane.commits import commit_picture, release_picture, resume_commit
+from pentimento.dataplane.commits import release_picture, resume_commit
 from pentimento.dataplane.credits import give_back, refresh, take, yield_credit
 from pentimento.dataplane.effects import (
     DeliverRecorded,
@@ -130,9 +130,7 @@ def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> lis
     # What two workers took says nothing of one.
     if request.worker_id == worker.worker_id and not paired:
         learn_speed(state, request, worker, now - request.started_at, event.painted_work or request.work)
-    if request.has_next_stage:
-        return on_picture(state, request, event.fencing_token)
-    return commit_picture(state, request, event.fencing_token)
+    return on_picture(state, request, event.fencing_token)
 
 
 def on_attempt_failed(state: State, now: float, event: AttemptFailed) -> list[Effect]:

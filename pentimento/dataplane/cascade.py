@@ -5,11 +5,14 @@ from pentimento.dataplane.commits import commit_picture, stop_attempts
 from pentimento.dataplane.effects import Effect, ReleaseGrant, ResolveRoute, Score
 from pentimento.dataplane.events import Scored
 from pentimento.dataplane.state import Phase, Request, State, TimerKind
+from pentimento.policies.serving.entry import NOISE
 
 
 def on_picture(state: State, request: Request, token: int) -> list[Effect]:
-    """Ask for the score of a picture, or commit it. A picture of a stage that is not the last is delivered in time
-    should nothing better come."""
+    """Commit a picture, or ask for its score where a next stage may have to better it. A picture of a stage that is not
+    the last is delivered in time should nothing better come."""
+    if not request.has_next_stage or _threshold(state, request) is None:
+        return commit_picture(state, request, token)
     effects = stop_attempts(state, request)
     state.enter(request, Phase.SCORING)
     request.picture_token = token
@@ -27,7 +30,8 @@ def on_scored(state: State, now: float, event: Scored) -> list[Effect]:
     if event.confidence is None or not 0.0 <= event.confidence <= 1.0:
         accepted, degraded = state.settings.accept_unscored, "UNSCORED"
     else:
-        accepted, degraded = event.confidence > _threshold(state, request), ""
+        threshold = _threshold(state, request)
+        accepted, degraded = threshold is None or event.confidence > threshold, ""
     pool = state.pool(request.pool)
     pool.scored_count += 1
     if accepted:
@@ -36,9 +40,15 @@ def on_scored(state: State, now: float, event: Scored) -> list[Effect]:
     return _defer(state, request)
 
 
-def _threshold(state: State, request: Request) -> float:
-    planned = state.pool(request.pool).confidence_threshold
-    return state.settings.confidence_threshold if planned is None else planned
+def _threshold(state: State, request: Request) -> float | None:
+    """Of the plan in force, for pictures from the request's start; None where they need no score. The operator's own
+    where the plan does not say how requests go."""
+    if request.cascade_name in state.thresholds:
+        stage = request.cascade[request.cascade_stage]
+        return state.thresholds[request.cascade_name].get((stage, request.start))
+    if state.plan is not None and state.plan.routes_requests:
+        return None
+    return state.settings.confidence_threshold
 
 
 def _defer(state: State, request: Request) -> list[Effect]:
@@ -48,6 +58,7 @@ def _defer(state: State, request: Request) -> list[Effect]:
     request.picture_token = 0
     request.cascade_stage += 1
     request.option = 0
+    request.start = NOISE
     state.enter(request, Phase.ROUTING)
     pool = request.cascade[request.cascade_stage]
     state.move(request, pool, request.work)

@@ -81,7 +81,9 @@ class RouteResolved:
 
     `spare`: lanes that take the request while they have none of their own (MoDM: a large worker takes hits when it has
     no misses); which one does is pinned with the first attempt. `pair`: the halves of its guidance may run on two
-    workers, while a second one is idle (Katz, latent parallelism).
+    workers, while a second one is idle (Katz, latent parallelism). `start`: its kind, as plans name it. `cascade`: the
+    pools of the stages that a request of such a start goes through, where that is known only now; `cascade_name` is the
+    plan's.
     """
 
     request_id: str
@@ -91,6 +93,9 @@ class RouteResolved:
     cascade_stage: int = 0
     spare: tuple[RouteOption, ...] = ()
     pair: bool = False
+    start: str = "noise"
+    cascade: tuple[str, ...] = ()
+    cascade_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +275,8 @@ class RecoveredRequest:
     slo_class: str = ""
     cascade: tuple[str, ...] = ()
     cascade_stage: int = 0
+    cascade_name: str = ""
+    start: str = "noise"
     needs: AdapterNeeds = NO_NEEDS
 
 

@@ -1,7 +1,5 @@
 """Workers come, report, fall silent; plans arrive."""
 
-import math
-
 from pentimento.dataplane.attempts import lose_attempt
 from pentimento.dataplane.credits import count, give_back_peer, refresh
 from pentimento.dataplane.effects import Effect, StopAttempt
@@ -9,8 +7,10 @@ from pentimento.dataplane.events import AttemptKey, PlanReceived, ProfilesReceiv
 from pentimento.dataplane.recovery import attach_orphans, is_orphan
 from pentimento.dataplane.speed import Speed, is_sane
 from pentimento.dataplane.state import State, TimerKind, Worker
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import Plan
 from pentimento.policies.adapter_needs import NO_HOLDINGS
+from pentimento.policies.plan_checks import check_plan
 
 # More than any worker can mean.
 _MAX_CREDITS = 4096
@@ -51,13 +51,15 @@ def on_plan_received(state: State, now: float, event: PlanReceived) -> list[Effe
     """Adopt a newer plan; an older or repeated one changes nothing, nor does one that makes no sense."""
     if state.plan is not None and event.plan.version <= state.plan.version:
         return []
-    if not _is_sane(event.plan):
+    try:
+        check_plan(event.plan)
+    except InvalidArgument:
         state.counters.refused_plans += 1
         return []
     state.plan = event.plan
     state.assigned = frozenset(assignment.worker_id for assignment in event.plan.assignments)
     state.partners = _partners(event.plan)
-    _set_thresholds(state, event.plan)
+    state.thresholds = _thresholds(event.plan)
     _set_speeds(state)
     for worker in state.workers.values():
         _place(state, worker, worker.model, worker.model_digest)
@@ -81,13 +83,16 @@ def on_profiles_received(state: State, now: float, event: ProfilesReceived) -> l
     return []
 
 
-def _set_thresholds(state: State, plan: Plan) -> None:
-    """Take the thresholds of a plan that routes requests: 0 keeps every light picture, whatever the operator's
-    own threshold is."""
-    thresholds = {pool.pool: pool.confidence_threshold for pool in plan.pools}
-    for name in thresholds.keys() | state.pools.keys():
-        planned = thresholds.get(name)
-        state.pool(name).confidence_threshold = planned if plan.routes_requests else planned or None
+def _thresholds(plan: Plan) -> dict[str, dict[tuple[str, str], float]]:
+    """By cascade: the confidence that pictures of a pool must exceed, by (pool, start)."""
+    return {
+        cascade.cascade: {
+            (stage.pool, threshold.start): threshold.confidence
+            for stage in cascade.stages
+            for threshold in stage.thresholds
+        }
+        for cascade in plan.cascades
+    }
 
 
 def _set_speeds(state: State) -> None:
@@ -103,11 +108,6 @@ def _set_speeds(state: State) -> None:
                 worker.slowdown = None
                 count(state, worker)
                 refresh(state, worker)
-
-
-def _is_sane(plan: Plan) -> bool:
-    numbers = [plan.admission_rate, *(pool.confidence_threshold for pool in plan.pools)]
-    return all(math.isfinite(number) for number in numbers)
 
 
 def forget_worker(state: State, now: float, worker_id: str) -> None:

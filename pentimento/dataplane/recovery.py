@@ -66,6 +66,8 @@ def _take_over(state: State, now: float, recovered: RecoveredRequest) -> list[Ef
         slo_class=recovered.slo_class,
         cascade=recovered.cascade,
         cascade_stage=recovered.cascade_stage,
+        cascade_name=recovered.cascade_name,
+        start=recovered.start,
         needs=recovered.needs,
         phase=Phase.ORPHANED,
         model_digest=recovered.model_digest,

@@ -16,6 +16,7 @@ from pentimento.dataplane.settings import DataplaneSettings
 from pentimento.dataplane.speed import Speed
 from pentimento.domain.fleet import Plan
 from pentimento.policies.adapter_needs import NO_HOLDINGS, NO_NEEDS, AdapterHoldings, AdapterNeeds
+from pentimento.policies.serving.entry import NOISE
 
 LaneKey = tuple[str, str]
 """(pool, model digest): a route is pinned to a digest, so only workers that hold it may serve it."""
@@ -64,6 +65,7 @@ class Request:
 
     `live`: tokens of its attempts that hold a credit, the newest last. `picture_token`: the attempt whose picture is
     scored or committed, 0 before; `fallback_token`: the one whose picture an earlier stage of the cascade leaves.
+    `cascade_name` is the plan's, empty for the operator's own; `start` the kind of start of the stage that it is in.
     """
 
     request_id: str
@@ -75,6 +77,8 @@ class Request:
     slo_class: str = ""
     cascade: tuple[str, ...] = ()
     cascade_stage: int = 0
+    cascade_name: str = ""
+    start: str = NOISE
     needs: AdapterNeeds = NO_NEEDS
     phase: Phase = Phase.ACCEPTING
     model_digest: str = ""
@@ -196,7 +200,6 @@ class Backlog:
 class Pool:
     """Load of a pool, its counts since the start. `throughput`: work a second of its full workers, before
     `speed.slowdown`. `ends`: when those that run are expected to give their credits back, ascending.
-    `confidence_threshold` is the plan's, None where the plan says nothing of the stages of requests.
 
     `arrived_count` has what cascades sent on to it, too.
     """
@@ -210,7 +213,6 @@ class Pool:
     ends: list[float] = field(default_factory=list)
     credit_count: int = 0
     throughput: float = 0.0
-    confidence_threshold: float | None = None
     arrived_count: int = 0
     completed_count: int = 0
     dropped_count: int = 0
@@ -289,6 +291,8 @@ class State:
     timer_count: int = 0
     plan: Plan | None = None
     assigned: frozenset[str] = frozenset()
+    # By the plan's cascade, then by pool and kind of start.
+    thresholds: Mapping[str, Mapping[tuple[str, str], float]] = field(default_factory=dict)
     # Whom the plan lets a worker paint with; empty where it leaves that open.
     partners: Mapping[str, frozenset[str]] = field(default_factory=dict)
     profiles: dict[str, SpeedProfile] = field(default_factory=dict)

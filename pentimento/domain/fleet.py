@@ -95,8 +95,12 @@ class WorkerAssignment:
 
 @dataclass(frozen=True)
 class RouteShare:
+    """The share of the requests of one kind of start that a pool takes first. `cascade` names the plan's cascade that
+    they go through, whose first stage is that pool; empty where the pool's picture is the last."""
+
     route: str
     share: float
+    cascade: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,58 @@ class PoolPlan:
     pool: str
     model: str
     worker_ids: tuple[str, ...]
-    confidence_threshold: float = 0.0
     routes: tuple[RouteShare, ...] = ()
+
+
+@dataclass(frozen=True)
+class StartThreshold:
+    """The confidence, 0..1, that a picture from a kind of start must exceed to be the last."""
+
+    start: str
+    confidence: float
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A stage of a cascade. `discriminator`: the cascade `light>heavy` as discriminators know it; empty for that of the
+    models' names. Pictures from a kind of start that `thresholds` does not name are not scored: they are good
+    enough."""
+
+    pool: str
+    thresholds: tuple[StartThreshold, ...] = ()
+    discriminator: str = ""
+
+
+@dataclass(frozen=True)
+class CascadePlan:
+    """Stages in order, light first. No picture of the last one is scored."""
+
+    cascade: str
+    stages: tuple[StagePlan, ...]
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """What enters the cache, and how it is read. `admits`: kinds of start whose pictures and latents may enter;
+    `admits_light`: whether those of a cascade's earlier stages may. `alpha`: the share of the from-scratch quality that
+    hits must keep, where a request does not say; None leaves it to the gateway. `bias` moves every K of the selector by
+    so many rows (NIRVANA, section 5.3.1), `eviction` names the rule by which entries go; empty: the gateway's own."""
+
+    admits: tuple[str, ...] = ("noise", "latent", "image")
+    admits_light: bool = True
+    alpha: float | None = None
+    bias: int = 0
+    eviction: str = ""
+
+
+@dataclass(frozen=True)
+class ComponentPlacement:
+    """The replicas of a kind that are to hold a component: a ControlNet, the discriminator of a cascade, an encoder.
+    Models of workers are in the assignments."""
+
+    kind: ReplicaKind
+    component: str
+    instance_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -138,8 +192,9 @@ class WorkerPair:
 @dataclass(frozen=True)
 class Plan:
     """Intent; what workers report is the truth. `drops_late` False: requests that are predicted to miss their deadline
-    are tried all the same. `placements`: where adapters are, as the replicas reported it. `pairs`: who may paint a
-    picture with whom; where it names none, any two workers of one model."""
+    are tried all the same. `placements`: where adapters are, as the replicas reported it; `components`: where what
+    services hold is to be. `pairs`: who may paint a picture with whom; where it names none, any two workers of one
+    model. `notes`: what was not planned, and why."""
 
     version: PlanVersion
     assignments: tuple[WorkerAssignment, ...] = ()
@@ -150,6 +205,10 @@ class Plan:
     drops_late: bool = True
     placements: tuple[AdapterPlacement, ...] = ()
     pairs: tuple[WorkerPair, ...] = ()
+    cascades: tuple[CascadePlan, ...] = ()
+    cache: CachePlan = CachePlan()
+    components: tuple[ComponentPlacement, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def routes_requests(self) -> bool:

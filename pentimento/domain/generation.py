@@ -145,9 +145,12 @@ class PlanVersion:
 
 @dataclass(frozen=True)
 class CascadeStage:
+    """A stage as a route was decided with it: `confidence_threshold` is that of pictures from the route's start."""
+
     model: str
     discriminator: str = ""
     confidence_threshold: float = 0.0
+    pool: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,8 @@ class Route:
     replay_of: str = ""
     # PIPELINED: from this step of the schedule on residuals are those of the step before. 0 otherwise.
     pipelined_from_step: int = 0
+    # The plan's cascade that the stages are of; "" for the operator's own, and where there is none.
+    cascade: str = ""
 
 
 @dataclass(frozen=True)

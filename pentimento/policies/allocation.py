@@ -6,9 +6,24 @@ of the last switch) it returns in `AllocationDecision.memory` and finds again in
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from pentimento.domain.fleet import PoolPlan, Replica, ReplicaKind, ReplicaReport, StartShare, WorkerAssignment
+from pentimento.domain.fleet import (
+    CachePlan,
+    CascadePlan,
+    ComponentPlacement,
+    Plan,
+    PoolPlan,
+    Replica,
+    ReplicaKind,
+    ReplicaReport,
+    StartShare,
+    WorkerAssignment,
+    WorkerPair,
+)
+from pentimento.domain.generation import PlanVersion
+from pentimento.policies.plan_checks import check_plan
+from pentimento.policies.serving.entry import NOISE
 
 
 @dataclass(frozen=True)
@@ -49,13 +64,39 @@ class AllocationProfile:
 
 @dataclass(frozen=True)
 class AllocationDecision:
-    """What an allocator decided: `admission_rate` is the share of the demand to admit; `memory` belongs to the
-    allocator that wrote it."""
+    """What an allocator decided, as `Plan` has it: `admission_rate` is the share of the demand to admit. `memory`
+    belongs to the allocator that wrote it."""
 
     assignments: tuple[WorkerAssignment, ...] = ()
     pools: tuple[PoolPlan, ...] = ()
     admission_rate: float = 1.0
     memory: tuple[float, ...] = ()
+    cascades: tuple[CascadePlan, ...] = ()
+    cache: CachePlan = field(default_factory=CachePlan)
+    components: tuple[ComponentPlacement, ...] = ()
+    pairs: tuple[WorkerPair, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def as_plan(self, version: PlanVersion, allocator: str = "") -> Plan:
+        """Return the plan that says this, and nothing about the rest of the fleet."""
+        return Plan(
+            version,
+            self.assignments,
+            self.pools,
+            self.admission_rate,
+            allocator=allocator,
+            pairs=self.pairs,
+            cascades=self.cascades,
+            cache=self.cache,
+            components=self.components,
+            notes=self.notes,
+        )
+
+    def threshold(self, pool: str, start: str = NOISE) -> float:
+        """Return the confidence that the pool's pictures must exceed; 0 where they are not scored."""
+        stages = (stage for cascade in self.cascades for stage in cascade.stages if stage.pool == pool)
+        found = (one.confidence for stage in stages for one in stage.thresholds if one.start == start)
+        return next(found, 0.0)
 
 
 @dataclass(frozen=True)
@@ -117,14 +158,10 @@ def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, .
 
 
 def check_decision(context: AllocationContext, decision: AllocationDecision) -> None:
-    """Raise ValueError for a decision that must not become a plan: unknown workers, two models at once, shares outside
-    0..1 or NaN, pools that name workers nobody assigned."""
-    rates = [decision.admission_rate, *(pool.confidence_threshold for pool in decision.pools)]
-    rates += [share.share for pool in decision.pools for share in pool.routes]
-    for rate in rates:
-        if not 0 <= rate <= 1:
-            raise ValueError(f"shares and thresholds must be between 0 and 1, got {rate}")
+    """Raise ValueError for workers that are not there or cannot hold their model, and InvalidArgument for what no plan
+    may say (`check_plan`)."""
     _check_assignments(context, decision.assignments)
+    check_plan(decision.as_plan(PlanVersion()))
     assigned = {assignment.worker_id for assignment in decision.assignments}
     for pool in decision.pools:
         if strangers := set(pool.worker_ids) - assigned:
@@ -133,13 +170,9 @@ def check_decision(context: AllocationContext, decision: AllocationDecision) -> 
 
 def _check_assignments(context: AllocationContext, assignments: tuple[WorkerAssignment, ...]) -> None:
     workers = {worker.instance_id: worker for worker in context.workers()}
-    if len({assignment.worker_id for assignment in assignments}) < len(assignments):
-        raise ValueError("a worker is assigned twice")
     for assignment in assignments:
         worker = workers.get(assignment.worker_id)
         if worker is None or worker.generation != assignment.generation or worker.address != assignment.address:
             raise ValueError(f"worker {assignment.worker_id} is not the live one")
         if assignment.model not in (*worker.available_models, *worker.resident_models):
             raise ValueError(f"worker {assignment.worker_id} cannot serve {assignment.model}")
-        if assignment.max_batch_size < 1:
-            raise ValueError(f"max_batch_size must be at least 1, got {assignment.max_batch_size}")

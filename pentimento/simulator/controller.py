@@ -89,8 +89,7 @@ class SimulatedController:
         if same and self._sequence:
             return None
         self._sequence += 1
-        version = PlanVersion(1, self._sequence)
-        return Plan(version, decision.assignments, decision.pools, decision.admission_rate, allocator=self._name)
+        return decision.as_plan(PlanVersion(1, self._sequence), self._name)
 
     def _demand(self, pool: Pool, window_s: float, at_workers: int) -> ModelDemand:
         before = self._reported.get(pool.name, _PoolCounts())

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from pentimento.devices.recording import quantile_of
+from pentimento.policies.serving.entry import Stage
 from pentimento.reports import Outcome, RequestRecord, StageSpan, StartKind
 from pentimento.simulator.cache import MISS, CacheAnswer
 from pentimento.workloads import Arrival
@@ -28,7 +29,7 @@ class SimulatedRequest:
     arrival: Arrival
     draw: float
     route_draw: float
-    cascade: tuple[str, ...] = ()
+    cascade: tuple[Stage, ...] = ()
     # By cascade stage: where it starts; by lane option: which model.
     start: CacheAnswer = MISS
     options: tuple[tuple[str, str], ...] = ()

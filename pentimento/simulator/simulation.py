@@ -18,12 +18,11 @@ from pentimento.dataplane import Dataplane, effects, events
 from pentimento.dataplane.events import AttemptKey
 from pentimento.devices.profile import Cost
 from pentimento.emulation.device import EmulatedDevice, EmulatedJob
-from pentimento.policies.serving.entry import Stage, request_stages
+from pentimento.policies.serving.entry import request_stages, stages_from
 from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import Outcome, RequestRecord, StageSpan
 from pentimento.simulator.adapters import SimulatedAdapters
 from pentimento.simulator.agenda import Agenda
-from pentimento.simulator.cache import MISS
 from pentimento.simulator.controller import SimulatedController
 from pentimento.simulator.fleet import RETRIEVAL_POOL, SimulatedFleet
 from pentimento.simulator.ledger import SimulatedPicture, SimulatedRequest, draws_of, record_of
@@ -194,11 +193,11 @@ class Simulation:
         request_id = f"r{index}"
         draw, route_draw = self._draws[index]
         plan, scenario = self.dataplane.state.plan, self._scenario
-        pools = plan.pools if plan is not None else ()
-        stages = request_stages(pools, arrival.model, route_draw, scenario.cascade)
-        cascade = tuple(stage.pool for stage in stages or request_stages(pools, scenario.default_model, route_draw))
+        stages = request_stages(plan, arrival.model, route_draw, scenario.cascade)
+        stages = stages or request_stages(plan, scenario.default_model, route_draw)
+        cascade = tuple(stage.pool for stage in stages)
         pool = cascade[0]
-        request = SimulatedRequest(request_id, arrival, draw, route_draw, cascade, pool=pool)
+        request = SimulatedRequest(request_id, arrival, draw, route_draw, stages, pool=pool)
         self._requests[request_id] = request
         request.model = self._fleet.model_of(pool)
         request.steps = self._fleet.steps_of(request.model, arrival)
@@ -274,11 +273,13 @@ class Simulation:
         stage = effect.cascade_stage
         plan = self.dataplane.state.plan
         pools = plan.pools if plan is not None else ()
-        own = request.cascade[stage] if stage < len(request.cascade) else request.pool
-        stage_of = Stage(own, self._fleet.model_of(own))
-        request.start, lanes = (
-            self._reuse.choose(request, stage_of, pools) if stage == 0 else (MISS, ((own, stage_of.model),))
-        )
+        stage_of = request.cascade[stage]
+        own = stage_of.pool
+        # What was sent on to a stage goes nowhere else.
+        request.start, lanes = self._reuse.choose(request, stage_of, pools if stage == 0 else ())
+        if stage == 0:
+            start, draw = request.start.kind.value, request.route_draw
+            request.cascade = stages_from(plan, request.cascade, *lanes[0], start, draw)
         request.deferred = stage > 0
         request.options = lanes
         own_steps = self._fleet.steps_of(stage_of.model, request.arrival)
@@ -290,7 +291,17 @@ class Simulation:
         )
         pool, model = lanes[0]
         digest = self._fleet.digest_of(model)
-        resolved = events.RouteResolved(effect.request_id, pool, digest, work[0], stage, options)
+        resolved = events.RouteResolved(
+            effect.request_id,
+            pool,
+            digest,
+            work[0],
+            stage,
+            options,
+            start=request.start.kind.value,
+            cascade=tuple(one.pool for one in request.cascade) if stage == 0 else (),
+            cascade_name=request.cascade[0].cascade,
+        )
         route_s = self._later(self._scenario.delays.route, resolved, request, "route")
         request.queued_s = self._agenda.now + route_s
 

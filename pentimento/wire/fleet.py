@@ -16,17 +16,10 @@ from pentimento.domain.execution import (
     WorkerCredits,
 )
 from pentimento.domain.fleet import (
-    AdapterPlacement,
     Capability,
     HeldModel,
     ModelCost,
-    Plan,
-    PoolPlan,
     Replica,
-    RouteShare,
-    ServiceEndpoint,
-    WorkerAssignment,
-    WorkerPair,
 )
 from pentimento.wire.adapters import adapter_from_proto, adapter_to_proto
 from pentimento.wire.enumerations import CAPABILITIES, REPLICA_KINDS, capabilities_from_proto
@@ -35,8 +28,6 @@ from pentimento.wire.generation import (
     attempt_to_proto,
     captured_from_proto,
     captured_to_proto,
-    plan_version_from_proto,
-    plan_version_to_proto,
     timing_from_proto,
     timing_to_proto,
 )
@@ -85,102 +76,6 @@ def _cost_to_proto(cost: ModelCost) -> pb.ModelCost:
 def _cost_from_proto(message: pb.ModelCost) -> ModelCost:
     run_s = tuple((batch.batch_size, batch.run_seconds) for batch in message.batches)
     return ModelCost(message.model, run_s, message.memory_bytes, message.load_seconds)
-
-
-def plan_to_proto(plan: Plan) -> pb.Plan:
-    return pb.Plan(
-        version=plan_version_to_proto(plan.version),
-        assignments=[pb.WorkerAssignment(**asdict(assignment)) for assignment in plan.assignments],
-        pools=[_pool_to_proto(pool) for pool in plan.pools],
-        admission_rate=plan.admission_rate,
-        endpoints=[_endpoint_to_proto(endpoint) for endpoint in plan.endpoints],
-        allocator=plan.allocator,
-        keeps_late=not plan.drops_late,
-        placements=[_placement_to_proto(placement) for placement in plan.placements],
-        pairs=[pb.WorkerPair(worker_id=one, peer_id=other) for one, other in (pair.worker_ids for pair in plan.pairs)],
-    )
-
-
-def plan_from_proto(message: pb.Plan) -> Plan:
-    return Plan(
-        version=plan_version_from_proto(message.version),
-        assignments=tuple(_assignment_from_proto(assignment) for assignment in message.assignments),
-        pools=tuple(_pool_from_proto(pool) for pool in message.pools),
-        admission_rate=message.admission_rate,
-        endpoints=tuple(_endpoint_from_proto(endpoint) for endpoint in message.endpoints),
-        allocator=message.allocator,
-        drops_late=not message.keeps_late,
-        placements=tuple(_placement_from_proto(placement) for placement in message.placements),
-        pairs=tuple(WorkerPair((pair.worker_id, pair.peer_id)) for pair in message.pairs),
-    )
-
-
-def plan_to_bytes(plan: Plan) -> bytes:
-    """Return the form in which the frontdoor keeps its last plan."""
-    return plan_to_proto(plan).SerializeToString(deterministic=True)
-
-
-def plan_from_bytes(data: bytes) -> Plan:
-    return plan_from_proto(pb.Plan.FromString(data))
-
-
-def _assignment_from_proto(message: pb.WorkerAssignment) -> WorkerAssignment:
-    return WorkerAssignment(
-        message.worker_id,
-        message.address,
-        message.model,
-        message.generation,
-        message.max_batch_size,
-        tuple(message.prefetch),
-    )
-
-
-def _pool_to_proto(pool: PoolPlan) -> pb.PoolPlan:
-    return pb.PoolPlan(
-        pool=pool.pool,
-        model=pool.model,
-        worker_ids=pool.worker_ids,
-        confidence_threshold=pool.confidence_threshold,
-        routes=[pb.RouteShare(route=share.route, share=share.share) for share in pool.routes],
-    )
-
-
-def _pool_from_proto(message: pb.PoolPlan) -> PoolPlan:
-    return PoolPlan(
-        message.pool,
-        message.model,
-        tuple(message.worker_ids),
-        message.confidence_threshold,
-        tuple(RouteShare(share.route, share.share) for share in message.routes),
-    )
-
-
-def _placement_to_proto(placement: AdapterPlacement) -> pb.AdapterPlacement:
-    return pb.AdapterPlacement(
-        adapter=adapter_to_proto(placement.adapter),
-        instance_ids=placement.instance_ids,
-        resident_instance_ids=placement.resident_instance_ids,
-    )
-
-
-def _placement_from_proto(message: pb.AdapterPlacement) -> AdapterPlacement:
-    adapter = adapter_from_proto(message.adapter)
-    return AdapterPlacement(adapter, tuple(message.instance_ids), tuple(message.resident_instance_ids))
-
-
-def _endpoint_to_proto(endpoint: ServiceEndpoint) -> pb.ServiceEndpoint:
-    kind = REPLICA_KINDS.to_proto(endpoint.kind)
-    return pb.ServiceEndpoint(
-        kind=kind,
-        instance_id=endpoint.instance_id,
-        address=endpoint.address,
-        available_models=endpoint.available_models,
-    )
-
-
-def _endpoint_from_proto(message: pb.ServiceEndpoint) -> ServiceEndpoint:
-    kind = REPLICA_KINDS.from_proto(message.kind)
-    return ServiceEndpoint(kind, message.instance_id, message.address, tuple(message.available_models))
 
 
 def held_model_to_proto(held: HeldModel) -> worker_pb.HeldModel:

@@ -205,12 +205,15 @@ def plan_version_from_proto(message: pb.PlanVersion) -> PlanVersion:
 
 def stage_to_proto(stage: CascadeStage) -> pb.CascadeStage:
     return pb.CascadeStage(
-        model=stage.model, discriminator=stage.discriminator, confidence_threshold=stage.confidence_threshold
+        model=stage.model,
+        discriminator=stage.discriminator,
+        confidence_threshold=stage.confidence_threshold,
+        pool=stage.pool,
     )
 
 
 def stage_from_proto(message: pb.CascadeStage) -> CascadeStage:
-    return CascadeStage(message.model, message.discriminator, message.confidence_threshold)
+    return CascadeStage(message.model, message.discriminator, message.confidence_threshold, message.pool)
 
 
 def route_to_proto(route: Route) -> pb.Route:
@@ -226,6 +229,7 @@ def route_to_proto(route: Route) -> pb.Route:
         reason=route.reason,
         replay_of=route.replay_of,
         pipelined_from_step=route.pipelined_from_step,
+        cascade=route.cascade,
     )
 
 
@@ -243,6 +247,7 @@ def route_from_proto(message: pb.Route) -> Route:
         message.reason,
         message.replay_of,
         message.pipelined_from_step,
+        message.cascade,
     )
 
 

@@ -11,8 +11,9 @@ from pentimento.domain.fleet import (
     StartShare,
     UnplannedModel,
 )
-from pentimento.wire.fleet import plan_from_proto, plan_to_proto, replica_from_proto, replica_to_proto
+from pentimento.wire.fleet import replica_from_proto, replica_to_proto
 from pentimento.wire.generation import plan_version_from_proto, plan_version_to_proto
+from pentimento.wire.plans import plan_from_proto, plan_to_proto
 
 
 def lease_to_proto(lease: ReplicaLease) -> pb.RegisterResponse:

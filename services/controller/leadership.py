@@ -15,7 +15,7 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.service.lease import LedgerLease
 from pentimento.stores.ledger.fleet_ledger import FleetLedger
-from pentimento.wire.fleet import plan_from_bytes, plan_to_bytes
+from pentimento.wire.plans import plan_from_bytes, plan_to_bytes
 from services.controller.metrics import UNSAVED_PLANS
 
 logger = logging.getLogger(__name__)

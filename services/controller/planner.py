@@ -108,13 +108,9 @@ class Planner:
         UNPLANNED_MODELS.set(len(unplanned))
 
     def _as_plan(self, decision: AllocationDecision, replicas: tuple[ReplicaView, ...]) -> Plan:
-        return Plan(
-            version=self._version,
-            assignments=decision.assignments,
-            pools=decision.pools,
-            admission_rate=decision.admission_rate,
+        return replace(
+            decision.as_plan(self._version, self._policy.name),
             endpoints=service_endpoints(replicas),
-            allocator=self._policy.name,
             drops_late=self._policy.drops_late,
             placements=adapter_placements(replicas),
         )

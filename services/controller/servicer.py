@@ -7,8 +7,9 @@ import grpc.aio
 
 from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.api.controller.v1.controller_service_pb2_grpc import ControllerServiceServicer
-from pentimento.wire.fleet import plan_to_proto, replica_from_proto
+from pentimento.wire.fleet import replica_from_proto
 from pentimento.wire.generation import plan_version_from_proto
+from pentimento.wire.plans import plan_to_proto
 from pentimento.wire.reports import fleet_to_proto, lease_to_proto, report_from_proto
 from services.controller.controller import Controller
 

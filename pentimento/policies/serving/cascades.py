@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pentimento.domain.fleet import PoolPlan
+from pentimento.domain.fleet import CascadePlan, PoolPlan, StagePlan, StartThreshold
 from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
 from pentimento.policies.serving.cascade_problem import (
     CascadeProblem,
@@ -19,7 +19,7 @@ from pentimento.policies.serving.cascade_problem import (
 )
 from pentimento.policies.serving.costs import BatchCost, batch_costs
 from pentimento.policies.serving.demand import averaged_demand, demand_of, smoothed
-from pentimento.policies.serving.entry import EVERY_START
+from pentimento.policies.serving.entry import EVERY_START, STARTS, every_start
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.settings import ServingSettings
 
@@ -160,16 +160,25 @@ def as_decision(
     assignments = place(context, counts, batches)
     workers = {model: tuple(a.worker_id for a in assignments if a.model == model) for model in counts}
     threshold = solution.threshold if workers[settings.heavy] else 0.0
+    cascades = (_cascade(settings, threshold),) if threshold > 0.0 else ()
+    routes = every_start(cascades[0].cascade) if cascades else EVERY_START
     pools = (
-        PoolPlan(settings.light, settings.light, workers[settings.light], threshold, EVERY_START),
+        PoolPlan(settings.light, settings.light, workers[settings.light], routes),
         PoolPlan(settings.heavy, settings.heavy, workers[settings.heavy]),
     )
-    return AllocationDecision(assignments, pools, solution.admission_rate, memory)
+    return AllocationDecision(assignments, pools, solution.admission_rate, memory, cascades)
+
+
+def _cascade(settings: ServingSettings, threshold: float) -> CascadePlan:
+    """Every light picture is scored, whatever it started from (DiffServe has no other start than noise)."""
+    thresholds = tuple(StartThreshold(start, threshold) for start in STARTS)
+    stages = (StagePlan(settings.light, thresholds), StagePlan(settings.heavy))
+    return CascadePlan(f"{settings.light}>{settings.heavy}", stages)
 
 
 def _bend(context: AllocationContext, settings: ServingSettings, light: ModelDemand, before: float) -> float:
     """f(t) updated online: the exponent that the last threshold's observed share asks for, averaged."""
-    threshold = next((pool.confidence_threshold for pool in context.last.pools if pool.pool == settings.light), 0.0)
+    threshold = context.last.threshold(settings.light)
     seen = settings.deferral.bend_towards(threshold, light.deferred_share)
     if seen is None:
         return before

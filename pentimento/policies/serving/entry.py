@@ -1,60 +1,113 @@
-"""Which pools a new request goes through, read from the plan, so that a router needs nothing but the plan.
+"""Which stages a new request goes through, read from the plan, so that a router needs nothing but the plan.
 
-A pool's `routes` say which share of the requests of each start it takes first: `noise`, `latent`, `image`. A pool with
-the route `spare` takes hits of other pools while it has nothing of its own (MoDM's large workers). A pool with a
-confidence threshold above 0 sends what its discriminator refuses on to the next pool of the plan.
+A pool's `routes` say which share of the requests of each start it takes first, and through which of the plan's cascades
+they go from there: `noise`, `latent`, `image`. A pool with the route `spare` takes hits of other pools while it has
+nothing of its own (MoDM's large workers). A stage of a cascade sends what its discriminator refuses on to the next one,
+by thresholds for each kind of start.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pentimento.domain.fleet import PoolPlan, RouteShare
+from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, RouteShare, StartThreshold
 
 NOISE, LATENT, IMAGE, SPARE = "noise", "latent", "image", "spare"
+STARTS = (NOISE, LATENT, IMAGE)
 EVERY_START = (RouteShare(NOISE, 1.0), RouteShare(LATENT, 1.0), RouteShare(IMAGE, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a cascade: its pool, its model, and the confidence from which its picture is good enough."""
+    """A stage of a request: its pool, its model and, in a cascade that is followed by another, how its pictures are
+    scored. `cascade` names the plan's cascade, empty for the operator's own and where there is none. `planned`: the
+    plan's shares sent the request there, and not its own wish."""
 
     pool: str
     model: str
-    confidence_threshold: float = 0.0
+    cascade: str = ""
+    discriminator: str = ""
+    thresholds: tuple[StartThreshold, ...] = ()
+    planned: bool = False
+
+    def threshold(self, start: str) -> float | None:
+        """Return the confidence that pictures from that start must exceed; None where they are not scored."""
+        return next((entry.confidence for entry in self.thresholds if entry.start == start), None)
 
 
-def entry_pools(pools: Sequence[PoolPlan], start: str, draw: float) -> tuple[PoolPlan, ...]:
-    """Return the pool that a request of this start enters, and those its cascade may send it on to.
+@dataclass(frozen=True, slots=True)
+class EnteredPool:
+    """Where a request enters: a pool, and the cascade that it goes through from there, if any."""
 
-    `draw` is uniform in 0..1 and decides by the pools' shares. Empty when no pool takes such a start.
-    """
-    taking = [(pool, share) for pool in pools if (share := _share(pool, start)) > 0]
+    pool: PoolPlan
+    cascade: str = ""
+
+
+def every_start(cascade: str) -> tuple[RouteShare, ...]:
+    """Return the routes of a pool that takes requests of every start, through that cascade."""
+    return tuple(RouteShare(start, 1.0, cascade) for start in STARTS)
+
+
+def entry_of(pools: Sequence[PoolPlan], start: str, draw: float) -> EnteredPool | None:
+    """Return where a request of this start enters; None when no pool takes such a start. `draw` is uniform in 0..1 and
+    decides by the pools' shares."""
+    taking = [
+        (EnteredPool(pool, route.cascade), route.share)
+        for pool in pools
+        for route in pool.routes
+        if route.route == start and route.share > 0
+    ]
     left = draw * sum(share for _, share in taking)
-    for pool, share in taking:
+    for entry, share in taking:
         left -= share
         if left < 0:
-            return (pool, *_beyond(pools, pool))
-    return (taking[-1][0], *_beyond(pools, taking[-1][0])) if taking else ()
+            return entry
+    return taking[-1][0] if taking else None
 
 
-def request_pools(pools: Sequence[PoolPlan], model: str, draw: float) -> tuple[PoolPlan, ...]:
-    """Return the pools that a request goes through before it is known whether the cache helps. They are those of its
-    own model where it names one, else by the shares of the plan; empty where the plan says nothing of it."""
+def request_stages(plan: Plan | None, model: str, draw: float, cascade: Sequence[str] = ()) -> tuple[Stage, ...]:
+    """Return the stages that a request goes through before it is known whether the cache helps: the pool of the model
+    that it names, else those of the plan, or else the models of `cascade`. A pool that no plan names is called after
+    its model. Where a model has several pools, they take its requests by their workers."""
+    pools = plan.pools if plan is not None else ()
     if model:
-        return tuple(pool for pool in pools if pool.model == model)[:1]
-    return entry_pools(pools, NOISE, draw)
+        own = _drawn([pool for pool in pools if pool.model == model], draw)
+        return (Stage(own.pool if own is not None else model, model),)
+    entry = entry_of(pools, NOISE, draw)
+    if plan is not None and entry is not None:
+        return _stages(plan, entry)
+    return tuple(Stage(name, name) for name in cascade)
 
 
-def request_stages(
-    pools: Sequence[PoolPlan], model: str, draw: float, cascade: Sequence[str] = ()
+def stages_from(
+    plan: Plan | None, own: Sequence[Stage], pool: str, model: str, start: str, draw: float
 ) -> tuple[Stage, ...]:
-    """Return the stages that a request goes through before it is known whether the cache helps: those of the plan, or
-    else the model that it names, or else the models of `cascade`. A pool that no plan names is called after its
-    model."""
-    planned = request_pools(pools, model, draw)
-    if planned:
-        return tuple(Stage(pool.pool, pool.model, pool.confidence_threshold) for pool in planned)
-    return tuple(Stage(name, name) for name in ((model,) if model else cascade))
+    """Return the stages of a request once its start is known and `pool`, which holds `model`, is where it begins: those
+    that the plan has for such starts there, else `own`, those that it came with, where it begins with the first of
+    them, else that pool alone."""
+    entry = entry_of(plan.pools, start, draw) if plan is not None else None
+    if plan is not None and entry is not None and entry.pool.pool == pool and own[0].planned:
+        return _stages(plan, entry)
+    return tuple(own) if own[0].pool == pool else (Stage(pool, model),)
+
+
+def _drawn(pools: Sequence[PoolPlan], draw: float) -> PoolPlan | None:
+    left = draw * sum(len(pool.worker_ids) for pool in pools)
+    for pool in pools:
+        left -= len(pool.worker_ids)
+        if left < 0:
+            return pool
+    return pools[0] if pools else None
+
+
+def _stages(plan: Plan, entry: EnteredPool) -> tuple[Stage, ...]:
+    models = {pool.pool: pool.model for pool in plan.pools}
+    cascade: CascadePlan | None = next((known for known in plan.cascades if known.cascade == entry.cascade), None)
+    if cascade is None:
+        return (Stage(entry.pool.pool, entry.pool.model, planned=True),)
+    return tuple(
+        Stage(stage.pool, models[stage.pool], cascade.cascade, stage.discriminator, stage.thresholds, True)
+        for stage in cascade.stages
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +128,7 @@ def start_candidates(pools: Sequence[PoolPlan], own: Stage, draw: float) -> tupl
     A latent belongs to its model, so the own stage may always resume one, and so may the pool that the plan sends
     latents to. An image goes to the pool that the plan sends images to, else to the own stage.
     """
-    latent_pools = {pool.pool: pool.model for pool in entry_pools(pools, LATENT, draw)[:1]}
-    image_pools = {pool.pool: pool.model for pool in entry_pools(pools, IMAGE, draw)[:1]}
+    latent_pools, image_pools = _entered(pools, LATENT, draw), _entered(pools, IMAGE, draw)
     others = {pool: model for pool, model in (latent_pools | image_pools).items() if pool != own.pool}
     return (
         StartCandidate(own.pool, own.model, True, True, bool(image_pools) and own.pool not in image_pools),
@@ -128,12 +180,6 @@ def _share(pool: PoolPlan, route: str) -> float:
     return next((entry.share for entry in pool.routes if entry.route == route), 0.0)
 
 
-def _beyond(pools: Sequence[PoolPlan], entered: PoolPlan) -> tuple[PoolPlan, ...]:
-    if entered.confidence_threshold <= 0.0:
-        return ()
-    stages: list[PoolPlan] = []
-    for pool in pools[pools.index(entered) + 1 :]:
-        stages.append(pool)
-        if pool.confidence_threshold <= 0.0:
-            break
-    return tuple(stages)
+def _entered(pools: Sequence[PoolPlan], start: str, draw: float) -> dict[str, str]:
+    entry = entry_of(pools, start, draw)
+    return {entry.pool.pool: entry.pool.model} if entry is not None else {}

@@ -6,10 +6,11 @@ import logging
 from pentimento.dataplane.events import Recovered, RecoveredRequest
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import PentimentoError
+from pentimento.domain.fleet import StartThreshold
 from pentimento.domain.generation import Route
 from pentimento.domain.requests import RequestState
 from pentimento.policies.adapter_needs import needs_of
-from pentimento.policies.serving.entry import Stage
+from pentimento.policies.serving.entry import NOISE, Stage
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.records import JournalledRequest
 from pentimento.wire.generation import route_from_bytes
@@ -17,7 +18,7 @@ from pentimento.wire.journal import resolved_from_bytes, unreadable
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.requests.jobs import ClientRequest, Job, Jobs, RoutedStage
-from services.frontdoor.routing.starts import work_left
+from services.frontdoor.routing.starts import kind_of, work_left
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def _recovered(job: Job, record: JournalledRequest) -> RecoveredRequest:
     return RecoveredRequest(
         request_id=request.request_id,
         tenant=request.tenant,
-        pool=route.model if route else request.resolved.spec.model,
+        pool=_pool_of(job, stage, route),
         work=work_left(request.resolved, route.start) if route else request.resolved.cost,
         deadline=request.deadline,
         routed=route is not None,
@@ -62,7 +63,31 @@ def _recovered(job: Job, record: JournalledRequest) -> RecoveredRequest:
         worker_id=newest.worker_id if newest and tried else "",
         cascade=tuple(stage.pool for stage in request.stages),
         cascade_stage=stage,
+        cascade_name=request.stages[0].cascade,
+        start=kind_of(route.start) if route else NOISE,
         needs=needs_of(request.resolved.spec.loras, request.resolved.spec.controlnets),
+    )
+
+
+def _pool_of(job: Job, number: int, route: Route | None) -> str:
+    """The pool of its stage, unless the route is to another model than that stage's."""
+    stages = job.request.stages
+    if route is None:
+        return job.request.resolved.spec.model
+    return stages[number].pool if number < len(stages) and stages[number].model == route.model else route.model
+
+
+def _stages_of(route: Route) -> tuple[Stage, ...]:
+    start = kind_of(route.start)
+    return tuple(
+        Stage(
+            stage.pool or stage.model,
+            stage.model,
+            route.cascade,
+            stage.discriminator,
+            (StartThreshold(start, stage.confidence_threshold),) if stage.confidence_threshold else (),
+        )
+        for stage in route.stages
     )
 
 
@@ -72,12 +97,12 @@ def _job_of(record: JournalledRequest, clock: Clock, default_deadline_s: float) 
     deadline_at = accepted.deadline_at or accepted.accepted_at + default_deadline_s
     route: Route | None = route_from_bytes(record.route) if record.route is not None else None
     resolved = resolved_from_bytes(accepted.body, accepted.body_format)
-    models = [stage.model for stage in route.stages] if route else []
+    model = route.model if route else resolved.spec.model
     request = ClientRequest(
         request_id=accepted.request_id,
         tenant=accepted.tenant,
         resolved=resolved,
-        stages=tuple(Stage(model, model) for model in models or [route.model if route else resolved.spec.model]),
+        stages=(_stages_of(route) if route else ()) or (Stage(model, model),),
         arrived_at=now - max(wall - accepted.accepted_at, 0.0),
         accepted_at=accepted.accepted_at,
         # The wall clock may have been set back meanwhile: that gives nobody more time than was theirs at first.

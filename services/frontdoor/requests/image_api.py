@@ -204,7 +204,7 @@ class ImageApi:
         held = self._parts.catalogue.find(model)
         check_replayed_adapters(recorded.provenance.spec, self._parts.adapters)
         resolved = resolve_replay(request, recorded, held, self._limits, preview_interval_steps)
-        return Judged(resolved, request_stages(plan.pools if plan is not None else (), model, draw), draw)
+        return Judged(resolved, request_stages(plan, model, draw), draw)
 
     def _judge(self, request: ImageRequest, preview_interval_steps: int = 0) -> Judged:
         """Return what is painted, by the stages whose models can paint a picture of that size. Raises InvalidArgument

@@ -52,12 +52,13 @@ class ClientRequest:
 class RoutedStage:
     """Where a stage may be painted: in one of `options`, by `journalled` once the journal has the route. A recovered
     one has no options: its worker will say what it holds. `queued_at` is in monotonic seconds. `counted_step` is the
-    start that was counted for plans, 0 for noise."""
+    start that was counted for plans in `counted_pool`, 0 for noise."""
 
     options: tuple[PoolOption, ...]
     queued_at: float
     journalled: Route | None = None
     counted_step: int = 0
+    counted_pool: str = ""
 
 
 @dataclass(slots=True)
@@ -94,7 +95,8 @@ class PendingEntries:
 @dataclass(slots=True)
 class Job:
     """A request under way and what is known of it here. Which of its stages and attempts counts now, the dataplane
-    alone knows; its effects say it. `routed` is by the number of the stage, `executions` by fencing token."""
+    alone knows; its effects say it. `routed` is by the number of the stage, `executions` by fencing token. `restaged`:
+    the stages of its cascade since it is known where it starts; empty before."""
 
     request: ClientRequest
     audience: Audience
@@ -103,12 +105,18 @@ class Job:
     embedding: "asyncio.Task[Embedding | None] | None" = None
     timings: list[StageTiming] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    restaged: tuple[Stage, ...] = ()
     # What the attempt failed with, for the client's status; the journal keeps its reason and message.
     failure: PentimentoError | None = None
     # Another frontdoor goes on with it: what it came with stays.
     elsewhere: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that it goes through, as far as that is known."""
+        return self.restaged or self.request.stages
 
     def execution(
         self, attempt: Attempt, worker_id: str, stage: int, option: int, known: Callable[[str], HeldModel | None]

@@ -11,13 +11,13 @@ from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import PlanVersion, Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.latent_pairing import PairingMode, can_pair
-from pentimento.policies.serving.entry import Stage, scaled_start_step
+from pentimento.policies.serving.entry import Stage, scaled_start_step, stages_from
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
 from services.frontdoor.routing.bounded_calls import Note, bounded
-from services.frontdoor.routing.stages import PoolOption, as_painted_by, cascade_stages
+from services.frontdoor.routing.stages import PoolOption, as_painted_by, cascade_stages, known_stages
 from services.frontdoor.routing.start_choice import Asker, decide_route, new_route_id
-from services.frontdoor.routing.starts import steps_saved, work_left
+from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ async def _embed_job(parts: FrontdoorParts, job: Job) -> Embedding | None:
 
 
 async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
-    request, stage = job.request, job.request.stages[number]
+    request, stage = job.request, job.stages[number]
     held = await parts.catalogue.wait_for(stage.model)
     started_at = parts.clock.monotonic()
     decided: tuple[PoolOption, ...]
@@ -63,22 +63,44 @@ async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
         decided = (_pinned(parts, request.resolved, request.resolved.replay.route, stage, held),)
     else:
         embedding = await job.embedding if job.embedding is not None else None
-        asker = Asker(request.tenant, request.resolved, stage, request.draw)
+        asker = Asker(request.tenant, request.resolved, stage, request.draw, stays=number > 0)
         decided = await decide_route(parts, asker, held, embedding, job.note)
-    stages = cascade_stages(request.stages)
-    options = tuple(replace(option, route=replace(option.route, stages=stages)) for option in decided)
+        if number == 0:
+            job.restaged = _stages_from(parts, job, decided[0])
+    start = kind_of(decided[0].route.start)
+    stages, cascade = cascade_stages(job.stages, start), job.stages[0].cascade
+    options = tuple(replace(option, route=replace(option.route, stages=stages, cascade=cascade)) for option in decided)
     saved = _steps_saved_of(as_painted_by(request.resolved, held), options[0])
     parts.starts.count(stage.pool, saved)
     now = parts.clock.monotonic()
-    job.routed[number] = RoutedStage(options, queued_at=now, counted_step=saved)
+    job.routed[number] = RoutedStage(options, queued_at=now, counted_step=saved, counted_pool=stage.pool)
     job.time_stage("route", started_at, now)
     job.audience.routed(options[0].route)
+    parts.submit(_resolved(parts, job, number, options))
+
+
+def _resolved(parts: FrontdoorParts, job: Job, number: int, options: tuple[PoolOption, ...]) -> RouteResolved:
     first, *others = (_as_route_option(option) for option in options)
-    pair = _may_be_paired(parts, options[0])
-    resolved = RouteResolved(
-        request.request_id, first.pool, first.model_digest, first.work, number, tuple(others), pair
+    return RouteResolved(
+        job.request.request_id,
+        first.pool,
+        first.model_digest,
+        first.work,
+        number,
+        tuple(others),
+        _may_be_paired(parts, options[0]),
+        kind_of(options[0].route.start),
+        tuple(stage.pool for stage in job.restaged),
+        job.stages[0].cascade,
     )
-    parts.submit(resolved)
+
+
+def _stages_from(parts: FrontdoorParts, job: Job, entered: PoolOption) -> tuple[Stage, ...]:
+    """The stages of a request whose start is known, under the plan of now."""
+    plan, request = parts.dataplane.state.plan, job.request
+    start = kind_of(entered.route.start)
+    stages = stages_from(plan, request.stages, entered.pool, entered.held.model, start, request.draw)
+    return known_stages(stages, parts.catalogue)
 
 
 def _may_be_paired(parts: FrontdoorParts, option: PoolOption) -> bool:

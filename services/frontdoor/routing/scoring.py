@@ -5,7 +5,7 @@ from pentimento.dataplane.events import Scored
 from services.frontdoor.metrics import UNSCORED
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job
-from services.frontdoor.routing.stages import cascade_name
+from services.frontdoor.routing.stages import discriminator_of
 
 
 def score(parts: FrontdoorParts, effect: Score) -> None:
@@ -19,7 +19,7 @@ async def _score(parts: FrontdoorParts, job: Job, token: int) -> None:
     result = execution.result
     assert result is not None
     began_at = parts.clock.monotonic()
-    cascade = cascade_name([stage.model for stage in job.request.stages])
+    cascade = discriminator_of(job.stages, execution.stage)
     image, timeout_s = result.image, parts.timeouts.score_s
     confidence = await parts.discriminators.score(cascade, execution.attempt.request_id, token, image, timeout_s)
     job.time_stage("score", began_at, parts.clock.monotonic())

@@ -27,13 +27,12 @@ def choose_stages(
     every other stage paints as is usual there. Raises NotFound for a model nobody knows, Unavailable while none of the
     plan's was ever held.
     """
-    pools = plan.pools if plan is not None else ()
     named = request.model or request.init_image is not None
-    stages = () if named else request_stages(pools, "", draw, cascade)
+    stages = () if named else request_stages(plan, "", draw, cascade)
     if not stages:
         held = catalogue.find(request.model)
-        return held, request_stages(pools, held.model, draw)
-    known = tuple(stage for stage in stages if catalogue.known(stage.model) is not None)
+        return held, request_stages(plan, held.model, draw)
+    known = known_stages(stages, catalogue)
     if not known:
         models = ", ".join(stage.model for stage in stages)
         raise Unavailable("MODEL_NOT_LOADED", f"no worker has loaded {models} yet", retry_after_ms=RETRY_MS)
@@ -66,16 +65,28 @@ def as_started_by(option: PoolOption, pool: str, resolved: ResolvedRequest, held
     return PoolOption(pool, held, resolved, route)
 
 
-def cascade_stages(stages: Sequence[Stage]) -> tuple[CascadeStage, ...]:
-    """As a route records them; none where there is only one."""
+def known_stages(stages: Sequence[Stage], catalogue: Catalogue) -> tuple[Stage, ...]:
+    """Those whose models were ever held: a cascade goes as far as that."""
+    return tuple(stage for stage in stages if catalogue.known(stage.model) is not None)
+
+
+def cascade_stages(stages: Sequence[Stage], start: str) -> tuple[CascadeStage, ...]:
+    """As a route from that kind of start records them; none where there is only one."""
     if len(stages) < 2:
         return ()
-    discriminator = cascade_name([stage.model for stage in stages])
     *scored, last = stages
     return (
-        *(CascadeStage(stage.model, discriminator, stage.confidence_threshold) for stage in scored),
-        CascadeStage(last.model),
+        *(
+            CascadeStage(stage.model, discriminator_of(stages, index), stage.threshold(start) or 0.0, stage.pool)
+            for index, stage in enumerate(scored)
+        ),
+        CascadeStage(last.model, pool=last.pool),
     )
+
+
+def discriminator_of(stages: Sequence[Stage], index: int) -> str:
+    """The discriminator of a stage's pictures: the plan's, else that of the cascade's models."""
+    return stages[index].discriminator or cascade_name([stage.model for stage in stages])
 
 
 def cascade_name(models: Sequence[str]) -> str:

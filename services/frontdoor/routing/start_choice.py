@@ -28,12 +28,13 @@ from services.frontdoor.routing.starts import kind_of, scope_of, steps_saved, wo
 @dataclass(frozen=True)
 class Asker:
     """Who asks where to start: a tenant's request at one of its stages. `draw` is the request's own, for the shares of
-    plans."""
+    plans. `stays`: it was sent on to that stage, and goes nowhere else."""
 
     tenant: str
     resolved: ResolvedRequest
     stage: Stage
     draw: float
+    stays: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ async def decide_route(
     """Where a request may be painted on its way through `asker.stage`, whose model is `held`, under the plan of now:
     the pool that it waits in first, then those that take it while they are idle. Raises nothing."""
     plan = parts.dataplane.state.plan
-    pools = tuple(pool for pool in (plan.pools if plan is not None else ()) if _can_paint(parts, asker, pool))
+    planned = plan.pools if plan is not None and not asker.stays else ()
+    pools = tuple(pool for pool in planned if _can_paint(parts, asker, pool))
     candidates = start_candidates(pools, asker.stage, asker.draw)
     asked = tuple(_ask(parts, asker, candidate, held) for candidate in candidates)
     answer = await _look_up(parts, asker, asked, embedding, note)

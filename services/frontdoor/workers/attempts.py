@@ -190,7 +190,7 @@ def _account_start(parts: FrontdoorParts, job: Job, execution: Execution, result
         return 0.0
     routed = job.routed[execution.stage]
     if routed.counted_step:
-        parts.starts.correct(job.request.stages[execution.stage].pool, routed.counted_step)
+        parts.starts.correct(routed.counted_pool, routed.counted_step)
         # Another attempt of the same stage is no other request.
         routed.counted_step = 0
     return work_left(resolved, taken)

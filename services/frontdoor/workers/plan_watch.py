@@ -11,7 +11,7 @@ from pentimento.domain.epochs import latest_believable
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.stores.ledger import Journal
-from pentimento.wire.fleet import plan_from_bytes, plan_to_bytes
+from pentimento.wire.plans import plan_from_bytes, plan_to_bytes
 
 logger = logging.getLogger(__name__)
 

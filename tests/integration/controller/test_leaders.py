@@ -14,7 +14,7 @@ from pentimento.domain.fleet import Plan, Replica, ReplicaKind
 from pentimento.domain.generation import PlanVersion
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
-from pentimento.wire.fleet import plan_from_bytes, plan_to_bytes
+from pentimento.wire.plans import plan_from_bytes, plan_to_bytes
 from services.controller.settings import ControllerSettings
 from services.controller.wiring import ControllerProcess, wire
 

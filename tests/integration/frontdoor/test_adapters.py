@@ -23,8 +23,8 @@ from pentimento.stores.objects.store import digest_of
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, settings_of, until
 from pentimento.testing.held_models import HELD
 from pentimento.testing.paced_worker import PacedWorker, serve
-from pentimento.wire.fleet import plan_to_bytes
 from pentimento.wire.generation import route_from_proto, spec_from_proto
+from pentimento.wire.plans import plan_to_bytes
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 NEON = Adapter("neon", AdapterKind.LORA, "sha256:neon", HELD.family, HELD.model_digest, latest_start_fraction=0.2)

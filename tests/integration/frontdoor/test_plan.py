@@ -11,17 +11,26 @@ import pytest
 
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.errors import Unavailable
-from pentimento.domain.fleet import Plan, PoolPlan, RouteShare, WorkerAssignment
+from pentimento.domain.fleet import (
+    CachePlan,
+    CascadePlan,
+    Plan,
+    PoolPlan,
+    RouteShare,
+    StagePlan,
+    StartThreshold,
+    WorkerAssignment,
+)
 from pentimento.domain.generation import Donor, FromImage, FromLatent, NoiseForm, ObjectReference, PlanVersion, Start
 from pentimento.domain.image_request import AskedLora, CacheMode, ImageRequest
-from pentimento.policies.serving.entry import EVERY_START
+from pentimento.policies.serving.entry import EVERY_START, every_start
 from pentimento.policies.serving.mixture import HITS, SPARING
 from pentimento.stores.ledger import open_journal
 from pentimento.testing.cascade import running_parts
 from pentimento.testing.frontdoor_suite import FrontdoorSuite, running_suite, settings_of, until
 from pentimento.testing.held_models import HELD
 from pentimento.testing.paced_worker import PacedWorker
-from pentimento.wire.fleet import plan_to_bytes
+from pentimento.wire.plans import plan_to_bytes
 from tests.integration.frontdoor.cache_parts import ChosenEmbedder, ChosenGateway, serve_cache
 
 UNNAMED = ImageRequest(prompt="a red circle", seed=1)
@@ -30,7 +39,13 @@ DONOR = Donor("entry", "sha256:1", 0.91)
 IMAGE = FromImage(ObjectReference("images/x", "sha256:0", 2048), 2, NoiseForm.VARIANCE_PRESERVING, DONOR)
 LATENT = FromLatent(ObjectReference("latents/x", "sha256:0", 2048), 2, 4, 4.5, DONOR)
 MIXTURE = (PoolPlan("heavy", "heavy", ("w2",), routes=SPARING), PoolPlan("light", "light", ("w1",), routes=HITS))
+EVERYTHING = CachePlan()
 WAITS = {"embed_timeout_ms": 60_000, "lookup_timeout_ms": 60_000, "reserve_timeout_ms": 60_000}
+
+
+def cascade(light: str, heavy: str, **thresholds: float) -> CascadePlan:
+    scored = tuple(StartThreshold(start, confidence) for start, confidence in thresholds.items())
+    return CascadePlan("c", (StagePlan(light, scored), StagePlan(heavy)))
 
 
 @dataclass(frozen=True)
@@ -42,23 +57,29 @@ class Planned:
 
 @asynccontextmanager
 async def planned(
-    folder: Path, pools: Sequence[PoolPlan], start: Start | None = None, **changes: Any
+    folder: Path,
+    pools: Sequence[PoolPlan],
+    start: Start | None = None,
+    cascades: tuple[CascadePlan, ...] = (),
+    cache: CachePlan = EVERYTHING,
+    **changes: Any,
 ) -> AsyncIterator[Planned]:
     """A frontdoor that finds this plan in its journal, with a light and a heavy worker; lookups answer `start`."""
     assignments = tuple(WorkerAssignment(name, f"unix:{folder / name}", "", 1) for name in ("w1", "w2"))
     journal = open_journal(settings_of(folder).ledger_url)
-    journal.save_plan(plan_to_bytes(Plan(PlanVersion(1, 1), assignments, tuple(pools)))).result()
+    plan = Plan(PlanVersion(1, 1), assignments, tuple(pools), cascades=cascades, cache=cache)
+    journal.save_plan(plan_to_bytes(plan)).result()
     journal.close()
     gateway = ChosenGateway()
     gateway.start = start or gateway.start
     address = f"unix:{folder / 'c'}"
-    cache = await serve_cache(ChosenEmbedder(), gateway, address)
+    served = await serve_cache(ChosenEmbedder(), gateway, address)
     async with running_parts(folder, 0.9) as parts:
         settings = parts.settings | {"cascade": (), "embedder_address": address, "gateway_address": address, **WAITS}
         async with running_suite(folder, **settings, **changes) as suite:
             await suite.wait_for_workers(2)
             yield Planned(suite, parts.light, parts.heavy)
-    await cache.stop()
+    await served.stop()
 
 
 async def test_a_hit_goes_to_the_pool_of_hits_and_starts_at_the_same_share_of_its_models_steps(folder: Path) -> None:
@@ -144,11 +165,8 @@ async def test_steps_are_asked_of_the_default_model_and_another_that_the_plan_ch
 
 
 async def test_a_cascade_goes_as_far_as_models_were_ever_loaded(folder: Path) -> None:
-    pools = (
-        PoolPlan("light", "light", ("w1",), 0.95, EVERY_START),
-        PoolPlan("larger", "larger", ("w2",)),
-    )
-    async with planned(folder, pools) as run:
+    pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("larger", "larger", ("w2",)))
+    async with planned(folder, pools, cascades=(cascade("light", "larger", noise=0.95),)) as run:
         completed = await run.suite.paint(UNNAMED)
 
     assert (completed.provenance.model_digest, completed.provenance.route.stages) == ("sha256:light", ())
@@ -161,3 +179,31 @@ async def test_a_planned_model_that_was_never_loaded_is_worth_another_try(folder
             await run.suite.paint(UNNAMED)
 
     assert (refused.value.reason, refused.value.retry_after_ms) == ("MODEL_NOT_LOADED", 1000)
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "painted"), [({"noise": 0.95}, "light"), ({"noise": 0.95, "image": 0.95}, "heavy")]
+)
+async def test_a_refined_hit_is_scored_where_the_plan_has_a_threshold_for_its_start(
+    folder: Path, thresholds: dict[str, float], painted: str
+) -> None:
+    """The discriminator says 0.9."""
+    pools = (PoolPlan("light", "light", ("w1",), every_start("c")), PoolPlan("heavy", "heavy", ("w2",)))
+    async with planned(folder, pools, IMAGE, (cascade("light", "heavy", **thresholds),)) as run:
+        provenance = (await run.suite.paint(UNNAMED)).provenance
+
+    assert provenance.spec.model == painted
+    assert [stage.pool for stage in provenance.route.stages] == ["light", "heavy"]
+
+
+async def test_misses_take_one_way_and_hits_another_cascade(folder: Path) -> None:
+    """Misses go to the heavy model alone. The light model refines hits, and what is not good enough goes on."""
+    pools = (
+        PoolPlan("heavy", "heavy", ("w2",), (RouteShare("noise", 1.0),)),
+        PoolPlan("light", "light", ("w1",), (RouteShare("image", 1.0, "c"),)),
+    )
+    async with planned(folder, pools, IMAGE, (cascade("light", "heavy", image=0.95),)) as run:
+        provenance = (await run.suite.paint(UNNAMED)).provenance
+
+    assert (provenance.spec.model, provenance.route.cascade) == ("heavy", "c")
+    assert (len(run.light.orders), len(run.heavy.orders)) == (1, 1)

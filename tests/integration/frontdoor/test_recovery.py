@@ -15,7 +15,7 @@ from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import open_journal
 from pentimento.testing.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from pentimento.testing.paced_worker import PacedWorker, picture_of
-from pentimento.wire.fleet import plan_to_bytes
+from pentimento.wire.plans import plan_to_bytes
 
 
 async def start_and_break(folder: Path, worker: PacedWorker) -> str:

@@ -1,5 +1,6 @@
 """A dataplane and short words to drive it with."""
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
@@ -57,12 +58,16 @@ class Driver:
         work: float = 1.0,
         spare: tuple[events.RouteOption, ...] = (),
         pair: bool = False,
+        start: str = "noise",
+        cascade_name: str = "",
         **arrival: Any,
     ) -> list[effects.Effect]:
-        """Arrived, accepted and routed."""
+        """Arrived, accepted and routed; through the plan's cascade where one is named."""
         self.arrive(request_id, deadline, work=work, **arrival)
         self.send(events.AcceptPersisted(request_id))
-        return self.send(events.RouteResolved(request_id, pool, digest, work, spare=spare, pair=pair))
+        routed = events.RouteResolved(request_id, pool, digest, work, spare=spare, pair=pair, start=start)
+        cascade = arrival.get("cascade", ()) if cascade_name else ()
+        return self.send(replace(routed, cascade=cascade, cascade_name=cascade_name))
 
     def profile(self, pool: str = "m", *seconds_per_work: tuple[int, float]) -> None:
         self.send(events.ProfilesReceived((events.SpeedProfile(pool, seconds_per_work or ((1, 1.0),)),)))

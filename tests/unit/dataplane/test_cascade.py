@@ -5,7 +5,7 @@ import pytest
 from pentimento.dataplane import DataplaneSettings, effects, events
 from pentimento.dataplane.effects import End
 from pentimento.dataplane.events import FailureKind
-from pentimento.domain.fleet import Plan, PoolPlan, RouteShare
+from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, RouteShare, StagePlan, StartThreshold
 from pentimento.domain.generation import PlanVersion
 from tests.unit.dataplane.driver import Driver, kinds, only
 
@@ -16,14 +16,22 @@ def cascade_driver(**settings: object) -> Driver:
     driver = Driver(DataplaneSettings(**settings))  # type: ignore[arg-type]
     driver.worker("lw", model="light", model_digest="dl")
     driver.worker("hw", model="heavy", model_digest="dh")
-    plan = Plan(PlanVersion(1, 1), pools=(PoolPlan("light", "light", ("lw",), 0.7), PoolPlan("heavy", "heavy", ())))
-    driver.send(events.PlanReceived(plan))
+    driver.send(events.PlanReceived(planned(noise=0.7)))
     return driver
+
+
+def planned(sequence: int = 1, **thresholds: float) -> Plan:
+    """Light first, by thresholds for each kind of start."""
+    routes = tuple(RouteShare(start, 1.0, "c") for start in thresholds)
+    pools = (PoolPlan("light", "light", ("lw",), routes), PoolPlan("heavy", "heavy", ("hw",)))
+    light = StagePlan("light", tuple(StartThreshold(start, value) for start, value in thresholds.items()))
+    cascades = (CascadePlan("c", (light, StagePlan("heavy"))),)
+    return Plan(PlanVersion(1, sequence), pools=pools, cascades=cascades)
 
 
 def paint_light(driver: Driver, request_id: str = "r1", deadline: float = 1000.0) -> int:
     """The token of the light attempt, whose picture is here."""
-    queued = driver.queue(request_id, deadline, digest="dl", pool="light", cascade=CASCADE)
+    queued = driver.queue(request_id, deadline, digest="dl", pool="light", cascade=CASCADE, cascade_name="c")
     token = driver.start(queued).fencing_token
     scored = only(effects.Score, driver.send(events.AttemptFinished(request_id, token)))
     assert (scored.fencing_token, scored.cascade_stage) == (token, 0)
@@ -265,11 +273,53 @@ def test_the_score_of_an_earlier_stage_says_nothing_of_a_later_one() -> None:
     assert only(effects.CommitResult, driver.send(events.Scored("r1", heavy, 0.9))).picture_token == heavy
 
 
-def test_a_plan_sets_thresholds_of_pools_before_anybody_comes_and_takes_them_back(driver: Driver) -> None:
-    pools = driver.dataplane.state.pools
-    driver.send(events.PlanReceived(Plan(PlanVersion(1, 1), pools=(PoolPlan("light", "light", (), 0.7),))))
-    planned = pools["light"].confidence_threshold
+def test_the_threshold_in_force_when_a_picture_is_scored_decides() -> None:
+    driver = cascade_driver()
+    token = paint_light(driver)
+    driver.send(events.PlanReceived(planned(2, noise=0.2)))
 
-    driver.send(events.PlanReceived(Plan(PlanVersion(1, 2))))
+    assert effects.CommitResult in kinds(driver.send(events.Scored("r1", token, 0.3)))
 
-    assert (planned, pools["light"].confidence_threshold) == (0.7, None)
+
+def test_a_plan_without_the_requests_cascade_keeps_its_light_picture() -> None:
+    driver = cascade_driver()
+    token = paint_light(driver)
+    everything = PoolPlan("heavy", "heavy", ("hw",), (RouteShare("noise", 1.0),))
+    driver.send(events.PlanReceived(Plan(PlanVersion(1, 2), pools=(everything,))))
+
+    assert effects.CommitResult in kinds(driver.send(events.Scored("r1", token, 0.1)))
+
+
+@pytest.mark.parametrize(("start", "scored"), [("noise", True), ("latent", True), ("image", False)])
+def test_pictures_are_scored_by_the_threshold_of_their_start_or_not_at_all(start: str, scored: bool) -> None:
+    driver = cascade_driver()
+    driver.send(events.PlanReceived(planned(2, noise=0.7, latent=0.4)))
+    queued = driver.queue("r1", digest="dl", pool="light", cascade=CASCADE, cascade_name="c", start=start)
+    token = driver.start(queued).fencing_token
+
+    finished = driver.send(events.AttemptFinished("r1", token))
+
+    assert (effects.Score in kinds(finished)) is scored
+    assert (effects.CommitResult in kinds(finished)) is not scored
+    if start == "latent":
+        assert effects.CommitResult in kinds(driver.send(events.Scored("r1", token, 0.5)))
+
+
+def test_a_start_that_is_known_only_when_routed_may_change_the_stages() -> None:
+    """A hit that a small model refines for good, of a request that came in by the cascade."""
+    driver = cascade_driver()
+    driver.arrive("r1", 1000.0, pool="light", cascade=CASCADE)
+    driver.send(events.AcceptPersisted("r1"))
+    routed = events.RouteResolved("r1", "heavy", "dh", 1.0, start="image", cascade=("heavy",))
+    token = driver.start(driver.send(routed)).fencing_token
+
+    assert effects.CommitResult in kinds(driver.send(events.AttemptFinished("r1", token)))
+
+
+def test_a_plan_that_names_a_cascade_it_does_not_have_is_refused() -> None:
+    driver = cascade_driver()
+    bad = PoolPlan("light", "light", ("lw",), (RouteShare("noise", 1.0, "other"),))
+    driver.send(events.PlanReceived(Plan(PlanVersion(1, 2), pools=(bad,))))
+
+    assert driver.dataplane.state.counters.refused_plans == 1
+    assert driver.dataplane.state.plan == planned(noise=0.7)

@@ -141,7 +141,7 @@ def test_what_an_event_or_effect_does_not_say_is_nothing(short: object, whole: o
 @pytest.mark.parametrize(
     ("new", "set_"),
     [
-        (Request("r", "t", "m", 2.0, 9.0), {"phase": Phase.ACCEPTING, "started_load": 1}),
+        (Request("r", "t", "m", 2.0, 9.0), {"start": "noise", "phase": Phase.ACCEPTING, "started_load": 1}),
         (Worker("w", "m", "d", 1, 4), {"connected": True, "confirmed": True}),
         (Backlog(), {}),
         (State(7), {"settings": DataplaneSettings(), "counters": Counters()}),

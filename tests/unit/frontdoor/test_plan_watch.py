@@ -9,7 +9,7 @@ from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
 from pentimento.stores.ledger import Journal, open_journal
-from pentimento.wire.fleet import plan_to_bytes
+from pentimento.wire.plans import plan_to_bytes
 from services.frontdoor.workers.plan_watch import PlanWatch
 
 NOW_MS = int(time.time() * 1000)

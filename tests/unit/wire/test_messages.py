@@ -28,7 +28,7 @@ from pentimento.domain.image_request import (
     Routed,
 )
 from pentimento.domain.retrieval import LookupAnswer, LookupCandidate
-from pentimento.wire import adapters, cache, fleet, generation, image, reports
+from pentimento.wire import adapters, cache, fleet, generation, image, plans, reports
 
 # Numbers as wide as the contract's narrowest field of the kind; text as protobuf takes it (no lone surrogates).
 st.register_type_strategy(int, st.integers(0, 2**31 - 1))
@@ -45,7 +45,7 @@ ROUND_TRIPS = {
     Adapter: (adapters.adapter_to_proto, adapters.adapter_from_proto),
     Replica: (fleet.replica_to_proto, fleet.replica_from_proto),
     HeldModel: (fleet.held_model_to_proto, fleet.held_model_from_proto),
-    Plan: (fleet.plan_to_bytes, fleet.plan_from_bytes),
+    Plan: (plans.plan_to_bytes, plans.plan_from_bytes),
     WorkerCredits: (fleet.credits_to_proto, fleet.credits_from_proto),
     Started: (fleet.execute_event_to_proto, fleet.execute_event_from_proto),
     StepProgress: (fleet.attach_event_to_proto, fleet.execute_event_from_proto),

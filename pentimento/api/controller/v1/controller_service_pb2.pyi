@@ -473,6 +473,10 @@ class Plan(_message.Message):
     KEEPS_LATE_FIELD_NUMBER: _builtins.int
     PLACEMENTS_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
+    CASCADES_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
+    COMPONENTS_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     admission_rate: _builtins.float
     """Share of the demand to admit, 1 unless the fleet cannot serve it all."""
     allocator: _builtins.str
@@ -494,6 +498,18 @@ class Plan(_message.Message):
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerPair]:
         """Who may paint a picture with whom (latent parallelism); where none are named, any two workers of one model."""
 
+    @_builtins.property
+    def cascades(self) -> _containers.RepeatedCompositeFieldContainer[Global___CascadePlan]: ...
+    @_builtins.property
+    def cache(self) -> Global___CachePlan:
+        """Absent: everything enters, and all else is the gateway's own."""
+
+    @_builtins.property
+    def components(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComponentPlacement]: ...
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What was not planned, and why."""
+
     def __init__(
         self,
         *,
@@ -506,10 +522,14 @@ class Plan(_message.Message):
         keeps_late: _builtins.bool = ...,
         placements: _abc.Iterable[Global___AdapterPlacement] | None = ...,
         pairs: _abc.Iterable[Global___WorkerPair] | None = ...,
+        cascades: _abc.Iterable[Global___CascadePlan] | None = ...,
+        cache: Global___CachePlan | None = ...,
+        components: _abc.Iterable[Global___ComponentPlacement] | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "endpoints", b"endpoints", "keeps_late", b"keeps_late", "pairs", b"pairs", "placements", b"placements", "pools", b"pools", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "assignments", b"assignments", "cache", b"cache", "cascades", b"cascades", "components", b"components", "endpoints", b"endpoints", "keeps_late", b"keeps_late", "notes", b"notes", "pairs", b"pairs", "placements", b"placements", "pools", b"pools", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -613,12 +633,10 @@ class PoolPlan(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     WORKER_IDS_FIELD_NUMBER: _builtins.int
-    CONFIDENCE_THRESHOLD_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     """hit, miss, light, heavy, or the model's name where there is one pool a model."""
     model: _builtins.str
-    confidence_threshold: _builtins.float
     @_builtins.property
     def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -629,12 +647,11 @@ class PoolPlan(_message.Message):
         pool: _builtins.str = ...,
         model: _builtins.str = ...,
         worker_ids: _abc.Iterable[_builtins.str] | None = ...,
-        confidence_threshold: _builtins.float = ...,
         routes: _abc.Iterable[Global___RouteShare] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confidence_threshold", b"confidence_threshold", "model", b"model", "pool", b"pool", "routes", b"routes", "worker_ids", b"worker_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "pool", b"pool", "routes", b"routes", "worker_ids", b"worker_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -642,25 +659,179 @@ Global___PoolPlan: _TypeAlias = PoolPlan  # noqa: Y015
 
 @_typing.final
 class RouteShare(_message.Message):
+    """The share of the requests of one kind of start (noise, latent, image; or spare) that the pool takes first."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTE_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
+    CASCADE_FIELD_NUMBER: _builtins.int
     route: _builtins.str
     share: _builtins.float
+    cascade: _builtins.str
+    """The cascade that they go through, whose first stage is the pool; empty where the pool's picture is the last."""
     def __init__(
         self,
         *,
         route: _builtins.str = ...,
         share: _builtins.float = ...,
+        cascade: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "share", b"share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "route", b"route", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouteShare: _TypeAlias = RouteShare  # noqa: Y015
+
+@_typing.final
+class CascadePlan(_message.Message):
+    """Stages in order, light first. No picture of the last one is scored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CASCADE_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    cascade: _builtins.str
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagePlan]: ...
+    def __init__(
+        self,
+        *,
+        cascade: _builtins.str = ...,
+        stages: _abc.Iterable[Global___StagePlan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "stages", b"stages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CascadePlan: _TypeAlias = CascadePlan  # noqa: Y015
+
+@_typing.final
+class StagePlan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    THRESHOLDS_FIELD_NUMBER: _builtins.int
+    DISCRIMINATOR_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    discriminator: _builtins.str
+    """As discriminators know it, `light>heavy`; empty for that of the stages' models."""
+    @_builtins.property
+    def thresholds(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartThreshold]:
+        """Pictures from a kind of start that is not named are not scored: they are good enough."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        thresholds: _abc.Iterable[Global___StartThreshold] | None = ...,
+        discriminator: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discriminator", b"discriminator", "pool", b"pool", "thresholds", b"thresholds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StagePlan: _TypeAlias = StagePlan  # noqa: Y015
+
+@_typing.final
+class StartThreshold(_message.Message):
+    """The confidence, 0..1, that a picture from a kind of start must exceed to be the last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    CONFIDENCE_FIELD_NUMBER: _builtins.int
+    start: _builtins.str
+    confidence: _builtins.float
+    def __init__(
+        self,
+        *,
+        start: _builtins.str = ...,
+        confidence: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confidence", b"confidence", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartThreshold: _TypeAlias = StartThreshold  # noqa: Y015
+
+@_typing.final
+class CachePlan(_message.Message):
+    """What enters the cache, and how it is read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADMITS_FIELD_NUMBER: _builtins.int
+    REFUSES_LIGHT_FIELD_NUMBER: _builtins.int
+    ALPHA_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    EVICTION_FIELD_NUMBER: _builtins.int
+    refuses_light: _builtins.bool
+    """Whether those of a cascade's earlier stages may not."""
+    alpha: _builtins.float
+    """The share of the from-scratch quality that hits must keep where a request does not say; absent: the gateway's own."""
+    bias: _builtins.int
+    """Rows by which every K of the selector moves."""
+    eviction: _builtins.str
+    """The rule by which entries go; empty: the gateway's own."""
+    @_builtins.property
+    def admits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Kinds of start whose pictures and latents may enter."""
+
+    def __init__(
+        self,
+        *,
+        admits: _abc.Iterable[_builtins.str] | None = ...,
+        refuses_light: _builtins.bool = ...,
+        alpha: _builtins.float | None = ...,
+        bias: _builtins.int = ...,
+        eviction: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "alpha", b"alpha"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "admits", b"admits", "alpha", b"alpha", "bias", b"bias", "eviction", b"eviction", "refuses_light", b"refuses_light"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__alpha: _TypeAlias = _typing.Literal["alpha"]  # noqa: Y015
+    _WhichOneofArgType__alpha: _TypeAlias = _typing.Literal["_alpha", b"_alpha"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__alpha) -> _WhichOneofReturnType__alpha | None: ...
+
+Global___CachePlan: _TypeAlias = CachePlan  # noqa: Y015
+
+@_typing.final
+class ComponentPlacement(_message.Message):
+    """The replicas of a kind that are to hold a component: a ControlNet, the discriminator of a cascade, an encoder."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    INSTANCE_IDS_FIELD_NUMBER: _builtins.int
+    kind: Global___ReplicaKind.ValueType
+    component: _builtins.str
+    @_builtins.property
+    def instance_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        kind: Global___ReplicaKind.ValueType = ...,
+        component: _builtins.str = ...,
+        instance_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["component", b"component", "instance_ids", b"instance_ids", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComponentPlacement: _TypeAlias = ComponentPlacement  # noqa: Y015
 
 @_typing.final
 class ServiceEndpoint(_message.Message):

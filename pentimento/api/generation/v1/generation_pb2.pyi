@@ -549,6 +549,7 @@ class Route(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     REPLAY_OF_FIELD_NUMBER: _builtins.int
     PIPELINED_FROM_STEP_FIELD_NUMBER: _builtins.int
+    CASCADE_FIELD_NUMBER: _builtins.int
     route_id: _builtins.str
     model: _builtins.str
     model_digest: _builtins.str
@@ -562,6 +563,8 @@ class Route(_message.Message):
     """
     pipelined_from_step: _builtins.int
     """Of a pipelined request: from this step of the schedule on residuals are those of the step before it. 0 otherwise."""
+    cascade: _builtins.str
+    """The plan's cascade that the stages are of; empty for the operator's own, and where there is none."""
     @_builtins.property
     def start(self) -> Global___Start: ...
     @_builtins.property
@@ -584,10 +587,11 @@ class Route(_message.Message):
         reason: _builtins.str = ...,
         replay_of: _builtins.str = ...,
         pipelined_from_step: _builtins.int = ...,
+        cascade: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["controlnet_mode", b"controlnet_mode", "lora_patch_step", b"lora_patch_step", "model", b"model", "model_digest", b"model_digest", "pipelined_from_step", b"pipelined_from_step", "plan_version", b"plan_version", "reason", b"reason", "replay_of", b"replay_of", "route_id", b"route_id", "stages", b"stages", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "controlnet_mode", b"controlnet_mode", "lora_patch_step", b"lora_patch_step", "model", b"model", "model_digest", b"model_digest", "pipelined_from_step", b"pipelined_from_step", "plan_version", b"plan_version", "reason", b"reason", "replay_of", b"replay_of", "route_id", b"route_id", "stages", b"stages", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -600,19 +604,23 @@ class CascadeStage(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     DISCRIMINATOR_FIELD_NUMBER: _builtins.int
     CONFIDENCE_THRESHOLD_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     discriminator: _builtins.str
     confidence_threshold: _builtins.float
+    """Of pictures from the route's start, when it was decided; 0 where they are not scored."""
+    pool: _builtins.str
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         discriminator: _builtins.str = ...,
         confidence_threshold: _builtins.float = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confidence_threshold", b"confidence_threshold", "discriminator", b"discriminator", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confidence_threshold", b"confidence_threshold", "discriminator", b"discriminator", "model", b"model", "pool", b"pool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

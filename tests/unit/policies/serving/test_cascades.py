@@ -85,7 +85,7 @@ def test_the_threshold_falls_as_demand_rises() -> None:
     allocator = CascadeAllocator(SETTINGS)
 
     thresholds = [
-        decide(allocator, context(16, ModelDemand("turbo", rate))).pools[0].confidence_threshold
+        decide(allocator, context(16, ModelDemand("turbo", rate))).threshold("turbo")
         for rate in (4.0, 12.0, 20.0, 30.0)
     ]
 
@@ -106,21 +106,21 @@ def test_a_long_queue_leaves_no_time_for_the_heavy_model() -> None:
     calm = context(16, ModelDemand("turbo", 20.0), ModelDemand("sd15", 5.0, queue_length=2))
     swamped = context(16, ModelDemand("turbo", 20.0), ModelDemand("sd15", 5.0, queue_length=40))
 
-    assert decide(CascadeAllocator(SETTINGS), calm).pools[0].confidence_threshold > 0
-    assert decide(CascadeAllocator(SETTINGS), swamped).pools[0].confidence_threshold == 0
+    assert decide(CascadeAllocator(SETTINGS), calm).threshold("turbo") > 0
+    assert decide(CascadeAllocator(SETTINGS), swamped).threshold("turbo") == 0
     blind = CascadeAllocator(replace(SETTINGS, slo_s=6.0), queueing_model=False)
-    assert decide(blind, swamped).pools[0].confidence_threshold > 0
+    assert decide(blind, swamped).threshold("turbo") > 0
 
 
 def test_more_deferrals_than_were_profiled_lower_the_threshold() -> None:
     allocator = CascadeAllocator(SETTINGS)
     as_profiled = context(16, ModelDemand("turbo", 20.0))
-    threshold = decide(allocator, as_profiled).pools[0].confidence_threshold
+    threshold = decide(allocator, as_profiled).threshold("turbo")
     as_seen = context(16, ModelDemand("turbo", 20.0, deferred_share=min(1.6 * threshold, 0.95)))
 
     last, _ = repeat(allocator, as_seen, times=30, every_s=5.0)
 
-    assert last.pools[0].confidence_threshold < 0.8 * threshold
+    assert last.threshold("turbo") < 0.8 * threshold
 
 
 def test_demand_is_averaged_and_not_taken_at_its_word() -> None:
@@ -154,7 +154,7 @@ def test_the_queue_that_counts_is_the_average_one() -> None:
 
     decision = decide(allocator, context(16, ModelDemand("turbo", 20.0), empty_now))
 
-    assert decision.pools[0].confidence_threshold == 0
+    assert decision.threshold("turbo") == 0
 
 
 def test_aimd_halves_its_batches_after_violations_and_adds_one_otherwise() -> None:
@@ -182,7 +182,7 @@ def test_aimd_finds_out_what_a_batch_costs_by_violations_and_not_beforehand() ->
 
     heavy = [assignment for assignment in last.assignments if assignment.model == "sd15"]
     assert heavy[0].max_batch_size == 21
-    assert last.pools[0].confidence_threshold > 0
+    assert last.threshold("turbo") > 0
 
 
 def test_a_fixed_threshold_stays_where_it_is_while_devices_move() -> None:
@@ -191,7 +191,7 @@ def test_a_fixed_threshold_stays_where_it_is_while_devices_move() -> None:
     low = decide(allocator, context(16, ModelDemand("turbo", 5.0)))
     high = decide(allocator, context(16, ModelDemand("turbo", 25.0)))
 
-    assert low.pools[0].confidence_threshold == high.pools[0].confidence_threshold == 0.3
+    assert low.threshold("turbo") == high.threshold("turbo") == 0.3
     assert counts(low)["turbo"] < counts(high)["turbo"]
 
 
@@ -202,7 +202,7 @@ def test_the_static_cascade_heeds_the_peak_alone() -> None:
     high = decide(allocator, context(16, ModelDemand("turbo", 500.0)))
 
     assert low == high
-    assert low.pools[0].confidence_threshold > 0
+    assert low.threshold("turbo") > 0
 
 
 def test_a_static_cascade_holds_what_it_was_given() -> None:
@@ -211,7 +211,7 @@ def test_a_static_cascade_holds_what_it_was_given() -> None:
     decision = decide(StaticCascade(SETTINGS, held), context(16, ModelDemand("turbo", 500.0)))
 
     assert counts(decision) == {"sd15": 12, "turbo": 4}
-    assert decision.pools[0].confidence_threshold == 0.02
+    assert decision.threshold("turbo") == 0.02
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e4])
@@ -251,7 +251,7 @@ def test_shares_in_the_middle_tell_most_about_the_curve(share: float) -> None:
 def test_a_few_pictures_too_many_near_the_end_of_the_curve_do_not_bend_it() -> None:
     allocator = CascadeAllocator(SETTINGS)
     calm = decide(allocator, context(16, ModelDemand("turbo", 13.6)))
-    threshold = calm.pools[0].confidence_threshold
+    threshold = calm.threshold("turbo")
     as_seen = context(16, ModelDemand("turbo", 13.6, deferred_share=0.98 * threshold), now_s=5.0)
 
     after = decide(allocator, replace(as_seen, last=calm))
@@ -275,5 +275,5 @@ def test_a_discriminator_that_takes_the_whole_slo_leaves_no_time_for_the_heavy_m
     slow = replace(SETTINGS, discriminator_s=SETTINGS.slo_s)
     asked = context(16, ModelDemand("turbo", 4.0))
 
-    assert decide(allocator(SETTINGS), asked).pools[0].confidence_threshold > 0
-    assert decide(allocator(slow), asked).pools[0].confidence_threshold == 0
+    assert decide(allocator(SETTINGS), asked).threshold("turbo") > 0
+    assert decide(allocator(slow), asked).threshold("turbo") == 0

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.domain.fleet import PoolPlan, Replica, ReplicaKind, RouteShare, WorkerAssignment
+from pentimento.domain.fleet import (
+    CascadePlan,
+    PoolPlan,
+    Replica,
+    ReplicaKind,
+    RouteShare,
+    StagePlan,
+    StartThreshold,
+    WorkerAssignment,
+)
 from pentimento.policies.allocation import (
     AllocationContext,
     AllocationDecision,
@@ -23,10 +32,9 @@ from pentimento.policies.serving.costs import BatchCost, batch_costs
 from pentimento.policies.serving.demand import averaged_demand, smoothed
 from pentimento.policies.serving.entry import (
     EVERY_START,
-    Stage,
-    entry_pools,
-    request_pools,
-    request_stages,
+    EnteredPool,
+    entry_of,
+    every_start,
     scaled_start_step,
 )
 from pentimento.policies.serving.mixture import (
@@ -67,16 +75,19 @@ def test_a_cascade_s_solution_becomes_a_plan() -> None:
         WorkerAssignment("w002", "sim:2", "turbo", 1, 8),
     )
     assert decision.pools == (
-        PoolPlan("turbo", "turbo", ("w002",), 0.6, EVERY_START),
+        PoolPlan("turbo", "turbo", ("w002",), every_start("turbo>sd15")),
         PoolPlan("sd15", "sd15", ("w000", "w001")),
     )
+    thresholds = tuple(StartThreshold(start, 0.6) for start in ("noise", "latent", "image"))
+    stages = (StagePlan("turbo", thresholds), StagePlan("sd15"))
+    assert decision.cascades == (CascadePlan("turbo>sd15", stages),)
     assert (decision.admission_rate, decision.memory) == (1.0, ())
 
 
 def test_without_a_heavy_worker_nothing_is_sent_on() -> None:
     held = CascadeSolution(3, 0, 8, 4, 0.6, 3.0)
 
-    assert decide(StaticCascade(SETTINGS, held), context(3)).pools[0].confidence_threshold == 0.0
+    assert decide(StaticCascade(SETTINGS, held), context(3)).threshold("turbo") == 0.0
 
 
 def test_modm_gives_the_large_model_what_the_hits_leave() -> None:
@@ -249,25 +260,6 @@ def test_an_average_begins_with_what_is_seen_first() -> None:
     assert averaged_demand(6.0, 2.0, 0.5, 0.0) == 2.0
 
 
-def test_a_request_that_names_a_model_goes_to_its_pool_alone() -> None:
-    assert request_pools((LIGHT, HEAVY), "sd15", 0.0) == (HEAVY,)
-    assert request_pools((LIGHT, HEAVY), "other", 0.0) == ()
-    assert request_pools((LIGHT, HEAVY), "", 0.0) == (LIGHT,)
-
-
-def test_a_request_goes_through_the_plans_stages_or_its_own_model_or_the_cascade_of_the_settings() -> None:
-    settings = ("small", "large")
-    scored = replace(LIGHT, confidence_threshold=0.5)
-
-    assert request_stages((scored, HEAVY), "", 0.0, settings) == (
-        Stage(LIGHT.pool, LIGHT.model, 0.5),
-        Stage(HEAVY.pool, HEAVY.model),
-    )
-    assert request_stages((LIGHT, HEAVY), "other", 0.0, settings) == (Stage("other", "other"),)
-    assert request_stages((), "", 0.0, settings) == (Stage("small", "small"), Stage("large", "large"))
-    assert request_stages((), "", 0.0) == ()
-
-
 def test_a_start_keeps_its_share_of_the_steps_and_leaves_at_least_one() -> None:
     assert [scaled_start_step(step, 50, 10) for step in (0, 2, 20, 50)] == [0, 0, 4, 9]
 
@@ -285,12 +277,6 @@ def test_a_solution_tells_how_long_both_models_take_with_their_queues_and_the_sc
     problem = CascadeProblem(0.5, 4, 9.0, light, heavy, curve, (0.0, 0.5), lambda c: 0.25, lambda c: 1.0, 0.125)
 
     assert solve(problem) == CascadeSolution(1, 3, 1, 1, 0.5, pytest.approx(0.5 + 0.25 + 0.125 + 2.0 + 1.0))
-
-
-def test_the_largest_draw_of_a_cascade_goes_through_all_stages() -> None:
-    first = replace(LIGHT, confidence_threshold=0.5)
-
-    assert [pool.pool for pool in entry_pools((LIGHT, first, HEAVY), "noise", 1.0)] == ["light", "heavy"]
 
 
 def test_an_slo_of_less_than_a_second_is_one() -> None:
@@ -434,7 +420,8 @@ def test_of_equal_thresholds_the_most_spare_light_pool_counts_then_latency_then_
 @pytest.mark.parametrize(("observed", "exponent"), [(0.99, 0.2), (0.001, 5.0), (0.25, 2.0)])
 def test_the_curve_follows_what_is_observed_by_a_fifth_within_bounds(observed: float, exponent: float) -> None:
     """A fifth of what an observation at t = 0.5 tells, which is 0.742."""
-    last = AllocationDecision(pools=(PoolPlan("turbo", "turbo", ("w000",), 0.5),), memory=(4.0, 1.0, 1.0, 1.0, 0.0))
+    cascade = CascadePlan("c", (StagePlan("turbo", (StartThreshold("noise", 0.5),)), StagePlan("sd15")))
+    last = AllocationDecision(memory=(4.0, 1.0, 1.0, 1.0, 0.0), cascades=(cascade,))
     seen = replace(context(16, ModelDemand("turbo", 4.0, deferred_share=observed)), last=last)
 
     bend = decide(CascadeAllocator(SETTINGS), seen).memory[1]
@@ -461,18 +448,12 @@ def test_a_pool_that_hears_from_nobody_drains_one_request_an_slo(length: float, 
 
     decision = decide(CascadeAllocator(SETTINGS), context(16, ModelDemand("turbo", 4.0), waiting))
 
-    assert (decision.pools[0].confidence_threshold > 0.0) is sends_on
+    assert (decision.threshold("turbo") > 0.0) is sends_on
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.5, 1.0])
 def test_a_pool_alone_takes_every_draw(draw: float) -> None:
-    assert entry_pools((LIGHT,), "noise", draw) == (LIGHT,)
-
-
-def test_a_request_waits_in_the_first_pool_that_takes_it_alone() -> None:
-    twin = replace(LIGHT, pool="twin")
-
-    assert request_pools((LIGHT, twin), "turbo", 0.0) == (LIGHT,)
+    assert entry_of((LIGHT,), "noise", draw) == EnteredPool(LIGHT)
 
 
 def test_a_small_demand_is_averaged_like_a_large_one() -> None:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from pentimento.domain.fleet import PoolPlan, RouteShare
 from pentimento.policies.allocation import AllocationContext, ModelDemand
-from pentimento.policies.serving.entry import NOISE, SPARE, StartCandidate, entry_pools, start_lanes
+from pentimento.policies.serving.entry import NOISE, SPARE, StartCandidate, entry_of, start_lanes
 from pentimento.policies.serving.placement import place
 from pentimento.policies.serving.policy import SERVING_POLICIES
 from pentimento.policies.serving.proteus import Proteus
@@ -28,7 +28,7 @@ def test_every_policy_plans_for_any_demand(name: str, rate: float) -> None:
 
     assert policy.name == name
     assert sum(counts(decision).values()) == 16
-    assert entry_pools(decision.pools, NOISE, 0.5)
+    assert entry_of(decision.pools, NOISE, 0.5)
 
 
 @pytest.mark.parametrize("name", SERVING_POLICIES)
@@ -40,30 +40,24 @@ def test_every_policy_bears_a_fleet_of_nobody(name: str) -> None:
     assert last.assignments == ()
 
 
+def entered_pool(draw: float) -> str:
+    entry = entry_of(HALVES, NOISE, draw)
+    assert entry is not None
+    return entry.pool.pool
+
+
 def test_draws_fall_on_pools_by_their_shares() -> None:
-    entered = [entry_pools(HALVES, NOISE, draw / 100)[0].pool for draw in range(100)]
+    entered = [entered_pool(draw / 100) for draw in range(100)]
 
     assert entered.count("light") == 75
 
 
 def test_the_largest_draw_finds_a_pool() -> None:
-    assert entry_pools(HALVES, NOISE, 1.0)[0].pool == "heavy"
+    assert entered_pool(1.0) == "heavy"
 
 
 def test_a_start_that_no_pool_takes_enters_none() -> None:
-    assert entry_pools(HALVES, "latent", 0.5) == ()
-
-
-def test_a_threshold_leads_on_to_the_next_pool() -> None:
-    routes = (RouteShare(NOISE, 1.0),)
-    pools = (
-        PoolPlan("small", "a", ("w0",), 0.4, routes),
-        PoolPlan("medium", "b", ("w1",), 0.6),
-        PoolPlan("large", "c", ("w2",)),
-        PoolPlan("other", "d", ("w3",)),
-    )
-
-    assert [pool.pool for pool in entry_pools(pools, NOISE, 0.5)] == ["small", "medium", "large"]
+    assert entry_of(HALVES, "latent", 0.5) is None
 
 
 def test_only_hits_go_to_spare_pools() -> None:

@@ -1,0 +1,90 @@
+"""Which stages a request goes through, read from a plan that names them."""
+
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.fleet import CascadePlan, Plan, PoolPlan, RouteShare, StagePlan, StartThreshold
+from pentimento.domain.generation import PlanVersion
+from pentimento.policies.serving.entry import Stage, every_start, request_stages, stages_from
+
+SCORED = (StartThreshold("noise", 0.4), StartThreshold("image", 0.6))
+POOLS = (
+    PoolPlan("small", "a", ("w0",), (RouteShare("noise", 0.75, "two"), RouteShare("noise", 0.25, "three"))),
+    PoolPlan("large", "c", ("w2",)),
+    PoolPlan("medium", "b", ("w1",), (RouteShare("image", 1.0, "refined"),)),
+)
+CASCADES = (
+    CascadePlan("two", (StagePlan("small", SCORED), StagePlan("large"))),
+    CascadePlan("three", (StagePlan("small", SCORED, "a>b"), StagePlan("medium", SCORED), StagePlan("large"))),
+    CascadePlan("refined", (StagePlan("medium", SCORED), StagePlan("large"))),
+)
+PLAN = Plan(PlanVersion(1, 1), pools=POOLS, cascades=CASCADES)
+
+
+def names(stages: tuple[Stage, ...]) -> list[str]:
+    return [stage.pool for stage in stages]
+
+
+@pytest.mark.parametrize(("draw", "stages"), [(0.7, ["small", "large"]), (0.8, ["small", "medium", "large"])])
+def test_stages_are_those_that_the_cascade_names_whatever_the_order_of_pools(draw: float, stages: list[str]) -> None:
+    assert names(request_stages(PLAN, "", draw)) == stages
+
+
+def test_the_largest_draw_goes_through_the_last_cascade() -> None:
+    assert names(request_stages(PLAN, "", 1.0)) == ["small", "medium", "large"]
+
+
+def test_a_stage_has_thresholds_by_start_and_its_discriminator() -> None:
+    first, second, _ = request_stages(PLAN, "", 0.9)
+
+    assert (first.cascade, first.discriminator, second.discriminator) == ("three", "a>b", "")
+    assert [first.threshold(start) for start in ("noise", "image", "latent")] == [0.4, 0.6, None]
+
+
+def test_a_request_that_names_a_model_goes_to_its_pool_alone() -> None:
+    assert request_stages(PLAN, "c", 0.0) == (Stage("large", "c"),)
+    assert request_stages(PLAN, "other", 0.0, ("x", "y")) == (Stage("other", "other"),)
+
+
+def test_pools_of_one_model_take_its_requests_by_their_workers() -> None:
+    pools = (PoolPlan("quick", "c", ("w1",)), PoolPlan("full", "c", ("w2", "w3", "w4")))
+    plan = Plan(PlanVersion(1, 1), pools=pools)
+
+    drawn = [request_stages(plan, "c", draw / 100)[0].pool for draw in range(100)]
+
+    assert (drawn.count("quick"), drawn.count("full")) == (25, 75)
+
+
+def test_without_a_plan_that_routes_the_settings_cascade_is_taken() -> None:
+    settings = ("small", "large")
+    resident = replace(PLAN, pools=(PoolPlan("a", "a", ("w0",)),), cascades=())
+
+    for plan in (None, resident):
+        assert request_stages(plan, "", 0.0, settings) == (Stage("small", "small"), Stage("large", "large"))
+    assert request_stages(None, "", 0.0) == ()
+
+
+def test_a_hit_takes_the_stages_that_the_plan_has_for_its_start() -> None:
+    came_with = request_stages(PLAN, "", 0.5)
+
+    assert names(stages_from(PLAN, came_with, "medium", "b", "image", 0.5)) == ["medium", "large"]
+
+
+def test_a_start_that_the_plan_sends_nowhere_stays_with_the_stages_it_came_with() -> None:
+    came_with = request_stages(PLAN, "", 0.5)
+
+    assert stages_from(PLAN, came_with, "small", "a", "latent", 0.5) == came_with
+
+
+def test_a_pool_that_only_resumes_a_latent_paints_it_for_good() -> None:
+    came_with = request_stages(PLAN, "", 0.5)
+
+    assert stages_from(PLAN, came_with, "large", "c", "latent", 0.5) == (Stage("large", "c"),)
+
+
+def test_one_who_named_a_model_is_sent_on_to_no_other() -> None:
+    plan = replace(PLAN, pools=(replace(POOLS[0], routes=every_start("two")), *POOLS[1:]))
+    named = request_stages(plan, "a", 0.5)
+
+    assert stages_from(plan, named, "small", "a", "image", 0.5) == named == (Stage("small", "a"),)

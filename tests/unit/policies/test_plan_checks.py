@@ -1,0 +1,91 @@
+"""Plans that make no sense are refused by the field that is wrong."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.fleet import (
+    CachePlan,
+    CascadePlan,
+    ComponentPlacement,
+    Plan,
+    PoolPlan,
+    ReplicaKind,
+    RouteShare,
+    StagePlan,
+    StartThreshold,
+    WorkerAssignment,
+    WorkerPair,
+)
+from pentimento.domain.generation import PlanVersion
+from pentimento.policies.plan_checks import check_plan
+
+LIGHT = PoolPlan("light", "a", ("w1",), (RouteShare("noise", 1.0, "c"), RouteShare("spare", 1.0)))
+HEAVY = PoolPlan("heavy", "b", ("w2",))
+FIRST = StagePlan("light", (StartThreshold("noise", 0.5), StartThreshold("image", 1.0)))
+LAST = StagePlan("heavy")
+GOOD = Plan(
+    PlanVersion(1, 1),
+    (WorkerAssignment("w1", "unix:/w1", "a", 1),),
+    (LIGHT, HEAVY),
+    cascades=(CascadePlan("c", (FIRST, LAST)),),
+    cache=CachePlan(("noise",), False, 0.9, -2, "lcbfu"),
+    components=(ComponentPlacement(ReplicaKind.CONTROLNET, "canny", ("cn",)),),
+    pairs=(WorkerPair(("w1", "w2")),),
+)
+
+
+def routed(route: RouteShare) -> dict[str, object]:
+    return {"pools": (replace(LIGHT, routes=(route,)), HEAVY)}
+
+
+def staged(*stages: StagePlan) -> dict[str, object]:
+    return {"cascades": (CascadePlan("c", stages),)}
+
+
+def test_a_plan_that_makes_sense_passes() -> None:
+    check_plan(GOOD)
+    check_plan(Plan(PlanVersion(1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"admission_rate": math.nan}, "admission_rate"),
+        ({"assignments": GOOD.assignments * 2}, "assignments"),
+        ({"assignments": (replace(GOOD.assignments[0], max_batch_size=0),)}, "assignments[0].max_batch_size"),
+        ({"pools": (LIGHT, replace(HEAVY, pool="light"))}, "pools"),
+        ({"pools": (LIGHT, HEAVY, replace(HEAVY, pool=""))}, "pools"),
+        (routed(RouteShare("hit", 1.0)), "pools[0].routes[0].route"),
+        (routed(RouteShare("noise", 1.5)), "pools[0].routes[0].share"),
+        (routed(RouteShare("noise", 1.0, "other")), "pools[0].routes[0].cascade"),
+        ({"pools": (LIGHT, replace(HEAVY, routes=(RouteShare("noise", 1.0, "c"),)))}, "pools[1].routes[0].cascade"),
+        ({"cascades": GOOD.cascades * 2}, "cascades"),
+        (staged(FIRST), "cascades[0].stages"),
+        (staged(FIRST, LAST, replace(LAST, pool="light")), "cascades[0].stages"),
+        (staged(FIRST, replace(LAST, pool="other")), "cascades[0].stages[1].pool"),
+        (staged(FIRST, replace(LAST, thresholds=FIRST.thresholds)), "cascades[0].stages[1].thresholds"),
+        (staged(replace(FIRST, thresholds=FIRST.thresholds * 2), LAST), "cascades[0].stages[0].thresholds"),
+        (
+            staged(replace(FIRST, thresholds=(StartThreshold("spare", 0.5),)), LAST),
+            "cascades[0].stages[0].thresholds[0].start",
+        ),
+        (
+            staged(replace(FIRST, thresholds=(StartThreshold("noise", -0.1),)), LAST),
+            "cascades[0].stages[0].thresholds[0].confidence",
+        ),
+        ({"cache": CachePlan(("spare",))}, "cache.admits"),
+        ({"cache": CachePlan(alpha=math.inf)}, "cache.alpha"),
+        ({"cache": CachePlan(bias=17)}, "cache.bias"),
+        ({"components": (ComponentPlacement(ReplicaKind.UNET_WORKER, "a", ()),)}, "components[0]"),
+        ({"components": (ComponentPlacement(ReplicaKind.CONTROLNET, "", ()),)}, "components[0]"),
+        ({"pairs": (WorkerPair(("w1", "w1")),)}, "pairs[0]"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_its_field(change: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        check_plan(replace(GOOD, **change))  # type: ignore[arg-type]
+
+    assert [violation.field for violation in refused.value.violations] == [field]
