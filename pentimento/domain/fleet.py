@@ -28,6 +28,7 @@ class Capability(Enum):
     STEP_BATCHING = "step_batching"
     PREVIEW = "preview"
     EMULATED = "emulated"
+    UPLOADED_LORA = "uploaded_lora"
 
 
 @dataclass(frozen=True)

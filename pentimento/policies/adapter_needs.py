@@ -8,7 +8,7 @@ from pentimento.domain.fleet import Capability
 from pentimento.domain.generation import ControlNetSelection, LoraSelection
 
 # What a worker must be able to do for requests with adapters.
-ADAPTER_CAPABILITIES = frozenset({Capability.LORA, Capability.CONTROLNET})
+ADAPTER_CAPABILITIES = frozenset({Capability.LORA, Capability.UPLOADED_LORA, Capability.CONTROLNET})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,13 @@ NO_HOLDINGS = AdapterHoldings()
 
 def needs_of(loras: Iterable[LoraSelection], controlnets: Iterable[ControlNetSelection]) -> AdapterNeeds:
     """Return what a request with those selections, resolved, asks of its worker. A LoRA that lies in the object store
-    is there for every worker that takes any."""
+    is there for every worker that fetches such."""
     selected = tuple(loras)
-    asked = {Capability.LORA: bool(selected), Capability.CONTROLNET: bool(tuple(controlnets))}
+    asked = {
+        Capability.LORA: any(lora.object is None for lora in selected),
+        Capability.UPLOADED_LORA: any(lora.object is not None for lora in selected),
+        Capability.CONTROLNET: bool(tuple(controlnets)),
+    }
     return AdapterNeeds(
         frozenset(capability for capability, needed in asked.items() if needed),
         frozenset(lora.digest for lora in selected if lora.object is None),

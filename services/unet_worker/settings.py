@@ -78,6 +78,10 @@ class UnetWorkerSettings:
         must_exist=True,
     )
     lora_memory_mib: int = setting(1024, help="host memory for LoRAs that were used lately", minimum=0)
+    lora_cache_dir: Path | None = setting(
+        None, help="directory for LoRAs that were uploaded to the object store; without it none of those are served"
+    )
+    lora_cache_mib: int = setting(8192, help="disk for uploaded LoRAs that were used lately", minimum=1)
     objects_url: str = setting("file:///var/lib/pentimento/objects", help="object store of latents and images")
     grant_key_file: Path | None = setting(
         None, help="keys shared with the gateway, one a line, by which its grants are known", must_exist=True

@@ -26,6 +26,7 @@ from pentimento.tensors.regions import RegionDirectory
 from services.unet_worker import metrics
 from services.unet_worker.adapters.lora_directory import open_lora_directory, read_bounds
 from services.unet_worker.adapters.lora_shelf import KnownLoras, LoraShelf
+from services.unet_worker.adapters.uploaded_loras import UploadedLoras
 from services.unet_worker.attempts.execution import EngineModelRunner
 from services.unet_worker.attempts.finishing import Finisher
 from services.unet_worker.attempts.runner import AttemptRunner
@@ -141,7 +142,8 @@ class CheckpointLoader:
         measurement = _measure(engine, model, denoiser, default_batch_key(held), settings)
         store_threads = started_pool(STORE_THREADS, "objects")
         known = self._source.loras(model, held, settings)
-        loras = LoraShelf(known, settings.lora_memory_mib * 2**20, lambda: self._news_of_loras(engine))
+        uploaded = _uploaded_loras(model, objects, settings)
+        loras = LoraShelf(known, settings.lora_memory_mib * 2**20, lambda: self._news_of_loras(engine), uploaded)
         finisher = Finisher(model, settings.preview_side_px, settings.threads)
         shared_device = model.device if settings.share_device_memory else None
         directory = region_directory(settings.shared_memory_dir, shared_device)
@@ -212,6 +214,13 @@ def _measure(
     measurement = BatchMeasurement(model, denoiser, engine.limits, key, budget, settings.warm_up_s)
     engine.call(measurement.before_serving).result()
     return measurement
+
+
+def _uploaded_loras(model: DiffusionModel, objects: ObjectStore, settings: UnetWorkerSettings) -> UploadedLoras | None:
+    if settings.lora_cache_dir is None:
+        return None
+    base, max_bytes = layers_of(model.info.family, model.adaptable), settings.lora_cache_mib * 2**20
+    return UploadedLoras(objects, settings.lora_cache_dir, max_bytes, base, model.dtype)
 
 
 def _replicas(settings: UnetWorkerSettings, summing: Summing, directory: RegionDirectory | None) -> ControlNetReplicas:

@@ -13,18 +13,10 @@ has those.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 
+from pentimento.diffusion.lora_headers import FACTOR_SUFFIXES, FactorPart
 from pentimento.diffusion.loras.lora import BaseLayers
 from pentimento.diffusion.loras.original_layout import original_names
-
-
-class FactorPart(Enum):
-    """What a tensor is of a layer's change."""
-
-    DOWN = "down"
-    UP = "up"
-    ALPHA = "alpha"
 
 
 @dataclass(frozen=True)
@@ -36,17 +28,6 @@ class FactorKey:
     part: FactorPart
 
 
-_PARTS = {
-    ".lora_A.weight": FactorPart.DOWN,
-    ".lora_B.weight": FactorPart.UP,
-    ".lora_down.weight": FactorPart.DOWN,
-    ".lora_up.weight": FactorPart.UP,
-    ".lora.down.weight": FactorPart.DOWN,
-    ".lora.up.weight": FactorPart.UP,
-    ".lora_linear_layer.down.weight": FactorPart.DOWN,
-    ".lora_linear_layer.up.weight": FactorPart.UP,
-    ".alpha": FactorPart.ALPHA,
-}
 _KOHYA_TEXTS = {"lora_te_": "text_encoder", "lora_te1_": "text_encoder", "lora_te2_": "text_encoder_2"}
 # Before a text encoder's modules in files, and in the classes of some releases of transformers, but not in others.
 _TEXT_MODEL = "text_model."
@@ -63,7 +44,7 @@ class KeyNames:
 
     def find(self, key: str) -> FactorKey | None:
         """Return where the tensor `key` belongs; None where it is not a name that a change of this base has."""
-        for suffix, part in _PARTS.items():
+        for suffix, part in FACTOR_SUFFIXES.items():
             if key.endswith(suffix):
                 return self._find_module(key.removesuffix(suffix), part)
         return None

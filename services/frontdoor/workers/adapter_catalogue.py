@@ -1,5 +1,5 @@
 """The LoRAs and ControlNets that requests may name: LoRAs as workers tell of them with their credits, ControlNets as
-their replicas told the controller, whose plan says where they are."""
+their replicas told the controller, whose plan says where they are and which LoRAs were uploaded."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,7 +11,10 @@ from pentimento.domain.fleet import AdapterPlacement, Capability, HeldModel, Pla
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection
 from pentimento.policies.residual_pipelining import allowed_from_step, allowed_from_step_of_all
 
-_CAPABILITIES = {AdapterKind.LORA: Capability.LORA, AdapterKind.CONTROLNET: Capability.CONTROLNET}
+_CAPABILITIES = {
+    AdapterKind.LORA: frozenset({Capability.LORA, Capability.UPLOADED_LORA}),
+    AdapterKind.CONTROLNET: frozenset({Capability.CONTROLNET}),
+}
 # Of one name, so many kinds of weights are remembered; workers that disagree on more are not worth it.
 _MAX_NAMESAKES = 8
 _ROUNDING = 1e-9
@@ -19,7 +22,8 @@ _ROUNDING = 1e-9
 
 class AdapterCatalogue:
     """Forgets no name: what was once served is waited for, not unknown. Of one name there may be several, with other
-    weights each, and the one that was told of last counts."""
+    weights each, and the one that was told of last counts. Uploaded LoRAs alone are gone once the plan names them no
+    more: then no new request may ask for them, and those under way keep what they have."""
 
     def __init__(self) -> None:
         # By kind and name, then by digest: of the same weights what was told last counts.
@@ -28,6 +32,8 @@ class AdapterCatalogue:
         # By name and digest.
         self._placements: dict[tuple[str, str], tuple[AdapterPlacement, ...]] = {}
         self._addresses: dict[str, str] = {}
+        # Of LoRAs, those that a plan names.
+        self._uploaded: frozenset[Adapter] = frozenset()
         self._turn = count()
 
     def learn(self, credits: WorkerCredits) -> None:
@@ -38,7 +44,11 @@ class AdapterCatalogue:
                 self._remember(adapter)
 
     def follow(self, plan: Plan) -> None:
-        """Take from a plan which ControlNets there are, and where."""
+        """Take from a plan which ControlNets there are, and where; and which LoRAs were uploaded."""
+        named = (placement.adapter for placement in plan.placements)
+        self._uploaded = frozenset(one for one in named if one.kind is AdapterKind.LORA and one.object is not None)
+        for adapter in self._uploaded:
+            self._remember(adapter)
         placed = [placement for placement in plan.placements if placement.adapter.kind is AdapterKind.CONTROLNET]
         self._placements = {}
         self._addresses = {endpoint.instance_id: endpoint.address for endpoint in plan.endpoints}
@@ -49,11 +59,11 @@ class AdapterCatalogue:
 
     def takes(self, kind: AdapterKind) -> bool:
         """Return whether any worker ever said that it paints with adapters of that kind."""
-        return any(_CAPABILITIES[kind] in capabilities for capabilities in self._capabilities.values())
+        return any(_CAPABILITIES[kind] & capabilities for capabilities in self._capabilities.values())
 
     def find(self, kind: AdapterKind, name: str) -> tuple[Adapter, ...]:
         """Return those of that name, the newest last."""
-        return tuple(self._known.get((kind, name), {}).values())
+        return tuple(adapter for adapter in self._known.get((kind, name), {}).values() if self._is_offered(adapter))
 
     def is_reachable(self, adapter: Adapter) -> bool:
         """Return whether it can be had now. LoRAs are where their workers are; a ControlNet's replica must be there."""
@@ -95,8 +105,12 @@ class AdapterCatalogue:
     def offered(self) -> tuple[Adapter, ...]:
         """Return those that requests may name, the newest of each name, by kind and name."""
         kinds = [kind for kind in AdapterKind if self.takes(kind)]
-        newest = [next(reversed(known.values())) for (kind, _), known in self._known.items() if kind in kinds]
+        found = [self.find(kind, name) for kind, name in self._known if kind in kinds]
+        newest = [adapters[-1] for adapters in found if adapters]
         return tuple(sorted(newest, key=lambda adapter: (adapter.kind.value, adapter.name)))
+
+    def _is_offered(self, adapter: Adapter) -> bool:
+        return adapter.kind is not AdapterKind.LORA or adapter.object is None or adapter in self._uploaded
 
     def _remember(self, adapter: Adapter) -> None:
         known = self._known[adapter.kind, adapter.name]

@@ -10,6 +10,7 @@ from pentimento.diffusion.loras.loading import LoadingLoras, LoraLoader
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, Route
+from services.unet_worker.adapters.uploaded_loras import UploadedLoras
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +27,20 @@ class KnownLoras(Protocol):
 
 
 class LoraShelf:
-    """A directory of LoRAs and their loader. Without a directory there are none."""
+    """A directory of LoRAs, those that were uploaded, and their loader. Without either there are none."""
 
-    def __init__(self, directory: KnownLoras | None, memory_bytes: int, arrived: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        directory: KnownLoras | None,
+        memory_bytes: int,
+        arrived: Callable[[], None],
+        uploaded: UploadedLoras | None = None,
+    ) -> None:
         """`arrived` is called on the loader's threads whenever a load has ended."""
         self._directory = directory
-        self._loader = LoraLoader(directory.read, memory_bytes, arrived) if directory is not None else None
+        self._uploaded = uploaded
+        is_served = directory is not None or uploaded is not None
+        self._loader = LoraLoader(self._read, memory_bytes, arrived) if is_served else None
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
@@ -41,15 +50,26 @@ class LoraShelf:
     @property
     def resident_names(self) -> tuple[str, ...]:
         """Those that need not be loaded first."""
-        if self._directory is None or self._loader is None:
+        if self._loader is None:
             return ()
-        return self._directory.names_of(self._loader.resident)
+        digests = self._loader.resident
+        own = self._directory.names_of(digests) if self._directory is not None else ()
+        named = (self._uploaded.name_of(digest) for digest in digests) if self._uploaded is not None else ()
+        return (*own, *(name for name in named if name is not None and name not in own))
+
+    @property
+    def takes_uploaded(self) -> bool:
+        """Whether requests may bring references of LoRAs in the object store."""
+        return self._uploaded is not None
 
     def source(self, spec: GenerationSpec, route: Route) -> LoadingLoras | None:
         """Begin to load what a request wants, and return where it comes from; None where it wants none. It waits at the
         route's step. A replay has them from that step on and no sooner: its picture may have waited for them."""
         if not spec.loras or self._loader is None:
             return None
+        if self._uploaded is not None:
+            for lora in spec.loras:
+                self._uploaded.ask(lora)
         wanted = [(lora.digest, lora.scale) for lora in spec.loras]
         return self._loader.ask(wanted, route.lora_patch_step, exactly=bool(route.replay_of))
 
@@ -68,3 +88,10 @@ class LoraShelf:
         """Begin no more loads."""
         if self._loader is not None:
             self._loader.close()
+
+    def _read(self, digest: str) -> Lora:
+        """On the loader's threads."""
+        if self._uploaded is not None and self._uploaded.name_of(digest) is not None:
+            return self._uploaded.read(digest)
+        assert self._directory is not None
+        return self._directory.read(digest)

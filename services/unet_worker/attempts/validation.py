@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from pentimento.domain.adapters import is_digest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import (
@@ -12,6 +13,7 @@ from pentimento.domain.generation import (
     FromLatent,
     FromNoise,
     GenerationSpec,
+    LoraSelection,
     NoiseForm,
     Route,
     Scheduler,
@@ -25,6 +27,7 @@ MAX_GUIDANCE_SCALE = 100.0
 MAX_LORA_SCALE = 100.0
 MAX_INIT_IMAGE_BYTES = 16 * 1024 * 1024
 MAX_DONOR_BYTES = 64 * 1024 * 1024
+MAX_LORA_BYTES = 4 * 1024**3
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,11 @@ def _check_adapters(
     order: ExecuteOrder, capabilities: Collection[Capability], has_lora: Callable[[str, str], bool]
 ) -> None:
     for lora in order.spec.loras:
-        if not has_lora(lora.name, lora.digest):
+        is_uploaded = lora.object is not None and Capability.UPLOADED_LORA in capabilities
+        if not (is_uploaded or has_lora(lora.name, lora.digest)):
             message = f"spec.loras: this worker has no LoRA {lora.name[:100]!r} of digest {lora.digest[:80]!r}"
             raise NotFound("UNKNOWN_LORA", message)
+        _check_uploaded(lora)
         _check_range("spec.loras.scale", lora.scale, -MAX_LORA_SCALE, MAX_LORA_SCALE)
     if order.spec.loras:
         _check_range("route.lora_patch_step", order.route.lora_patch_step, 0, order.spec.num_inference_steps)
@@ -126,6 +131,15 @@ def _check_adapters(
         raise NotFound("UNKNOWN_CONTROLNET", message)
     if order.peer is not None and not order.peer.address:
         raise InvalidArgument.of("latent_parallel_peer.address", "must be there: it is asked for half of each step")
+
+
+def _check_uploaded(lora: LoraSelection) -> None:
+    """Its digest is that of its file, so that what is fetched under it is what was asked for."""
+    if lora.object is None:
+        return
+    if not is_digest(lora.digest) or lora.object.digest != lora.digest:
+        raise InvalidArgument.of("spec.loras.object.digest", f"must be {lora.digest[:80]!r}, as the LoRA's is")
+    _check_range("spec.loras.object.size_bytes", lora.object.size_bytes, 1, MAX_LORA_BYTES)
 
 
 def _check_pipelining(route: Route, step_count: int) -> None:

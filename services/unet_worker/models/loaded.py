@@ -59,7 +59,8 @@ class LoadedModel:
         own = CAPABILITIES | self.device_capabilities
         # Not for good: pairs that were measured to be slower are tried again later.
         pairs = {Capability.LATENT_PARALLEL} if self.engine.pairing_pays(default_batch_key(self.held)) else set()
-        return own | pairs | ({Capability.LORA} if self.loras.adapters else set())
+        loras = {Capability.LORA} if self.loras.adapters else set()
+        return own | pairs | loras | ({Capability.UPLOADED_LORA} if self.loras.takes_uploaded else set())
 
     @property
     def adapters(self) -> HeldAdapters:

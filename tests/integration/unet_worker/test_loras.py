@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import BaseLayers, layers_of
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError, Unavailable
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.fleet import Capability
-from pentimento.domain.generation import LoraSelection
+from pentimento.domain.generation import LoraSelection, ObjectReference
+from pentimento.stores.objects import open_objects
 from pentimento.testing.lora_files import random_factors, write_diffusers_lora, write_kohya_lora, write_tensors
 from tests.integration.unet_worker.conftest import Served, serve
 from tests.integration.unet_worker.requests import attempt, result_of, route, spec_with
@@ -90,6 +91,37 @@ async def test_a_picture_has_its_loras_and_the_next_one_has_not(worker: Served) 
     assert (plain.lora_patch_step, pictures[0].lora_patch_step) == (None, 0)
     credits = await anext(worker.client.watch_credits("frontdoor", 1))
     assert set(credits.resident_components) == {worker.held.model, "neon", "mosaic"}
+
+
+async def test_a_lora_of_the_object_store_paints_what_its_file_does(
+    checkpoint: Path, adapters_dir: Path, tmp_path: Path
+) -> None:
+    """The worker has no directory of LoRAs: it fetches this one, by the reference that the request brings."""
+    mosaic = read_lora_bytes(adapters_dir)
+    place = tmp_path / "fetching"
+    place.mkdir()
+    async with serve(checkpoint, tmp_path, adapters_dir=adapters_dir) as reading:
+        expected = await painted(reading, 1, *await selections(reading, mosaic=1.0))
+    async with serve(checkpoint, place, lora_cache_dir=place / "loras") as fetching:
+        reference = open_objects(f"file://{place / 'objects'}").put("adapters/mosaic", mosaic)
+        lora = LoraSelection("mosaic", 1.0, reference.digest, reference)
+        result = await painted(fetching, 1, lora)
+        credits = await anext(fetching.client.watch_credits("frontdoor", 1))
+        with pytest.raises(Unavailable, match="ObjectMissing"):
+            await painted(fetching, 2, gone(lora))
+
+    assert result.image_digest == expected.image_digest
+    assert credits.capabilities >= {Capability.UPLOADED_LORA}
+    assert credits.resident_components == (fetching.held.model, "mosaic")
+
+
+def read_lora_bytes(adapters_dir: Path) -> bytes:
+    return (adapters_dir / "mosaic.safetensors").read_bytes()
+
+
+def gone(lora: LoraSelection) -> LoraSelection:
+    digest = "sha256:" + "0" * 64
+    return replace(lora, digest=digest, object=ObjectReference("adapters/gone", digest, 100))
 
 
 async def test_what_is_prefetched_is_resident_before_anybody_asks_for_it(worker: Served) -> None:

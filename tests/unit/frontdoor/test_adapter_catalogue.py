@@ -3,7 +3,13 @@ from dataclasses import replace
 from pentimento.domain.adapters import AdapterKind, PipeliningBound
 from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.fleet import AdapterPlacement, Capability
-from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
+from pentimento.domain.generation import (
+    ControlNetSelection,
+    GenerationSpec,
+    LoraSelection,
+    ObjectReference,
+    Scheduler,
+)
 from pentimento.testing.held_models import HELD
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.worker_links import LinkAdapters
@@ -149,3 +155,45 @@ def test_a_measured_number_of_steps_is_not_rounded_off() -> None:
     catalogue.learn(credits(replace(MOSAIC, latest_start_fraction=29 / 50)))
 
     assert catalogue.lora_patch_step(replace(SPEC, num_inference_steps=50, loras=(SELECTED_MOSAIC,))) == 29
+
+
+UPLOADED = replace(MOSAIC, name="ink", digest="sha256:ink", object=ObjectReference("adapters/ink", "sha256:ink", 9))
+SELECTED_INK = LoraSelection("ink", 1.0, "sha256:ink", UPLOADED.object)
+
+
+def test_an_uploaded_lora_is_there_for_as_long_as_plans_name_it() -> None:
+    catalogue = known_adapters()
+
+    catalogue.follow(plan(AdapterPlacement(UPLOADED, ("w1",))))
+    assert catalogue.find(AdapterKind.LORA, "ink") == (UPLOADED,)
+    assert UPLOADED in catalogue.offered()
+
+    catalogue.follow(plan(sequence=2))
+    assert catalogue.find(AdapterKind.LORA, "ink") == ()
+    assert UPLOADED not in catalogue.offered()
+
+
+def test_requests_under_way_keep_a_lora_that_was_removed() -> None:
+    catalogue = known_adapters()
+    catalogue.follow(plan(AdapterPlacement(UPLOADED, ())))
+    catalogue.follow(plan(sequence=2))
+    spec = replace(SPEC, loras=(SELECTED_INK,))
+
+    assert catalogue.change(spec, HELD)
+    assert catalogue.lora_patch_step(spec) == 25
+
+
+def test_a_lora_of_a_worker_that_a_plan_names_is_none_that_was_uploaded() -> None:
+    catalogue = known_adapters()
+
+    catalogue.follow(plan(AdapterPlacement(NEON, ("w1",))))
+    catalogue.follow(plan(sequence=2))
+
+    assert catalogue.find(AdapterKind.LORA, "neon") == (NEON,)
+
+
+def test_loras_are_served_where_a_worker_fetches_them_alone() -> None:
+    catalogue = AdapterCatalogue()
+    catalogue.learn(credits(capabilities=frozenset({Capability.UPLOADED_LORA})))
+
+    assert catalogue.takes(AdapterKind.LORA) and not catalogue.takes(AdapterKind.CONTROLNET)

@@ -137,12 +137,14 @@ def test_a_name_that_nobody_knows_is_not_found(fields: dict[str, Any], reason: s
 @pytest.mark.parametrize(
     ("fields", "lacking", "reason"),
     [
-        ({"loras": (AskedLora("neon"),)}, Capability.LORA, "LORAS_NOT_SERVED"),
-        (edges(), Capability.CONTROLNET, "CONTROLNETS_NOT_SERVED"),
+        ({"loras": (AskedLora("neon"),)}, {Capability.LORA, Capability.UPLOADED_LORA}, "LORAS_NOT_SERVED"),
+        (edges(), {Capability.CONTROLNET}, "CONTROLNETS_NOT_SERVED"),
     ],
 )
-def test_what_no_worker_can_do_is_said_to_be_missing(fields: dict[str, Any], lacking: Capability, reason: str) -> None:
-    others = frozenset(Capability) - {lacking}
+def test_what_no_worker_can_do_is_said_to_be_missing(
+    fields: dict[str, Any], lacking: set[Capability], reason: str
+) -> None:
+    others = frozenset(Capability) - lacking
     catalogue = known_adapters()
     catalogue.learn(credits(NEON, capabilities=others))
 

@@ -21,10 +21,11 @@ def test_a_request_without_adapters_needs_nothing() -> None:
     assert can_paint(NO_NEEDS, AdapterHoldings())
 
 
-def test_what_lies_in_the_object_store_is_there_for_every_worker_that_takes_loras() -> None:
-    needs = needs_of((NEON, STORED), ())
+def test_what_lies_in_the_object_store_is_there_for_every_worker_that_fetches_such() -> None:
+    both = frozenset({Capability.LORA, Capability.UPLOADED_LORA})
 
-    assert needs == AdapterNeeds(frozenset({Capability.LORA}), frozenset({"sha256:n"}))
+    assert needs_of((NEON, STORED), ()) == AdapterNeeds(both, frozenset({"sha256:n"}))
+    assert needs_of((STORED,), ()) == AdapterNeeds(frozenset({Capability.UPLOADED_LORA}))
 
 
 def test_a_controlnet_asks_for_the_capability_alone() -> None:

@@ -7,12 +7,14 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.execution import LatentParallelPeer
+from pentimento.domain.fleet import Capability
 from pentimento.domain.generation import (
     ControlNetMode,
     ControlNetSelection,
     InitImage,
     LoraSelection,
     NoiseForm,
+    ObjectReference,
     Scheduler,
 )
 from services.unet_worker.attempts.order import ExecuteOrder
@@ -136,3 +138,37 @@ def test_adapters_that_are_not_here_are_not_found(order: ExecuteOrder, reason: s
     with pytest.raises(NotFound) as refused:
         check(order)
     assert refused.value.reason == reason
+
+
+DIGEST = "sha256:" + "a" * 64
+FETCHES = frozenset({Capability.UPLOADED_LORA})
+
+
+def uploaded_order(**changes: object) -> ExecuteOrder:
+    reference = replace(ObjectReference("adapters/a", DIGEST, 100), **changes)  # type: ignore[arg-type]
+    return order_with(loras=(LoraSelection("ink", 1.0, DIGEST, reference),))
+
+
+def test_a_lora_of_the_object_store_need_not_be_here() -> None:
+    limits = AttemptLimits(max_prompt_chars=100)
+
+    check_order(uploaded_order(), HELD, NoiseForm.VARIANCE_PRESERVING, limits, FETCHES)
+    with pytest.raises(NotFound, match="'ink'"):
+        check(uploaded_order())
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"digest": "sha256:" + "b" * 64}, "spec.loras.object.digest"),
+        ({"size_bytes": 0}, "spec.loras.object.size_bytes"),
+        ({"size_bytes": 2**33}, "spec.loras.object.size_bytes"),
+    ],
+)
+def test_a_reference_that_cannot_be_the_loras_is_refused(changes: dict[str, object], field: str) -> None:
+    limits = AttemptLimits(max_prompt_chars=100)
+
+    with pytest.raises(InvalidArgument) as refused:
+        check_order(uploaded_order(**changes), HELD, NoiseForm.VARIANCE_PRESERVING, limits, FETCHES)
+
+    assert refused.value.violations[0].field == field

@@ -36,6 +36,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     CAPABILITY_STEP_BATCHING: _Capability.ValueType  # 6
     CAPABILITY_PREVIEW: _Capability.ValueType  # 7
     CAPABILITY_EMULATED: _Capability.ValueType  # 8
+    CAPABILITY_UPLOADED_LORA: _Capability.ValueType  # 9
+    """LoRAs of the object store, by the reference that a request brings."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper): ...
 
@@ -48,6 +50,8 @@ CAPABILITY_LATENT_PARALLEL: Capability.ValueType  # 5
 CAPABILITY_STEP_BATCHING: Capability.ValueType  # 6
 CAPABILITY_PREVIEW: Capability.ValueType  # 7
 CAPABILITY_EMULATED: Capability.ValueType  # 8
+CAPABILITY_UPLOADED_LORA: Capability.ValueType  # 9
+"""LoRAs of the object store, by the reference that a request brings."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _GuidanceHalf:

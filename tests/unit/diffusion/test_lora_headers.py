@@ -1,0 +1,78 @@
+"""A LoRA's file judged by its header: what is refused, and by which words."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pentimento.diffusion.lora_headers import judge_lora
+from pentimento.domain.errors import InvalidArgument
+from pentimento.testing.lora_files import write_tensors
+
+DOWN, UP = "unet.proj.lora_A.weight", "unet.proj.lora_B.weight"
+
+
+def linear(rank: int = 4) -> dict[str, Tensor]:
+    return {DOWN: torch.zeros(rank, 8), UP: torch.zeros(6, rank)}
+
+
+def bytes_of(tensors: dict[str, Tensor], folder: Path) -> bytes:
+    return write_tensors(folder / "lora.safetensors", tensors).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        linear(),
+        {
+            "lora_unet_conv.lora_down.weight": torch.zeros(2, 4, 3, 3),
+            "lora_unet_conv.lora_up.weight": torch.zeros(8, 2, 1, 1),
+        },
+        {**linear(), "unet.proj.alpha": torch.tensor(2.0)},
+        {**linear(), "unet.proj.alpha": torch.tensor([2.0])},
+        {"a.lora.down.weight": torch.zeros(1, 2).half(), "a.lora.up.weight": torch.zeros(2, 1).bfloat16()},
+    ],
+    ids=["linear", "convolution", "alpha", "alpha in a row", "half precision"],
+)
+def test_loras_pass(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    judge_lora(bytes_of(tensors, tmp_path), "file")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({DOWN: torch.zeros(4, 8)}, "'unet.proj' must have both factors, it has no up factor"),
+        ({UP: torch.zeros(8, 4)}, "it has no down factor"),
+        ({**linear(), "unet.proj.weight": torch.zeros(1)}, "1 keys are neither: 'unet.proj.weight'"),
+        ({DOWN: torch.zeros(4, 8), UP: torch.zeros(6, 3)}, "must have two factors of one rank, got 4 and 3"),
+        ({DOWN: torch.zeros(0, 8), UP: torch.zeros(6, 0)}, "must be of rank 1 to 1024, got 0"),
+        (linear(1025), "must be of rank 1 to 1024, got 1025"),
+        ({DOWN: torch.zeros(4), UP: torch.zeros(6, 4)}, "the down factor of 'unet.proj' must have 2 or 4 dimensions"),
+        ({DOWN: torch.zeros(4, 8), UP: torch.zeros(6, 4, 1)}, "the up factor of 'unet.proj' must have 2 or 4"),
+        ({**linear(), "unet.proj.alpha": torch.zeros(2)}, "the alpha of 'unet.proj' must be one number, got [2]"),
+        ({DOWN: torch.zeros(4, 8).int(), UP: torch.zeros(6, 4)}, "must be of F64, F32, F16, BF16, got I32"),
+    ],
+)
+def test_what_is_no_lora_is_refused_by_key_and_limit(tensors: dict[str, Tensor], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(said)) as refused:
+        judge_lora(bytes_of(tensors, tmp_path), "file")
+
+    assert refused.value.violations[0].field == "file"
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x02ctorch\n", b"PK\x03\x04" * 20], ids=["nothing", "pickle", "zip"])
+def test_another_format_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="must be a safetensors file"):
+        judge_lora(data, "file")
+
+
+def test_a_cut_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="must be a safetensors file"):
+        judge_lora(bytes_of(linear(), tmp_path)[:-1], "file")
+
+
+def test_a_file_without_tensors_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="must hold 1 to 20000 tensors, got 0"):
+        judge_lora(len(b"{}").to_bytes(8, "little") + b"{}", "file")
