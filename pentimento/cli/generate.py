@@ -15,7 +15,7 @@ from pentimento.cli.adapters import CONTROLNET_FORM, LORA_FORM, controlnet_of, l
 from pentimento.cli.connection import connection_options, frontdoor_address, read_token
 from pentimento.cli.durations import duration_ms
 from pentimento.domain.errors import Internal, InvalidArgument
-from pentimento.domain.generation import FromNoise, InitImage
+from pentimento.domain.generation import FromNoise, InitImage, Provenance
 from pentimento.domain.image_request import Accepted, CacheMode, Completed, GenerateEvent, ImageRequest, Routed
 from pentimento.domain.image_request import Progress as StepsDone
 from pentimento.sdk.blocking import Client
@@ -155,6 +155,20 @@ def start_in_words(event: Routed) -> str:
     return "from noise" if isinstance(event.route.start, FromNoise) else "from the cache"
 
 
+def cascade_in_words(provenance: Provenance) -> list[str]:
+    """Return a line on the stages that the picture could go through and where it ended; none without a cascade."""
+    models = [stage.model for stage in provenance.route.stages]
+    if len(models) < 2:
+        return []
+    painted_by, confidence = provenance.spec.model, provenance.discriminator_confidence
+    ended = f"painted by {painted_by}"
+    if painted_by != models[-1] and confidence is not None:
+        ended = f"the picture of {painted_by} was kept, the discriminator's confidence in it is {confidence:.2f}"
+    elif painted_by == models[-1]:
+        ended += f", after {', '.join(models[:-1])}"
+    return [f"cascade {' → '.join(models)}: {ended}"]
+
+
 def save_preview(preview: bytes, output: Path) -> None:
     if preview:
         output.with_name(f"{output.stem}-preview.png").write_bytes(preview)
@@ -170,6 +184,7 @@ def summary(saved: Path, picture: Picture) -> str:
         steps += f", residuals a step old from step {provenance.route.pipelined_from_step} on"
     lines = [
         f"{saved}  {size}, {provenance.spec.model}, seed {provenance.spec.seed}, {steps}",
+        *cascade_in_words(provenance),
         *(f"note: {note}" for note in provenance.notes),
     ]
     return "\n".join(lines)
