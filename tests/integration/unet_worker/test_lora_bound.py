@@ -5,15 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import layers_of
+from pentimento.domain.errors import PentimentoError
 from pentimento.policies.lora_bounds import read_lora_bounds
 from pentimento.policies.selector_profiling import ThresholdRule
 from pentimento.testing.checkpoints import write_checkpoint
 from pentimento.testing.lora_files import random_factors, write_diffusers_lora
 from services.unet_worker.adapters.lora_directory import read_bounds
+from services.unet_worker.lora_bound import main
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -35,7 +38,7 @@ def written(folder: Path) -> tuple[Path, Path, Path]:
     return model, folder / "loras", prompts
 
 
-def test_bounds_are_measured_written_beside_the_loras_and_read_by_workers(tmp_path: Path) -> None:
+async def test_bounds_are_measured_written_beside_the_loras_and_read_by_workers(tmp_path: Path) -> None:
     model, loras, prompts = written(tmp_path)
     flags = ("--loras", str(loras), "--prompts", str(prompts), "--steps", "1,3,30", "--rule", "minimum")
 
@@ -55,17 +58,14 @@ def test_bounds_are_measured_written_beside_the_loras_and_read_by_workers(tmp_pa
     assert read == {one.lora_digest: one.latest_start_fraction for one in (strong, weak)}
     assert read_bounds(None, loras, "sha256:another") == read_bounds(None, tmp_path, weak.model_digest) == {}
 
-    again = run(str(model), *flags, "--only", "strong", "--first", "1")
+    await main(["--model", str(model), *flags, "--only", "strong", "--first", "1"])
 
-    assert again.returncode == 0, again.stdout + again.stderr
     measured, kept = read_lora_bounds(loras / "lora-bounds.json")
     assert (measured.measured[0].picture_count, kept) == (1, weak)
 
 
-def test_no_lora_of_the_model_is_an_error(tmp_path: Path) -> None:
+async def test_no_lora_of_the_model_is_an_error(tmp_path: Path) -> None:
     model, loras, prompts = written(tmp_path)
 
-    done = run(str(model), "--loras", str(loras), "--prompts", str(prompts), "--only", "nobody")
-
-    assert done.returncode == 1
-    assert "no LoRA that was asked for changes model" in done.stderr
+    with pytest.raises(PentimentoError, match="no LoRA that was asked for changes model"):
+        await main(["--model", str(model), "--loras", str(loras), "--prompts", str(prompts), "--only", "nobody"])
