@@ -73,7 +73,7 @@ def controller(clock, asked) -> Controller:
         return hold_resident(context)
 
     epoch = LeaderEpoch(None, NOW_MS)
-    planner = Planner(ServingPolicy("noting", noting), epoch.value)
+    planner = Planner(ServingPolicy("noting", noting), epoch.value, allocator_limit_s=60.0)
     return Controller(Registry(3.0, 60.0, 10), planner, PlanFeed(4), epoch, TIMES, clock)
 
 

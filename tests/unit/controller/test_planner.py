@@ -99,9 +99,10 @@ async def test_the_last_good_plan_stands_while_an_allocator_hangs_and_a_metric_s
         return AllocationDecision()
 
     turns = [hold_resident, hanging]
-    planner = Planner(ServingPolicy("hanging", lambda context: turns.pop(0)(context)), 5, allocator_limit_s=2.0)
+    planner = Planner(ServingPolicy("hanging", lambda context: turns.pop(0)(context)), 5, allocator_limit_s=60.0)
     planner.begin()
     good = await planner.look(ONE)
+    planner._threads.limit_s = 0.05
 
     assert await planner.look(TWO) is None
     may_end.set()
@@ -186,7 +187,9 @@ async def test_models_without_a_profile_are_named_in_a_metric_unless_the_policy_
     assert profiled.unplanned == (UnplannedModel("heavy", "gpu", "PROFILE_MISSING"),)
     assert REGISTRY.get_sample_value(name) == 1
 
-    unplanned = Planner(ServingPolicy("resident", hold_resident, plans_batches=False), leader_epoch=5)
+    unplanned = Planner(
+        ServingPolicy("resident", hold_resident, plans_batches=False), leader_epoch=5, allocator_limit_s=60.0
+    )
     unplanned.begin()
     await unplanned.look(idle)
     assert (unplanned.unplanned, REGISTRY.get_sample_value(name)) == ((), 0)
