@@ -108,6 +108,7 @@ async def planned_fleet(folder: Path, policy: str, **serving: Any) -> AsyncItera
         RpcServerSettings(listen=(address,)),
         PolicySettings(fleet=fleet, slo_s=2.0, **serving),
         lease_s=LEASE_S,
+        allocator_limit_s=60.0,
         plan_interval_s=PLAN_INTERVAL_S,
         allocator=policy,
     )

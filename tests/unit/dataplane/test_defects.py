@@ -162,7 +162,7 @@ def test_a_later_stage_that_breaks_leaves_the_light_picture(driver: Driver) -> N
     driver.worker()
     token = driver.start(driver.queue(cascade=("m", "heavy"))).fencing_token
     driver.send(events.AttemptFinished("r1", token))
-    resolve = only(effects.ResolveRoute, driver.send(events.Scored("r1", token, -1.0)))
+    resolve = only(effects.ResolveRoute, driver.send(events.Scored("r1", token, 0.0)))
 
     commit = only(effects.CommitResult, fail(driver, resolve))
 
