@@ -27,6 +27,7 @@ from pentimento.diffusion.loras.bypass import stack_adapters
 from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.diffusion.schedulers import SamplerState, Schedule, make_schedule
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec, NoiseForm
 
 
@@ -117,7 +118,8 @@ class GuidancePeer(Protocol):
 class PaintingRequest:
     """What to paint. `deadline` is on the engine's monotonic clock in seconds; latents are handed out before each of
     `capture_steps`, the predicted clean latent after every `preview_interval_steps` steps (0: never). `alone`: no other
-    picture is in its forward passes."""
+    picture is in its forward passes. `thinned_steps`: from the first of them on these alone are taken; empty for all.
+    What it captures and the peers, ControlNets and LoRAs that it has go by the numbers of the steps as ever."""
 
     spec: GenerationSpec
     start: PaintingStart
@@ -128,6 +130,7 @@ class PaintingRequest:
     loras: LoraSource | None = None
     alone: bool = False
     peer: GuidancePeer | None = None
+    thinned_steps: tuple[int, ...] = ()
 
 
 @dataclass
@@ -161,6 +164,13 @@ class Painting:
         return self.state.step_index >= self.schedule.step_count
 
     @property
+    def is_thinned(self) -> bool:
+        """Whether it has left out steps: what it captured from here on would not be what another picture's schedule
+        has there."""
+        thinned = self.schedule.order.thinned
+        return bool(thinned) and self.state.step_index > thinned[0]
+
+    @property
     def timestep(self) -> float:
         """What the network is conditioned on in the next step."""
         return float(self.schedule.timesteps[self.state.step_index])
@@ -173,9 +183,24 @@ class Painting:
         return self.schedule.sigmas[self.state.step_index] > _LOUD_SIGMA
 
 
-def schedule_for(model: DiffusionModel, spec: GenerationSpec) -> Schedule:
-    """Return the schedule of a request's sampler. Raises InvalidArgument when steps or eta do not fit the scheduler."""
-    return make_schedule(model.scheduler_config(spec.scheduler), spec.num_inference_steps, spec.eta)
+def schedule_for(model: DiffusionModel, spec: GenerationSpec, thinned_steps: tuple[int, ...] = ()) -> Schedule:
+    """Return the schedule of a request's sampler; of its steps from `thinned_steps[0]` on those alone are taken. Raises
+    InvalidArgument when steps or eta do not fit the scheduler."""
+    return make_schedule(model.scheduler_config(spec.scheduler), spec.num_inference_steps, spec.eta, thinned_steps)
+
+
+def thin(model: DiffusionModel, painting: Painting, steps: tuple[int, ...]) -> bool:
+    """Leave out, from `steps[0]` on, all other steps of a painting, between two of its steps. False, and nothing has
+    changed, for one that has passed that step, is thinned already, or whose steps another worker samples. Raises
+    InvalidArgument for steps that are not of its schedule."""
+    schedule = painting.schedule
+    if isinstance(painting.request.start, HalfStart) or schedule.order.thinned:
+        return False
+    thinned = schedule_for(model, painting.request.spec, steps)
+    if painting.state.step_index > steps[0]:
+        return False
+    painting.schedule = thinned
+    return True
 
 
 def first_img2img_step(step_count: int, strength: float, noise_form: NoiseForm) -> int:
@@ -198,11 +223,18 @@ def prepare(
     pipelines draw it: on the CPU, from the request's seed, in the order image encoder, latent, steps. For `adapters`
     and `row` see `condition`."""
     start = request.start
-    schedule = start.steps if isinstance(start, HalfStart) else schedule_for(model, request.spec)
+    schedule = start.steps if isinstance(start, HalfStart) else _own_schedule(model, request)
     generator = torch.Generator("cpu").manual_seed(request.spec.seed)
     conditioning, truncated = condition(model, prompts, request, adapters, row)
     state = _initial_state(model, schedule, request, generator)
     return Painting(request, schedule, state, conditioning, generator, prompt_truncated=truncated)
+
+
+def _own_schedule(model: DiffusionModel, request: PaintingRequest) -> Schedule:
+    thinned = request.thinned_steps
+    if thinned and thinned[0] < request.start.first_step:
+        raise InvalidArgument.of("thinned_steps", f"must not begin before step {request.start.first_step}")
+    return schedule_for(model, request.spec, thinned)
 
 
 @torch.inference_mode()

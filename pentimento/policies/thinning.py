@@ -8,7 +8,6 @@ for is an option here. No option, no thinning. The live dataplane, emulated and 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
 
 
 class ThinningMode(Enum):
@@ -114,14 +113,6 @@ def thinned_steps(option: ThinningOption, step_count: int) -> tuple[int, ...]:
     if not 0 < taken <= rest:
         raise ValueError(f"{taken} of {rest} remaining steps cannot be taken")
     return tuple(first + place * rest // taken for place in range(taken))
-
-
-def check_thinned_steps(steps: tuple[int, ...], step_count: int) -> None:
-    """Raise ValueError unless `steps` are ascending steps of a schedule of `step_count`."""
-    if not steps or steps[0] < 0 or steps[-1] >= step_count:
-        raise ValueError(f"thinned steps must lie between 0 and {step_count - 1}")
-    if any(later <= step for step, later in pairwise(steps)):
-        raise ValueError("thinned steps must be ascending")
 
 
 def scaled(option: ThinningOption, measured_count: int, step_count: int) -> ThinningOption:

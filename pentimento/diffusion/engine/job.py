@@ -13,7 +13,7 @@ from pentimento.diffusion.families.model import (
 )
 from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.loras.lora import AdapterSet
-from pentimento.diffusion.painting import Painting, model_input
+from pentimento.diffusion.painting import Painting, model_input, thin
 from pentimento.diffusion.schedulers import SamplerState
 from pentimento.domain.errors import DeadlineExceeded, PentimentoError
 from pentimento.policies.step_batching import Urgency
@@ -47,6 +47,7 @@ class EngineJob:
         self.adapters: AdapterSet = ()
         self.adapter_row: PerSampleAdapters | None = None
         self.lora_patch_step: int | None = None
+        self._told_step = ticket.request.start.first_step
 
     @property
     def key(self) -> BatchKey:
@@ -151,6 +152,12 @@ class EngineJob:
             self.residual_waits_s[self._next_step] = now - self._awaits_since
             self._awaits_since = None
 
+    def thin_if_asked(self, model: DiffusionModel) -> None:
+        """Leave out the steps that were asked to be since the last one, as long as they lie ahead."""
+        steps, self.ticket.asked_steps = self.ticket.asked_steps, ()
+        if steps and self.painting is not None:
+            thin(model, self.painting, steps)
+
     def forget_step(self) -> None:
         """Drop what belonged to the step just taken."""
         self.residuals = self.encoding = None
@@ -159,11 +166,14 @@ class EngineJob:
         """Report the step just taken to the listener; what the listener raises is its own."""
         painting, listener = self.begun, self.ticket.listener
         step, request = painting.state.step_index, painting.request
-        if step in request.capture_steps and not painting.done:
+        if step in request.capture_steps and not painting.done and not painting.is_thinned:
             latent = painting.schedule.to_variance_preserving(painting.state).clone()
             listener.captured(step, painting.schedule.sigmas[step], latent)
         interval = request.preview_interval_steps
-        preview_due = interval > 0 and not painting.done and step % interval == 0
+        # Thinned, a picture goes several steps on at once.
+        passed = step // interval - self._told_step // interval if interval > 0 else 0
+        preview_due = passed > 0 and not painting.done
+        self._told_step = step
         listener.stepped(step, painting.predicted_clean if preview_due else None)
 
     def finished(self, now: float) -> FinishedPainting:
@@ -173,6 +183,8 @@ class EngineJob:
             latent=painting.state.latent,
             first_step=painting.request.start.first_step,
             step_count=painting.schedule.step_count,
+            taken_count=painting.schedule.order.count_from(painting.request.start.first_step),
+            thinned_steps=painting.schedule.order.thinned,
             prompt_truncated=painting.prompt_truncated,
             queued_at=self.ticket.queued_at,
             started_at=self.started_at,

@@ -16,12 +16,14 @@ class FinishedPainting:
 
     `residual_waits_s` are the seconds that steps waited for residuals behind their first half, by step; others did not.
     `paired_step_count` steps were taken with a peer's half. `device_s` is the picture's share of the steps it was in,
-    by rows, and its preparation: over all pictures these add up to the time that the device was busy.
+    by rows, and its preparation: over all pictures these add up to the time that the device was busy. `taken_count`
+    steps were taken; where that are not all, `thinned_steps` are those from the first that was thinned on.
     """
 
     latent: Tensor
     first_step: int
     step_count: int
+    taken_count: int
     prompt_truncated: bool
     queued_at: float
     started_at: float
@@ -31,6 +33,7 @@ class FinishedPainting:
     lora_patch_step: int | None = None
     residual_waits_s: Mapping[int, float] = field(default_factory=dict)
     paired_step_count: int = 0
+    thinned_steps: tuple[int, ...] = ()
 
 
 class PaintingListener(Protocol):
@@ -79,13 +82,22 @@ class SilentListener:
 
 @dataclass(eq=False)
 class PaintingTicket:
-    """A submitted request. `stop` may be called from any thread; the first error given is the one reported."""
+    """A submitted request. `stop` and `thin` may be called from any thread; the first error given is the one
+    reported."""
 
     request: PaintingRequest
     listener: PaintingListener
     queued_at: float
     wake: Callable[[], None] = field(default=lambda: None, repr=False)
     stop_error: PentimentoError | None = None
+    # What the engine has not taken note of yet.
+    asked_steps: tuple[int, ...] = ()
+
+    def thin(self, steps: tuple[int, ...]) -> None:
+        """Ask that from `steps[0]` on the painting takes these steps alone. It does not where it has passed that one by
+        then, or was thinned before; `FinishedPainting` says what it took."""
+        self.asked_steps = steps
+        self.wake()
 
     def stop(self, error: PentimentoError) -> None:
         """End the painting with `error` at the next step."""

@@ -300,12 +300,16 @@ class StepLoop:
         return seconds
 
     def _take_step(self, rows: Tensor, seconds: float, job: EngineJob) -> bool:
-        """Take the step, unless a peer's half of it is still to come."""
+        """Take the step, unless a peer's half of it is still to come. Where it leads is settled last."""
         prediction = self.pairs.computed(job, rows, seconds)
         if prediction is not None:
-            take_step(self._model, job.begun, prediction)
-            job.forget_step()
+            self._advance(job, prediction)
         return prediction is not None
+
+    def _advance(self, job: EngineJob, prediction: Tensor) -> None:
+        job.thin_if_asked(self._model)
+        take_step(self._model, job.begun, prediction)
+        job.forget_step()
 
     def _join_pairs(self) -> None:
         """Take the steps whose halves have both come by now."""
@@ -315,8 +319,7 @@ class StepLoop:
     def _join_pair(self, job: EngineJob) -> None:
         prediction = self.pairs.joined(job)
         if prediction is not None:
-            take_step(self._model, job.begun, prediction)
-            job.forget_step()
+            self._advance(job, prediction)
             self._tell(job)
 
     def _tell(self, job: EngineJob) -> None:

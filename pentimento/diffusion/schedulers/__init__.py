@@ -13,7 +13,7 @@ from pentimento.diffusion.schedulers.config import (
 )
 from pentimento.diffusion.schedulers.keys import UnsupportedConfig
 from pentimento.diffusion.schedulers.registry import DIFFUSION_SCHEDULERS, FLOW_SCHEDULERS, make_schedule
-from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, nearest_step
+from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, StepOrder, nearest_step
 
 __all__ = [
     "DIFFUSION_SCHEDULERS",
@@ -23,6 +23,7 @@ __all__ = [
     "SamplerState",
     "Schedule",
     "SchedulerConfig",
+    "StepOrder",
     "UnsupportedConfig",
     "make_schedule",
     "nearest_step",

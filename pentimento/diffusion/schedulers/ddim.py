@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pentimento.diffusion.schedulers.config import DiffusionConfig, PredictionType
 from pentimento.diffusion.schedulers.noise import cumulative_alphas, spaced_timesteps
-from pentimento.diffusion.schedulers.schedule import SamplerState
+from pentimento.diffusion.schedulers.schedule import SamplerState, StepOrder
 from pentimento.domain.generation import Scheduler
 
 
@@ -32,6 +32,7 @@ class DdimSchedule:
     timesteps: Tensor
     sigmas: tuple[float, ...]
     steps: tuple[DdimStep, ...]
+    order: StepOrder
     needs_noise: bool
     scheduler: Scheduler = Scheduler.DDIM
 
@@ -62,7 +63,7 @@ class DdimSchedule:
         latent = step.root_alpha_next * clean + step.direction * epsilon
         if noise is not None:
             latent = latent + step.noise_deviation * noise
-        return SamplerState(latent, state.step_index + 1), clean
+        return SamplerState(latent, self.order.after(state.step_index)), clean
 
     def _clean_and_noise(self, step: DdimStep, latent: Tensor, prediction: Tensor) -> tuple[Tensor, Tensor]:
         match self.config.prediction_type:
@@ -83,18 +84,19 @@ class DdimSchedule:
         return SamplerState(latent, step_index)
 
 
-def make_ddim_schedule(config: DiffusionConfig, step_count: int, eta: float) -> DdimSchedule:
+def make_ddim_schedule(config: DiffusionConfig, order: StepOrder, eta: float) -> DdimSchedule:
     """Build the schedule. Raises ValueError when the steps do not fit the training schedule."""
+    step_count = order.step_count
     alphas = cumulative_alphas(config)
     timesteps = torch.from_numpy(spaced_timesteps(config, step_count).round().astype(np.int64))
     alpha = alphas[timesteps]
     # The previous timestep of the formula is a fixed stride away, not the next sampled one: diffusers' convention.
     following = timesteps - config.num_train_timesteps // step_count
     last = torch.tensor(1.0) if config.set_alpha_to_one else alphas[0]
-    alpha_next = torch.where(following >= 0, alphas[following.clamp(min=0)], last)
+    alpha_next = torch.where(following >= 0, alphas[following.clamp(min=0)], last)[order.landings]
     beta = 1 - alpha
     deviation = eta * ((1 - alpha_next) / beta * (1 - alpha / alpha_next)) ** 0.5
     columns = (alpha**0.5, beta**0.5, alpha_next**0.5, (1 - alpha_next - deviation**2) ** 0.5, deviation)
     steps = tuple(DdimStep(*row) for row in torch.stack(columns, dim=1).tolist())
     sigmas = tuple((beta.double() / alpha.double()).sqrt().tolist())
-    return DdimSchedule(config, timesteps, sigmas, steps, needs_noise=eta > 0)
+    return DdimSchedule(config, timesteps, sigmas, steps, order, needs_noise=eta > 0)

@@ -1,7 +1,8 @@
 """DPM-Solver++ (2M) of Lu et al. 2022, algorithm 2: second order from the clean latents of two neighbouring steps.
 
 Coefficients are computed once, one step at a time on float32 scalars, which gives diffusers' bits. A start has no
-earlier step, so its first one is of order 1, and so is the first one of a resumed latent.
+earlier step, so its first one is of order 1, and so is the first one of a resumed latent. A thinned one stays of order
+2: the step taken before it is further away, which its slope takes into account.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor
 from pentimento.diffusion.schedulers.config import BetaSchedule, DiffusionConfig, PredictionType, SolverType
 from pentimento.diffusion.schedulers.karras import karras_levels, timesteps_at
 from pentimento.diffusion.schedulers.noise import positive_alphas, spaced_timesteps_between
-from pentimento.diffusion.schedulers.schedule import SamplerState
+from pentimento.diffusion.schedulers.schedule import SamplerState, StepOrder
 from pentimento.domain.generation import Scheduler
 
 # diffusers' threshold below which `lower_order_final` takes effect.
@@ -43,6 +44,7 @@ class DpmSolverSchedule:
     timesteps: Tensor
     sigmas: tuple[float, ...]
     steps: tuple[DpmSolverStep, ...]
+    order: StepOrder
     scheduler: Scheduler = Scheduler.DPM_SOLVER_PP_2M
     needs_noise: bool = False
 
@@ -71,7 +73,7 @@ class DpmSolverSchedule:
         following = step.latent_weight * state.latent.float() + step.clean_weight * clean
         if step.is_second_order and state.previous_clean is not None:
             following = following + step.slope_weight * (step.slope * (clean - state.previous_clean))
-        return SamplerState(following.to(clean.dtype), state.step_index + 1, previous_clean=clean), clean
+        return SamplerState(following.to(clean.dtype), self.order.after(state.step_index), previous_clean=clean), clean
 
     def _clean(self, step: DpmSolverStep, latent: Tensor, prediction: Tensor) -> Tensor:
         match self.config.prediction_type:
@@ -91,15 +93,15 @@ class DpmSolverSchedule:
         return SamplerState(latent, step_index)
 
 
-def make_dpm_solver_schedule(config: DiffusionConfig, step_count: int) -> DpmSolverSchedule:
+def make_dpm_solver_schedule(config: DiffusionConfig, order: StepOrder) -> DpmSolverSchedule:
     """Build the schedule. Raises ValueError when the steps do not fit the training schedule."""
     alphas = positive_alphas(config)
     trained_sigmas = ((1 - alphas) / alphas) ** 0.5
-    timesteps, levels = _noise_levels(config, trained_sigmas.numpy(), step_count)
+    timesteps, levels = _noise_levels(config, trained_sigmas.numpy(), order.step_count)
     last = 0.0 if config.final_sigma_zero else float(trained_sigmas[0])
     sigmas = torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))
-    steps = tuple(_step(config, sigmas, index) for index in range(step_count))
-    return DpmSolverSchedule(config, torch.from_numpy(timesteps), tuple(sigmas[:-1].tolist()), steps)
+    steps = tuple(_step(config, sigmas, index, order) for index in range(order.step_count))
+    return DpmSolverSchedule(config, torch.from_numpy(timesteps), tuple(sigmas[:-1].tolist()), steps, order)
 
 
 def _noise_levels(
@@ -116,15 +118,15 @@ def _noise_levels(
     return (unrounded if is_cosine else unrounded.round()).astype(np.int64), levels
 
 
-def _step(config: DiffusionConfig, sigmas: Tensor, index: int) -> DpmSolverStep:
+def _step(config: DiffusionConfig, sigmas: Tensor, index: int, order: StepOrder) -> DpmSolverStep:
     alpha, sigma, log_snr = _level(sigmas[index])
-    alpha_next, sigma_next, log_snr_next = _level(sigmas[index + 1])
+    alpha_next, sigma_next, log_snr_next = _level(sigmas[order.after(index)])
     span = log_snr_next - log_snr
     shrink = alpha_next * (torch.exp(-span) - 1.0)
     first_order = (float(alpha), float(sigma), float(sigma_next / sigma), float(-shrink))
-    if not _may_be_second_order(config, len(sigmas) - 1, index):
+    if not _may_be_second_order(config, order, index):
         return DpmSolverStep(*first_order)
-    ratio = (log_snr - _level(sigmas[index - 1])[2]) / span
+    ratio = (log_snr - _level(sigmas[order.before(index)])[2]) / span
     if config.solver_type is SolverType.MIDPOINT:
         weight = -0.5 * shrink
     else:
@@ -139,9 +141,9 @@ def _level(sigma: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return alpha, scaled, torch.log(alpha) - torch.log(scaled)
 
 
-def _may_be_second_order(config: DiffusionConfig, step_count: int, index: int) -> bool:
+def _may_be_second_order(config: DiffusionConfig, order: StepOrder, index: int) -> bool:
     if index == 0:
         return False
     lower_final = config.final_sigma_zero or config.euler_at_final
-    lower_final = lower_final or (config.lower_order_final and step_count < _FEW_STEPS)
-    return not (lower_final and index == step_count - 1)
+    lower_final = lower_final or (config.lower_order_final and order.count_from(0) < _FEW_STEPS)
+    return not (lower_final and order.after(index) == order.step_count)

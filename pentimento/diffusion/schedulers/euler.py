@@ -10,7 +10,7 @@ from torch import Tensor
 from pentimento.diffusion.schedulers.config import DiffusionConfig, PredictionType, TimestepSpacing
 from pentimento.diffusion.schedulers.karras import karras_levels, timesteps_at
 from pentimento.diffusion.schedulers.noise import positive_alphas, spaced_timesteps
-from pentimento.diffusion.schedulers.schedule import SamplerState
+from pentimento.diffusion.schedulers.schedule import SamplerState, StepOrder
 from pentimento.domain.generation import Scheduler
 
 
@@ -35,6 +35,7 @@ class EulerSchedule:
     sigmas: tuple[float, ...]
     steps: tuple[EulerStep, ...]
     initial_scale: float
+    order: StepOrder
     needs_noise: bool
 
     @property
@@ -67,7 +68,7 @@ class EulerSchedule:
         following = latent + (latent - clean) / step.sigma * step.difference
         if noise is not None:
             following = following + noise * step.noise_deviation
-        return SamplerState(following.to(prediction.dtype), state.step_index + 1), clean
+        return SamplerState(following.to(prediction.dtype), self.order.after(state.step_index)), clean
 
     def _clean(self, step: EulerStep, latent: Tensor, prediction: Tensor) -> Tensor:
         match self.config.prediction_type:
@@ -87,18 +88,19 @@ class EulerSchedule:
         return SamplerState(latent * self.steps[step_index].scale, step_index)
 
 
-def make_euler_schedule(config: DiffusionConfig, step_count: int) -> EulerSchedule:
+def make_euler_schedule(config: DiffusionConfig, order: StepOrder) -> EulerSchedule:
     """Build the schedule of Euler or, by `config.scheduler`, Euler ancestral, which takes each step a little further
     down and adds fresh noise up to the next level. Raises ValueError when the steps do not fit the training
     schedule."""
-    timesteps, sigmas = _noise_levels(config, step_count)
+    timesteps, sigmas = _noise_levels(config, order.step_count)
     is_ancestral = config.scheduler is Scheduler.EULER_ANCESTRAL
     return EulerSchedule(
         config,
         timesteps,
         tuple(sigmas[:-1].tolist()),
-        _steps(sigmas, is_ancestral),
+        _steps(sigmas[:-1], sigmas[1:][order.landings], is_ancestral),
         _initial_scale(config, sigmas),
+        order,
         needs_noise=is_ancestral,
     )
 
@@ -116,8 +118,7 @@ def _noise_levels(config: DiffusionConfig, step_count: int) -> tuple[Tensor, Ten
     return torch.from_numpy(timesteps), torch.from_numpy(np.concatenate([levels, [last]]).astype(np.float32))
 
 
-def _steps(sigmas: Tensor, is_ancestral: bool) -> tuple[EulerStep, ...]:
-    sigma, following = sigmas[:-1], sigmas[1:]
+def _steps(sigma: Tensor, following: Tensor, is_ancestral: bool) -> tuple[EulerStep, ...]:
     up = torch.zeros_like(sigma)
     down = following
     if is_ancestral:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.schedulers.config import FlowConfig
-from pentimento.diffusion.schedulers.schedule import SamplerState
+from pentimento.diffusion.schedulers.schedule import SamplerState, StepOrder
 from pentimento.domain.generation import Scheduler
 
 Levels = npt.NDArray[np.floating[Any]]
@@ -33,6 +33,7 @@ class FlowMatchEulerSchedule:
     timesteps: Tensor
     sigmas: tuple[float, ...]
     steps: tuple[FlowStep, ...]
+    order: StepOrder
     scheduler: Scheduler = Scheduler.FLOW_MATCH_EULER
     needs_noise: bool = False
 
@@ -59,7 +60,9 @@ class FlowMatchEulerSchedule:
         step = self.steps[state.step_index]
         latent = state.latent.float()
         following = latent + step.difference * prediction
-        return SamplerState(following.to(prediction.dtype), state.step_index + 1), latent - step.sigma * prediction
+        return SamplerState(
+            following.to(prediction.dtype), self.order.after(state.step_index)
+        ), latent - step.sigma * prediction
 
     def to_variance_preserving(self, state: SamplerState) -> Tensor:
         """Return the latent in the form that is stored."""
@@ -70,19 +73,19 @@ class FlowMatchEulerSchedule:
         return SamplerState(latent, step_index)
 
 
-def make_flow_match_euler_schedule(config: FlowConfig, step_count: int) -> FlowMatchEulerSchedule:
+def make_flow_match_euler_schedule(config: FlowConfig, order: StepOrder) -> FlowMatchEulerSchedule:
     """Build the schedule. Raises ValueError when there are more steps than the network was trained at."""
-    trained = config.num_train_timesteps
+    trained, step_count = config.num_train_timesteps, order.step_count
     if step_count > trained:
         raise ValueError(f"{step_count} steps do not fit a training schedule of {trained}")
     # diffusers shifts twice: the ends of the trained range first, then every step between them.
     ends = _shifted(np.array([trained, 1], dtype=np.float32) / np.float32(trained), config.shift)
     timesteps = np.linspace(float(ends[0]) * trained, float(ends[1]) * trained, step_count)
     levels = torch.from_numpy(_shifted(timesteps / trained, config.shift)).to(torch.float32)
-    following = torch.cat([levels[1:], torch.zeros(1)])
+    following = torch.cat([levels[1:], torch.zeros(1)])[order.landings]
     steps = tuple(FlowStep(*row) for row in torch.stack((levels, following - levels), dim=1).tolist())
     ratios = levels.double() / (1 - levels.double())
-    return FlowMatchEulerSchedule(config, levels * trained, tuple(ratios.tolist()), steps)
+    return FlowMatchEulerSchedule(config, levels * trained, tuple(ratios.tolist()), steps, order)
 
 
 def _shifted(levels: Levels, shift: float) -> Levels:

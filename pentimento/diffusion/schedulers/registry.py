@@ -7,7 +7,7 @@ from pentimento.diffusion.schedulers.ddim import make_ddim_schedule
 from pentimento.diffusion.schedulers.dpm_solver import make_dpm_solver_schedule
 from pentimento.diffusion.schedulers.euler import make_euler_schedule
 from pentimento.diffusion.schedulers.flow_match_euler import make_flow_match_euler_schedule
-from pentimento.diffusion.schedulers.schedule import Schedule
+from pentimento.diffusion.schedulers.schedule import Schedule, StepOrder
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 
@@ -15,23 +15,29 @@ DIFFUSION_SCHEDULERS = (Scheduler.DDIM, Scheduler.EULER, Scheduler.EULER_ANCESTR
 FLOW_SCHEDULERS = (Scheduler.FLOW_MATCH_EULER,)
 
 
-@lru_cache(maxsize=64)
-def make_schedule(config: SchedulerConfig, step_count: int, eta: float) -> Schedule:
-    """Return the schedule of `config.scheduler`. InvalidArgument for steps that do not fit, or an eta it has no use
-    for."""
+@lru_cache(maxsize=256)
+def make_schedule(
+    config: SchedulerConfig, step_count: int, eta: float, thinned_steps: tuple[int, ...] = ()
+) -> Schedule:
+    """Return the schedule of `config.scheduler`; of its steps from `thinned_steps[0]` on those alone are taken.
+    InvalidArgument for steps that do not fit, or an eta it has no use for."""
     if eta != 0.0 and config.scheduler is not Scheduler.DDIM:
         raise InvalidArgument.of("eta", f"must be 0 with scheduler {config.scheduler.value}, got {eta}")
     try:
-        return _make(config, step_count, eta)
+        order = StepOrder(step_count, thinned_steps)
+    except ValueError as error:
+        raise InvalidArgument.of("thinned_steps", str(error)) from None
+    try:
+        return _make(config, order, eta)
     except ValueError as error:
         raise InvalidArgument.of("num_inference_steps", str(error)) from None
 
 
-def _make(config: SchedulerConfig, step_count: int, eta: float) -> Schedule:
+def _make(config: SchedulerConfig, order: StepOrder, eta: float) -> Schedule:
     if isinstance(config, FlowConfig):
-        return make_flow_match_euler_schedule(config, step_count)
+        return make_flow_match_euler_schedule(config, order)
     if config.scheduler is Scheduler.DDIM:
-        return make_ddim_schedule(config, step_count, eta)
+        return make_ddim_schedule(config, order, eta)
     if config.scheduler is Scheduler.DPM_SOLVER_PP_2M:
-        return make_dpm_solver_schedule(config, step_count)
-    return make_euler_schedule(config, step_count)
+        return make_dpm_solver_schedule(config, order)
+    return make_euler_schedule(config, order)

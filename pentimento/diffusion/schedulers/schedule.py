@@ -1,12 +1,14 @@
 """What every sampler offers: a frozen schedule, an explicit state, and pure functions between states."""
 
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from pentimento.domain.generation import Scheduler
+from pentimento.domain.thinned_steps import check_thinned_steps
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,45 @@ class SamplerState:
     latent: Tensor
     step_index: int
     previous_clean: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class StepOrder:
+    """Which of `step_count` steps are taken: all, or from `thinned[0]` on those of `thinned` alone. A step keeps its
+    number, and with it its noise level; one that is taken goes on to the level of the next one that is.
+
+    Raises ValueError for `thinned` that are not ascending steps of the schedule."""
+
+    step_count: int
+    thinned: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.thinned:
+            check_thinned_steps(self.thinned, self.step_count)
+
+    def after(self, step: int) -> int:
+        """Return the step that is taken after `step`; `step_count` after the last."""
+        place = bisect_right(self.thinned, step)
+        if not place:
+            return step + 1
+        return self.thinned[place] if place < len(self.thinned) else self.step_count
+
+    def before(self, step: int) -> int:
+        """Return the step that is taken before `step`, -1 before the first."""
+        place = bisect_left(self.thinned, step)
+        return self.thinned[place - 1] if place else step - 1
+
+    def count_from(self, step: int) -> int:
+        """Return how many steps are taken from `step` on."""
+        if not self.thinned:
+            return self.step_count - step
+        return max(self.thinned[0] - step, 0) + len(self.thinned) - bisect_left(self.thinned, step)
+
+    @property
+    def landings(self) -> list[int]:
+        """By step the one whose end is the end of that step: itself where all are taken. For arrays of what follows
+        each step."""
+        return [self.after(step) - 1 for step in range(self.step_count)]
 
 
 class Schedule(Protocol):
@@ -30,6 +71,11 @@ class Schedule(Protocol):
     @property
     def step_count(self) -> int:
         """How many steps there are."""
+        ...
+
+    @property
+    def order(self) -> StepOrder:
+        """Which of them are taken, one after the other."""
         ...
 
     @property

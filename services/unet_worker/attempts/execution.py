@@ -177,7 +177,7 @@ class EngineModelRunner:
             png=picture.png,
             marks=_marks(accepted_at, painting, picture),
             ended_at=picture.encoded_at,
-            steps_run=painting.step_count - painting.first_step,
+            steps_run=painting.taken_count,
             steps_saved=start.saved_steps,
             device_seconds=device_seconds,
             energy_joules=self._joules(painting, picture, device_seconds),
@@ -246,8 +246,9 @@ def _pair_note(order: ExecuteOrder, painting: FinishedPainting) -> str:
     if order.peer is None or not painting.paired_step_count:
         return ""
     metrics.PAIRED_STEPS.inc(painting.paired_step_count)
-    steps = painting.step_count - painting.first_step
-    return f"{PAIR_NOTE}: {painting.paired_step_count} of {steps} steps with {order.peer.worker_id[:100]}"
+    return (
+        f"{PAIR_NOTE}: {painting.paired_step_count} of {painting.taken_count} steps with {order.peer.worker_id[:100]}"
+    )
 
 
 def _finite_latent_bytes(latent: Tensor, latent_format: LatentFormat) -> bytes | None:
@@ -268,8 +269,7 @@ def _marks(accepted_at: float, painting: FinishedPainting, picture: FinishedPict
 
 def _wait_share(painting: FinishedPainting, control: RemoteControl) -> float | None:
     seconds = painting.finished_at - painting.prepared_at
-    step_count = painting.step_count - painting.first_step
-    return wait_share(painting.residual_waits_s, control.synchronous_steps(), max(step_count, 1), seconds)
+    return wait_share(painting.residual_waits_s, control.synchronous_steps(), max(painting.taken_count, 1), seconds)
 
 
 def _final_latents(order: ExecuteOrder, painting: FinishedPainting) -> WireTensor:

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from pentimento.domain.thinned_steps import check_thinned_steps
 from pentimento.policies.thinning import (
     Pressure,
     ThinningMode,
     ThinningOffer,
     ThinningOption,
-    check_thinned_steps,
     choose,
     scaled,
     thinned_steps,

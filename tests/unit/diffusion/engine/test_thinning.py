@@ -1,0 +1,180 @@
+"""Pictures that leave out steps, from their start or on the way, alone and among others."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from pentimento.diffusion.engine import FinishedPainting
+from pentimento.diffusion.families import DiffusionModel
+from pentimento.diffusion.families.model import NO_CONTROL, ControlResiduals, DenoiserInput
+from pentimento.diffusion.painting import LatentStart, NoiseStart, PaintingRequest, prepare, thin
+from pentimento.diffusion.prompts import PromptMemo
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import Scheduler
+from tests.unit.diffusion.engine.loops import Added, Loop
+from tests.unit.diffusion.engine.test_pairing import Peer
+from tests.unit.diffusion.specs import paint, spec_with
+
+STEPS = 12
+THINNED = (4, 7, 10)
+SCHEDULERS = [Scheduler.DDIM, Scheduler.EULER, Scheduler.EULER_ANCESTRAL, Scheduler.DPM_SOLVER_PP_2M]
+
+
+def asked(seed: int = 7, thinned: tuple[int, ...] = (), **changes: object) -> PaintingRequest:
+    spec = spec_with(**{"seed": seed, "prompt": f"picture {seed}", "num_inference_steps": STEPS, **changes})
+    return PaintingRequest(spec, NoiseStart(), thinned_steps=thinned)
+
+
+def finished(added: Added) -> FinishedPainting:
+    assert isinstance(added.heard.end, FinishedPainting), added.heard.end
+    return added.heard.end
+
+
+def test_a_thinned_picture_takes_the_steps_that_it_was_asked_for(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    added = loop.add(asked(thinned=THINNED))
+
+    loop.run()
+
+    assert added.heard.steps == [1, 2, 3, 4, 7, 10, 12]
+    assert (finished(added).taken_count, finished(added).thinned_steps) == (7, THINNED)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_thinned_pictures_among_others_have_the_bits_of_their_own_run(
+    model: DiffusionModel, scheduler: Scheduler
+) -> None:
+    loop = Loop(model)
+    requests = [asked(1, scheduler=scheduler), asked(2, THINNED, scheduler=scheduler), asked(3, (2, 11))]
+    added = [loop.add(request) for request in requests]
+
+    loop.run()
+
+    for one, request in zip(added, requests, strict=True):
+        assert torch.equal(one.heard.latent, paint(model, request))
+    assert not torch.equal(added[1].heard.latent, paint(model, asked(2, scheduler=scheduler)))
+
+
+def test_flows_too(flow_model: DiffusionModel) -> None:
+    loop = Loop(flow_model)
+    spec = spec_with(scheduler=Scheduler.FLOW_MATCH_EULER, num_inference_steps=STEPS)
+    added = [loop.add(PaintingRequest(spec, NoiseStart(), thinned_steps=steps)) for steps in ((), THINNED)]
+
+    loop.run()
+
+    alone = paint(flow_model, added[1].ticket.request)
+    torch.testing.assert_close(added[1].heard.latent, alone, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_thinning_on_the_way_is_thinning_from_the_start(model: DiffusionModel, scheduler: Scheduler) -> None:
+    loop = Loop(model)
+    late, other = loop.add(asked(2, scheduler=scheduler)), loop.add(asked(3))
+    loop.tick(3)
+    late.ticket.thin(THINNED)
+    loop.run()
+
+    assert torch.equal(late.heard.latent, paint(model, asked(2, THINNED, scheduler=scheduler)))
+    assert finished(late).thinned_steps == THINNED
+    assert (finished(other).taken_count, finished(other).thinned_steps) == (STEPS, ())
+
+
+def test_asking_at_the_very_step_is_in_time_and_after_it_too_late(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    just, late, twice = (loop.add(asked(seed)) for seed in (1, 2, 3))
+    loop.tick(4)
+    just.ticket.thin(THINNED)
+    twice.ticket.thin((6, 8))
+    loop.tick()
+    late.ticket.thin(THINNED)
+    twice.ticket.thin((8, 11))
+    loop.run()
+
+    assert [finished(one).thinned_steps for one in (just, late, twice)] == [THINNED, (), (6, 8)]
+    assert torch.equal(late.heard.latent, paint(model, asked(2)))
+
+
+def test_steps_that_are_none_of_the_schedule_end_their_picture_alone(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    bad, good = loop.add(asked(1)), loop.add(asked(2))
+    loop.tick()
+    bad.ticket.thin((5, STEPS))
+    loop.run()
+
+    assert isinstance(bad.heard.end, InvalidArgument)
+    assert finished(good).taken_count == STEPS
+
+
+def test_a_resumed_latent_is_thinned_behind_its_start_and_not_before(model: DiffusionModel) -> None:
+    latent = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+    spec = spec_with(num_inference_steps=STEPS, scheduler=Scheduler.DPM_SOLVER_PP_2M)
+    loop = Loop(model)
+    behind = loop.add(PaintingRequest(spec, LatentStart(latent, 3), thinned_steps=THINNED))
+    before = loop.add(PaintingRequest(spec, LatentStart(latent, 5), thinned_steps=THINNED))
+
+    loop.run()
+
+    assert behind.heard.steps == [4, 7, 10, 12]
+    assert finished(behind).taken_count == 4
+    assert isinstance(before.heard.end, InvalidArgument)
+
+
+def test_latents_are_kept_up_to_where_thinning_began_and_previews_come_as_often(model: DiffusionModel) -> None:
+    loop = Loop(model)
+    spec = spec_with(num_inference_steps=STEPS)
+    request = PaintingRequest(spec, NoiseStart(), frozenset({2, 4, 7, 10}), 3, thinned_steps=THINNED)
+    added = loop.add(request)
+    whole = loop.add(PaintingRequest(spec, NoiseStart(), frozenset({2, 4, 7, 10})))
+
+    loop.run()
+
+    assert sorted(added.heard.latents) == [2, 4]
+    assert torch.equal(added.heard.latents[4], whole.heard.latents[4])
+    assert added.heard.previews == [3, 7, 10]
+
+
+def test_a_peer_computes_the_halves_of_the_steps_that_are_taken(model: DiffusionModel) -> None:
+    loop, peer = Loop(model), Peer(Loop(model))
+    request = PaintingRequest(spec_with(num_inference_steps=6), NoiseStart(), peer=peer, thinned_steps=(2, 4))
+    added = loop.add(request)
+
+    loop.run()
+
+    assert peer.asked == [0, 1, 2, 4]
+    assert finished(added).paired_step_count == 4
+    torch.testing.assert_close(added.heard.latent, paint(model, request), rtol=0, atol=1e-4)
+
+
+@dataclass
+class Control:
+    """Adds nothing, and notes what it was asked for: the step and its timestep."""
+
+    asked: list[tuple[int, float]] = field(default_factory=list)
+
+    def ask(self, step_index: int, inputs: DenoiserInput) -> None:
+        self.asked.append((step_index, float(inputs.timesteps[0])))
+
+    def take(self, step_index: int) -> ControlResiduals:
+        return NO_CONTROL
+
+
+def test_a_controlnet_is_asked_for_the_steps_that_are_taken(model: DiffusionModel) -> None:
+    control, loop = Control(), Loop(model)
+    spec = spec_with(num_inference_steps=STEPS)
+    added = loop.add(PaintingRequest(spec, NoiseStart(), control=control, thinned_steps=THINNED))
+
+    loop.run()
+
+    schedule = prepare(model, PromptMemo(model, 8), asked(thinned=THINNED)).schedule
+    assert control.asked == [(step, float(schedule.timesteps[step])) for step in (0, 1, 2, 3, *THINNED)]
+    assert finished(added).taken_count == 7
+
+
+@torch.inference_mode()
+def test_a_painting_is_thinned_once(model: DiffusionModel) -> None:
+    painting = prepare(model, PromptMemo(model, 8), asked())
+
+    assert thin(model, painting, THINNED)
+    assert not thin(model, painting, (5, 9))
+    assert painting.schedule.order.thinned == THINNED

@@ -1,0 +1,154 @@
+"""Schedules of which steps are left out, against diffusers' own schedulers with the same explicit list."""
+
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDIMScheduler
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pentimento.diffusion.schedulers import SamplerState, Schedule, StepOrder, make_schedule, scheduler_config
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.generation import Scheduler
+from pentimento.policies.thinning import ThinningOption, thinned_steps
+from tests.unit.diffusion.test_schedules import CONFIGS, REFERENCES, model_input, scaled, unit_noise
+
+# DDIM's cannot be given a list; see the test of its own.
+LISTED = [scheduler for scheduler in Scheduler if scheduler is not Scheduler.DDIM]
+
+
+@st.composite
+def thinnings(draw: st.DrawFn, least_steps: int = 2) -> tuple[int, tuple[int, ...]]:
+    """A number of steps, and those that are taken from one of them on."""
+    count = draw(st.integers(least_steps, 40))
+    first = draw(st.integers(0, count - 1))
+    rest = draw(st.lists(st.integers(first + 1, count - 1), unique=True)) if first + 1 < count else []
+    return count, (first, *sorted(rest))
+
+
+def schedule_or_reject(
+    scheduler: Scheduler, config: dict[str, Any], count: int, thinned: tuple[int, ...], eta: float = 0.0
+) -> Schedule:
+    try:
+        return make_schedule(scheduler_config(scheduler, config), count, eta, thinned)
+    except InvalidArgument:
+        assume(False)
+        raise
+
+
+def taken_steps(count: int, thinned: tuple[int, ...]) -> list[int]:
+    return [*range(thinned[0]), *thinned]
+
+
+def reference_of(scheduler: Scheduler, config: dict[str, Any], schedule: Schedule, taken: list[int]) -> Any:
+    """diffusers' scheduler with the explicit list of timesteps, or of noise levels where it takes those alone."""
+    reference = REFERENCES[scheduler](**config)
+    if scheduler is Scheduler.FLOW_MATCH_EULER:
+        reference = REFERENCES[scheduler](**{**config, "shift": 1.0})
+        levels = [schedule.steps[step].sigma for step in taken]  # type: ignore[attr-defined]
+        reference.set_timesteps(sigmas=levels, timesteps=schedule.timesteps[taken].tolist())
+    elif scheduler is Scheduler.EULER_ANCESTRAL or config["use_karras_sigmas"]:
+        # It has no parameter for a list: its own arrays, without what is left out.
+        reference.set_timesteps(schedule.step_count)
+        assume(len(reference.timesteps) == schedule.step_count)
+        reference.timesteps = reference.timesteps[taken]
+        reference.sigmas = torch.cat([reference.sigmas[taken], reference.sigmas[-1:]])
+        reference.num_inference_steps = len(taken)
+    else:
+        reference.set_timesteps(timesteps=schedule.timesteps[taken].tolist())
+    reference.set_begin_index(0)
+    return reference
+
+
+@pytest.mark.parametrize("scheduler", LISTED)
+@given(data=st.data(), thinning=thinnings(), seed=st.integers(0, 9))
+@settings(max_examples=25, deadline=None)
+def test_a_thinned_run_equals_diffusers_with_the_same_list(
+    scheduler: Scheduler, data: st.DataObject, thinning: tuple[int, tuple[int, ...]], seed: int
+) -> None:
+    config = data.draw(CONFIGS[scheduler])
+    count, thinned = thinning
+    schedule, taken = schedule_or_reject(scheduler, config, count, thinned), taken_steps(count, thinned)
+    reference = reference_of(scheduler, config, schedule, taken)
+    state, latent = SamplerState(unit_noise(seed), 0), unit_noise(seed)
+    theirs, ours = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+
+    for place, step in enumerate(taken):
+        assert state.step_index == step
+        prediction, timestep = unit_noise(seed + step), reference.timesteps[place]
+        assert torch.equal(model_input(schedule, state), scaled(reference, latent, timestep))
+        extra = {"generator": theirs} if schedule.needs_noise else {}
+        latent = reference.step(prediction, timestep, latent, **extra).prev_sample
+        noise = torch.randn(latent.shape, generator=ours) if schedule.needs_noise else None
+        state, _ = schedule.advance(state, prediction, noise)
+        torch.testing.assert_close(state.latent, latent, rtol=0, atol=0, equal_nan=True)
+    assert state.step_index == count
+
+
+@given(config=CONFIGS[Scheduler.DDIM], gap=st.sampled_from([2, 4, 5]), first=st.integers(0, 9), seed=st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
+def test_ddim_thinned_by_a_whole_number_equals_diffusers_with_fewer_steps_from_there_on(
+    config: dict[str, Any], gap: int, first: int, seed: int
+) -> None:
+    """diffusers' DDIM goes a fixed stride from any timestep: its stride is that of fewer steps from the thinning on."""
+    config = {**config, "num_train_timesteps": 1000, "timestep_spacing": "leading"}
+    first, count = first - first % gap, 20
+    thinned = tuple(range(first, count, gap))
+    schedule = schedule_or_reject(Scheduler.DDIM, config, count, thinned)
+    reference = DDIMScheduler(**config)
+    reference.set_timesteps(count)
+    state, latent = SamplerState(unit_noise(seed), 0), unit_noise(seed)
+
+    for step in taken_steps(count, thinned):
+        reference.num_inference_steps = count if step < first else count // gap
+        prediction = unit_noise(seed + step)
+        latent = reference.step(prediction, schedule.timesteps[step], latent).prev_sample
+        state, _ = schedule.advance(state, prediction, None)
+        if step + gap < count:
+            torch.testing.assert_close(state.latent, latent, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("scheduler", list(Scheduler))
+@given(data=st.data(), count=st.integers(1, 30), first=st.integers(0, 29))
+@settings(max_examples=20, deadline=None)
+def test_thinning_that_leaves_nothing_out_changes_no_bit(
+    scheduler: Scheduler, data: st.DataObject, count: int, first: int
+) -> None:
+    assume(first < count)
+    config = data.draw(CONFIGS[scheduler])
+    whole = schedule_or_reject(scheduler, config, count, ())
+    thinned = schedule_or_reject(scheduler, config, count, tuple(range(first, count)))
+
+    # NaN of impossible levels is not equal to itself.
+    assert repr(thinned.steps) == repr(whole.steps)  # type: ignore[attr-defined]
+
+
+@given(thinning=thinnings())
+def test_the_order_takes_what_it_says(thinning: tuple[int, tuple[int, ...]]) -> None:
+    count, thinned = thinning
+    order = StepOrder(count, thinned)
+    taken, step = [], 0
+    while step < count:
+        assert order.count_from(step) == len(taken_steps(count, thinned)) - len(taken)
+        assert order.before(step) == (taken[-1] if taken else -1)
+        taken.append(step)
+        step = order.after(step)
+
+    assert taken == taken_steps(count, thinned)
+    assert order.count_from(count) == 0
+
+
+def test_the_last_thinned_step_of_ddim_lands_where_the_last_step_of_all_would() -> None:
+    config = scheduler_config(Scheduler.DDIM, {"timestep_spacing": "trailing"})
+    thinned = thinned_steps(ThinningOption(20, 10, 1.0), 50)
+    whole, less = make_schedule(config, 50, 0.0), make_schedule(config, 50, 0.0, thinned)
+
+    assert less.steps[47].root_alpha_next == whole.steps[49].root_alpha_next  # type: ignore[attr-defined]
+    assert less.steps[20].root_alpha_next == whole.steps[22].root_alpha_next  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("thinned", [(3, 3), (4, 2), (10,), (-1, 2)])
+def test_steps_that_are_none_of_the_schedule_are_refused(thinned: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgument, match="thinned_steps"):
+        make_schedule(scheduler_config(Scheduler.EULER, {}), 10, 0.0, thinned)
