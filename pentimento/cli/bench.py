@@ -1,4 +1,4 @@
-"""`pentimento bench profile | selector-profile | lora-bound | load | report | trace-study`."""
+"""`pentimento bench profile | selector-profile | thinning-profile | lora-bound | load | report | trace-study`."""
 
 import asyncio
 import os
@@ -49,10 +49,30 @@ def selector_profile(
     the other's latents, so that the picture keeps its quality (NIRVANA, Algorithm 1). Paints every prompt from scratch
     and from the nearest one before it: minutes for hundreds of them. `python -m services.unet_worker.selector_profile
     --help` lists the FLAGS beside these."""
-    module = "services.unet_worker.selector_profile"
     arguments = ["--model", str(find_model(model).path), "--prompts", str(prompts), *flags]
     if small is not None:
         arguments += ["--small-model", str(find_model(small).path)]
+    _run_with_encoder("services.unet_worker.selector_profile", arguments, encoder, embedder_address)
+
+
+@bench.command("thinning-profile", context_settings={"ignore_unknown_options": True})
+@click.argument("model")
+@click.option("--prompts", type=PRESENT, required=True, help="prompts to paint (.txt, .tsv, .csv, .jsonl)")
+@click.option("--encoder", default=DEFAULT_ENCODER, show_default=True, help="encoder that measures quality")
+@click.option("--embedder-address", help="an embedder that runs already, instead of one started for this")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def thinning_profile(
+    model: str, prompts: Path, encoder: str, embedder_address: str | None, flags: tuple[str, ...]
+) -> None:
+    """Writes how many steps of MODEL (a registry name or a diffusers directory) may be left out, and from which step
+    on, so that the picture keeps its quality. Paints every prompt with all steps and with ever fewer of them: minutes
+    for hundreds of them. `python -m services.unet_worker.thinning_profile --help` lists the FLAGS beside these."""
+    arguments = ["--model", str(find_model(model).path), "--prompts", str(prompts), *flags]
+    _run_with_encoder("services.unet_worker.thinning_profile", arguments, encoder, embedder_address)
+
+
+def _run_with_encoder(module: str, arguments: list[str], encoder: str, embedder_address: str | None) -> None:
+    """Become `python -m module`, by an embedder that runs or beside one that is started for it."""
     if embedder_address is not None:
         os.environ["PYTHONPATH"] = source_path()
         command = [sys.executable, "-P", "-m", module, *arguments, "--embedder-address", embedder_address]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.families.model import Conditioning
-from pentimento.diffusion.schedulers import SamplerState, StepOrder
+from pentimento.diffusion.schedulers import SamplerState, StepSequence
 from pentimento.domain.generation import Scheduler
 
 
@@ -35,7 +35,7 @@ class AskedSteps:
 
     def __init__(self, step_count: int, answer: Callable[[int, Tensor], None]) -> None:
         self.step_count = step_count
-        self.order = StepOrder(step_count)
+        self.order = StepSequence(step_count)
         self.timesteps = torch.zeros(step_count)
         # Whoever shares the batch, its rows are to have the bits that they have alone: no level is known here.
         self.sigmas = (math.inf,) * step_count

@@ -25,18 +25,9 @@ class ThinnedSample:
     quality: float
     full_quality: float
 
-    @property
-    def share(self) -> float:
-        """The share of the full run's quality that is left; NaN where that had none."""
-        return self.quality / self.full_quality if self.full_quality > 0.0 else float("nan")
-
     def keeps(self, alpha: float) -> bool:
         """Return whether the picture has at least `alpha` (0..1) of the full run's quality. NaN has not."""
         return self.quality >= alpha * self.full_quality
-
-
-Samples = Mapping[tuple[int, int], Sequence[ThinnedSample]]
-"""By (first thinned step, steps taken from there on)."""
 
 
 def allows(samples: Sequence[ThinnedSample], alpha: float, rule: ThresholdRule) -> bool:
@@ -50,17 +41,18 @@ def allows(samples: Sequence[ThinnedSample], alpha: float, rule: ThresholdRule) 
 
 
 def mean_share(samples: Sequence[ThinnedSample]) -> float:
-    """Return the mean share of the full run's quality that is left."""
-    return fmean(sample.share for sample in samples)
+    """Return the share of the full run's quality that is left in the mean, 0 where that had none."""
+    full = fmean(sample.full_quality for sample in samples)
+    return fmean(sample.quality for sample in samples) / full if full > 0.0 else 0.0
 
 
-def allowed(samples: Samples, alpha: float, rule: ThresholdRule) -> frozenset[tuple[int, int]]:
-    """Return the thinnings that the rule allows: from each first step on, down to the first number of steps that it
-    does not."""
+def without_luck(holds: Mapping[tuple[int, int], bool]) -> frozenset[tuple[int, int]]:
+    """Return the thinnings, (first step, steps taken), that hold: from each first step on, down to the first number of
+    steps that does not."""
     found: set[tuple[int, int]] = set()
-    for first in {first for first, _ in samples}:
-        for taken in sorted((taken for begun, taken in samples if begun == first), reverse=True):
-            if not allows(samples[first, taken], alpha, rule):
+    for first in {first for first, _ in holds}:
+        for taken in sorted((taken for begun, taken in holds if begun == first), reverse=True):
+            if not holds[first, taken]:
                 break
             found.add((first, taken))
     return frozenset(found)

@@ -241,6 +241,43 @@ class SelectorProfileSettings:
 
 
 @dataclass(frozen=True)
+class ThinningProfileSettings:
+    """Of `python -m services.unet_worker.thinning_profile`: flags, PENTIMENTO_BENCH_THINNING_PROFILE_… and the table
+    [bench_thinning_profile]."""
+
+    channels: RpcChannelSettings
+    model: Path = setting(help="diffusers checkpoint directory whose steps are left out", must_exist=True)
+    prompts: Path = setting(help="prompts to paint (.txt, .tsv, .csv, .jsonl); repeats count once", must_exist=True)
+    embedder_address: str = setting(help="embedder that measures quality: unix:/path or host:port")
+    out: Path = setting(Path("thinning-profiles"), help="directory that the profile is written to")
+    samples: bool = setting(False, help="write what every picture showed beside the profile (.samples.jsonl)")
+    first: int = setting(200, help="prompts that are taken, from the first on", minimum=1, maximum=100_000)
+    alpha: float = setting(
+        0.95, help="share of the full run's quality that thinned pictures must keep", minimum=0.01, maximum=1
+    )
+    rule: ThresholdRule = setting(
+        ThresholdRule.LOWER_BOUND,
+        help="what is asked of the pictures: minimum (every one keeps alpha), lower_bound (surely 95 % of them), mean"
+        " (surely their mean); the file says of each thinning which rules allow it",
+    )
+    steps: int = setting(0, help="steps of the full run; 0 for the model's own", minimum=0, maximum=1000)
+    begin: tuple[float, ...] = setting(
+        (0.0, 0.1, 0.2, 0.4, 0.6), help="shares of the schedule from which on steps are left out", minimum=0, maximum=1
+    )
+    keep: tuple[float, ...] = setting(
+        (0.8, 0.65, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1),
+        help="shares of the remaining steps that are taken, tried from the largest on",
+        minimum=0,
+        maximum=1,
+    )
+    seed: int = setting(0, help="seed of the first prompt's picture", minimum=0)
+    device: DeviceChoice = setting(DeviceChoice.AUTO, help="where the model runs")
+    dtype: DtypeChoice = setting(DtypeChoice.AUTO, help="precision that the model runs in")
+    threads: int = setting(1, help="torch threads of the model", minimum=1, maximum=256)
+    max_batch: int = setting(16, help="pictures that share a denoising step", minimum=1, maximum=1024)
+
+
+@dataclass(frozen=True)
 class LoraBoundSettings:
     """Of `python -m services.unet_worker.lora_bound`: flags, PENTIMENTO_BENCH_LORA_BOUND_… and the table
     [bench_lora_bound]."""

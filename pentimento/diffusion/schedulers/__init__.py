@@ -13,7 +13,7 @@ from pentimento.diffusion.schedulers.config import (
 )
 from pentimento.diffusion.schedulers.keys import UnsupportedConfig
 from pentimento.diffusion.schedulers.registry import DIFFUSION_SCHEDULERS, FLOW_SCHEDULERS, make_schedule
-from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, StepOrder, nearest_step
+from pentimento.diffusion.schedulers.schedule import SamplerState, Schedule, StepSequence, nearest_step
 
 __all__ = [
     "DIFFUSION_SCHEDULERS",
@@ -23,7 +23,7 @@ __all__ = [
     "SamplerState",
     "Schedule",
     "SchedulerConfig",
-    "StepOrder",
+    "StepSequence",
     "UnsupportedConfig",
     "make_schedule",
     "nearest_step",

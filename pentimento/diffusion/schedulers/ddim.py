@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pentimento.diffusion.schedulers.config import DiffusionConfig, PredictionType
 from pentimento.diffusion.schedulers.noise import cumulative_alphas, spaced_timesteps
-from pentimento.diffusion.schedulers.schedule import SamplerState, StepOrder
+from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
 from pentimento.domain.generation import Scheduler
 
 
@@ -32,7 +32,7 @@ class DdimSchedule:
     timesteps: Tensor
     sigmas: tuple[float, ...]
     steps: tuple[DdimStep, ...]
-    order: StepOrder
+    order: StepSequence
     needs_noise: bool
     scheduler: Scheduler = Scheduler.DDIM
 
@@ -84,7 +84,7 @@ class DdimSchedule:
         return SamplerState(latent, step_index)
 
 
-def make_ddim_schedule(config: DiffusionConfig, order: StepOrder, eta: float) -> DdimSchedule:
+def make_ddim_schedule(config: DiffusionConfig, order: StepSequence, eta: float) -> DdimSchedule:
     """Build the schedule. Raises ValueError when the steps do not fit the training schedule."""
     step_count = order.step_count
     alphas = cumulative_alphas(config)

@@ -15,7 +15,7 @@ from torch import Tensor
 from pentimento.diffusion.schedulers.config import BetaSchedule, DiffusionConfig, PredictionType, SolverType
 from pentimento.diffusion.schedulers.karras import karras_levels, timesteps_at
 from pentimento.diffusion.schedulers.noise import positive_alphas, spaced_timesteps_between
-from pentimento.diffusion.schedulers.schedule import SamplerState, StepOrder
+from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
 from pentimento.domain.generation import Scheduler
 
 # diffusers' threshold below which `lower_order_final` takes effect.
@@ -44,7 +44,7 @@ class DpmSolverSchedule:
     timesteps: Tensor
     sigmas: tuple[float, ...]
     steps: tuple[DpmSolverStep, ...]
-    order: StepOrder
+    order: StepSequence
     scheduler: Scheduler = Scheduler.DPM_SOLVER_PP_2M
     needs_noise: bool = False
 
@@ -93,7 +93,7 @@ class DpmSolverSchedule:
         return SamplerState(latent, step_index)
 
 
-def make_dpm_solver_schedule(config: DiffusionConfig, order: StepOrder) -> DpmSolverSchedule:
+def make_dpm_solver_schedule(config: DiffusionConfig, order: StepSequence) -> DpmSolverSchedule:
     """Build the schedule. Raises ValueError when the steps do not fit the training schedule."""
     alphas = positive_alphas(config)
     trained_sigmas = ((1 - alphas) / alphas) ** 0.5
@@ -118,7 +118,7 @@ def _noise_levels(
     return (unrounded if is_cosine else unrounded.round()).astype(np.int64), levels
 
 
-def _step(config: DiffusionConfig, sigmas: Tensor, index: int, order: StepOrder) -> DpmSolverStep:
+def _step(config: DiffusionConfig, sigmas: Tensor, index: int, order: StepSequence) -> DpmSolverStep:
     alpha, sigma, log_snr = _level(sigmas[index])
     alpha_next, sigma_next, log_snr_next = _level(sigmas[order.after(index)])
     span = log_snr_next - log_snr
@@ -141,7 +141,7 @@ def _level(sigma: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return alpha, scaled, torch.log(alpha) - torch.log(scaled)
 
 
-def _may_be_second_order(config: DiffusionConfig, order: StepOrder, index: int) -> bool:
+def _may_be_second_order(config: DiffusionConfig, order: StepSequence, index: int) -> bool:
     if index == 0:
         return False
     lower_final = config.final_sigma_zero or config.euler_at_final

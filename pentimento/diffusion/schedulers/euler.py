@@ -10,7 +10,7 @@ from torch import Tensor
 from pentimento.diffusion.schedulers.config import DiffusionConfig, PredictionType, TimestepSpacing
 from pentimento.diffusion.schedulers.karras import karras_levels, timesteps_at
 from pentimento.diffusion.schedulers.noise import positive_alphas, spaced_timesteps
-from pentimento.diffusion.schedulers.schedule import SamplerState, StepOrder
+from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
 from pentimento.domain.generation import Scheduler
 
 
@@ -35,7 +35,7 @@ class EulerSchedule:
     sigmas: tuple[float, ...]
     steps: tuple[EulerStep, ...]
     initial_scale: float
-    order: StepOrder
+    order: StepSequence
     needs_noise: bool
 
     @property
@@ -88,7 +88,7 @@ class EulerSchedule:
         return SamplerState(latent * self.steps[step_index].scale, step_index)
 
 
-def make_euler_schedule(config: DiffusionConfig, order: StepOrder) -> EulerSchedule:
+def make_euler_schedule(config: DiffusionConfig, order: StepSequence) -> EulerSchedule:
     """Build the schedule of Euler or, by `config.scheduler`, Euler ancestral, which takes each step a little further
     down and adds fresh noise up to the next level. Raises ValueError when the steps do not fit the training
     schedule."""

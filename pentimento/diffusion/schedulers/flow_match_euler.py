@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.schedulers.config import FlowConfig
-from pentimento.diffusion.schedulers.schedule import SamplerState, StepOrder
+from pentimento.diffusion.schedulers.schedule import SamplerState, StepSequence
 from pentimento.domain.generation import Scheduler
 
 Levels = npt.NDArray[np.floating[Any]]
@@ -33,7 +33,7 @@ class FlowMatchEulerSchedule:
     timesteps: Tensor
     sigmas: tuple[float, ...]
     steps: tuple[FlowStep, ...]
-    order: StepOrder
+    order: StepSequence
     scheduler: Scheduler = Scheduler.FLOW_MATCH_EULER
     needs_noise: bool = False
 
@@ -73,7 +73,7 @@ class FlowMatchEulerSchedule:
         return SamplerState(latent, step_index)
 
 
-def make_flow_match_euler_schedule(config: FlowConfig, order: StepOrder) -> FlowMatchEulerSchedule:
+def make_flow_match_euler_schedule(config: FlowConfig, order: StepSequence) -> FlowMatchEulerSchedule:
     """Build the schedule. Raises ValueError when there are more steps than the network was trained at."""
     trained, step_count = config.num_train_timesteps, order.step_count
     if step_count > trained:

@@ -7,7 +7,7 @@ from pentimento.diffusion.schedulers.ddim import make_ddim_schedule
 from pentimento.diffusion.schedulers.dpm_solver import make_dpm_solver_schedule
 from pentimento.diffusion.schedulers.euler import make_euler_schedule
 from pentimento.diffusion.schedulers.flow_match_euler import make_flow_match_euler_schedule
-from pentimento.diffusion.schedulers.schedule import Schedule, StepOrder
+from pentimento.diffusion.schedulers.schedule import Schedule, StepSequence
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 
@@ -24,7 +24,7 @@ def make_schedule(
     if eta != 0.0 and config.scheduler is not Scheduler.DDIM:
         raise InvalidArgument.of("eta", f"must be 0 with scheduler {config.scheduler.value}, got {eta}")
     try:
-        order = StepOrder(step_count, thinned_steps)
+        order = StepSequence(step_count, thinned_steps)
     except ValueError as error:
         raise InvalidArgument.of("thinned_steps", str(error)) from None
     try:
@@ -33,7 +33,7 @@ def make_schedule(
         raise InvalidArgument.of("num_inference_steps", str(error)) from None
 
 
-def _make(config: SchedulerConfig, order: StepOrder, eta: float) -> Schedule:
+def _make(config: SchedulerConfig, order: StepSequence, eta: float) -> Schedule:
     if isinstance(config, FlowConfig):
         return make_flow_match_euler_schedule(config, order)
     if config.scheduler is Scheduler.DDIM:

@@ -22,7 +22,7 @@ class SamplerState:
 
 
 @dataclass(frozen=True)
-class StepOrder:
+class StepSequence:
     """Which of `step_count` steps are taken: all, or from `thinned[0]` on those of `thinned` alone. A step keeps its
     number, and with it its noise level; one that is taken goes on to the level of the next one that is.
 
@@ -74,7 +74,7 @@ class Schedule(Protocol):
         ...
 
     @property
-    def order(self) -> StepOrder:
+    def order(self) -> StepSequence:
         """Which of them are taken, one after the other."""
         ...
 

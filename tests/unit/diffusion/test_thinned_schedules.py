@@ -8,7 +8,7 @@ from diffusers import DDIMScheduler
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pentimento.diffusion.schedulers import SamplerState, Schedule, StepOrder, make_schedule, scheduler_config
+from pentimento.diffusion.schedulers import SamplerState, Schedule, StepSequence, make_schedule, scheduler_config
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Scheduler
 from pentimento.policies.thinning import ThinningOption, thinned_steps
@@ -127,7 +127,7 @@ def test_thinning_that_leaves_nothing_out_changes_no_bit(
 @given(thinning=thinnings())
 def test_the_order_takes_what_it_says(thinning: tuple[int, tuple[int, ...]]) -> None:
     count, thinned = thinning
-    order = StepOrder(count, thinned)
+    order = StepSequence(count, thinned)
     taken, step = [], 0
     while step < count:
         assert order.count_from(step) == len(taken_steps(count, thinned)) - len(taken)

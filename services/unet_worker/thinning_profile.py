@@ -1,0 +1,74 @@
+"""`python -m services.unet_worker.thinning_profile --model DIR --prompts FILE --embedder-address ADDRESS`: how many of
+the model's steps may be left out, and from which step on."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pentimento.clients.embedder import EmbedderClient
+from pentimento.diffusion.allow_list import check_checkpoint
+from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.policies.thinning_profiles import ThinningProfile, thinning_to_json
+from pentimento.rpc import open_channel, run_service
+from pentimento.settings import load_settings
+from pentimento.telemetry import configure_logging
+from pentimento.workloads.readers import read_prompts
+from services.unet_worker.selector_profile import RemoteEncoder
+from services.unet_worker.settings import ThinningProfileSettings
+
+if TYPE_CHECKING:
+    from services.unet_worker.models.reuse_study import PictureEncoder
+
+
+async def main(argv: list[str]) -> None:
+    settings = load_settings(ThinningProfileSettings, "bench_thinning_profile", argv)
+    check_checkpoint(settings.model)
+    prompts = read_prompts(settings.prompts)[: settings.first]
+    async with open_channel(settings.embedder_address, settings.channels) as channel:
+        client = EmbedderClient(channel)
+        info = await client.info()
+        encoder = RemoteEncoder(client, asyncio.get_running_loop())
+        await asyncio.to_thread(write_profile, settings, prompts, encoder, (info.encoder_name, info.encoder_digest))
+
+
+def write_profile(
+    settings: ThinningProfileSettings, prompts: Sequence[str], encoder: "PictureEncoder", encoder_of: tuple[str, str]
+) -> None:
+    """Measure, write the profile, and print it as text."""
+    # Imported here: a wrong flag or a bad checkpoint is answered before torch is loaded.
+    from services.unet_worker.models.thinning_measuring import measure
+
+    profile, samples = measure(settings, prompts, encoder, encoder_of)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    path = settings.out / f"{profile.model}.json"
+    path.write_text(thinning_to_json(profile), encoding="utf-8")
+    if settings.samples:
+        lines = (
+            json.dumps({"first_step": first, "taken_count": taken, "qualities": [one.quality, one.full_quality]})
+            for (first, taken), found in samples.items()
+            for one in found
+        )
+        path.with_suffix(".samples.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    print(f"{path}\n{described(profile)}", flush=True)
+
+
+def described(profile: ThinningProfile) -> str:
+    """Return the table as text: a line for each thinning, and what each rule allows at the least."""
+    lines = [f"{profile.name}, {profile.step_count} steps", "  from  taken  in all    kept       mean   allowed by"]
+    for row in profile.rows:
+        lines.append(
+            f"  {row.first_step:4}  {row.taken_count:5}  {row.first_step + row.taken_count:6}"
+            f"  {row.kept_count:4}/{row.picture_count:<4}  {row.mean_share:.4f}"
+            f"   {', '.join(rule.value for rule in row.allowed) or 'none'}"
+        )
+    for rule in ThresholdRule:
+        least = min((option.total for option in profile.options(profile.step_count, rule)), default=None)
+        lines.append(f"  {rule.value}: {'no thinning' if least is None else f'{least} steps at the least'}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    configure_logging("bench_thinning_profile", "")
+    # Its file is a result that its user asked for.
+    run_service(main, private=False)
