@@ -1,6 +1,8 @@
 """What the docker-compose files declare, read without Compose: `extends` followed, defaults of variables filled in."""
 
 import re
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,12 @@ Service = dict[str, Any]
 
 
 def read(file: str) -> dict[str, Any]:
+    """What the file says; the caller's own."""
+    return deepcopy(_parsed(file))
+
+
+@cache
+def _parsed(file: str) -> dict[str, Any]:
     text = VARIABLE.sub(lambda found: found["default"], (ROOT / file).read_text())
     document: dict[str, Any] = yaml.safe_load(text)
     return document

@@ -335,30 +335,34 @@ def test_compiled_halves_are_used_where_they_are_warm(model: DiffusionModel) -> 
     assert torch.equal(at_once, late)
 
 
-@torch.inference_mode()
-def test_the_halves_can_be_traced_as_one_graph_each(model: DiffusionModel) -> None:
-    def trace(forward: Callable[..., object], **options: object) -> object:
-        return torch.compile(forward, dynamic=False, backend="eager", fullgraph=True)
+@pytest.fixture(scope="module")
+def traced(model: DiffusionModel) -> CompiledDenoiser:
+    """Both halves as one graph each, for one and for three guided requests: what cannot be traced whole fails here."""
 
-    denoiser = CompiledDenoiser(model, CompileMode.COMPILE, compiler=trace, halves=True)
-    denoiser.warm(BatchKey(32, 32, guided=True), (1,))
-    inputs = example_input(model, BatchKey(32, 32, guided=True), 2)
-    controlled = replace(inputs, residuals=residuals_for(model, inputs, seed=1))
-
-    prediction = denoiser.decode(controlled, denoiser.encode(inputs))
-
-    torch.testing.assert_close(prediction, model.predict(controlled), rtol=0, atol=1e-5)
-
-
-def test_controlled_pictures_in_padded_compiled_batches_are_what_they_are_alone(model: DiffusionModel) -> None:
     def trace(forward: Callable[..., object], **options: object) -> object:
         return torch.compile(forward, dynamic=False, backend="eager", fullgraph=True)
 
     denoiser = CompiledDenoiser(model, CompileMode.COMPILE, compiler=trace, halves=True)
     with torch.inference_mode():
         denoiser.warm(BatchKey(32, 32, guided=True), (1, 3))
+    return denoiser
+
+
+@torch.inference_mode()
+def test_the_halves_can_be_traced_as_one_graph_each(model: DiffusionModel, traced: CompiledDenoiser) -> None:
+    inputs = example_input(model, BatchKey(32, 32, guided=True), 2)
+    controlled = replace(inputs, residuals=residuals_for(model, inputs, seed=1))
+
+    prediction = traced.decode(controlled, traced.encode(inputs))
+
+    torch.testing.assert_close(prediction, model.predict(controlled), rtol=0, atol=1e-5)
+
+
+def test_controlled_pictures_in_padded_compiled_batches_are_what_they_are_alone(
+    model: DiffusionModel, traced: CompiledDenoiser
+) -> None:
     late = Source(held=set(range(6)))
-    loop = Loop(model, denoiser=denoiser)
+    loop = Loop(model, denoiser=traced)
     added = [loop.add(controlled_request(late)), loop.add(controlled_request(Source(), seed=2))]
 
     loop.tick()  # the first half of one, the whole step of the other
