@@ -160,9 +160,9 @@ class WithoutCheck:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
 
-    def live_entry(self, entry_id: str) -> CachedEntry | None:
-        entry = self._ledger.live_entry(entry_id)
-        return replace(entry, pool=EveryPool()) if entry is not None else None
+    def live_entries(self, entry_ids: Sequence[str]) -> dict[str, CachedEntry]:
+        entries = self._ledger.live_entries(entry_ids)
+        return {entry_id: replace(entry, pool=EveryPool()) for entry_id, entry in entries.items()}
 
 
 def scope(rng: random.Random, tenant: str, shared: bool) -> CacheScope:

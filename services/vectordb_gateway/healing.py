@@ -1,6 +1,5 @@
 """A reader found an object missing or corrupt: look for ourselves, and take its entry out of service."""
 
-import asyncio
 import logging
 
 from pentimento.domain.generation import ObjectReference
@@ -9,9 +8,12 @@ from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CachedEntry
 from pentimento.stores.objects import ObjectStore
 from services.vectordb_gateway import metrics
+from services.vectordb_gateway.store_threads import StoreThreads
 from services.vectordb_gateway.validation import check_name
 
 logger = logging.getLogger(__name__)
+
+_THREAD_COUNT = 2
 
 
 class Healing:
@@ -20,12 +22,19 @@ class Healing:
     def __init__(self, ledger: CacheLedger, objects: ObjectStore) -> None:
         self._ledger = ledger
         self._objects = objects
+        # Its own: what waits for an object store that hangs keeps nobody else waiting.
+        self._threads = StoreThreads(_THREAD_COUNT, "object store")
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._threads.close()
 
     async def report(self, entry_id: str, key: str, detail: str) -> None:
-        """`detail` is the reader's error, for the log. Unknown entries and keys are passed over: they may be gone."""
+        """`detail` is the reader's error, for the log. Unknown entries and keys are passed over: they may be gone.
+        Raises StoreUnavailable while the object store hangs."""
         check_name("entry_id", entry_id)
         check_name("key", key)
-        finding = await asyncio.to_thread(self._examine, entry_id, key)
+        finding = await self._threads.run(self._examine, entry_id, key)
         metrics.BAD_OBJECTS.labels(finding).inc()
         logger.warning("object reported bad is %s", finding, extra={"entry_id": entry_id, "detail": detail[:200]})
 

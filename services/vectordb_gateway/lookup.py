@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,22 +15,25 @@ from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
 from pentimento.domain.retrieval import CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.policies.match_prediction import Ruling
 from pentimento.policies.reuse_rules import ReuseSource
-from pentimento.rpc.thread_pools import started_pool
 from pentimento.stores.ledger.cache_ledger import CacheLedger
+from pentimento.stores.ledger.cache_records import CachedEntry
 from pentimento.stores.vectors import AwaitedSearches, VectorIndex, VectorQuery
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.encoder_guard import EncoderGuard
+from services.vectordb_gateway.entry_rows import EntryRows
 from services.vectordb_gateway.match_predictor.match_watch import Forecast, MatchWatch
 from services.vectordb_gateway.searches import (
     LookupBounds,
     Matches,
     NearestMatches,
+    ReadEntries,
     Search,
     SharedSearches,
     image_query,
     latent_query,
 )
 from services.vectordb_gateway.selection import RuledCandidate, decide
+from services.vectordb_gateway.store_threads import StoreThreads
 from services.vectordb_gateway.validation import check_candidates, check_quality, pools_of
 
 logger = logging.getLogger(__name__)
@@ -63,7 +66,8 @@ class Question:
 
 
 class Lookup:
-    """Answers within `timeout_s`: whatever is slow or broken behind it is a miss that says so."""
+    """Answers within `timeout_s`: whatever is slow, stuck or broken behind it is a miss that says so. The event loop
+    itself reads memory alone, never a file."""
 
     def __init__(
         self,
@@ -77,11 +81,11 @@ class Lookup:
         self._guard = guard
         self._watch = watch
         self._index = index
-        self._ledger = ledger
+        self._rows = EntryRows(ledger, bounds.row_age_s)
         self._reuse = reuse
         self._bounds = bounds
         self._timeout_s = bounds.timeout_s
-        self._threads = started_pool(_SEARCH_THREAD_COUNT, "search")
+        self._threads = StoreThreads(_SEARCH_THREAD_COUNT, "search")
         self._in_outage = False
         self.lookup_count = 0
         self.hit_count = 0
@@ -100,7 +104,12 @@ class Lookup:
 
     def close(self) -> None:
         """Let go of the threads; a search that still runs ends by its own timeout."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
+
+    @property
+    def stuck_s(self) -> float:
+        """Return for how many seconds the oldest search or read has been running that a thread makes."""
+        return self._threads.stuck_s
 
     async def _answer(self, question: Question) -> LookupAnswer:
         asked = question.asked
@@ -127,7 +136,7 @@ class Lookup:
         self._watch.note_search(forecast, search_s, saved_share)
         if self._watch.wants_to_study(forecast):
             with suppress(RuntimeError):  # the gateway closes: there is nothing left to learn for
-                self._threads.submit(self._watch.study, forecast, saved_share)
+                self._threads.submit(partial(self._watch.study, forecast, saved_share))
 
     def _ask(self, candidate: LookupCandidate, embedding: Embedding, quality: float | None) -> RuledCandidate:
         reuse = self._reuse.of(candidate.scope.model_digest, embedding.encoder_digest)
@@ -155,8 +164,7 @@ class Lookup:
             async with asyncio.timeout(self._timeout_s):
                 if (searched := await self._nearest_soon(question)) is not None:
                     return searched
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._threads, self._nearest, question)
+                return await self._threads.run(self._nearest, question)
         finally:
             metrics.SEARCH_SECONDS.observe(time.perf_counter() - started)
 
@@ -167,14 +175,14 @@ class Lookup:
         if forecast is not None and forecast.ruling is Ruling.SKIP:
             return Searched(forecast, None)
         began_s = time.perf_counter()
-        answer = self._decide(question, partial(self._index.search, timeout_s=self._timeout_s))
+        answer = self._decide(question, partial(self._index.search, timeout_s=self._timeout_s), self._rows.read)
         return Searched(forecast, answer, time.perf_counter() - began_s)
 
     async def _nearest_soon(self, question: Question) -> Searched | None:
-        """What `_nearest` does, without handing it to a thread and back, which takes as long as some searches; None
-        where a part of it could keep the event loop waiting."""
+        """What `_nearest` does, with no thread but for a read of the ledger: handing it over and back takes as long as
+        some searches. None where a part of it could keep the event loop waiting."""
         index = self._index
-        if self._watch.rules or not self._ledger.reads_at_once or not isinstance(index, AwaitedSearches):
+        if self._watch.rules or not isinstance(index, AwaitedSearches):
             return None
         wanted = _queries(question)
         forecast = self._watch.forecast(question.pools, question.vector) if wanted else None
@@ -185,12 +193,19 @@ class Lookup:
         found = {query: matches for query, matches in zip(wanted, gathered, strict=True) if matches is not None}
         if len(found) < len(wanted):
             return None
-        answer = self._decide(question, found.__getitem__)
+        rows = await self._read_soon([match.entry_id for matches in found.values() for match in matches])
+        answer = self._decide(question, found.__getitem__, lambda _: rows)
         return Searched(forecast, answer, time.perf_counter() - began_s)
 
-    def _decide(self, question: Question, search: Search) -> LookupAnswer:
+    async def _read_soon(self, found: list[str]) -> Mapping[str, CachedEntry]:
+        """The live ones of the entries, by a thread unless all of them are in memory."""
+        entry_ids = list(dict.fromkeys(found))
+        kept = self._rows.kept(entry_ids)
+        return kept if len(kept) == len(entry_ids) else await self._threads.run(self._rows.read, entry_ids)
+
+    def _decide(self, question: Question, search: Search, read: ReadEntries) -> LookupAnswer:
         """Where each candidate starts, by what `search` finds and the ledger knows of it."""
-        searches = SharedSearches(search, self._ledger, question.vector, question.pools, self._bounds)
+        searches = SharedSearches(search, read, question.vector, question.pools, self._bounds)
         return LookupAnswer(tuple(decide(one, _matches(searches, one), question.quality) for one in question.asked))
 
     def _count(self, answer: LookupAnswer) -> None:

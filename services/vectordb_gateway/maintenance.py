@@ -45,6 +45,13 @@ class Maintenance:
         self._quality = quality
         self._reconciled_at: float | None = None
         self._failing: set[str] = set()
+        self._task_since: float | None = None
+
+    @property
+    def stuck_s(self) -> float:
+        """Return for how many seconds the task that runs now has been running; 0 between rounds."""
+        since = self._task_since
+        return 0.0 if since is None else time.monotonic() - since
 
     async def run(self) -> None:
         """A round at every interval, until cancelled."""
@@ -116,6 +123,7 @@ class Maintenance:
 
     def _try(self, name: str, task: Callable[[], None]) -> bool:
         """Whether the task went through; an outage is logged once, and counted every time."""
+        self._task_since = time.monotonic()
         try:
             task()
         except Exception as error:  # the next round tries again, whatever it was
@@ -124,6 +132,8 @@ class Maintenance:
                 logger.warning("%s failed and will be tried again: %s", name, error, exc_info=_defect(error))
             self._failing.add(name)
             return False
+        finally:
+            self._task_since = None
         if name in self._failing:
             self._failing.discard(name)
             logger.info("%s works again", name)

@@ -5,6 +5,12 @@ from pentimento.telemetry import counter, gauge, histogram
 
 LOOKUPS = counter("pentimento_gateway_lookups_total", "Lookups by outcome.", ["outcome"])
 SEARCH_SECONDS = histogram("pentimento_gateway_search_seconds", "Vector search and ledger read of one lookup.")
+STUCK_SECONDS = gauge(
+    "pentimento_gateway_stuck_seconds",
+    "How long the oldest call has been waited for: reads (searches, reads of the ledger) and writes (of the ledger), "
+    "which hang above 6, so that the process is NOT_SERVING, and a task of maintenance, which hangs above 120.",
+    ["what"],
+)
 STARTS = counter(
     "pentimento_gateway_starts_total",
     "Starts from the cache by what a worker made of them: taken, or passed_over for noise as it could not use them.",

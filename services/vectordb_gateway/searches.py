@@ -1,11 +1,10 @@
 """The searches of one lookup: the nearest live entries of the asker's pools that hold something for a scope."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pentimento.domain.cache import CacheScope, image_key, latent_key, latent_keys
 from pentimento.policies.cache_selection import NEAREST_COUNT
-from pentimento.stores.ledger.cache_ledger import CacheLedger
 from pentimento.stores.ledger.cache_records import CachedEntry, HeldLatent
 from pentimento.stores.vectors import Space, VectorMatch, VectorQuery
 
@@ -19,7 +18,7 @@ class Match:
 
 
 class NearestMatches:
-    """Matches that are read from the ledger as far as somebody asks for them, each once."""
+    """Matches that are looked at as far as somebody asks for them, each once."""
 
     def __init__(self, source: Iterable[Match] = ()) -> None:
         self._source = iter(source)
@@ -52,25 +51,29 @@ class Matches:
 
 @dataclass(frozen=True)
 class LookupBounds:
-    """What bounds a lookup: seconds; ancestors in a row, of which the last is nobody's donor; and the share (0..1) of
-    lookups that are misses whatever there is, so that pictures stay diverse (NIRVANA, appendix C)."""
+    """What bounds a lookup: seconds; ancestors in a row, of which the last is nobody's donor; the share (0..1) of
+    lookups that are misses whatever there is, so that pictures stay diverse (NIRVANA, appendix C); and the seconds for
+    which rows of the ledger are kept in memory."""
 
     timeout_s: float
     max_ancestor_depth: int
     scratch_share: float = 0.0
+    row_age_s: float = 0.0
 
 
 Search = Callable[[VectorQuery], Sequence[VectorMatch]]
+ReadEntries = Callable[[Sequence[str]], Mapping[str, CachedEntry]]
 
 
 class SharedSearches:
-    """The searches of one lookup, which `search` answers; each distinct one is made once."""
+    """The searches of one lookup, which `search` answers; each distinct one is made once. `read` gives the live ones
+    of the entries that were found."""
 
     def __init__(
-        self, search: Search, ledger: CacheLedger, vector: bytes, pools: tuple[str, ...], bounds: LookupBounds
+        self, search: Search, read: ReadEntries, vector: bytes, pools: tuple[str, ...], bounds: LookupBounds
     ) -> None:
         self._answer = search
-        self._ledger = ledger
+        self._read = read
         self._vector = vector
         self._pools = pools
         self._bounds = bounds
@@ -93,8 +96,9 @@ class SharedSearches:
         return self._found[query, part]
 
     def _live(self, found: Sequence[VectorMatch], serves: Callable[[CachedEntry], bool]) -> Iterator[Match]:
+        entries = self._read([match.entry_id for match in found])
         for match in found:
-            entry = self._ledger.live_entry(match.entry_id)
+            entry = entries.get(match.entry_id)
             # The ledger is the truth: whatever the index says, nobody gets another pool's entry, or an unfit object.
             if entry is not None and entry.pool in self._pools and self._is_young(entry) and serves(entry):
                 yield Match(entry, match.similarity)

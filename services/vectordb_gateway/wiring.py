@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import add_VectordbGatewayServiceServicer_to_server
 from pentimento.domain.clock import SystemClock
@@ -30,10 +31,15 @@ from services.vectordb_gateway.quality_watch import QualityWatch
 from services.vectordb_gateway.searches import LookupBounds
 from services.vectordb_gateway.servicer import FULL_NAME, GatewayServicer
 from services.vectordb_gateway.settings import GatewaySettings
+from services.vectordb_gateway.stalls import StallWatch, WatchedStore
 from services.vectordb_gateway.use_notes import UseNotes
 from services.vectordb_gateway.writing import EntryWriting, WriteBounds
 
 logger = logging.getLogger(__name__)
+
+# So long another gateway over the same ledger may have taken an entry away unnoticed; its objects stay longer.
+_ROW_AGE_S = 10.0
+_MAINTENANCE_HANGS_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class GatewayProcess(ServiceProcess):
     indexing: Indexing
     lookup: Lookup
     maintenance: Maintenance
+    stalls: StallWatch
+    healing: Healing
     uses: UseNotes
     settings: GatewaySettings
 
@@ -76,6 +84,7 @@ class GatewayProcess(ServiceProcess):
         await asyncio.to_thread(self._follow)
         await asyncio.to_thread(self.maintenance.run_round)
         self.run_beside(self.maintenance.run(), "maintenance")
+        self.run_beside(self.stalls.run(), "stalls")
 
     def _refuse_profiles(self) -> None:
         """Say which profile was made for another encoder than the cache's: it is not used."""
@@ -92,6 +101,7 @@ class GatewayProcess(ServiceProcess):
 
     async def close(self) -> None:
         self.lookup.close()
+        self.healing.close()
         await asyncio.to_thread(self.maintenance.keep_predictor)
         try:
             await asyncio.to_thread(self.uses.write)
@@ -111,16 +121,20 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
     capacity = Capacity(stores.ledger, stores.objects, settings.capacity, settings.grants)
     selection = settings.selection
     reuse = selection.reuse()
-    bounds = LookupBounds(settings.search_timeout_ms / 1000, selection.max_ancestor_depth, selection.scratch_share)
+    row_age_s = min(_ROW_AGE_S, settings.capacity.object_grace_s / 4)
+    bounds = LookupBounds(
+        settings.search_timeout_ms / 1000, selection.max_ancestor_depth, selection.scratch_share, row_age_s
+    )
     uses = UseNotes(stores.ledger)
     quality = QualityWatch(stores.ledger, guard, reuse, follows=selection.follow_quality)
     lookup = Lookup(guard, stores.index, stores.ledger, quality, bounds, watch)
     keys = open_grant_keys(settings.grants.grant_key_file)
     written = WriteBounds(settings.grants.grant_ttl_s, selection.max_ancestor_depth)
+    healing = Healing(stores.ledger, stores.objects)
     gateway = Gateway(
         lookup=lookup,
         writing=EntryWriting(stores.ledger, guard, indexing, capacity, reuse, written, SystemClock(), keys),
-        healing=Healing(stores.ledger, stores.objects),
+        healing=healing,
         pinning=Pinning(stores.ledger, SystemClock()),
         quality=quality,
         uses=uses,
@@ -142,6 +156,25 @@ def wire(settings: GatewaySettings) -> GatewayProcess:
         indexing=indexing,
         lookup=lookup,
         maintenance=maintenance,
+        stalls=StallWatch(watched_stores(lookup, stores.ledger, maintenance), partial(tell_health, server)),
+        healing=healing,
         uses=uses,
         settings=settings,
     )
+
+
+def tell_health(server: RpcServer, serving: bool) -> None:
+    """Set the health of the process and its services."""
+    if serving:
+        server.set_serving()
+    else:
+        server.set_not_serving()
+
+
+def watched_stores(lookup: Lookup, ledger: CacheLedger, maintenance: Maintenance) -> dict[str, WatchedStore]:
+    """Return what may hang. A task of maintenance may go through a whole object store."""
+    return {
+        "reads": WatchedStore(lambda: lookup.stuck_s),
+        "writes": WatchedStore(lambda: ledger.writes_stuck_s),
+        "maintenance": WatchedStore(lambda: maintenance.stuck_s, hangs_s=_MAINTENANCE_HANGS_S, serves=False),
+    }

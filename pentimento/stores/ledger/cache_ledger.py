@@ -46,8 +46,8 @@ _entries = tables.entries
 _objects = tables.objects
 _state = tables.state
 _IS_LIVE = _entries.c.doomed_at.is_(None)
-# Every lookup runs it.
-_LIVE_ENTRY = (
+# Every lookup runs it, for so many entries at once as it found.
+_LIVE_ENTRIES = (
     select(
         _entries.c.entry_id,
         _entries.c.pool,
@@ -61,9 +61,10 @@ _LIVE_ENTRY = (
         _objects.c.sigma,
     )
     .join(_objects, _objects.c.entry_id == _entries.c.entry_id)
-    .where(_entries.c.entry_id == bindparam("entry_id"), _IS_LIVE)
+    .where(_IS_LIVE)
     .order_by(_objects.c.resume_step)
 )
+_MOST_READ_COUNT = 100
 
 
 def open_cache_ledger(url: str, clock: Clock | None = None) -> "CacheLedger":
@@ -83,10 +84,11 @@ class CacheLedger:
 
     def __init__(self, engine: Engine, clock: Clock, cache_id: str) -> None:
         self._engine = engine
-        self._live_entry = PreparedRead(engine, _LIVE_ENTRY)
+        self._live_entries: dict[int, PreparedRead] = {}
         self._writer = GroupCommitWriter(engine, "cache-ledger")
         self._clock = clock
         self._rule: EvictionRule = FifoRule()
+        self._removal_count = 0
         self.cache_id = cache_id
 
     # Changes.
@@ -142,19 +144,19 @@ class CacheLedger:
     def doom(self, entry_ids: Collection[str], grace_s: float) -> "Future[int]":
         """Take entries out of service; their objects stay for `grace_s` for those who just looked them up."""
         now = self._clock.wall()
-        return self._submit(lambda connection: writes.doom(connection, list(entry_ids), now, now + grace_s))
+        return self._remove(lambda connection: writes.doom(connection, list(entry_ids), now, now + grace_s))
 
     def evict(self, who: WhoGivesWay, grace_s: float) -> "Future[int]":
         """Doom the entry that goes next of the tenant that `who` names until it names none, and return the number
         doomed."""
         now = self._clock.wall()
-        return self._submit(lambda connection: evictions.evict(connection, who, now, now + grace_s))
+        return self._remove(lambda connection: evictions.evict(connection, who, now, now + grace_s))
 
     def evict_items(self, who: WhoGivesWay, grace_s: float) -> "Future[int]":
         """Let go of the latent or image that goes next of the tenant that `who` names until it names none, and return
         their number. An entry without any is doomed."""
         now = self._clock.wall()
-        return self._submit(lambda connection: evictions.evict_items(connection, who, now, now + grace_s))
+        return self._remove(lambda connection: evictions.evict_items(connection, who, now, now + grace_s))
 
     def pin(self, wanted: ObjectPin, shared_pool: str) -> "Future[None]":
         """Keep an object for a picture that started from it, whatever becomes of its entry. `shared_pool` names the
@@ -188,9 +190,15 @@ class CacheLedger:
     # Reads.
 
     @property
-    def reads_at_once(self) -> bool:
-        """Whether a read of one entry takes microseconds: the ledger is a file of this machine."""
-        return self._engine.dialect.name == "sqlite"
+    def removal_count(self) -> int:
+        """Return how often this process took entries or objects of them out of service: what was read of live entries
+        before the last time may be so no more."""
+        return self._removal_count
+
+    @property
+    def writes_stuck_s(self) -> float:
+        """Return for how many seconds no change has gone through although there were some; 0 where they do."""
+        return self._writer.stuck_s
 
     def binding(self) -> EncoderBinding | None:
         """Return the encoder that the cache is bound to."""
@@ -210,9 +218,18 @@ class CacheLedger:
 
     def live_entry(self, entry_id: str) -> CachedEntry | None:
         """Return the entry with the objects it holds, or None where it is not live."""
-        with typed_errors():
-            rows = self._live_entry.rows(entry_id=entry_id)
-        return _entry(rows) if rows else None
+        return self.live_entries([entry_id]).get(entry_id)
+
+    def live_entries(self, entry_ids: Sequence[str]) -> dict[str, CachedEntry]:
+        """Return those of the entries that are live, by their ids, with the objects they hold."""
+        rows: dict[str, list[Any]] = {}
+        for start in range(0, len(entry_ids), _MOST_READ_COUNT):
+            part = entry_ids[start : start + _MOST_READ_COUNT]
+            with typed_errors():
+                read = self._live_entries_read(len(part))
+                for row in read.rows(**{f"id_{number}": entry_id for number, entry_id in enumerate(part)}):
+                    rows.setdefault(row.entry_id, []).append(row)
+        return {entry_id: _entry(of_entry) for entry_id, of_entry in rows.items()}
 
     def unindexed(self, limit_count: int) -> list[EntryVectors]:
         """Return live entries that the index does not hold yet, oldest first."""
@@ -311,6 +328,21 @@ class CacheLedger:
 
     def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
         return self._writer.submit(work)
+
+    def _remove(self, work: Callable[[Connection], T]) -> "Future[T]":
+        return self._writer.submit(work, self._note_removal)
+
+    def _note_removal(self) -> None:
+        # Only the writer's thread does.
+        self._removal_count += 1
+
+    def _live_entries_read(self, count: int) -> PreparedRead:
+        """The read of so many entries; threads that make one at once make the same."""
+        if (read := self._live_entries.get(count)) is None:
+            places: list[Any] = [bindparam(f"id_{number}") for number in range(count)]
+            read = PreparedRead(self._engine, _LIVE_ENTRIES.where(_entries.c.entry_id.in_(places)))
+            self._live_entries[count] = read
+        return read
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:

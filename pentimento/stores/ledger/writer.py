@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -22,6 +23,11 @@ _CONTENTION_RETRY_COUNT = 3
 class _Job:
     work: Callable[[Connection], Any]
     future: "Future[Any]"
+    on_commit: Callable[[], None]
+
+
+def _nothing() -> None:
+    return
 
 
 class GroupCommitWriter:
@@ -36,11 +42,19 @@ class GroupCommitWriter:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
+        self._stuck_since: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"{name}-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[Connection], T]) -> "Future[T]":
-        """Run `work` inside a transaction; the future resolves after its commit.
+    @property
+    def stuck_s(self) -> float:
+        """Return for how many seconds no group has gone through although there was one; 0 where they do."""
+        since = self._stuck_since
+        return 0.0 if since is None else monotonic() - since
+
+    def submit(self, work: Callable[[Connection], T], on_commit: Callable[[], None] = _nothing) -> "Future[T]":
+        """Run `work` inside a transaction; the future resolves after its commit, and after `on_commit`, which the
+        writer's thread calls.
 
         It fails with what `work` raised, and only its own changes are undone then; or with StoreFull or
         StoreUnavailable when the group was not committed (unless the connection broke during the commit itself).
@@ -49,7 +63,7 @@ class GroupCommitWriter:
         with self._lock:
             if self._closed:
                 raise StoreUnavailable("ledger", "it is closed")
-            self._jobs.put(_Job(work, future))
+            self._jobs.put(_Job(work, future, on_commit))
         return future
 
     def close(self) -> None:
@@ -73,14 +87,20 @@ class GroupCommitWriter:
     def _commit(self, group: list[_Job]) -> None:
         if not group:
             return
+        if self._stuck_since is None:
+            self._stuck_since = monotonic()
         try:
             outcomes = self._run_in_transaction(group)
         except Exception as error:  # nothing of the group is in; everybody who waits hears why
+            if not isinstance(error, StoreUnavailable):
+                self._stuck_since = None
             for job in group:
                 job.future.set_exception(error)
             return
+        self._stuck_since = None
         for job, (value, failure) in zip(group, outcomes, strict=True):
             if failure is None:
+                job.on_commit()
                 job.future.set_result(value)
             else:
                 job.future.set_exception(failure)

@@ -1,0 +1,105 @@
+"""Rows of the ledger in memory: read once, and never told of after they went."""
+
+from collections.abc import Sequence
+
+from pentimento.stores.ledger.cache_records import CachedEntry
+from services.vectordb_gateway.entry_rows import EntryRows
+
+
+class CountingLedger:
+    """Entries by id, and which of them were read."""
+
+    def __init__(self, *entry_ids: str) -> None:
+        self.entries = {entry_id: CachedEntry(entry_id, "tenant", 1.0, 0) for entry_id in entry_ids}
+        self.read: list[list[str]] = []
+        self.removal_count = 0
+
+    def live_entries(self, entry_ids: Sequence[str]) -> dict[str, CachedEntry]:
+        self.read.append(list(entry_ids))
+        return {entry_id: self.entries[entry_id] for entry_id in entry_ids if entry_id in self.entries}
+
+    def remove(self, entry_id: str) -> None:
+        del self.entries[entry_id]
+        self.removal_count += 1
+
+
+class Times:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def rows_of(ledger: CountingLedger, row_age_s: float = 10.0) -> tuple[EntryRows, Times]:
+    times = Times()
+    return EntryRows(ledger, row_age_s, times), times  # type: ignore[arg-type]
+
+
+def test_what_is_not_in_memory_is_read_at_once_and_then_kept() -> None:
+    ledger = CountingLedger("a", "b", "c")
+    rows, _ = rows_of(ledger)
+
+    first, second = rows.read(["a", "b", "gone"]), rows.read(["b", "c", "a"])
+
+    assert set(first) == {"a", "b"} and set(second) == {"a", "b", "c"}
+    assert ledger.read == [["a", "b", "gone"], ["c"]]
+    assert rows.kept(["a", "c", "other"]) == {"a": ledger.entries["a"], "c": ledger.entries["c"]}
+
+
+def test_what_this_process_takes_away_is_not_told_of() -> None:
+    ledger = CountingLedger("a", "b")
+    rows, _ = rows_of(ledger)
+    rows.read(["a", "b"])
+
+    ledger.remove("a")
+
+    assert rows.kept(["a", "b"]) == {}
+    assert set(rows.read(["a", "b"])) == {"b"}
+
+
+def test_what_goes_while_it_is_read_is_read_again() -> None:
+    ledger = CountingLedger("a")
+    rows, _ = rows_of(ledger)
+    read = ledger.live_entries
+
+    def read_and_lose(entry_ids: Sequence[str]) -> dict[str, CachedEntry]:
+        found = read(entry_ids)
+        ledger.remove("a")
+        return found
+
+    ledger.live_entries = read_and_lose  # type: ignore[method-assign]
+    rows.read(["a"])
+
+    assert rows.kept(["a"]) == {}
+
+
+def test_a_row_is_kept_no_longer_than_it_may_be() -> None:
+    ledger = CountingLedger("a")
+    rows, times = rows_of(ledger, row_age_s=10.0)
+    rows.read(["a"])
+
+    times.now_s += 9.9
+    assert "a" in rows.kept(["a"])
+    times.now_s += 0.2
+    assert rows.kept(["a"]) == {}
+
+
+def test_without_an_age_nothing_is_kept() -> None:
+    ledger = CountingLedger("a")
+    rows, _ = rows_of(ledger, row_age_s=0.0)
+
+    rows.read(["a"])
+    rows.read(["a"])
+
+    assert ledger.read == [["a"], ["a"]]
+
+
+def test_memory_is_bounded() -> None:
+    many = [str(number) for number in range(5000)]
+    ledger = CountingLedger(*many)
+    rows, _ = rows_of(ledger)
+
+    rows.read(many[:4000])
+    rows.read(many[4000:])
+
+    assert len(rows.kept(many)) == 1000
