@@ -45,7 +45,7 @@ def replica_to_proto(replica: Replica) -> pb.Replica:
         available_models=replica.available_models,
         resident_models=replica.resident_models,
         capabilities=sorted(value.value for value in replica.capabilities),
-        costs=[_cost_to_proto(cost) for cost in replica.costs],
+        costs=[cost_to_proto(cost) for cost in replica.costs],
         adapters=[adapter_to_proto(adapter) for adapter in replica.adapters],
     )
 
@@ -63,17 +63,17 @@ def replica_from_proto(message: pb.Replica) -> Replica:
         available_models=tuple(message.available_models),
         resident_models=tuple(message.resident_models),
         capabilities=frozenset(known[name] for name in message.capabilities if name in known),
-        costs=tuple(_cost_from_proto(cost) for cost in message.costs),
+        costs=tuple(cost_from_proto(cost) for cost in message.costs),
         adapters=tuple(adapter_from_proto(adapter) for adapter in message.adapters),
     )
 
 
-def _cost_to_proto(cost: ModelCost) -> pb.ModelCost:
+def cost_to_proto(cost: ModelCost) -> pb.ModelCost:
     batches = [pb.BatchCost(batch_size=size, run_seconds=seconds) for size, seconds in cost.run_s]
     return pb.ModelCost(model=cost.model, batches=batches, memory_bytes=cost.memory_bytes, load_seconds=cost.load_s)
 
 
-def _cost_from_proto(message: pb.ModelCost) -> ModelCost:
+def cost_from_proto(message: pb.ModelCost) -> ModelCost:
     run_s = tuple((batch.batch_size, batch.run_seconds) for batch in message.batches)
     return ModelCost(message.model, run_s, message.memory_bytes, message.load_seconds)
 

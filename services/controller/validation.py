@@ -29,13 +29,13 @@ def check_replica(replica: Replica) -> None:
         raise InvalidArgument.of("replica.address", f"must be unix:/path or host:port, got {replica.address[:80]!r}")
     _check_names("replica.available_models", replica.available_models)
     _check_names("replica.resident_models", replica.resident_models)
-    _check_text("replica.device", replica.device)
-    _check_text("replica.build_version", replica.build_version)
+    check_text("replica.device", replica.device)
+    check_text("replica.build_version", replica.build_version)
     _check_count("replica.device_memory_bytes", replica.device_memory_bytes)
     if len(replica.costs) > MAX_TOLD_COUNT:
         raise InvalidArgument.of("replica.costs", f"must be at most {MAX_TOLD_COUNT} models, got {len(replica.costs)}")
     for index, cost in enumerate(replica.costs):
-        _check_cost(f"replica.costs[{index}]", cost)
+        check_cost(f"replica.costs[{index}]", cost)
     _check_adapters("replica.adapters", replica.adapters)
 
 
@@ -63,7 +63,7 @@ def check_report(report: ReplicaReport) -> None:
 
 
 def _check_demand(field: str, demand: PoolDemand) -> None:
-    _check_text(f"{field}.model", demand.model)
+    check_text(f"{field}.model", demand.model)
     _check_share(f"{field}.deferred_share", demand.deferred_share)
     for count in ("arrived_count", "completed_count", "dropped_count", "late_count", "queue_length", "scored_count"):
         _check_count(f"{field}.{count}", getattr(demand, count), MAX_REQUESTS)
@@ -74,8 +74,9 @@ def _check_demand(field: str, demand: PoolDemand) -> None:
         _check_count(f"{field}.starts.request_count", start.request_count, MAX_REQUESTS)
 
 
-def _check_cost(field: str, cost: ModelCost) -> None:
-    _check_text(f"{field}.model", cost.model)
+def check_cost(field: str, cost: ModelCost) -> None:
+    """Raise InvalidArgument for a cost that nothing can be planned with."""
+    check_text(f"{field}.model", cost.model)
     _check_count(f"{field}.memory_bytes", cost.memory_bytes)
     if not 0.0 <= cost.load_s <= MAX_COST_S:
         raise InvalidArgument.of(f"{field}.load_seconds", f"must be between 0 and {MAX_COST_S:g}, got {cost.load_s}")
@@ -97,8 +98,8 @@ def _check_adapters(field: str, adapters: tuple[Adapter, ...]) -> None:
         for name, digest in (("digest", adapter.digest), ("base_digest", adapter.base_digest)):
             if not (is_digest(digest) or (name == "base_digest" and not digest)):
                 raise InvalidArgument.of(f"{where}.{name}", "must be sha256:<64 hex digits>")
-        _check_text(f"{where}.family", adapter.family)
-        _check_text(f"{where}.licence", adapter.licence)
+        check_text(f"{where}.family", adapter.family)
+        check_text(f"{where}.licence", adapter.licence)
         _check_share(f"{where}.latest_start_fraction", adapter.latest_start_fraction)
         _check_bounds(f"{where}.pipelining_bounds", adapter.pipelining_bounds)
     named = [(adapter.kind, adapter.name) for adapter in adapters]
@@ -131,10 +132,11 @@ def _check_names(field: str, names: tuple[str, ...]) -> None:
     for name in names:
         if not name:
             raise InvalidArgument.of(field, "must not hold an empty name")
-        _check_text(field, name)
+        check_text(field, name)
 
 
-def _check_text(field: str, text: str) -> None:
+def check_text(field: str, text: str) -> None:
+    """Raise InvalidArgument for a text that is too long or cannot be shown."""
     if len(text) > MAX_NAME_LENGTH or not (text.isprintable() or not text):
         limit = f"must be at most {MAX_NAME_LENGTH} printable characters"
         raise InvalidArgument.of(field, f"{limit}, got {len(text)} characters")

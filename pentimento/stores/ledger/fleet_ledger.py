@@ -6,7 +6,6 @@ leader and a standby, or one that was stopped and woke up) write to the same led
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, and_, case, delete, insert, or_, select, update
@@ -15,6 +14,7 @@ from sqlalchemy.sql.dml import ReturningUpdate
 from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.epochs import LeaseState, epoch_at, latest_believable
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.models import RegisteredRow
 from pentimento.stores.ledger import fleet_tables as tables
 from pentimento.stores.ledger.database import insert_unless_present, open_engine
 from pentimento.stores.ledger.migrations import migrate
@@ -25,16 +25,6 @@ T = TypeVar("T")
 _epoch = tables.epoch
 _plan = tables.plan
 _registered = tables.registered
-
-
-@dataclass(frozen=True)
-class RegisteredRow:
-    """What is registered under a kind and a name; `document` is JSON that the ledger never looks into."""
-
-    kind: str
-    name: str
-    digest: str
-    document: str
 
 
 def open_fleet_ledger(url: str, clock: Clock | None = None) -> "FleetLedger":

@@ -8,7 +8,8 @@ import pytest
 
 from pentimento.domain.epochs import LeaseState, epoch_at, latest_believable
 from pentimento.domain.generation import PlanVersion
-from pentimento.stores.ledger.fleet_ledger import FleetLedger, RegisteredRow, open_fleet_ledger
+from pentimento.domain.models import RegisteredRow
+from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
 from pentimento.testing.clocks import SetClock
 
 NOW_S = 1_800_000_000.0

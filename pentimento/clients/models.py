@@ -1,0 +1,44 @@
+"""Client of the model repository."""
+
+import grpc.aio
+
+from pentimento.api.models.v1 import model_repository_service_pb2 as pb
+from pentimento.api.models.v1.model_repository_service_pb2_grpc import ModelRepositoryServiceStub
+from pentimento.clients.errors import domain_errors
+from pentimento.domain.models import CascadeVariant, ModelVariant, RegisteredModels
+from pentimento.wire.models import cascade_to_proto, registered_from_proto, variant_to_proto
+
+
+class ModelRepositoryClient:
+    """Calls the controller's model repository."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = ModelRepositoryServiceStub(channel)
+
+    async def register_model(self, variant: ModelVariant, timeout_s: float | None = None) -> None:
+        """Register a variant. Raises InvalidArgument that names field and limit, FailedPrecondition NAME_TAKEN."""
+        request = pb.RegisterModelRequest(model=variant_to_proto(variant))
+        with domain_errors():
+            await self._stub.RegisterModel(request, timeout=timeout_s)
+
+    async def remove_model(self, name: str, timeout_s: float | None = None) -> None:
+        """Take a variant away. Raises NotFound, FailedPrecondition MODEL_IN_USE."""
+        with domain_errors():
+            await self._stub.RemoveModel(pb.RemoveModelRequest(name=name), timeout=timeout_s)
+
+    async def register_cascade(self, cascade: CascadeVariant, timeout_s: float | None = None) -> None:
+        """Register a cascade of registered models; raises as `register_model`."""
+        request = pb.RegisterCascadeRequest(cascade=cascade_to_proto(cascade))
+        with domain_errors():
+            await self._stub.RegisterCascade(request, timeout=timeout_s)
+
+    async def remove_cascade(self, name: str, timeout_s: float | None = None) -> None:
+        """Take a cascade away. Raises NotFound."""
+        with domain_errors():
+            await self._stub.RemoveCascade(pb.RemoveCascadeRequest(name=name), timeout=timeout_s)
+
+    async def registered(self, timeout_s: float | None = None) -> RegisteredModels:
+        """Return everything that is registered."""
+        with domain_errors():
+            answer = await self._stub.ListRegistered(pb.ListRegisteredRequest(), timeout=timeout_s)
+        return registered_from_proto(answer)

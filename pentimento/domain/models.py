@@ -1,0 +1,82 @@
+"""Variants of models and cascades as the model repository knows them: by name and digest. Mirrors
+pentimento.api.models.v1."""
+
+from dataclasses import dataclass
+
+from pentimento.domain.fleet import ModelCost
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A file that a loader reads, by its path below the model's directory; `sha256` in hexadecimal digits."""
+
+    path: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class DeviceCost:
+    """What a model costs on a kind of device; an empty `device` is any."""
+
+    device: str
+    cost: ModelCost
+
+
+@dataclass(frozen=True)
+class ModelVariant:
+    """A model that may be planned. `digest` is over the files, as workers say it."""
+
+    name: str
+    digest: str
+    family: str
+    licence: str
+    files: tuple[ModelFile, ...]
+    costs: tuple[DeviceCost, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True)
+class Handover:
+    """Between a model of a cascade and the next one: the discriminator, as it knows its cascade (`light>heavy`), its
+    digest, and f(t) as points: the share of pictures whose confidence is not above each threshold."""
+
+    discriminator: str
+    discriminator_digest: str
+    thresholds: tuple[float, ...]
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class CascadeVariant:
+    """Models, light first, and what lies between each and the next."""
+
+    models: tuple[str, ...]
+    handovers: tuple[Handover, ...]
+
+    @property
+    def name(self) -> str:
+        """Its models with > between them."""
+        return ">".join(self.models)
+
+
+@dataclass(frozen=True)
+class RegisteredModels:
+    """Everything that is registered, ordered by name."""
+
+    models: tuple[ModelVariant, ...] = ()
+    cascades: tuple[CascadeVariant, ...] = ()
+
+
+@dataclass(frozen=True)
+class RegisteredRow:
+    """What a ledger keeps under a kind and a name; `document` is JSON that it never looks into."""
+
+    kind: str
+    name: str
+    digest: str
+    document: str

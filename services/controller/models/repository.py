@@ -1,0 +1,120 @@
+"""Registers, removes and lists variants and cascades: in the ledger first, then in memory, where plans are made."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
+from pentimento.domain.models import CascadeVariant, ModelVariant, RegisteredModels, RegisteredRow
+from pentimento.files.json_values import from_json, to_json
+from services.controller.models.checks import check_cascade, check_name, check_variant
+
+if TYPE_CHECKING:
+    from pentimento.stores.ledger.fleet_ledger import FleetLedger
+
+T = TypeVar("T", ModelVariant, CascadeVariant)
+
+logger = logging.getLogger(__name__)
+
+MODEL, CASCADE = "model", "cascade"
+MAX_REGISTERED = 4096
+
+
+class ModelRepository:
+    """Belongs to one event loop. Without a ledger nothing can be registered. `on_change` is called when what is
+    registered has changed."""
+
+    def __init__(self, ledger: "FleetLedger | None" = None, on_change: Callable[[], None] = lambda: None) -> None:
+        self._ledger = ledger
+        self._on_change = on_change
+        # Checks and changes of two callers never mix.
+        self._turn = asyncio.Lock()
+        self._models: dict[str, ModelVariant] = {}
+        self._cascades: dict[str, CascadeVariant] = {}
+
+    @property
+    def registered(self) -> RegisteredModels:
+        """Everything that is registered, ordered by name."""
+        models = tuple(self._models[name] for name in sorted(self._models))
+        return RegisteredModels(models, tuple(self._cascades[name] for name in sorted(self._cascades)))
+
+    async def load(self) -> None:
+        """Changes state: what the ledger holds. What this version cannot read is passed over, and stays there."""
+        rows = await asyncio.wrap_future(self._writable().registered())
+        self._models = {one.name: one for one in _read(rows, MODEL, ModelVariant)}
+        self._cascades = {one.name: one for one in _read(rows, CASCADE, CascadeVariant)}
+        self._on_change()
+
+    async def register_model(self, variant: ModelVariant) -> None:
+        """Changes state. FailedPrecondition NAME_TAKEN where the name stands for another variant."""
+        check_variant(variant)
+        async with self._turn:
+            await self._register(MODEL, variant, variant.digest)
+            self._models[variant.name] = variant
+        self._on_change()
+
+    async def remove_model(self, name: str) -> None:
+        """Changes state. NotFound; FailedPrecondition MODEL_IN_USE while a cascade names it."""
+        check_name("name", name)
+        async with self._turn:
+            if users := [cascade.name for cascade in self._cascades.values() if name in cascade.models]:
+                raise FailedPrecondition("MODEL_IN_USE", f"name: {name} is a model of {', '.join(sorted(users))}")
+            await self._remove(MODEL, name)
+            self._models.pop(name, None)
+        self._on_change()
+
+    async def register_cascade(self, cascade: CascadeVariant) -> None:
+        """Changes state. FailedPrecondition MODEL_NOT_REGISTERED, NAME_TAKEN."""
+        check_cascade(cascade)
+        async with self._turn:
+            if lacking := [name for name in cascade.models if name not in self._models]:
+                raise FailedPrecondition(
+                    "MODEL_NOT_REGISTERED", f"cascade.models: {', '.join(lacking)} must be registered first"
+                )
+            await self._register(CASCADE, cascade, "")
+            self._cascades[cascade.name] = cascade
+        self._on_change()
+
+    async def remove_cascade(self, name: str) -> None:
+        """Changes state. NotFound."""
+        for index, model in enumerate(name.split(">")):
+            check_name(f"name[{index}]", model)
+        async with self._turn:
+            await self._remove(CASCADE, name)
+            self._cascades.pop(name, None)
+        self._on_change()
+
+    async def _register(self, kind: str, one: ModelVariant | CascadeVariant, digest: str) -> None:
+        known = self._models if kind == MODEL else self._cascades
+        if one.name not in known and len(known) >= MAX_REGISTERED:
+            raise ResourceExhausted("REPOSITORY_FULL", f"at most {MAX_REGISTERED} of a kind are registered")
+        row = RegisteredRow(kind, one.name, digest, json.dumps(to_json(one), sort_keys=True))
+        if not await asyncio.wrap_future(self._writable().register(row)):
+            message = f"{kind}.name: {one.name} stands for another {kind}; remove that first"
+            raise FailedPrecondition("NAME_TAKEN", message)
+        logger.info("registered", extra={"kind": kind, "model": one.name})
+
+    async def _remove(self, kind: str, name: str) -> None:
+        if not await asyncio.wrap_future(self._writable().unregister(kind, name)):
+            raise NotFound("NOT_REGISTERED", f"name: no {kind} {name} is registered")
+        logger.info("removed", extra={"kind": kind, "model": name})
+
+    def _writable(self) -> "FleetLedger":
+        if self._ledger is None:
+            message = "this controller keeps no registrations: start it with --ledger-url"
+            raise FailedPrecondition("NO_LEDGER", message)
+        return self._ledger
+
+
+def _read(rows: Iterable[RegisteredRow], kind: str, of: type[T]) -> list[T]:
+    found: list[T] = []
+    for row in rows:
+        if row.kind != kind:
+            continue
+        try:
+            found.append(from_json(of, json.loads(row.document)))
+        except (PentimentoError, ValueError):
+            logger.error("a registration that cannot be read is passed over", extra={"kind": kind, "model": row.name})
+    return found
