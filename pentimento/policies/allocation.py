@@ -22,6 +22,7 @@ from pentimento.domain.fleet import (
     WorkerPair,
 )
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.models import DeviceCost
 from pentimento.policies.plan_checks import check_plan
 from pentimento.policies.serving.entry import NOISE
 
@@ -155,6 +156,21 @@ def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, .
             if known is None or known.latency_s < run_s:
                 slowest[cost.model, device, size] = profile
     return tuple(slowest[key] for key in sorted(slowest))
+
+
+def with_registered(
+    reported: tuple[AllocationProfile, ...], registered: Iterable[DeviceCost]
+) -> tuple[AllocationProfile, ...]:
+    """Return what workers report, and the registered costs of models on devices of which no worker reports."""
+    known = {(profile.model, profile.device) for profile in reported}
+    measured = {model for model, _ in known}
+    added = (
+        AllocationProfile(on.cost.model, on.device, size, run_s, on.cost.memory_bytes, on.cost.load_s)
+        for on in registered
+        for size, run_s in on.cost.run_s
+        if (on.device and (on.cost.model, on.device) not in known) or (not on.device and on.cost.model not in measured)
+    )
+    return (*reported, *added)
 
 
 def check_decision(context: AllocationContext, decision: AllocationDecision) -> None:

@@ -11,8 +11,15 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaLease, ReplicaReport
 from pentimento.domain.generation import PlanVersion
+from pentimento.domain.models import DeviceCost
 from pentimento.domain.reasons import Reason
-from pentimento.policies.allocation import AllocationContext, ModelDemand, ReplicaView, reported_profiles
+from pentimento.policies.allocation import (
+    AllocationContext,
+    ModelDemand,
+    ReplicaView,
+    reported_profiles,
+    with_registered,
+)
 from services.controller.demand import DemandWindow
 from services.controller.epoch import LeaderEpoch
 from services.controller.metrics import LIVE_REPLICAS, PAUSES, REFUSED_REPORTS
@@ -46,7 +53,8 @@ class ControllerTimes:
 
 class Controller:
     """Belongs to one event loop. `run` plans; the other methods answer RPCs and raise domain errors. One that does not
-    lead (`leads` False) refuses all of them until `lead`. `keep` is handed every new plan."""
+    lead (`leads` False) refuses all of them until `lead`. `keep` is handed every new plan;
+    `registered_costs` says what models cost that no worker has measured."""
 
     def __init__(
         self,
@@ -59,7 +67,9 @@ class Controller:
         *,
         leads: bool = True,
         keep: Callable[[Plan], None] = lambda plan: None,
+        registered_costs: Callable[[], tuple[DeviceCost, ...]] = tuple,
     ) -> None:
+        self._registered_costs = registered_costs
         self._leads = leads
         self._keep = keep
         self._registry = registry
@@ -85,7 +95,7 @@ class Controller:
 
     def register(self, replica: Replica) -> ReplicaLease:
         """Changes state."""
-        self._check_leading()
+        self.check_leading()
         with _counting_refusals():
             check_replica(replica)
             self._registry.register(replica, self._clock.monotonic())
@@ -97,7 +107,7 @@ class Controller:
 
     def report(self, report: ReplicaReport) -> int:
         """Changes state. The leader's epoch. A refused report changes nothing."""
-        self._check_leading()
+        self.check_leading()
         with _counting_refusals():
             check_report(report)
             self._check_acknowledged(report)
@@ -110,7 +120,7 @@ class Controller:
 
     def deregister(self, instance_id: str, generation: int) -> None:
         """Changes state."""
-        self._check_leading()
+        self.check_leading()
         check_instance(instance_id, generation)
         self._registry.deregister(instance_id, generation)
         logger.info("deregistered", extra={"replica": instance_id, "generation": generation})
@@ -118,12 +128,12 @@ class Controller:
 
     def watch(self, have: PlanVersion | None) -> AsyncGenerator[Plan, None]:
         """Plans as they come into force; see PlanFeed."""
-        self._check_leading()
+        self.check_leading()
         self._overtake(have)
         return self._feed.watch(have)
 
     def fleet(self) -> Fleet:
-        self._check_leading()
+        self.check_leading()
         plan = self._feed.in_force or Plan(PlanVersion(self._epoch.value, 0))
         statuses = self._registry.statuses(self._clock.monotonic())
         return Fleet(statuses, plan, self._epoch.value, self._planner.unplanned)
@@ -179,7 +189,8 @@ class Controller:
         if is_due:
             self._planner.begin()
             self._look_s, self._demand = now_s, self._window.take(replicas)
-        profiles = reported_profiles(view.replica for view in replicas)
+        reported = reported_profiles(view.replica for view in replicas)
+        profiles = with_registered(reported, self._registered_costs())
         context = AllocationContext(self._look_s, replicas, self._demand, profiles)
         return await (self._planner.look(context) if is_due else self._planner.look_again(context))
 
@@ -199,7 +210,8 @@ class Controller:
         ]
         return min(end for end in ends if end is not None)
 
-    def _check_leading(self) -> None:
+    def check_leading(self) -> None:
+        """Raise Unavailable STANDBY where another controller is to be asked."""
         if not self._leads:
             raise Unavailable(Reason.STANDBY, "this controller is a standby", retry_after_ms=STANDBY_RETRY_MS)
 

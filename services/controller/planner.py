@@ -46,6 +46,12 @@ class Planner:
         """Changes state: the next plan is the first of a newer epoch, whatever it says."""
         self._version = PlanVersion(leader_epoch, 0)
 
+    def follow(self, policy: ServingPolicy) -> None:
+        """Changes state: the same policy with other settings decides from the next look on."""
+        if self.begun:
+            self._policy = policy
+        self._wanted = policy
+
     @property
     def begun(self) -> bool:
         return self._policy is self._wanted

@@ -1,18 +1,23 @@
-"""pentimento.api.controller.v1 over the controller."""
+"""pentimento.api.controller.v1 over the controller, pentimento.api.models.v1 over its model repository."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 import grpc.aio
 
 from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.api.controller.v1.controller_service_pb2_grpc import ControllerServiceServicer
+from pentimento.api.models.v1 import model_repository_service_pb2 as models_pb
+from pentimento.api.models.v1.model_repository_service_pb2_grpc import ModelRepositoryServiceServicer
 from pentimento.wire.fleet import replica_from_proto
 from pentimento.wire.generation import plan_version_from_proto
+from pentimento.wire.models import cascade_from_proto, registered_to_proto, variant_from_proto
 from pentimento.wire.plans import plan_to_proto
 from pentimento.wire.reports import fleet_to_proto, lease_to_proto, report_from_proto
 from services.controller.controller import Controller
+from services.controller.models.repository import ModelRepository
 
+MODELS_FULL_NAME = models_pb.DESCRIPTOR.services_by_name["ModelRepositoryService"].full_name
 FULL_NAME = pb.DESCRIPTOR.services_by_name["ControllerService"].full_name
 
 
@@ -50,3 +55,55 @@ class ControllerServicer(ControllerServiceServicer):
         self, request: pb.GetFleetRequest, context: grpc.aio.ServicerContext[pb.GetFleetRequest, pb.GetFleetResponse]
     ) -> pb.GetFleetResponse:
         return fleet_to_proto(self._controller.fleet())
+
+
+class ModelRepositoryServicer(ModelRepositoryServiceServicer):
+    """`check_leading` raises where another controller is to be asked."""
+
+    def __init__(self, repository: ModelRepository, check_leading: Callable[[], None]) -> None:
+        self._repository = repository
+        self._check_leading = check_leading
+
+    async def RegisterModel(
+        self,
+        request: models_pb.RegisterModelRequest,
+        context: grpc.aio.ServicerContext[models_pb.RegisterModelRequest, models_pb.RegisterModelResponse],
+    ) -> models_pb.RegisterModelResponse:
+        self._check_leading()
+        await self._repository.register_model(variant_from_proto(request.model))
+        return models_pb.RegisterModelResponse()
+
+    async def RemoveModel(
+        self,
+        request: models_pb.RemoveModelRequest,
+        context: grpc.aio.ServicerContext[models_pb.RemoveModelRequest, models_pb.RemoveModelResponse],
+    ) -> models_pb.RemoveModelResponse:
+        self._check_leading()
+        await self._repository.remove_model(request.name)
+        return models_pb.RemoveModelResponse()
+
+    async def RegisterCascade(
+        self,
+        request: models_pb.RegisterCascadeRequest,
+        context: grpc.aio.ServicerContext[models_pb.RegisterCascadeRequest, models_pb.RegisterCascadeResponse],
+    ) -> models_pb.RegisterCascadeResponse:
+        self._check_leading()
+        await self._repository.register_cascade(cascade_from_proto(request.cascade))
+        return models_pb.RegisterCascadeResponse()
+
+    async def RemoveCascade(
+        self,
+        request: models_pb.RemoveCascadeRequest,
+        context: grpc.aio.ServicerContext[models_pb.RemoveCascadeRequest, models_pb.RemoveCascadeResponse],
+    ) -> models_pb.RemoveCascadeResponse:
+        self._check_leading()
+        await self._repository.remove_cascade(request.name)
+        return models_pb.RemoveCascadeResponse()
+
+    async def ListRegistered(
+        self,
+        request: models_pb.ListRegisteredRequest,
+        context: grpc.aio.ServicerContext[models_pb.ListRegisteredRequest, models_pb.ListRegisteredResponse],
+    ) -> models_pb.ListRegisteredResponse:
+        self._check_leading()
+        return registered_to_proto(self._repository.registered)

@@ -133,9 +133,11 @@ class ControllerSettings:
             raise ValueError("--standby needs a --ledger-url that the leader has too")
         self.policy()
 
-    def policy(self) -> ServingPolicy:
-        """Raises ValueError naming the flag that the policy lacks."""
+    def policy(self, deferral: DeferralCurve | None = None) -> ServingPolicy:
+        """Raises ValueError naming the flag that the policy lacks. `deferral`: f(t) in place of the settings' own."""
         serving = self.serving.serving()
+        if deferral is not None:
+            serving = replace(serving, deferral=deferral)
         try:
             check_needs(self.allocator, serving)
         except InvalidArgument as error:

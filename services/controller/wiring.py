@@ -5,17 +5,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pentimento.api.controller.v1.controller_service_pb2_grpc import add_ControllerServiceServicer_to_server
+from pentimento.api.models.v1.model_repository_service_pb2_grpc import add_ModelRepositoryServiceServicer_to_server
 from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.epochs import epoch_at
+from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.rpc import RpcServer
 from pentimento.service.lease import LedgerLease
 from pentimento.service.process import ServiceProcess
 from services.controller.controller import Controller, ControllerTimes
 from services.controller.epoch import LeaderEpoch
+from services.controller.models.repository import ModelRepository
 from services.controller.plan_feed import PlanFeed
 from services.controller.planner import Planner
 from services.controller.registry import Registry
-from services.controller.servicer import FULL_NAME, ControllerServicer
+from services.controller.servicer import FULL_NAME, MODELS_FULL_NAME, ControllerServicer, ModelRepositoryServicer
 from services.controller.settings import ControllerSettings
 
 if TYPE_CHECKING:
@@ -36,12 +39,15 @@ class ControllerProcess(ServiceProcess):
 
     controller: Controller
     epoch: LeaderEpoch
+    repository: ModelRepository
     leadership: "Leadership | None" = None
     standby: bool = False
 
     async def prepare(self) -> None:
         if self.leadership is not None:
-            self.controller.lead(*await self.leadership.begin(self.standby))
+            begun = await self.leadership.begin(self.standby)
+            await self.repository.load()
+            self.controller.lead(*begun)
             self.run_beside(self.leadership.hold(lambda: self.epoch.value, self._on_superseded), "leading")
         self.run_beside(self.controller.run(), "planning")
 
@@ -66,6 +72,7 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
     )
     registry = Registry(settings.lease_s, settings.retention_s, settings.max_replicas)
     planner = Planner(settings.policy(), epoch.value, settings.allocator_limit_s)
+    repository = ModelRepository(ledger, lambda: planner.follow(_policy(settings, repository)))
     controller = Controller(
         registry,
         planner,
@@ -75,11 +82,25 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
         clock,
         leads=leadership is None,
         keep=leadership.keep if leadership is not None else lambda plan: None,
+        registered_costs=lambda: repository.costs,
     )
     server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)
+    models = ModelRepositoryServicer(repository, controller.check_leading)
+    server.add(add_ModelRepositoryServiceServicer_to_server, models, MODELS_FULL_NAME)
     return ControllerProcess(
-        server=server, controller=controller, epoch=epoch, leadership=leadership, standby=settings.standby
+        server=server,
+        controller=controller,
+        epoch=epoch,
+        repository=repository,
+        leadership=leadership,
+        standby=settings.standby,
     )
+
+
+def _policy(settings: ControllerSettings, repository: ModelRepository) -> ServingPolicy:
+    """What plans, by f(t) of the cascade's registration where there is one."""
+    serving = settings.serving.serving()
+    return settings.policy(repository.deferral(serving.light, serving.heavy))
 
 
 def _leadership(settings: ControllerSettings, ledger: "FleetLedger", instance_id: str, clock: Clock) -> "Leadership":

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
-from pentimento.domain.models import CascadeVariant, ModelVariant, RegisteredModels, RegisteredRow
+from pentimento.domain.models import CascadeVariant, DeviceCost, ModelVariant, RegisteredModels, RegisteredRow
 from pentimento.files.json_values import from_json, to_json
+from pentimento.policies.serving.settings import DeferralCurve
 from services.controller.models.checks import check_cascade, check_name, check_variant
 
 if TYPE_CHECKING:
@@ -39,6 +40,16 @@ class ModelRepository:
         """Everything that is registered, ordered by name."""
         models = tuple(self._models[name] for name in sorted(self._models))
         return RegisteredModels(models, tuple(self._cascades[name] for name in sorted(self._cascades)))
+
+    @property
+    def costs(self) -> tuple[DeviceCost, ...]:
+        """What the registered models cost."""
+        return tuple(on for name in sorted(self._models) for on in self._models[name].costs)
+
+    def deferral(self, light: str, heavy: str) -> DeferralCurve | None:
+        """Return f(t) of the cascade of these two; None where none is registered."""
+        cascade = self._cascades.get(f"{light}>{heavy}")
+        return DeferralCurve(cascade.handovers[0].thresholds, cascade.handovers[0].shares) if cascade else None
 
     async def load(self) -> None:
         """Changes state: what the ledger holds. What this version cannot read is passed over, and stays there."""

@@ -27,6 +27,7 @@ ROLES = {
     "admin": auth_pb2.ROLE_ADMIN,
 }
 CLIENTS, SUITE, SUITE_AND_OPERATORS = {"user", "admin"}, {"service"}, {"service", "admin"}
+OPERATORS = {"admin"}
 MAY_CALL = {
     "controller.v1.ControllerService.Register": SUITE,
     "controller.v1.ControllerService.Report": SUITE,
@@ -51,6 +52,11 @@ MAY_CALL = {
     "image.v1.ImageService.Pin": CLIENTS,
     "image.v1.ImageService.Unpin": CLIENTS,
     "image.v1.ImageService.ListModels": CLIENTS,
+    "models.v1.ModelRepositoryService.RegisterModel": OPERATORS,
+    "models.v1.ModelRepositoryService.RemoveModel": OPERATORS,
+    "models.v1.ModelRepositoryService.RegisterCascade": OPERATORS,
+    "models.v1.ModelRepositoryService.RemoveCascade": OPERATORS,
+    "models.v1.ModelRepositoryService.ListRegistered": SUITE_AND_OPERATORS,
     "vectordb.v1.VectordbGatewayService.Lookup": SUITE,
     "vectordb.v1.VectordbGatewayService.Reserve": SUITE,
     "vectordb.v1.VectordbGatewayService.Commit": SUITE,

@@ -69,7 +69,7 @@ class ModelRepositoryServiceServicer:
     """
 
     def RegisterModel(self, request, context):
-        """ALREADY_EXISTS-like FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
+        """FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
         harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

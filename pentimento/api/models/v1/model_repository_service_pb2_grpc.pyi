@@ -36,7 +36,7 @@ class ModelRepositoryServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelRepositoryServiceAsyncStub: ...
     RegisterModel: _grpc.UnaryUnaryMultiCallable[_model_repository_service_pb2.RegisterModelRequest, _model_repository_service_pb2.RegisterModelResponse]
-    """ALREADY_EXISTS-like FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
+    """FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
     harmless.
     """
     RemoveModel: _grpc.UnaryUnaryMultiCallable[_model_repository_service_pb2.RemoveModelRequest, _model_repository_service_pb2.RemoveModelResponse]
@@ -53,7 +53,7 @@ class ModelRepositoryServiceAsyncStub(ModelRepositoryServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterModel: _aio.UnaryUnaryMultiCallable[_model_repository_service_pb2.RegisterModelRequest, _model_repository_service_pb2.RegisterModelResponse]  # type: ignore[assignment]
-    """ALREADY_EXISTS-like FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
+    """FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
     harmless.
     """
     RemoveModel: _aio.UnaryUnaryMultiCallable[_model_repository_service_pb2.RemoveModelRequest, _model_repository_service_pb2.RemoveModelResponse]  # type: ignore[assignment]
@@ -73,7 +73,7 @@ class ModelRepositoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_repository_service_pb2.RegisterModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_repository_service_pb2.RegisterModelResponse, _abc.Awaitable[_model_repository_service_pb2.RegisterModelResponse]]:
-        """ALREADY_EXISTS-like FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
+        """FAILED_PRECONDITION `NAME_TAKEN` where the name stands for something else; the same said again is
         harmless.
         """
 

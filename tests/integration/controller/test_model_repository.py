@@ -1,0 +1,177 @@
+"""Models and cascades registered, listed and removed over a socket; kept in the ledger; and what they change."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pentimento.clients.controller import ControllerClient
+from pentimento.clients.models import ModelRepositoryClient
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport, UnplannedModel
+from pentimento.domain.models import RegisteredModels
+from pentimento.policies.allocation import AllocationProfile, with_registered
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
+from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
+from services.controller.settings import ControllerSettings, PolicySettings
+from services.controller.wiring import ControllerProcess, wire
+from tests.unit.controller.registered import cascade, variant
+
+
+class Running(NamedTuple):
+    process: ControllerProcess
+    models: ModelRepositoryClient
+    controller: ControllerClient
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="pmt-") as path:
+        yield Path(path)
+
+
+@asynccontextmanager
+async def running(folder: Path, url: str = "") -> AsyncIterator[Running]:
+    url = url or f"sqlite:///{folder / 'fleet.sqlite'}"
+    address = f"unix:{folder / 'c'}"
+    policy = {"allocator": "diffserve", "serving": PolicySettings(light="light", heavy="heavy", slo_s=5.0)}
+    settings = ControllerSettings(
+        RpcServerSettings(listen=(address,)), ledger_url=url, lease_s=0.2, plan_interval_s=0.05, **policy
+    )
+    ledger = open_fleet_ledger(url) if url != "none" else None
+    process = wire(settings, ledger)
+    await process.server.start()
+    await process.warm()
+    process.server.set_serving()
+    try:
+        async with open_channel(address, RpcChannelSettings()) as channel:
+            yield Running(process, ModelRepositoryClient(channel), ControllerClient(channel))
+    finally:
+        await process.drain()
+        await process.server.stop()
+        if ledger is not None:
+            ledger.close()
+
+
+LIGHT, MIDDLE, HEAVY = variant("light", ("gpu", 0.1)), variant("middle"), variant("heavy", ("", 1.0))
+THREE = cascade("light", "middle", "heavy")
+
+
+async def test_what_was_registered_is_listed_and_outlives_the_controller(folder: Path) -> None:
+    async with running(folder) as suite:
+        for one in (LIGHT, MIDDLE, HEAVY, LIGHT):
+            await suite.models.register_model(one)
+        await suite.models.register_cascade(THREE)
+    async with running(folder) as again:
+        listed = await again.models.registered()
+
+    assert listed == RegisteredModels((HEAVY, LIGHT, MIDDLE), (THREE,))
+
+
+async def test_a_name_stands_for_one_model_until_it_is_removed(folder: Path) -> None:
+    other = replace(LIGHT, licence="another")
+    async with running(folder) as suite:
+        await suite.models.register_model(LIGHT)
+        with pytest.raises(FailedPrecondition, match="light stands for another model") as taken:
+            await suite.models.register_model(other)
+        assert taken.value.reason == "NAME_TAKEN"
+
+        await suite.models.remove_model("light")
+        await suite.models.register_model(other)
+
+        assert (await suite.models.registered()).models == (other,)
+
+
+async def test_a_cascade_needs_its_models_and_they_stay_while_it_is_there(folder: Path) -> None:
+    async with running(folder) as suite:
+        await suite.models.register_model(LIGHT)
+        with pytest.raises(FailedPrecondition, match="heavy must be registered first"):
+            await suite.models.register_cascade(cascade("light", "heavy"))
+        await suite.models.register_model(HEAVY)
+        await suite.models.register_cascade(cascade("light", "heavy"))
+        with pytest.raises(FailedPrecondition, match="name: heavy is a model of light>heavy") as used:
+            await suite.models.remove_model("heavy")
+        assert used.value.reason == "MODEL_IN_USE"
+
+        await suite.models.remove_cascade("light>heavy")
+        await suite.models.remove_model("heavy")
+
+        assert await suite.models.registered() == RegisteredModels((LIGHT,))
+
+
+@pytest.mark.parametrize("name", ["absent", "../absent", "a" * 129])
+async def test_what_is_not_there_cannot_be_removed(folder: Path, name: str) -> None:
+    async with running(folder) as suite:
+        for removed in (suite.models.remove_model(name), suite.models.remove_cascade(f"{name}>b")):
+            with pytest.raises((NotFound, InvalidArgument)):
+                await removed
+
+
+async def test_bad_ones_are_refused_by_field_over_the_wire(folder: Path) -> None:
+    async with running(folder) as suite:
+        with pytest.raises(InvalidArgument) as refused:
+            await suite.models.register_model(replace(LIGHT, name="../../etc"))
+        listed = await suite.models.registered()
+
+    assert [violation.field for violation in refused.value.violations] == ["model.name"]
+    assert listed == RegisteredModels()
+
+
+async def test_without_a_ledger_nothing_is_registered_and_it_says_why(folder: Path) -> None:
+    async with running(folder, "none") as suite:
+        with pytest.raises(FailedPrecondition, match="--ledger-url") as refused:
+            await suite.models.register_model(LIGHT)
+        listed = await suite.models.registered()
+
+    assert (refused.value.reason, listed) == ("NO_LEDGER", RegisteredModels())
+
+
+async def test_a_registered_profile_lets_a_model_be_planned_that_no_worker_has_measured(folder: Path) -> None:
+    worker = Replica("w1", ReplicaKind.UNET_WORKER, "unix:/w1", 1, device="gpu", available_models=("light", "heavy"))
+    measured = replace(worker, costs=(ModelCost("heavy", ((1, 2.0),)),))
+    async with running(folder) as suite:
+        await suite.controller.register(measured)
+
+        async def fleet_where(holds: object) -> None:
+            async with asyncio.timeout(20):
+                while True:
+                    await suite.controller.report(ReplicaReport("w1", 1))
+                    fleet = await suite.controller.fleet()
+                    if holds(fleet):  # type: ignore[operator]
+                        return
+                    await asyncio.sleep(0.01)
+
+        await fleet_where(lambda fleet: fleet.unplanned == (UnplannedModel("light", "gpu", "PROFILE_MISSING"),))
+        await suite.models.register_model(LIGHT)
+        await fleet_where(lambda fleet: not fleet.unplanned and fleet.plan.allocator == "diffserve")
+
+
+async def test_the_deferral_curve_of_a_registered_cascade_is_what_is_planned_by(folder: Path) -> None:
+    async with running(folder) as suite:
+        before = suite.process.repository.deferral("light", "heavy")
+        for one in (LIGHT, HEAVY):
+            await suite.models.register_model(one)
+        await suite.models.register_cascade(cascade("light", "heavy", shares=(0.0, 0.1, 1.0)))
+        curve = suite.process.repository.deferral("light", "heavy")
+
+    assert before is None
+    assert curve is not None and curve.share(0.5) == pytest.approx(0.1)
+
+
+def test_workers_own_costs_count_first() -> None:
+    reported = (AllocationProfile("heavy", "gpu", 1, 2.0, 0),)
+
+    profiles = with_registered(
+        reported, (*HEAVY.costs, *LIGHT.costs, *variant("heavy", ("gpu", 9.0), ("a", 3.0)).costs)
+    )
+
+    assert {(each.model, each.device, each.latency_s) for each in profiles} == {
+        ("heavy", "gpu", 2.0),
+        ("light", "gpu", 0.1),
+        ("heavy", "a", 3.0),
+    }
