@@ -61,7 +61,7 @@ def settings_of(folder: Path, token_file: Path | None = None, **changes: Any) ->
         "ledger_url": f"sqlite:///{folder / 'journal.sqlite'}",
         "objects_url": f"file://{folder / 'objects'}",
         "worker_addresses": (f"unix:{folder / 'w1'}",),
-        "worker_wait_s": 5.0,
+        "worker_wait_s": 60.0,
         "orphan_wait_s": 10.0,
         "suspect_wait_s": 0.2,
         **changes,

@@ -22,6 +22,7 @@ from h2.exceptions import ProtocolError
 
 READ_BYTES = 1 << 16
 CONNECT_LIMIT_S = 60.0
+FLUSH_S = 0.5
 
 
 def message_prefix(size_bytes: int, *, compressed: bool = False) -> bytes:
@@ -213,7 +214,18 @@ async def raw_connection(
             reading.cancel()
             await asyncio.wait({reading})
     finally:
-        writer.close()
+        await _close(writer)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """What the server does not read within `FLUSH_S` is thrown away."""
+    writer.close()
+    closing = asyncio.ensure_future(writer.wait_closed())
+    done, _ = await asyncio.wait({closing}, timeout=FLUSH_S)
+    if not done:
+        writer.transport.abort()
+    with suppress(OSError):
+        await closing
 
 
 async def open_streams(

@@ -20,6 +20,7 @@ from services.frontdoor.identity import Identity
 from services.frontdoor.metrics import WORKERS
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
+from services.frontdoor.workers.silence import heard_within
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +84,11 @@ class WorkerLink:
         """Whether the worker answered before its stream broke or fell silent."""
         answered = False
         try:
-            async with asyncio.timeout(self._silence_s) as silence:
+            async with heard_within(self._silence_s) as silence:
                 identity = self._identity
                 stream = self.client.watch_credits(identity.frontdoor_id, identity.epoch, identity.journal_id)
                 async for credits in stream:
-                    silence.reschedule(asyncio.get_running_loop().time() + self._silence_s)
+                    silence.heard()
                     answered, self.refusal = True, None
                     self._on_credits(self, credits)
         except (PentimentoError, TimeoutError) as error:
