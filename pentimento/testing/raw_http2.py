@@ -116,7 +116,7 @@ class RawConnection:
         self._writer.write(frame)
         await self._writer.drain()
 
-    async def end_of(self, stream: int, limit_s: float = 10.0) -> dict[str, str]:
+    async def end_of(self, stream: int, limit_s: float = 60.0) -> dict[str, str]:
         """Return how a stream ended, or {"closed": "connection"}. TimeoutError when it has not ended in time."""
         async with asyncio.timeout(limit_s):
             while self._is_open(stream):
@@ -131,13 +131,13 @@ class RawConnection:
                     await self._hear_something()
         self.answers["UNANSWERED"] += len(self._open)
 
-    async def greeting(self, limit_s: float = 5.0) -> None:
+    async def greeting(self, limit_s: float = 60.0) -> None:
         """Wait for the server's settings, or until it closes the connection. TimeoutError when neither comes."""
         async with asyncio.timeout(limit_s):
             while not self.greeted and not self.closed:
                 await self._hear_something()
 
-    async def closing(self, limit_s: float = 5.0) -> None:
+    async def closing(self, limit_s: float = 60.0) -> None:
         """Wait until the server closes the connection. TimeoutError when it does not."""
         async with asyncio.timeout(limit_s):
             while not self.closed:

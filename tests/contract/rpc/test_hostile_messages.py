@@ -194,11 +194,11 @@ async def test_half_messages_of_one_caller_leave_others_served(
         channel_to(target, token=tokens["other"]) as channel,
         half_messages(target.address, 8, tokens["acme"]) as found,
     ):
-        answer = await embed(channel, "next")
+        # The halves may come later than the first of these, and what becomes of them is told later still.
+        while not found:
+            assert await embed(channel, "next") == "next"
 
-    assert answer == "next"
-    assert {one["grpc-status"] for one in found.values()} <= {RESOURCE_EXHAUSTED}
-    assert found
+    assert {one["grpc-status"] for one in found.values()} == {RESOURCE_EXHAUSTED}
 
 
 async def test_a_stream_of_requests_keeps_a_place_until_it_ends(socket_path: Path) -> None:
