@@ -5,6 +5,7 @@ from pentimento.dataplane.commits import commit_picture, stop_attempts
 from pentimento.dataplane.effects import Effect, ReleaseGrant, ResolveRoute, Score
 from pentimento.dataplane.events import Scored
 from pentimento.dataplane.state import Phase, Request, State, TimerKind
+from pentimento.domain.fleet import CONFIDENCE_BINS
 from pentimento.policies.serving.entry import NOISE
 
 
@@ -34,6 +35,8 @@ def on_scored(state: State, now: float, event: Scored) -> list[Effect]:
         accepted, degraded = threshold is None or event.confidence > threshold, ""
     pool = state.pool(request.pool)
     pool.scored_count += 1
+    if event.confidence is not None and not degraded:
+        pool.confidences[min(int(event.confidence * CONFIDENCE_BINS), CONFIDENCE_BINS - 1)] += 1
     if accepted:
         return commit_picture(state, request, event.fencing_token, degraded)
     pool.deferred_count += 1

@@ -14,7 +14,7 @@ from pentimento.dataplane.fair_queue import FairQueue
 from pentimento.dataplane.ready import ReadyWorkers
 from pentimento.dataplane.settings import DataplaneSettings
 from pentimento.dataplane.speed import Speed
-from pentimento.domain.fleet import Plan
+from pentimento.domain.fleet import CONFIDENCE_BINS, Plan
 from pentimento.policies.adapter_needs import NO_HOLDINGS, NO_NEEDS, AdapterHoldings, AdapterNeeds
 from pentimento.policies.serving.entry import NOISE
 
@@ -219,6 +219,7 @@ class Pool:
     late_count: int = 0
     scored_count: int = 0
     deferred_count: int = 0
+    confidences: list[int] = field(default_factory=lambda: [0] * CONFIDENCE_BINS)
     workers: dict[str, Worker] = field(default_factory=dict)
 
     def wait_for(self, request: Request, step: int) -> None:

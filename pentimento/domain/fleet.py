@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from pentimento.domain.adapters import Adapter
+from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.generation import PlanVersion
 
 # Models, adapters and costs that one replica may tell of; the controller refuses more.
 MAX_TOLD_COUNT = 1024
+# Equal parts of 0..1 that confidences are counted by.
+CONFIDENCE_BINS = 20
 
 
 class ReplicaKind(Enum):
@@ -56,12 +58,17 @@ class HeldModel:
 @dataclass(frozen=True)
 class ModelCost:
     """A model on a device: (batch size, seconds of that many requests together from noise to their last latents); bytes
-    held; seconds until a device that held another model holds this one."""
+    held; seconds until a device that held another model holds this one. Of those seconds `fixed_s` are spent once a
+    request before its first step, the rest is that of `step_count` steps; `finish_s` (decoding, encoding) comes after
+    them, beside the next batch. 0 where that is not known."""
 
     model: str
     run_s: tuple[tuple[int, float], ...]
     memory_bytes: int = 0
     load_s: float = 0.0
+    step_count: int = 0
+    fixed_s: float = 0.0
+    finish_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -228,13 +235,31 @@ class ReplicaLease:
 
 @dataclass(frozen=True)
 class StartShare:
+    """Requests that started at a step of `step_count`, in those of the model that was asked for; 0 where that is not
+    known. `kind` as plans name it; `model`: the one that a latent is of, or that refines an image."""
+
     start_step: int
+    request_count: int
+    kind: str = "noise"
+    step_count: int = 0
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class AdapterDemand:
+    """Requests that asked for an adapter."""
+
+    kind: AdapterKind
+    name: str
     request_count: int
 
 
 @dataclass(frozen=True)
 class PoolDemand:
-    """What became of a pool's requests since the last report; `deferred_share` is that of the `scored_count`."""
+    """What became of a pool's requests since the last report, what cascades sent on to it included; `pool` is empty
+    where it is called after its model. `deferred_share` is that of the `scored_count`; `confidences` are the scores by
+    CONFIDENCE_BINS equal parts of 0..1, or none. `starts` and `adapters` are those of requests that came to it first.
+    """
 
     model: str
     arrived_count: int = 0
@@ -245,6 +270,9 @@ class PoolDemand:
     starts: tuple[StartShare, ...] = ()
     deferred_share: float = 0.0
     scored_count: int = 0
+    pool: str = ""
+    confidences: tuple[int, ...] = ()
+    adapters: tuple[AdapterDemand, ...] = ()
 
 
 @dataclass(frozen=True)

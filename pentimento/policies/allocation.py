@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pentimento.domain.fleet import (
+    AdapterDemand,
     CachePlan,
     CascadePlan,
     ComponentPlacement,
@@ -40,7 +41,8 @@ class ModelDemand:
     """The demand for a model over a period. What is asked of a model: arrivals per second, requests waiting, how they
     start (step 0 is noise), the share that a cascade sent on, and how many broke their SLO (late or dropped) since the
     last look. `mean_queue_length`: requests waiting on average since then; None where only the newest count is
-    known."""
+    known. `deferred_per_s`: those that were sent on from there. `confidences` as in `PoolDemand`; `adapters`: requests
+    that asked for each."""
 
     model: str
     arrivals_per_s: float
@@ -49,11 +51,15 @@ class ModelDemand:
     deferred_share: float = 0.0
     violation_count: int = 0
     mean_queue_length: float | None = None
+    deferred_per_s: float = 0.0
+    confidences: tuple[int, ...] = ()
+    adapters: tuple[AdapterDemand, ...] = ()
 
 
 @dataclass(frozen=True)
 class AllocationProfile:
-    """Measured cost of a model on a kind of device: seconds a batch of that size takes, bytes held, seconds to load."""
+    """Measured cost of a model on a kind of device: seconds a batch of that size takes, bytes held, seconds to load.
+    `step_count`, `fixed_s` and `finish_s` as in `ModelCost`."""
 
     model: str
     device: str
@@ -61,6 +67,15 @@ class AllocationProfile:
     latency_s: float
     memory_bytes: int
     load_s: float = 0.0
+    step_count: int = 0
+    fixed_s: float = 0.0
+    finish_s: float = 0.0
+
+    def seconds_left(self, saved_share: float) -> float:
+        """Return the seconds of a batch whose requests leave out that share (0..1) of their steps: what is done once a
+        request is not left out."""
+        once_s = min(self.batch_size * self.fixed_s, self.latency_s)
+        return once_s + (self.latency_s - once_s) * (1.0 - saved_share)
 
 
 @dataclass(frozen=True)
@@ -151,7 +166,17 @@ def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, .
     slowest: dict[tuple[str, str, int], AllocationProfile] = {}
     for device, cost in said:
         for size, run_s in cost.run_s:
-            profile = AllocationProfile(cost.model, device, size, run_s, cost.memory_bytes, cost.load_s)
+            profile = AllocationProfile(
+                cost.model,
+                device,
+                size,
+                run_s,
+                cost.memory_bytes,
+                cost.load_s,
+                cost.step_count,
+                cost.fixed_s,
+                cost.finish_s,
+            )
             known = slowest.get((cost.model, device, size))
             if known is None or known.latency_s < run_s:
                 slowest[cost.model, device, size] = profile

@@ -28,6 +28,7 @@ class _PoolCounts:
     violated: int = 0
     scored: int = 0
     deferred: int = 0
+    confidences: tuple[int, ...] = ()
 
 
 class SimulatedController:
@@ -48,16 +49,18 @@ class SimulatedController:
         self._profiles = profiles
         self._decision = AllocationDecision()
         self._reported: dict[str, _PoolCounts] = {}
-        self._starts: dict[str, Counter[int]] = {}
+        self._starts: dict[str, Counter[StartShare]] = {}
         self._late: Counter[str] = Counter()
         self._queues: Counter[str] = Counter()
         self._looks = 0
         self._last_s = 0.0
         self._sequence = 0
+        # By the pools of all plans.
+        self._models: dict[str, str] = {}
 
-    def count_start(self, pool: str, start_step: int) -> None:
+    def count_start(self, pool: str, start: StartShare) -> None:
         """Changes state: a request of that pool starts there."""
-        self._starts.setdefault(pool, Counter())[start_step] += 1
+        self._starts.setdefault(pool, Counter())[start] += 1
 
     def count_late(self, pool: str) -> None:
         """Changes state: a picture of that pool came after its SLO, which need not be the dataplane's deadline."""
@@ -86,6 +89,7 @@ class SimulatedController:
         check_decision(context, decision)
         same = replace(decision, memory=()) == replace(self._decision, memory=())
         self._decision = decision
+        self._models.update((pool.pool, pool.model) for pool in decision.pools)
         if same and self._sequence:
             return None
         self._sequence += 1
@@ -94,18 +98,24 @@ class SimulatedController:
     def _demand(self, pool: Pool, window_s: float, at_workers: int) -> ModelDemand:
         before = self._reported.get(pool.name, _PoolCounts())
         violated = pool.dropped_count + self._late[pool.name]
-        now = _PoolCounts(pool.arrived_count, violated, pool.scored_count, pool.deferred_count)
+        confidences = tuple(pool.confidences)
+        now = _PoolCounts(pool.arrived_count, violated, pool.scored_count, pool.deferred_count, confidences)
         self._reported[pool.name] = now
         starts = self._starts.pop(pool.name, Counter())
         scored = now.scored - before.scored
         return ModelDemand(
-            model=pool.name,
+            model=self._models.get(pool.name, pool.name),
             arrivals_per_s=(now.arrived - before.arrived) / window_s if window_s > 0 else 0.0,
             queue_length=pool.waiting_count + at_workers,
-            starts=tuple(StartShare(step, count) for step, count in sorted(starts.items())),
+            starts=tuple(replace(start, request_count=count) for start, count in sorted(starts.items(), key=_order_of)),
             deferred_share=(now.deferred - before.deferred) / scored if scored else 0.0,
             violation_count=now.violated - before.violated,
             mean_queue_length=self._queues[pool.name] / self._looks,
+            deferred_per_s=(now.deferred - before.deferred) / window_s if window_s > 0 else 0.0,
+            confidences=tuple(
+                count - told
+                for count, told in zip(confidences, before.confidences or (0,) * len(confidences), strict=True)
+            ),
         )
 
     def _waiting_at_workers(self) -> Counter[str]:
@@ -131,3 +141,8 @@ class SimulatedController:
             for device in self._devices.values()
             if not device.lost
         )
+
+
+def _order_of(counted: tuple[StartShare, int]) -> tuple[int, str, int, str]:
+    start, _ = counted
+    return (start.start_step, start.kind, start.step_count, start.model)

@@ -40,7 +40,17 @@ class SimulatedFleet:
             self._counts[kind] = devices.count
             self._add(kind, devices, agenda, listener, random)
         self.profiles = tuple(
-            AllocationProfile(model, kind, size, costs.run_s(size), 0, costs.load.mean_s)
+            AllocationProfile(
+                model,
+                kind,
+                size,
+                costs.run_s(size),
+                0,
+                costs.load.mean_s,
+                costs.step_count,
+                costs.prepare.mean_s,
+                costs.finish.mean_s,
+            )
             for kind, by_model in self._costs.items()
             for model, costs in by_model.items()
             for size in range(1, min(costs.max_batch, self._limits[kind]) + 1)

@@ -17,8 +17,9 @@ from typing import Any
 from pentimento.dataplane import Dataplane, effects, events
 from pentimento.dataplane.events import AttemptKey
 from pentimento.devices.profile import Cost
+from pentimento.domain.fleet import StartShare
 from pentimento.emulation.device import EmulatedDevice, EmulatedJob
-from pentimento.policies.serving.entry import request_stages, stages_from
+from pentimento.policies.serving.entry import NOISE, request_stages, stages_from
 from pentimento.policies.serving.policy import CacheUse
 from pentimento.reports import Outcome, RequestRecord, StageSpan
 from pentimento.simulator.adapters import SimulatedAdapters
@@ -283,7 +284,10 @@ class Simulation:
         request.deferred = stage > 0
         request.options = lanes
         own_steps = self._fleet.steps_of(stage_of.model, request.arrival)
-        self._controller.count_start(own, request.start.start_step_of(own_steps))
+        if stage == 0:
+            kind, saved = request.start.kind.value, request.start.start_step_of(own_steps)
+            model = lanes[0][1] if kind != NOISE else ""
+            self._controller.count_start(own, StartShare(saved, 0, kind, own_steps, model))
         work = [float(self._steps_left(request, model) * self._scenario.pixels) for _, model in lanes]
         options = tuple(
             events.RouteOption(pool, self._fleet.digest_of(model), left)

@@ -70,12 +70,28 @@ def replica_from_proto(message: pb.Replica) -> Replica:
 
 def cost_to_proto(cost: ModelCost) -> pb.ModelCost:
     batches = [pb.BatchCost(batch_size=size, run_seconds=seconds) for size, seconds in cost.run_s]
-    return pb.ModelCost(model=cost.model, batches=batches, memory_bytes=cost.memory_bytes, load_seconds=cost.load_s)
+    return pb.ModelCost(
+        model=cost.model,
+        batches=batches,
+        memory_bytes=cost.memory_bytes,
+        load_seconds=cost.load_s,
+        step_count=cost.step_count,
+        fixed_seconds=cost.fixed_s,
+        finish_seconds=cost.finish_s,
+    )
 
 
 def cost_from_proto(message: pb.ModelCost) -> ModelCost:
     run_s = tuple((batch.batch_size, batch.run_seconds) for batch in message.batches)
-    return ModelCost(message.model, run_s, message.memory_bytes, message.load_seconds)
+    return ModelCost(
+        message.model,
+        run_s,
+        message.memory_bytes,
+        message.load_seconds,
+        message.step_count,
+        message.fixed_seconds,
+        message.finish_seconds,
+    )
 
 
 def held_model_to_proto(held: HeldModel) -> worker_pb.HeldModel:

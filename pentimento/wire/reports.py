@@ -1,7 +1,10 @@
 """Registration, reports and the fleet: pentimento.api.controller.v1 beside pentimento.domain.fleet."""
 
+from dataclasses import asdict
+
 from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.domain.fleet import (
+    AdapterDemand,
     Fleet,
     PlanAcknowledgement,
     PoolDemand,
@@ -11,6 +14,7 @@ from pentimento.domain.fleet import (
     StartShare,
     UnplannedModel,
 )
+from pentimento.wire.enumerations import ADAPTER_KINDS
 from pentimento.wire.fleet import replica_from_proto, replica_to_proto
 from pentimento.wire.generation import plan_version_from_proto, plan_version_to_proto
 from pentimento.wire.plans import plan_from_proto, plan_to_proto
@@ -72,9 +76,12 @@ def _demand_to_proto(demand: PoolDemand) -> pb.PoolDemand:
         dropped_count=demand.dropped_count,
         late_count=demand.late_count,
         queue_length=demand.queue_length,
-        starts=[pb.StartShare(start_step=s.start_step, request_count=s.request_count) for s in demand.starts],
+        starts=[pb.StartShare(**asdict(share)) for share in demand.starts],
         deferred_share=demand.deferred_share,
         scored_count=demand.scored_count,
+        pool=demand.pool,
+        confidences=demand.confidences,
+        adapters=[_adapter_demand_to_proto(adapter) for adapter in demand.adapters],
     )
 
 
@@ -86,10 +93,26 @@ def _demand_from_proto(message: pb.PoolDemand) -> PoolDemand:
         message.dropped_count,
         message.late_count,
         message.queue_length,
-        tuple(StartShare(share.start_step, share.request_count) for share in message.starts),
+        tuple(_start_from_proto(share) for share in message.starts),
         message.deferred_share,
         message.scored_count,
+        message.pool,
+        tuple(message.confidences),
+        tuple(_adapter_demand_from_proto(adapter) for adapter in message.adapters),
     )
+
+
+def _start_from_proto(message: pb.StartShare) -> StartShare:
+    return StartShare(message.start_step, message.request_count, message.kind, message.step_count, message.model)
+
+
+def _adapter_demand_to_proto(demand: AdapterDemand) -> pb.AdapterDemand:
+    kind = ADAPTER_KINDS.to_proto(demand.kind)
+    return pb.AdapterDemand(kind=kind, name=demand.name, request_count=demand.request_count)
+
+
+def _adapter_demand_from_proto(message: pb.AdapterDemand) -> AdapterDemand:
+    return AdapterDemand(ADAPTER_KINDS.from_proto(message.kind), message.name, message.request_count)
 
 
 def status_to_proto(status: ReplicaStatus) -> pb.ReplicaStatus:

@@ -2,9 +2,10 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from pentimento.domain.fleet import PoolDemand, ReplicaReport, StartShare
+from pentimento.domain.adapters import AdapterKind
+from pentimento.domain.fleet import CONFIDENCE_BINS, AdapterDemand, PoolDemand, ReplicaReport, StartShare
 from pentimento.policies.allocation import ModelDemand, ReplicaView
 
 # A window shorter than this would turn a single arrival into a burst.
@@ -33,7 +34,9 @@ class _Asked:
     violated: int = 0
     scored: int = 0
     deferred: float = 0.0
-    starts: Counter[int] = field(default_factory=Counter)
+    starts: Counter[StartShare] = field(default_factory=Counter)
+    confidences: Counter[int] = field(default_factory=Counter)
+    adapters: Counter[tuple[AdapterKind, str]] = field(default_factory=Counter)
 
     def add(self, pool: PoolDemand) -> None:
         self.arrived += pool.arrived_count
@@ -41,7 +44,10 @@ class _Asked:
         self.scored += pool.scored_count
         self.deferred += pool.deferred_share * pool.scored_count
         for start in pool.starts:
-            self.starts[start.start_step] += start.request_count
+            self.starts[replace(start, request_count=0)] += start.request_count
+        self.confidences.update(dict(enumerate(pool.confidences)))
+        for adapter in pool.adapters:
+            self.adapters[adapter.kind, adapter.name] += adapter.request_count
 
 
 @dataclass
@@ -54,7 +60,7 @@ class _Reported:
 
 
 class DemandWindow:
-    """Demand by model, over all replicas that are live."""
+    """Demand by model, over all its pools and all replicas that are live."""
 
     def __init__(self) -> None:
         self._reported: defaultdict[str, _Reported] = defaultdict(_Reported)
@@ -83,13 +89,25 @@ def _demand(model: str, reported: Iterable[_Reported]) -> ModelDemand:
     asked = [(one.asked[model], max(one.covered_s, MIN_WINDOW_S)) for one in reported if model in one.asked]
     queues = [one.queues[model] for one in reported if model in one.queues]
     scored = sum(one.scored for one, _ in asked)
-    starts = sum((one.starts for one, _ in asked), Counter[int]())
+    starts = sum((one.starts for one, _ in asked), Counter[StartShare]())
+    confidences = sum((one.confidences for one, _ in asked), Counter[int]())
+    adapters = sum((one.adapters for one, _ in asked), Counter[tuple[AdapterKind, str]]())
     return ModelDemand(
         model=model,
         arrivals_per_s=sum(one.arrived / covered_s for one, covered_s in asked),
         queue_length=sum(queue.newest for queue in queues),
-        starts=tuple(StartShare(step, count) for step, count in sorted(starts.items())),
+        starts=tuple(replace(start, request_count=starts[start]) for start in sorted(starts, key=_order_of)),
         deferred_share=sum(one.deferred for one, _ in asked) / scored if scored else 0.0,
         violation_count=sum(one.violated for one, _ in asked),
         mean_queue_length=sum(queue.total / queue.reports for queue in queues),
+        deferred_per_s=sum(one.deferred / covered_s for one, covered_s in asked),
+        confidences=tuple(confidences[part] for part in range(CONFIDENCE_BINS)) if confidences else (),
+        adapters=tuple(
+            AdapterDemand(*adapter, adapters[adapter])
+            for adapter in sorted(adapters, key=lambda one: (one[0].value, one[1]))
+        ),
     )
+
+
+def _order_of(start: StartShare) -> tuple[int, str, int, str]:
+    return (start.start_step, start.kind, start.step_count, start.model)

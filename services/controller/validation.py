@@ -5,7 +5,16 @@ import re
 
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, PipeliningBound, is_adapter_name, is_digest
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.fleet import MAX_TOLD_COUNT, ModelCost, PoolDemand, Replica, ReplicaReport
+from pentimento.domain.fleet import (
+    CONFIDENCE_BINS,
+    MAX_TOLD_COUNT,
+    ModelCost,
+    PoolDemand,
+    Replica,
+    ReplicaReport,
+    StartShare,
+)
+from pentimento.policies.serving.entry import STARTS
 
 MAX_NAME_LENGTH = 256
 MAX_BOUNDS = 64
@@ -64,14 +73,37 @@ def check_report(report: ReplicaReport) -> None:
 
 def _check_demand(field: str, demand: PoolDemand) -> None:
     check_text(f"{field}.model", demand.model)
+    check_text(f"{field}.pool", demand.pool)
     _check_share(f"{field}.deferred_share", demand.deferred_share)
     for count in ("arrived_count", "completed_count", "dropped_count", "late_count", "queue_length", "scored_count"):
         _check_count(f"{field}.{count}", getattr(demand, count), MAX_REQUESTS)
     if len(demand.starts) > MAX_TOLD_COUNT:
         raise InvalidArgument.of(f"{field}.starts", f"must be at most {MAX_TOLD_COUNT}, got {len(demand.starts)}")
     for start in demand.starts:
-        _check_count(f"{field}.starts.start_step", start.start_step, MAX_STEPS)
-        _check_count(f"{field}.starts.request_count", start.request_count, MAX_REQUESTS)
+        _check_start(f"{field}.starts", start)
+    if len(demand.confidences) not in (0, CONFIDENCE_BINS):
+        limit = f"must be {CONFIDENCE_BINS} counts or none, got {len(demand.confidences)}"
+        raise InvalidArgument.of(f"{field}.confidences", limit)
+    for scored in demand.confidences:
+        _check_count(f"{field}.confidences", scored, MAX_REQUESTS)
+    if len(demand.adapters) > MAX_TOLD_COUNT:
+        raise InvalidArgument.of(f"{field}.adapters", f"must be at most {MAX_TOLD_COUNT}, got {len(demand.adapters)}")
+    for adapter in demand.adapters:
+        if not is_adapter_name(adapter.name):
+            raise InvalidArgument.of(f"{field}.adapters.name", ADAPTER_NAME_RULE)
+        _check_count(f"{field}.adapters.request_count", adapter.request_count, MAX_REQUESTS)
+
+
+def _check_start(field: str, start: StartShare) -> None:
+    if start.kind not in STARTS:
+        raise InvalidArgument.of(f"{field}.kind", f"must be noise, latent or image, got {start.kind[:80]!r}")
+    check_text(f"{field}.model", start.model)
+    _check_count(f"{field}.start_step", start.start_step, MAX_STEPS)
+    _check_count(f"{field}.step_count", start.step_count, MAX_STEPS)
+    _check_count(f"{field}.request_count", start.request_count, MAX_REQUESTS)
+    if start.step_count and start.start_step >= start.step_count:
+        limit = f"must be below step_count, {start.step_count}, got {start.start_step}"
+        raise InvalidArgument.of(f"{field}.start_step", limit)
 
 
 def check_cost(field: str, cost: ModelCost) -> None:
@@ -80,6 +112,10 @@ def check_cost(field: str, cost: ModelCost) -> None:
     _check_count(f"{field}.memory_bytes", cost.memory_bytes)
     if not 0.0 <= cost.load_s <= MAX_COST_S:
         raise InvalidArgument.of(f"{field}.load_seconds", f"must be between 0 and {MAX_COST_S:g}, got {cost.load_s}")
+    _check_count(f"{field}.step_count", cost.step_count, MAX_STEPS)
+    for name, seconds in (("fixed_seconds", cost.fixed_s), ("finish_seconds", cost.finish_s)):
+        if not 0.0 <= seconds <= MAX_COST_S:
+            raise InvalidArgument.of(f"{field}.{name}", f"must be between 0 and {MAX_COST_S:g}, got {seconds}")
     for size, run_s in cost.run_s:
         if not 1 <= size <= MAX_BATCH:
             raise InvalidArgument.of(f"{field}.batches.batch_size", f"must be between 1 and {MAX_BATCH}, got {size}")

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pentimento.dataplane import Dataplane
 from pentimento.dataplane.state import Pool, Worker
-from pentimento.domain.fleet import PlanAcknowledgement, PoolDemand, ReplicaReport, StartShare
+from pentimento.domain.adapters import AdapterKind
+from pentimento.domain.fleet import AdapterDemand, PlanAcknowledgement, PoolDemand, ReplicaReport, StartShare
 from pentimento.domain.generation import PlanVersion
+from pentimento.policies.serving.entry import NOISE
 from services.frontdoor.metrics import DEFERRED, QUEUE, REFUSED_PLANS, REFUSING_WORKERS, RERUNS, RUNNING
 from services.frontdoor.workers.worker_links import WorkerLinks
 
@@ -26,28 +29,55 @@ class Totals:
     deferred: int = 0
 
 
+@dataclass(frozen=True, order=True)
+class CountedStart:
+    """A start as plans are told of it; see StartShare."""
+
+    start_step: int = 0
+    kind: str = NOISE
+    step_count: int = 0
+    model: str = ""
+
+    @property
+    def from_noise(self) -> "CountedStart":
+        """The same request from noise."""
+        return CountedStart(0, NOISE, self.step_count)
+
+
 class StartCounts:
-    """Where requests start, by pool, until the controller is told."""
+    """Where requests start and which adapters they ask for, by pool, until the controller is told."""
 
     def __init__(self) -> None:
-        self._counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        self._counts: defaultdict[str, Counter[CountedStart]] = defaultdict(Counter)
+        self._adapters: defaultdict[str, Counter[tuple[AdapterKind, str]]] = defaultdict(Counter)
 
-    def count(self, pool: str, start_step: int) -> None:
+    def count(self, pool: str, start: CountedStart, adapters: Iterable[tuple[AdapterKind, str]] = ()) -> None:
         """Changes state."""
-        self._counts[pool][start_step] += 1
+        self._counts[pool][start] += 1
+        self._adapters[pool].update(adapters)
 
-    def correct(self, pool: str, start_step: int) -> None:
-        """Changes state: one that was counted at that step was from noise after all."""
-        self._counts[pool][start_step] -= 1
-        self._counts[pool][0] += 1
+    def correct(self, pool: str, start: CountedStart) -> None:
+        """Changes state: one that was counted so was from noise after all."""
+        self._counts[pool][start] -= 1
+        self._counts[pool][start.from_noise] += 1
 
     def take(self, pool: str) -> tuple[StartShare, ...]:
         """Changes state: those since the last call. What was corrected after it was told is taken off later ones."""
         counts = self._counts.pop(pool, Counter())
-        owed = Counter({step: count for step, count in counts.items() if count < 0})
+        owed = Counter({start: count for start, count in counts.items() if count < 0})
         if owed:
             self._counts[pool] = owed
-        return tuple(StartShare(step, count) for step, count in sorted(counts.items()) if count > 0)
+        return tuple(
+            StartShare(start.start_step, count, start.kind, start.step_count, start.model)
+            for start, count in sorted(counts.items())
+            if count > 0
+        )
+
+    def take_adapters(self, pool: str) -> tuple[AdapterDemand, ...]:
+        """Changes state: the adapters that were asked for since the last call."""
+        counts = self._adapters.pop(pool, Counter())
+        ordered = sorted(counts.items(), key=lambda item: (item[0][0].value, item[0][1]))
+        return tuple(AdapterDemand(kind, name, count) for (kind, name), count in ordered)
 
 
 class DemandReport:
@@ -57,30 +87,32 @@ class DemandReport:
         self._state = dataplane.state
         self._starts = starts
         self._reported: dict[str, Totals] = {}
+        self._confidences: dict[str, tuple[int, ...]] = {}
 
     def added_to(self, report: ReplicaReport) -> ReplicaReport:
         """Return the report with queue, counts, demand and plan. Changes state."""
         state = self._state
         pools = tuple(state.pools.values())
+        models = {pool.pool: pool.model for pool in state.plan.pools} if state.plan is not None else {}
         return replace(
             report,
             queue_length=sum(pool.waiting_count for pool in pools),
             running_count=sum(pool.running_count for pool in pools),
             completed_count=state.counters.completed,
             failed_count=state.counters.failed + state.counters.expired + state.counters.dropped,
-            demand=tuple(self._demand(pool) for pool in pools),
+            demand=tuple(self._demand(pool, models.get(pool.name, pool.name)) for pool in pools),
             plan=PlanAcknowledgement(state.plan.version) if state.plan is not None else None,
             draining=state.draining,
         )
 
-    def _demand(self, pool: Pool) -> PoolDemand:
+    def _demand(self, pool: Pool, model: str) -> PoolDemand:
         before = self._reported.get(pool.name, Totals())
         counts = (pool.arrived_count, pool.completed_count, pool.dropped_count, pool.late_count)
         now = Totals(*counts, pool.scored_count, pool.deferred_count)
         self._reported[pool.name] = now
         scored = now.scored - before.scored
         return PoolDemand(
-            model=pool.name,
+            model=model,
             arrived_count=now.arrived - before.arrived,
             completed_count=now.completed - before.completed,
             dropped_count=now.dropped - before.dropped,
@@ -89,7 +121,16 @@ class DemandReport:
             starts=self._starts.take(pool.name),
             deferred_share=(now.deferred - before.deferred) / max(scored, 1),
             scored_count=scored,
+            pool=pool.name if pool.name != model else "",
+            confidences=self._scores(pool) if scored else (),
+            adapters=self._starts.take_adapters(pool.name),
         )
+
+    def _scores(self, pool: Pool) -> tuple[int, ...]:
+        now = tuple(pool.confidences)
+        before = self._confidences.get(pool.name, (0,) * len(now))
+        self._confidences[pool.name] = now
+        return tuple(count - told for count, told in zip(now, before, strict=True))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from pentimento.policies.serving.entry import Stage
 from pentimento.rpc import spawn_detached
 from services.frontdoor.answers.audience import Audience
 from services.frontdoor.routing.stages import PoolOption, as_painted_by
+from services.frontdoor.status import CountedStart
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +52,13 @@ class ClientRequest:
 @dataclass(slots=True)
 class RoutedStage:
     """Where a stage may be painted: in one of `options`, by `journalled` once the journal has the route. A recovered
-    one has no options: its worker will say what it holds. `queued_at` is in monotonic seconds. `counted_step` is the
-    start that was counted for plans in `counted_pool`, 0 for noise."""
+    one has no options: its worker will say what it holds. `queued_at` is in monotonic seconds. `counted` is the
+    pool and the start that were counted for plans, None where none was."""
 
     options: tuple[PoolOption, ...]
     queued_at: float
     journalled: Route | None = None
-    counted_step: int = 0
-    counted_pool: str = ""
+    counted: tuple[str, CountedStart] | None = None
 
 
 @dataclass(slots=True)

@@ -6,18 +6,20 @@ from dataclasses import replace
 
 from pentimento.dataplane.effects import PrepareRoute, ResolveRoute
 from pentimento.dataplane.events import RouteOption, RouteResolved
+from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import PlanVersion, Route
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.policies.latent_pairing import PairingMode, can_pair
-from pentimento.policies.serving.entry import Stage, scaled_start_step, stages_from
+from pentimento.policies.serving.entry import NOISE, Stage, scaled_start_step, stages_from
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Job, RoutedStage
 from services.frontdoor.routing.bounded_calls import Note, bounded
 from services.frontdoor.routing.stages import PoolOption, as_painted_by, cascade_stages, known_stages
 from services.frontdoor.routing.start_choice import Asker, decide_route, new_route_id
 from services.frontdoor.routing.starts import kind_of, steps_saved, work_left
+from services.frontdoor.status import CountedStart
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +72,9 @@ async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
     start = kind_of(decided[0].route.start)
     stages, cascade = cascade_stages(job.stages, start), job.stages[0].cascade
     options = tuple(replace(option, route=replace(option.route, stages=stages, cascade=cascade)) for option in decided)
-    saved = _steps_saved_of(as_painted_by(request.resolved, held), options[0])
-    parts.starts.count(stage.pool, saved)
+    counted = _count_start(parts, stage, as_painted_by(request.resolved, held), options[0]) if number == 0 else None
     now = parts.clock.monotonic()
-    job.routed[number] = RoutedStage(options, queued_at=now, counted_step=saved, counted_pool=stage.pool)
+    job.routed[number] = RoutedStage(options, queued_at=now, counted=counted)
     job.time_stage("route", started_at, now)
     job.audience.routed(options[0].route)
     parts.submit(_resolved(parts, job, number, options))
@@ -121,6 +122,19 @@ def _steps_saved_of(own: ResolvedRequest, chosen: PoolOption) -> int:
     """Steps of the request's own stage that the start stands for: plans are made in those."""
     saved = steps_saved(chosen.route.start)
     return scaled_start_step(saved, chosen.resolved.spec.num_inference_steps, own.spec.num_inference_steps)
+
+
+def _count_start(
+    parts: FrontdoorParts, stage: Stage, own: ResolvedRequest, chosen: PoolOption
+) -> tuple[str, CountedStart]:
+    kind, model = kind_of(chosen.route.start), chosen.route.model
+    start = CountedStart(
+        _steps_saved_of(own, chosen), kind, own.spec.num_inference_steps, model if kind != NOISE else ""
+    )
+    loras = ((AdapterKind.LORA, lora.name) for lora in own.spec.loras)
+    controlnets = ((AdapterKind.CONTROLNET, net.name) for net in own.spec.controlnets)
+    parts.starts.count(stage.pool, start, (*loras, *controlnets))
+    return stage.pool, start
 
 
 def _as_route_option(option: PoolOption) -> RouteOption:

@@ -189,10 +189,10 @@ def _account_start(parts: FrontdoorParts, job: Job, execution: Execution, result
     if not passed_over:
         return 0.0
     routed = job.routed[execution.stage]
-    if routed.counted_step:
-        parts.starts.correct(routed.counted_pool, routed.counted_step)
+    if routed.counted is not None:
+        parts.starts.correct(*routed.counted)
         # Another attempt of the same stage is no other request.
-        routed.counted_step = 0
+        routed.counted = None
     return work_left(resolved, taken)
 
 

@@ -71,7 +71,15 @@ def model_cost(model: EmulatedModel, devices: EmulatedDevices) -> ModelCost:
     """As allocators read it: pictures of the model's own size, guidance and steps."""
     costs = costs_on(model, devices)
     run_s = tuple((size, costs.run_s(size)) for size in range(1, largest_batch(model, devices) + 1))
-    return ModelCost(model.name, run_s, model.profile.idle_memory_bytes or 0, model.load.mean_s)
+    return ModelCost(
+        model.name,
+        run_s,
+        model.profile.idle_memory_bytes or 0,
+        model.load.mean_s,
+        costs.step_count,
+        costs.prepare.mean_s,
+        costs.finish.mean_s,
+    )
 
 
 def decoding_share(model: EmulatedModel) -> float:

@@ -84,7 +84,15 @@ def _cost(profile: ModelProfile, settings: UnetWorkerSettings) -> ModelCost:
     first = profile.batches[0]
     run_s = run_seconds(profile, first.width_px, first.height_px, guided=guidance > 1.0, steps=steps)
     within = tuple((size, seconds) for size, seconds in run_s if size <= settings.max_batch)
-    return ModelCost(profile.model, within, profile.idle_memory_bytes or 0)
+    size = profile.size(first.width_px, first.height_px)
+    return ModelCost(
+        profile.model,
+        within,
+        profile.idle_memory_bytes or 0,
+        step_count=steps,
+        fixed_s=size.prepare.mean_s if size is not None else 0.0,
+        finish_s=size.decode.mean_s + size.encode.mean_s if size is not None else 0.0,
+    )
 
 
 def _usual(settings: UnetWorkerSettings) -> tuple[int, float]:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from pentimento.domain.fleet import PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
+from pentimento.domain.adapters import AdapterKind
+from pentimento.domain.fleet import AdapterDemand, PoolDemand, Replica, ReplicaKind, ReplicaReport, StartShare
 from pentimento.policies.allocation import ReplicaView
 from services.controller.demand import DemandWindow
 
@@ -81,3 +82,28 @@ def test_a_front_door_that_is_gone_counts_no_more(window):
     window.add(report("f2", arrived_count=10), 1.0)
 
     assert window.take(LIVE[:1])[0].arrivals_per_s == 10.0
+
+
+def test_pools_of_one_model_are_added_up() -> None:
+    window = DemandWindow()
+    window.add(report(arrived_count=4, deferred_share=0.5, scored_count=4), 1.0)
+    window.add(report("f2", pool="quick", arrived_count=6), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert (heavy.arrivals_per_s, heavy.deferred_per_s) == (10.0, 2.0)
+
+
+def test_starts_of_one_step_are_told_apart_by_kind_and_confidences_and_adapters_are_counted() -> None:
+    window = DemandWindow()
+    starts = (StartShare(5, 1, "latent", 50, "heavy"), StartShare(5, 2, "image", 50, "light"))
+    counts = (1, *(0,) * 18, 3)
+    asked = (AdapterDemand(AdapterKind.LORA, "neon", 2),)
+    for door in ("f1", "f2"):
+        window.add(report(door, starts=starts, confidences=counts, adapters=asked), 1.0)
+
+    (heavy,) = window.take(LIVE)
+
+    assert heavy.starts == (StartShare(5, 4, "image", 50, "light"), StartShare(5, 2, "latent", 50, "heavy"))
+    assert (heavy.confidences[0], heavy.confidences[19]) == (2, 6)
+    assert heavy.adapters == (AdapterDemand(AdapterKind.LORA, "neon", 4),)

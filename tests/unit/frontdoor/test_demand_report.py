@@ -1,11 +1,17 @@
 """The heartbeat to the controller: what happened since the one before."""
 
 from pentimento.dataplane import Dataplane
-from pentimento.dataplane.events import RequestArrived
-from pentimento.domain.fleet import ReplicaReport, StartShare
-from services.frontdoor.status import DemandReport, StartCounts
+from pentimento.dataplane.events import PlanReceived, RequestArrived
+from pentimento.domain.adapters import AdapterKind
+from pentimento.domain.fleet import AdapterDemand, Plan, PoolPlan, ReplicaReport, StartShare
+from pentimento.domain.generation import PlanVersion
+from services.frontdoor.status import CountedStart, DemandReport, StartCounts
 
 PLAIN = ReplicaReport("f1", 7)
+
+
+def at(step: int) -> CountedStart:
+    return CountedStart(step)
 
 
 def test_arrivals_starts_and_deferrals_are_told_once() -> None:
@@ -15,7 +21,7 @@ def test_arrivals_starts_and_deferrals_are_told_once() -> None:
     pool = dataplane.state.pool("heavy")
     pool.scored_count, pool.deferred_count = 4, 1
     for step in (0, 5, 5):
-        starts.count("heavy", step)
+        starts.count("heavy", at(step))
 
     (first,), (second,) = report.added_to(PLAIN).demand, report.added_to(PLAIN).demand
 
@@ -28,9 +34,9 @@ def test_arrivals_starts_and_deferrals_are_told_once() -> None:
 def test_a_start_that_could_not_be_used_counts_as_one_from_noise() -> None:
     starts = StartCounts()
     for step in (0, 5, 5):
-        starts.count("m", step)
+        starts.count("m", at(step))
 
-    starts.correct("m", 5)
+    starts.correct("m", at(5))
 
     assert starts.take("m") == (StartShare(0, 2), StartShare(5, 1))
     assert starts.take("m") == ()
@@ -38,12 +44,55 @@ def test_a_start_that_could_not_be_used_counts_as_one_from_noise() -> None:
 
 def test_what_is_corrected_after_it_was_told_is_taken_off_later_ones() -> None:
     starts = StartCounts()
-    starts.count("m", 5)
+    starts.count("m", at(5))
     assert starts.take("m") == (StartShare(5, 1),)
 
-    starts.correct("m", 5)
+    starts.correct("m", at(5))
 
     assert starts.take("m") == (StartShare(0, 1),)
-    starts.count("m", 5)
-    starts.count("m", 5)
+    starts.count("m", at(5))
+    starts.count("m", at(5))
     assert starts.take("m") == (StartShare(5, 1),)
+
+
+def test_demand_is_told_by_pool_and_model() -> None:
+    dataplane, starts = Dataplane(1), StartCounts()
+    report = DemandReport(dataplane, starts)
+    pools = (PoolPlan("misses", "heavy", ()), PoolPlan("heavy", "heavy", ()))
+    dataplane.on_event(0.0, PlanReceived(Plan(PlanVersion(1, 1), pools=pools)))
+    dataplane.on_event(0.0, RequestArrived("r1", "t", "misses", 1.0, 10.0))
+    dataplane.on_event(0.0, RequestArrived("r2", "t", "heavy", 1.0, 10.0))
+
+    told = report.added_to(PLAIN).demand
+
+    assert [(one.model, one.pool, one.arrived_count) for one in told] == [("heavy", "misses", 1), ("heavy", "", 1)]
+
+
+def test_starts_are_told_with_their_kind_steps_and_model_and_adapters_by_name() -> None:
+    starts = StartCounts()
+    latent = CountedStart(10, "latent", 50, "heavy")
+    starts.count("light", latent, [(AdapterKind.LORA, "neon"), (AdapterKind.CONTROLNET, "canny")])
+    starts.count("light", latent, [(AdapterKind.LORA, "neon")])
+
+    starts.correct("light", latent)
+
+    assert starts.take("light") == (StartShare(0, 1, "noise", 50), StartShare(10, 1, "latent", 50, "heavy"))
+    assert starts.take_adapters("light") == (
+        AdapterDemand(AdapterKind.CONTROLNET, "canny", 1),
+        AdapterDemand(AdapterKind.LORA, "neon", 2),
+    )
+    assert starts.take_adapters("light") == ()
+
+
+def test_confidences_are_told_once_by_twentieths() -> None:
+    dataplane = Dataplane(1)
+    report = DemandReport(dataplane, StartCounts())
+    pool = dataplane.state.pool("light")
+    pool.scored_count, pool.confidences[19] = 2, 2
+    first = report.added_to(PLAIN).demand[0].confidences
+    pool.scored_count, pool.confidences[0] = 3, 1
+
+    second = report.added_to(PLAIN).demand[0].confidences
+
+    assert (first[19], sum(first)) == (2, 2)
+    assert (second[0], sum(second)) == (1, 1)

@@ -106,7 +106,9 @@ def test_what_was_measured_of_its_models_is_what_they_cost(directory: Path, tmp_
     costs = model_costs(checkpoints(given))
 
     # Ten steps by the registry, 50 where nothing is known.
-    assert costs == (ModelCost("light", ((1, 25.1), (2, 25.2)), 7), ModelCost("sd", ((1, 5.1), (2, 5.2)), 7))
+    once = {"fixed_s": 0.1, "finish_s": 1.0}
+    light = ModelCost("light", ((1, 25.1), (2, 25.2)), 7, step_count=50, **once)
+    assert costs == (light, ModelCost("sd", ((1, 5.1), (2, 5.2)), 7, step_count=10, **once))
 
 
 def test_a_profile_that_is_none_is_named(directory: Path, tmp_path: Path) -> None:

@@ -120,10 +120,19 @@ class ModelCost(_message.Message):
     BATCHES_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     LOAD_SECONDS_FIELD_NUMBER: _builtins.int
+    STEP_COUNT_FIELD_NUMBER: _builtins.int
+    FIXED_SECONDS_FIELD_NUMBER: _builtins.int
+    FINISH_SECONDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     memory_bytes: _builtins.int
     load_seconds: _builtins.float
     """Until the device, having held another model, holds this one."""
+    step_count: _builtins.int
+    """Of run_seconds: fixed_seconds once a request before its first step, the rest step_count steps. finish_seconds (decoding, encoding)
+    come after them, beside the next batch. 0 where that is not known.
+    """
+    fixed_seconds: _builtins.float
+    finish_seconds: _builtins.float
     @_builtins.property
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchCost]: ...
     def __init__(
@@ -133,10 +142,13 @@ class ModelCost(_message.Message):
         batches: _abc.Iterable[Global___BatchCost] | None = ...,
         memory_bytes: _builtins.int = ...,
         load_seconds: _builtins.float = ...,
+        step_count: _builtins.int = ...,
+        fixed_seconds: _builtins.float = ...,
+        finish_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "load_seconds", b"load_seconds", "memory_bytes", b"memory_bytes", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "finish_seconds", b"finish_seconds", "fixed_seconds", b"fixed_seconds", "load_seconds", b"load_seconds", "memory_bytes", b"memory_bytes", "model", b"model", "step_count", b"step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -278,7 +290,11 @@ class PoolDemand(_message.Message):
     STARTS_FIELD_NUMBER: _builtins.int
     DEFERRED_SHARE_FIELD_NUMBER: _builtins.int
     SCORED_COUNT_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    CONFIDENCES_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """The model that the pool holds."""
     arrived_count: _builtins.int
     completed_count: _builtins.int
     dropped_count: _builtins.int
@@ -287,10 +303,18 @@ class PoolDemand(_message.Message):
     deferred_share: _builtins.float
     """Of those that a discriminator judged, scored_count since the last report."""
     scored_count: _builtins.int
+    pool: _builtins.str
+    """Empty where the pool is called after its model."""
     @_builtins.property
     def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartShare]:
         """Shares of hits by start step, for the allocator."""
 
+    @_builtins.property
+    def confidences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Scores by twenty equal parts of 0..1; none where nothing was scored."""
+
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterDemand]: ...
     def __init__(
         self,
         *,
@@ -303,10 +327,13 @@ class PoolDemand(_message.Message):
         starts: _abc.Iterable[Global___StartShare] | None = ...,
         deferred_share: _builtins.float = ...,
         scored_count: _builtins.int = ...,
+        pool: _builtins.str = ...,
+        confidences: _abc.Iterable[_builtins.int] | None = ...,
+        adapters: _abc.Iterable[Global___AdapterDemand] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived_count", b"arrived_count", "completed_count", b"completed_count", "deferred_share", b"deferred_share", "dropped_count", b"dropped_count", "late_count", b"late_count", "model", b"model", "queue_length", b"queue_length", "scored_count", b"scored_count", "starts", b"starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "arrived_count", b"arrived_count", "completed_count", b"completed_count", "confidences", b"confidences", "deferred_share", b"deferred_share", "dropped_count", b"dropped_count", "late_count", b"late_count", "model", b"model", "pool", b"pool", "queue_length", b"queue_length", "scored_count", b"scored_count", "starts", b"starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -314,25 +341,64 @@ Global___PoolDemand: _TypeAlias = PoolDemand  # noqa: Y015
 
 @_typing.final
 class StartShare(_message.Message):
+    """Of requests that came to the pool first."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     START_STEP_FIELD_NUMBER: _builtins.int
     REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    STEP_COUNT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     start_step: _builtins.int
     request_count: _builtins.int
+    kind: _builtins.str
+    """noise, latent or image."""
+    step_count: _builtins.int
+    """Steps of a whole run of the model that was asked for; 0 where that is not known."""
+    model: _builtins.str
+    """The one that a latent is of, or that refines an image."""
     def __init__(
         self,
         *,
         start_step: _builtins.int = ...,
         request_count: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        step_count: _builtins.int = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_count", b"request_count", "start_step", b"start_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "model", b"model", "request_count", b"request_count", "start_step", b"start_step", "step_count", b"step_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StartShare: _TypeAlias = StartShare  # noqa: Y015
+
+@_typing.final
+class AdapterDemand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    REQUEST_COUNT_FIELD_NUMBER: _builtins.int
+    kind: _generation_pb2.AdapterKind.ValueType
+    name: _builtins.str
+    request_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        kind: _generation_pb2.AdapterKind.ValueType = ...,
+        name: _builtins.str = ...,
+        request_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name", "request_count", b"request_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterDemand: _TypeAlias = AdapterDemand  # noqa: Y015
 
 @_typing.final
 class PlanAcknowledgement(_message.Message):
