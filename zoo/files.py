@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pentimento.diffusion.safetensors_header import check_safetensors
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
+from pentimento.files.safetensors_header import check_safetensors
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "unpin": "keep it no longer than that of others",
     "status": "show the fleet",
     "scale": "have more or fewer processes of a service",
+    "adapters": "add, list and remove LoRAs while the suite serves",
     "serve": "run one service in the foreground",
     "token": "make tokens",
     "journal": "renew a journal that was lost or restored",

@@ -1,63 +1,115 @@
-"""LoRAs and ControlNets as the command line has them: `--lora NAME[:SCALE]`,
-`--controlnet NAME:FILE[:SCALE[:START-END]]`."""
+"""`pentimento adapters`: LoRAs of a running suite's registry."""
 
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
-from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.image_request import AskedControlNet, AskedLora
+import click
 
-LORA_FORM = "NAME[:SCALE]"
-CONTROLNET_FORM = "NAME:FILE[:SCALE[:START-END]]"
-# Of a conditioning image; servers take less.
-MAX_FILE_BYTES = 64 << 20
-_LIMIT_PARTS = 2
+from pentimento.cli.connection import read_token, running_suite, state_dir_option, token_option
+from pentimento.clients.adapters import CHUNK_BYTES, AdapterRegistryClient
+from pentimento.domain.adapters import Adapter, LoraUpload
+from pentimento.rpc.channel import open_channel
+from pentimento.rpc.settings import RpcChannelSettings
 
-
-def lora_of(text: str) -> AskedLora:
-    """Return what `NAME[:SCALE]` asks for. What the server knows the limits of is left to it."""
-    name, colon, scale = text.partition(":")
-    return AskedLora(name, _number("lora", LORA_FORM, scale, text) if colon else None)
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+controller_option = click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
 
 
-def controlnet_of(text: str) -> AskedControlNet:
-    """Return what `NAME:FILE[:SCALE[:START-END]]` asks for, with the file's bytes. A file whose name holds a colon is
-    found as well. InvalidArgument names the option and its form."""
-    name, _, rest = text.partition(":")
-    file, limits = _split(rest, text)
-    scale = _number("controlnet", CONTROLNET_FORM, limits[0], text) if limits else None
-    start, end = _shares(limits[1], text) if len(limits) == _LIMIT_PARTS else (None, None)
-    return AskedControlNet(name, _read(file), scale, start, end)
+def registry_options(command: Command) -> Command:
+    """Which controller to ask, and as whom: an operator, where there are tokens."""
+    for option in (controller_option, token_option, state_dir_option):
+        command = option(command)
+    return command
 
 
-def _split(rest: str, text: str) -> tuple[Path, list[str]]:
-    """The file that is there, and what follows it."""
-    parts = rest.split(":")
-    for count in range(len(parts), max(len(parts) - _LIMIT_PARTS, 1) - 1, -1):
-        file = ":".join(parts[:count])
-        if file and "\0" not in file and Path(file).is_file():
-            return Path(file), parts[count:]
-    if not rest:
-        raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM}, got {text!r}")
-    raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM} with a file that is there, got {text!r}")
+@click.group()
+def adapters() -> None:
+    """Adds, lists and removes LoRAs while the suite serves."""
 
 
-def _shares(text: str, whole: str) -> tuple[float, float]:
-    start, dash, end = text.partition("-")
-    if not dash:
-        raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM}, got {whole!r}")
-    return _number("controlnet", CONTROLNET_FORM, start, whole), _number("controlnet", CONTROLNET_FORM, end, whole)
+@adapters.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--name", required=True, help="by which requests ask for it")
+@click.option("--family", required=True, help="of the models that it changes")
+@click.option("--licence", required=True)
+@click.option("--base-digest", default="", help="of the one model that it changes")
+@click.option(
+    "--latest-start-fraction",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.0,
+    help="share of the steps that may run without it, as `bench lora-bound` measured it",
+)
+@registry_options
+def add(
+    file: Path,
+    name: str,
+    family: str,
+    licence: str,
+    base_digest: str,
+    latest_start_fraction: float,
+    **whom: Any,
+) -> None:
+    """Uploads FILE, a LoRA in a safetensors file, and has it served under a name."""
+    size_bytes, digest = _measured(file)
+    upload = LoraUpload(name, family, licence, size_bytes, digest, base_digest, latest_start_fraction)
+    added = _asked(lambda client: client.add_lora(upload, _chunks(file)), **whom)
+    click.echo(_line(added))
 
 
-def _number(option: str, form: str, text: str, whole: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidArgument.of(option, f"must be {form}, got {whole!r}") from None
+@adapters.command(name="list")
+@registry_options
+def list_all(**whom: Any) -> None:
+    """Shows the LoRAs that were uploaded."""
+    for adapter in _asked(lambda client: client.loras(), **whom):
+        click.echo(_line(adapter))
 
 
-def _read(file: Path) -> bytes:
+@adapters.command()
+@click.argument("name")
+@registry_options
+def remove(name: str, **whom: Any) -> None:
+    """Takes a LoRA away: no new request may ask for it."""
+    _asked(lambda client: client.remove_lora(name), **whom)
+
+
+def _asked(
+    question: Callable[[AdapterRegistryClient], Awaitable[T]],
+    *,
+    controller_address: str | None,
+    token: str,
+    state_dir: Path,
+) -> T:
+    given = read_token(token) or None
+    suite = None if controller_address else running_suite(state_dir)
+
+    async def ask() -> T:
+        address = controller_address or (suite.controller if suite else "")
+        async with open_channel(address, RpcChannelSettings(), given) as channel:
+            return await question(AdapterRegistryClient(channel))
+
+    return asyncio.run(ask())
+
+
+def _measured(file: Path) -> tuple[int, str]:
+    """Bytes and digest."""
+    found, size_bytes = hashlib.sha256(), 0
+    for chunk in _chunks(file):
+        found.update(chunk)
+        size_bytes += len(chunk)
+    return size_bytes, f"sha256:{found.hexdigest()}"
+
+
+def _chunks(file: Path) -> Iterator[bytes]:
     with file.open("rb") as opened:
-        data = opened.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
-        raise InvalidArgument.of("controlnet", f"must name a file of at most {MAX_FILE_BYTES} bytes, got {file}")
-    return data
+        while chunk := opened.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _line(adapter: Adapter) -> str:
+    size_bytes = adapter.object.size_bytes if adapter.object is not None else 0
+    base = adapter.base_digest or adapter.family
+    return f"{adapter.name}  {adapter.digest}  {size_bytes / 2**20:.1f} MiB  for {base}  {adapter.licence}"

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from pentimento.cli.adapters import CONTROLNET_FORM, LORA_FORM, controlnet_of, lora_of
+from pentimento.cli.asked_adapters import CONTROLNET_FORM, LORA_FORM, controlnet_of, lora_of
 from pentimento.cli.connection import connection_options, frontdoor_address, read_token
 from pentimento.cli.durations import duration_ms
 from pentimento.domain.errors import Internal, InvalidArgument

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pentimento.diffusion.safetensors_header import check_safetensors
 from pentimento.domain.errors import FailedPrecondition
+from pentimento.files.safetensors_header import check_safetensors
 
 _MAX_TEXT_BYTES = 64 * 1024 * 1024
 _TEXT_SUFFIXES = (".json", ".txt", ".model")

@@ -58,6 +58,20 @@ class Adapter:
         return model_digest == self.base_digest if self.base_digest else family == self.family
 
 
+@dataclass(frozen=True)
+class LoraUpload:
+    """What an operator says of a LoRA whose file is sent: bytes and digest as it was sent, the others as in
+    `Adapter`."""
+
+    name: str
+    family: str
+    licence: str
+    size_bytes: int
+    digest: str
+    base_digest: str = ""
+    latest_start_fraction: float = 0.0
+
+
 def is_adapter_name(name: str) -> bool:
     """Return whether it could be in a registry (`ADAPTER_NAME_RULE`)."""
     return len(name) <= MAX_ADAPTER_NAME_LENGTH and _NAME.fullmatch(name) is not None

@@ -235,6 +235,7 @@ def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     address = unix_address(state, "controller")
     ledger = f"sqlite:///{stores(settings, state) / 'controller.sqlite'}"
     arguments: tuple[str, ...] = ("--listen", address, "--ledger-url", ledger)
+    arguments += ("--objects-url", objects_url(settings, state))
     arguments += shared_arguments(settings, "controller")
     if settings.fleet is not None:
         arguments += ("--fleet", str(settings.fleet.path))
@@ -265,6 +266,7 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
     arguments += profile_arguments(settings.profiles)
     if settings.loras is not None:
         arguments += ("--adapters-dir", str(settings.loras))
+    arguments += ("--lora-cache-dir", str(state.path / "loras"))
     arguments += grant_arguments(settings) + shared_arguments(settings, name) + caller_arguments(settings, state)
     return ProcessSpec(name, "services.unet_worker", arguments, address, WORKER_STAGE)
 

@@ -1,7 +1,8 @@
-"""pentimento.api.generation.v1.Adapter beside pentimento.domain.adapters."""
+"""pentimento.api.generation.v1.Adapter and pentimento.api.adapters.v1 beside pentimento.domain.adapters."""
 
+from pentimento.api.adapters.v1 import adapter_registry_service_pb2 as registry_pb
 from pentimento.api.generation.v1 import generation_pb2 as pb
-from pentimento.domain.adapters import Adapter, PipeliningBound
+from pentimento.domain.adapters import Adapter, LoraUpload, PipeliningBound
 from pentimento.wire.enumerations import ADAPTER_KINDS
 from pentimento.wire.generation import object_from_proto, optional_object_to_proto
 
@@ -36,4 +37,22 @@ def adapter_from_proto(message: pb.Adapter) -> Adapter:
         object_from_proto(message.object) if message.HasField("object") else None,
         message.latest_start_fraction,
         tuple(PipeliningBound(bound.step_count, bound.first_step) for bound in message.pipelining_bounds),
+    )
+
+
+def upload_to_proto(upload: LoraUpload) -> registry_pb.LoraUpload:
+    """Return the message of an upload."""
+    return registry_pb.LoraUpload(**vars(upload))
+
+
+def upload_from_proto(message: registry_pb.LoraUpload) -> LoraUpload:
+    """Return the upload of a message."""
+    return LoraUpload(
+        name=message.name,
+        family=message.family,
+        licence=message.licence,
+        size_bytes=message.size_bytes,
+        digest=message.digest,
+        base_digest=message.base_digest,
+        latest_start_fraction=message.latest_start_fraction,
     )

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.clock import Clock
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.fleet import Fleet, Plan, Replica, ReplicaKind, ReplicaLease, ReplicaReport
@@ -92,6 +93,11 @@ class Controller:
             self._feed.restore(left)
         self._started_s = self._joined_s = self._look_s = self._clock.monotonic()
         self._leads = True
+
+    def name_uploaded(self, adapters: tuple[Adapter, ...]) -> None:
+        """Changes state: plans name these LoRAs of the object store from now on."""
+        self._planner.uploaded = adapters
+        self._changed.set()
 
     def register(self, replica: Replica) -> ReplicaLease:
         """Changes state."""

@@ -1,9 +1,10 @@
-"""Which replicas have which LoRA or ControlNet: what they said of themselves, told by adapter. Pure."""
+"""Which replicas have which LoRA or ControlNet: what they said of themselves, told by adapter; and which can fetch
+those that were uploaded. Pure."""
 
 from collections import defaultdict
 
 from pentimento.domain.adapters import Adapter
-from pentimento.domain.fleet import AdapterPlacement
+from pentimento.domain.fleet import AdapterPlacement, Capability
 from pentimento.policies.allocation import ReplicaView
 
 
@@ -16,6 +17,15 @@ def adapter_placements(replicas: tuple[ReplicaView, ...]) -> tuple[AdapterPlacem
             there[adapter].append(view)
     ordered = sorted(there, key=lambda adapter: (adapter.kind.value, adapter.name, adapter.digest, repr(adapter)))
     return tuple(_placement(adapter, there[adapter]) for adapter in ordered)
+
+
+def uploaded_placements(
+    uploaded: tuple[Adapter, ...], replicas: tuple[ReplicaView, ...]
+) -> tuple[AdapterPlacement, ...]:
+    """Return a placement for each LoRA of the object store: on every worker that fetches such."""
+    there = sorted(replicas, key=lambda view: view.replica.instance_id)
+    fetching = [view for view in there if Capability.UPLOADED_LORA in view.replica.capabilities]
+    return tuple(_placement(adapter, fetching) for adapter in uploaded)
 
 
 def _placement(adapter: Adapter, views: list[ReplicaView]) -> AdapterPlacement:

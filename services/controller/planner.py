@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 
+from pentimento.domain.adapters import Adapter
 from pentimento.domain.fleet import Plan, ReplicaKind, ServiceEndpoint, UnplannedModel
 from pentimento.domain.generation import PlanVersion
 from pentimento.policies.allocation import (
@@ -16,7 +17,7 @@ from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.unplanned import unplanned_models
 from services.controller.allocating import AllocatorThreads
 from services.controller.metrics import ALLOCATION_FAILURES, PLAN_SEQUENCE, UNPLANNED_MODELS
-from services.controller.placements import adapter_placements
+from services.controller.placements import adapter_placements, uploaded_placements
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class Planner:
         self._before = self._decision = AllocationDecision()
         self._failing = False
         self.plan: Plan | None = None
+        # LoRAs of the object store, which every plan names.
+        self.uploaded: tuple[Adapter, ...] = ()
         # What the policy leaves out at the last look, and why.
         self.unplanned: tuple[UnplannedModel, ...] = ()
 
@@ -118,7 +121,7 @@ class Planner:
             decision.as_plan(self._version, self._policy.name),
             endpoints=service_endpoints(replicas),
             drops_late=self._policy.drops_late,
-            placements=adapter_placements(replicas),
+            placements=adapter_placements(replicas) + uploaded_placements(self.uploaded, replicas),
         )
 
 

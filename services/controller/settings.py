@@ -119,6 +119,13 @@ class ControllerSettings:
     ledger_url: str = setting(
         "", help="ledger of leader, last plan and registered models, shared by all controllers; empty for none"
     )
+    objects_url: str = setting(
+        "", help="object store that workers share, for LoRAs that are uploaded; with a ledger alone; empty for none"
+    )
+    max_lora_mib: int = setting(512, help="size of an uploaded LoRA, held in memory", minimum=1, maximum=4096)
+    removed_lora_keep_s: float = setting(
+        3600.0, help="how long the file of a removed LoRA stays for requests under way", minimum=1
+    )
     standby: bool = setting(False, help="wait until no other controller over this ledger leads, then take over")
     leader_lease_s: float = setting(
         2.0, help="silence of the leader after which a standby takes over", minimum=0.2, maximum=600

@@ -4,6 +4,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import add_AdapterRegistryServiceServicer_to_server
 from pentimento.api.controller.v1.controller_service_pb2_grpc import add_ControllerServiceServicer_to_server
 from pentimento.api.models.v1.model_repository_service_pb2_grpc import add_ModelRepositoryServiceServicer_to_server
 from pentimento.domain.clock import Clock, SystemClock
@@ -12,6 +13,9 @@ from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.rpc import RpcServer
 from pentimento.service.lease import LedgerLease
 from pentimento.service.process import ServiceProcess
+from pentimento.stores.objects import open_objects
+from services.controller.adapters.servicer import FULL_NAME as REGISTRY_NAME
+from services.controller.adapters.servicer import AdapterRegistryServicer
 from services.controller.controller import Controller, ControllerTimes
 from services.controller.epoch import LeaderEpoch
 from services.controller.models.repository import ModelRepository
@@ -23,6 +27,7 @@ from services.controller.settings import ControllerSettings
 
 if TYPE_CHECKING:
     from pentimento.stores.ledger.fleet_ledger import FleetLedger
+    from services.controller.adapters.uploads import UploadedAdapters
     from services.controller.leadership import Leadership
 
 # Every replica that lived through a restart has registered again after two leases.
@@ -41,6 +46,7 @@ class ControllerProcess(ServiceProcess):
     epoch: LeaderEpoch
     repository: ModelRepository
     leadership: "Leadership | None" = None
+    uploads: "UploadedAdapters | None" = None
     standby: bool = False
 
     async def prepare(self) -> None:
@@ -49,6 +55,9 @@ class ControllerProcess(ServiceProcess):
             await self.repository.load()
             self.controller.lead(*begun)
             self.run_beside(self.leadership.hold(lambda: self.epoch.value, self._on_superseded), "leading")
+        if self.uploads is not None:
+            await self.uploads.load()
+            self.run_beside(self.uploads.run(), "uploads")
         self.run_beside(self.controller.run(), "planning")
 
     async def finish(self) -> None:
@@ -84,15 +93,19 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
         keep=leadership.keep if leadership is not None else lambda plan: None,
         registered_costs=lambda: repository.costs,
     )
+    uploads = _uploads(settings, ledger, controller)
     server.add(add_ControllerServiceServicer_to_server, ControllerServicer(controller), FULL_NAME)
     models = ModelRepositoryServicer(repository, controller.check_leading)
     server.add(add_ModelRepositoryServiceServicer_to_server, models, MODELS_FULL_NAME)
+    registry_servicer = AdapterRegistryServicer(uploads, controller.check_leading)
+    server.add(add_AdapterRegistryServiceServicer_to_server, registry_servicer, REGISTRY_NAME)
     return ControllerProcess(
         server=server,
         controller=controller,
         epoch=epoch,
         repository=repository,
         leadership=leadership,
+        uploads=uploads,
         standby=settings.standby,
     )
 
@@ -101,6 +114,17 @@ def _policy(settings: ControllerSettings, repository: ModelRepository) -> Servin
     """What plans, by f(t) of the cascade's registration where there is one."""
     serving = settings.serving.serving()
     return settings.policy(repository.deferral(serving.light, serving.heavy))
+
+
+def _uploads(
+    settings: ControllerSettings, ledger: "FleetLedger | None", controller: Controller
+) -> "UploadedAdapters | None":
+    if ledger is None or not settings.objects_url:
+        return None
+    from services.controller.adapters.uploads import UploadedAdapters
+
+    objects, max_bytes = open_objects(settings.objects_url), settings.max_lora_mib * 2**20
+    return UploadedAdapters(ledger, objects, max_bytes, settings.removed_lora_keep_s, controller.name_uploaded)
 
 
 def _leadership(settings: ControllerSettings, ledger: "FleetLedger", instance_id: str, clock: Clock) -> "Leadership":

@@ -133,6 +133,40 @@ async def test_a_lora_changes_its_own_picture_and_no_other(client: AsyncClient) 
     assert (selected.name, selected.scale, selected.digest) == (NEON, 1.0, digest_of(weights.read_bytes()))
 
 
+async def named(client: AsyncClient, name: str, *, there: bool) -> None:
+    """Wait until the plan that names the LoRA, or does so no more, is followed."""
+    for _ in range(1200):
+        if (name in {adapter.name for adapter in await client.list_adapters()}) is there:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{name} did not {'come' if there else 'go'}")
+
+
+async def test_a_lora_is_uploaded_painted_with_and_removed(adapted: LocalSuite, client: AsyncClient) -> None:
+    weights = REGISTRY[NEON].directory / "pytorch_lora_weights.safetensors"
+    about = ("--name", "uploaded-neon", "--family", REGISTRY[NEON].adapter.family, "--licence", "Apache-2.0")
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "pentimento.cli", "adapters", *arguments]
+        where = ["--state-dir", str(adapted.state.path)]
+        return subprocess.run([*command, *where], capture_output=True, text=True, check=False)
+
+    added = await asyncio.to_thread(run, "add", str(weights), *about)
+    assert added.returncode == 0, added.stderr
+    await named(client, "uploaded-neon", there=True)
+    expected = await client.generate(request(loras=(AskedLora(NEON),)))
+    picture = await client.generate(request(loras=(AskedLora("uploaded-neon"),)))
+
+    assert torch.equal(pixels(picture.data), pixels(expected.data))
+    (selected,) = picture.provenance.spec.loras
+    assert (selected.digest, selected.object is not None) == (digest_of(weights.read_bytes()), True)
+    removed = await asyncio.to_thread(run, "remove", "uploaded-neon")
+    assert removed.returncode == 0, removed.stderr
+    await named(client, "uploaded-neon", there=False)
+    with pytest.raises(NotFound, match="uploaded-neon"):
+        await client.generate(request(loras=(AskedLora("uploaded-neon"),)))
+
+
 async def test_a_lora_of_no_weight_changes_nothing(client: AsyncClient) -> None:
     free = await client.generate(request())
     weightless = await client.generate(request(loras=(AskedLora(NEON, 0.0),)))

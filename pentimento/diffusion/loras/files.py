@@ -9,7 +9,7 @@ from typing import Any
 from pentimento.diffusion.checkpoint import file_sum
 from pentimento.diffusion.loras.alphas import parse_config
 from pentimento.diffusion.loras.lora import BadLora
-from pentimento.diffusion.safetensors_header import SafetensorsHeader, read_header
+from pentimento.files.safetensors_header import SafetensorsHeader, read_header
 
 MAX_LORA_BYTES = 4 * 1024**3
 _MAX_CONFIG_BYTES = 1024 * 1024

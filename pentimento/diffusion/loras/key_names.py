@@ -14,9 +14,9 @@ has those.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pentimento.diffusion.lora_headers import FACTOR_SUFFIXES, FactorPart
 from pentimento.diffusion.loras.lora import BaseLayers
 from pentimento.diffusion.loras.original_layout import original_names
+from pentimento.files.lora_headers import FACTOR_SUFFIXES, FactorPart
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.lora_headers import MAX_RANK, FactorPart
 from pentimento.diffusion.loras.alphas import StatedAlphas, stated_in_config, stated_in_metadata
 from pentimento.diffusion.loras.files import LoraFile, config_of, open_header, open_lora
 from pentimento.diffusion.loras.key_names import FactorKey, KeyNames
 from pentimento.diffusion.loras.lora import BadLora, BaseLayers, Lora, LowRankFactors
-from pentimento.diffusion.safetensors_header import SafetensorsHeader, judge_safetensors
+from pentimento.files.lora_headers import MAX_RANK, FactorPart
+from pentimento.files.safetensors_header import SafetensorsHeader, judge_safetensors
 
 _NAMED_KEYS = 3
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

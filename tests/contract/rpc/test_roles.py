@@ -29,6 +29,9 @@ ROLES = {
 CLIENTS, SUITE, SUITE_AND_OPERATORS = {"user", "admin"}, {"service"}, {"service", "admin"}
 OPERATORS = {"admin"}
 MAY_CALL = {
+    "adapters.v1.AdapterRegistryService.AddLora": OPERATORS,
+    "adapters.v1.AdapterRegistryService.ListLoras": SUITE_AND_OPERATORS,
+    "adapters.v1.AdapterRegistryService.RemoveLora": OPERATORS,
     "controller.v1.ControllerService.Register": SUITE,
     "controller.v1.ControllerService.Report": SUITE,
     "controller.v1.ControllerService.Deregister": SUITE,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from enum import Enum
 
-from pentimento.diffusion.safetensors_header import SafetensorsHeader, TensorEntry, judge_safetensors
 from pentimento.domain.errors import InvalidArgument
+from pentimento.files.safetensors_header import SafetensorsHeader, TensorEntry, judge_safetensors
 
 MAX_RANK = 1024
 MAX_KEY_COUNT = 20_000

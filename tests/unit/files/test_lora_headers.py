@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.lora_headers import judge_lora
 from pentimento.domain.errors import InvalidArgument
+from pentimento.files.lora_headers import judge_lora
 from pentimento.testing.lora_files import write_tensors
 
 DOWN, UP = "unet.proj.lora_A.weight", "unet.proj.lora_B.weight"

@@ -1,0 +1,63 @@
+"""LoRAs and ControlNets as the command line has them: `--lora NAME[:SCALE]`,
+`--controlnet NAME:FILE[:SCALE[:START-END]]`."""
+
+from pathlib import Path
+
+from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.image_request import AskedControlNet, AskedLora
+
+LORA_FORM = "NAME[:SCALE]"
+CONTROLNET_FORM = "NAME:FILE[:SCALE[:START-END]]"
+# Of a conditioning image; servers take less.
+MAX_FILE_BYTES = 64 << 20
+_LIMIT_PARTS = 2
+
+
+def lora_of(text: str) -> AskedLora:
+    """Return what `NAME[:SCALE]` asks for. What the server knows the limits of is left to it."""
+    name, colon, scale = text.partition(":")
+    return AskedLora(name, _number("lora", LORA_FORM, scale, text) if colon else None)
+
+
+def controlnet_of(text: str) -> AskedControlNet:
+    """Return what `NAME:FILE[:SCALE[:START-END]]` asks for, with the file's bytes. A file whose name holds a colon is
+    found as well. InvalidArgument names the option and its form."""
+    name, _, rest = text.partition(":")
+    file, limits = _split(rest, text)
+    scale = _number("controlnet", CONTROLNET_FORM, limits[0], text) if limits else None
+    start, end = _shares(limits[1], text) if len(limits) == _LIMIT_PARTS else (None, None)
+    return AskedControlNet(name, _read(file), scale, start, end)
+
+
+def _split(rest: str, text: str) -> tuple[Path, list[str]]:
+    """The file that is there, and what follows it."""
+    parts = rest.split(":")
+    for count in range(len(parts), max(len(parts) - _LIMIT_PARTS, 1) - 1, -1):
+        file = ":".join(parts[:count])
+        if file and "\0" not in file and Path(file).is_file():
+            return Path(file), parts[count:]
+    if not rest:
+        raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM}, got {text!r}")
+    raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM} with a file that is there, got {text!r}")
+
+
+def _shares(text: str, whole: str) -> tuple[float, float]:
+    start, dash, end = text.partition("-")
+    if not dash:
+        raise InvalidArgument.of("controlnet", f"must be {CONTROLNET_FORM}, got {whole!r}")
+    return _number("controlnet", CONTROLNET_FORM, start, whole), _number("controlnet", CONTROLNET_FORM, end, whole)
+
+
+def _number(option: str, form: str, text: str, whole: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidArgument.of(option, f"must be {form}, got {whole!r}") from None
+
+
+def _read(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        data = opened.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidArgument.of("controlnet", f"must name a file of at most {MAX_FILE_BYTES} bytes, got {file}")
+    return data

@@ -1,0 +1,48 @@
+"""Client of the registry of LoRAs."""
+
+from collections.abc import AsyncIterator, Iterable
+
+import grpc.aio
+
+from pentimento.api.adapters.v1 import adapter_registry_service_pb2 as pb
+from pentimento.api.adapters.v1.adapter_registry_service_pb2_grpc import AdapterRegistryServiceStub
+from pentimento.clients.errors import domain_errors
+from pentimento.domain.adapters import Adapter, LoraUpload
+from pentimento.wire.adapters import adapter_from_proto, upload_to_proto
+
+CHUNK_BYTES = 1 << 20
+# Of an upload: a file of 4 GiB at 10 MB/s.
+UPLOAD_TIMEOUT_S = 600.0
+
+
+class AdapterRegistryClient:
+    """Calls the controller's registry of LoRAs."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = AdapterRegistryServiceStub(channel)
+
+    async def add_lora(
+        self, upload: LoraUpload, chunks: Iterable[bytes], timeout_s: float = UPLOAD_TIMEOUT_S
+    ) -> Adapter:
+        """Add a LoRA, with its file in chunks of at most `CHUNK_BYTES`, and return it as it is served. Raises
+        InvalidArgument that names field and limit, FailedPrecondition NAME_TAKEN."""
+
+        async def messages() -> AsyncIterator[pb.AddLoraRequest]:
+            yield pb.AddLoraRequest(upload=upload_to_proto(upload))
+            for chunk in chunks:
+                yield pb.AddLoraRequest(chunk=chunk)
+
+        with domain_errors():
+            answer = await self._stub.AddLora(messages(), timeout=timeout_s)
+        return adapter_from_proto(answer.adapter)
+
+    async def loras(self, timeout_s: float | None = None) -> tuple[Adapter, ...]:
+        """Return those that were uploaded, ordered by name."""
+        with domain_errors():
+            answer = await self._stub.ListLoras(pb.ListLorasRequest(), timeout=timeout_s)
+        return tuple(adapter_from_proto(adapter) for adapter in answer.adapters)
+
+    async def remove_lora(self, name: str, timeout_s: float | None = None) -> None:
+        """Take a LoRA away. Raises NotFound."""
+        with domain_errors():
+            await self._stub.RemoveLora(pb.RemoveLoraRequest(name=name), timeout=timeout_s)

@@ -1,0 +1,167 @@
+"""LoRAs judged, stored under their digests and registered by name: in the ledger first, then in memory, where plans are
+made."""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+
+from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PentimentoError, ResourceExhausted
+from pentimento.domain.generation import ObjectReference
+from pentimento.domain.models import RegisteredRow
+from pentimento.files.lora_headers import judge_lora
+from pentimento.stores.ledger.fleet_ledger import FleetLedger
+from pentimento.stores.objects import ObjectStore
+from pentimento.stores.objects.store import digest_of
+from services.controller.adapters.checks import check_upload
+
+logger = logging.getLogger(__name__)
+
+KIND = "lora"
+# Of the registry itself: objects of another ledger's LoRAs may lie in the same store.
+STORE_KIND = "lora_store"
+# A plan names them all, to every frontdoor.
+MAX_UPLOADED = 1024
+
+
+class UploadedAdapters:
+    """On one event loop. One upload at a time is taken, into memory: `max_bytes` bounds that. `changed` is handed those
+    that there are, whenever that is news. Objects that no name stands for any more go when they have been so for
+    `keep_s`: requests under way may still need them."""
+
+    def __init__(
+        self,
+        ledger: FleetLedger,
+        objects: ObjectStore,
+        max_bytes: int,
+        keep_s: float,
+        changed: Callable[[tuple[Adapter, ...]], None],
+    ) -> None:
+        self._ledger = ledger
+        self._objects = objects
+        self._max_bytes = max_bytes
+        self._keep_s = keep_s
+        self._changed = changed
+        self._known: dict[str, Adapter] = {}
+        self._prefix = ""
+        self._turn = asyncio.Lock()
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Those that there are, ordered by name."""
+        return tuple(self._known[name] for name in sorted(self._known))
+
+    async def load(self) -> None:
+        """Changes state: take what the ledger has. Raises what it raises."""
+        # Refused where there is one.
+        await asyncio.wrap_future(
+            self._ledger.register(RegisteredRow(STORE_KIND, "id", "", f'"{secrets.token_hex(8)}"'))
+        )
+        rows = await asyncio.wrap_future(self._ledger.registered())
+        (store_id,) = (json.loads(row.document) for row in rows if row.kind == STORE_KIND)
+        self._prefix = f"adapters/{store_id}/"
+        self._known = {row.name: self._adapter_of(row) for row in rows if row.kind == KIND}
+        self._changed(self.adapters)
+
+    async def add(self, upload: LoraUpload, chunks: AsyncIterator[bytes]) -> Adapter:
+        """Changes state, and returns the LoRA as it is served from now on. Raises InvalidArgument that names field and
+        limit, FailedPrecondition NAME_TAKEN, ResourceExhausted, and what the stores raise."""
+        check_upload(upload, self._max_bytes)
+        async with self._turn:
+            adapter = self._adapter_of(_row_of(upload))
+            known = self._known.get(upload.name)
+            if known is not None and known != adapter:
+                raise _name_taken(upload.name)
+            if known is None and len(self._known) >= MAX_UPLOADED:
+                raise ResourceExhausted("TOO_MANY_LORAS", f"there are {MAX_UPLOADED} LoRAs, which is the limit")
+            data = await _received(upload, chunks)
+            await asyncio.to_thread(self._store, upload, data)
+            if not await asyncio.wrap_future(self._ledger.register(_row_of(upload))):
+                raise _name_taken(upload.name)
+            self._known[upload.name] = adapter
+            self._changed(self.adapters)
+        logger.info("a LoRA was added", extra={"lora": upload.name, "digest": upload.digest})
+        return adapter
+
+    async def remove(self, name: str) -> None:
+        """Changes state. Raises NotFound."""
+        async with self._turn:
+            there = await asyncio.wrap_future(self._ledger.unregister(KIND, name))
+            if self._known.pop(name, None) is None and not there:
+                raise NotFound("UNKNOWN_LORA", f"name: no LoRA {name[:80]!r} was uploaded")
+            self._changed(self.adapters)
+        logger.info("a LoRA was removed", extra={"lora": name})
+
+    async def run(self) -> None:
+        """Delete objects that no name stands for: those that were so at two looks, `keep_s` apart."""
+        before: frozenset[str] = frozenset()
+        while True:
+            try:
+                before = await self.sweep(before)
+            except PentimentoError as error:
+                logger.warning("uploaded LoRAs could not be swept: %s", error.message)
+            await asyncio.sleep(self._keep_s)
+
+    async def sweep(self, unnamed_before: frozenset[str]) -> frozenset[str]:
+        """Changes state: delete those objects of `unnamed_before` that are unnamed still. Return the keys of the other
+        unnamed ones. Raises what the store raises."""
+        async with self._turn:
+            named = {self._key_of(adapter.digest) for adapter in self._known.values()}
+            keys = frozenset(await asyncio.to_thread(lambda: list(self._objects.keys(self._prefix)))) - named
+            for key in keys & unnamed_before:
+                await asyncio.to_thread(self._objects.delete, key)
+                logger.info("the file of a removed LoRA was deleted", extra={"object": key})
+        return keys - unnamed_before
+
+    def _store(self, upload: LoraUpload, data: bytes) -> None:
+        if digest_of(data) != upload.digest:
+            raise InvalidArgument.of("upload.digest", f"must be that of the file as it arrived, {digest_of(data)}")
+        judge_lora(data, "file")
+        self._objects.put(self._key_of(upload.digest), data)
+
+    def _adapter_of(self, row: RegisteredRow) -> Adapter:
+        said = json.loads(row.document)
+        return Adapter(
+            name=row.name,
+            kind=AdapterKind.LORA,
+            digest=row.digest,
+            family=said["family"],
+            base_digest=said["base_digest"],
+            licence=said["licence"],
+            object=ObjectReference(self._key_of(row.digest), row.digest, said["size_bytes"]),
+            latest_start_fraction=said["latest_start_fraction"],
+        )
+
+    def _key_of(self, digest: str) -> str:
+        return self._prefix + digest.removeprefix("sha256:")
+
+
+async def _received(upload: LoraUpload, chunks: AsyncIterator[bytes]) -> bytes:
+    parts, size_bytes = [], 0
+    async for chunk in chunks:
+        parts.append(chunk)
+        size_bytes += len(chunk)
+        if size_bytes > upload.size_bytes:
+            break
+    if size_bytes != upload.size_bytes:
+        got = f"more than that came, {size_bytes}" if size_bytes > upload.size_bytes else f"{size_bytes} came"
+        raise InvalidArgument.of("upload.size_bytes", f"must be those of the file, {upload.size_bytes}: {got}")
+    return b"".join(parts)
+
+
+def _row_of(upload: LoraUpload) -> RegisteredRow:
+    said = {
+        "family": upload.family,
+        "base_digest": upload.base_digest,
+        "licence": upload.licence,
+        "size_bytes": upload.size_bytes,
+        "latest_start_fraction": upload.latest_start_fraction,
+    }
+    return RegisteredRow(KIND, upload.name, upload.digest, json.dumps(said, sort_keys=True))
+
+
+def _name_taken(name: str) -> FailedPrecondition:
+    message = f"upload.name: {name} stands for another LoRA; remove that first, or take another name"
+    return FailedPrecondition("NAME_TAKEN", message)

@@ -1,0 +1,194 @@
+"""Uploads of LoRAs over a real ledger and a real object store."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pentimento.domain.adapters import Adapter, AdapterKind, LoraUpload
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
+from pentimento.domain.fleet import AdapterPlacement, Capability, Replica, ReplicaKind
+from pentimento.policies.allocation import ReplicaView
+from pentimento.stores.ledger.fleet_ledger import FleetLedger, open_fleet_ledger
+from pentimento.stores.objects import ObjectStore, open_objects
+from pentimento.stores.objects.store import digest_of
+from pentimento.testing.lora_files import write_tensors
+from services.controller.adapters.uploads import UploadedAdapters
+from services.controller.placements import uploaded_placements
+
+MAX_BYTES = 10_000
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[FleetLedger]:
+    opened = open_fleet_ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> ObjectStore:
+    return open_objects(f"file://{tmp_path / 'objects'}")
+
+
+class Told:
+    """What plans were handed last."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __call__(self, adapters: tuple[Adapter, ...]) -> None:
+        self.names = [adapter.name for adapter in adapters]
+
+
+async def opened(ledger: FleetLedger, objects: ObjectStore) -> tuple[UploadedAdapters, Told]:
+    told = Told()
+    uploads = UploadedAdapters(ledger, objects, MAX_BYTES, 60.0, told)
+    await uploads.load()
+    return uploads, told
+
+
+def lora_bytes(folder: Path, value: float = 1.0) -> bytes:
+    tensors = {"unet.proj.lora_A.weight": torch.full((2, 8), value), "unet.proj.lora_B.weight": torch.ones(6, 2)}
+    return write_tensors(folder / "made.safetensors", tensors).read_bytes()
+
+
+def upload_of(data: bytes, name: str = "ink") -> LoraUpload:
+    return LoraUpload(name, "stable_diffusion", "MIT", len(data), digest_of(data), latest_start_fraction=0.2)
+
+
+async def sent(data: bytes, size: int = 100) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+async def test_an_uploaded_lora_is_stored_by_digest_named_and_outlives_the_controller(
+    ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
+) -> None:
+    data = lora_bytes(tmp_path)
+    uploads, told = await opened(ledger, objects)
+
+    added = await uploads.add(upload_of(data), sent(data))
+
+    assert (added.name, added.kind, added.digest) == ("ink", AdapterKind.LORA, digest_of(data))
+    assert (added.family, added.licence, added.latest_start_fraction) == ("stable_diffusion", "MIT", 0.2)
+    assert added.object is not None and objects.get(added.object) == data
+    assert told.names == ["ink"]
+    again, told_again = await opened(ledger, objects)
+    assert (again.adapters, told_again.names) == ((added,), ["ink"])
+    assert await again.add(upload_of(data), sent(data)) == added
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"name": "../ink"}, "upload.name"),
+        ({"name": "Ink"}, "upload.name"),
+        ({"family": ""}, "upload.family"),
+        ({"licence": "a\nb"}, "upload.licence"),
+        ({"digest": "sha256:0"}, "upload.digest"),
+        ({"digest": "sha256:" + "0" * 64}, "upload.digest"),
+        ({"base_digest": "tiny"}, "upload.base_digest"),
+        ({"size_bytes": 0}, "upload.size_bytes"),
+        ({"size_bytes": MAX_BYTES + 1}, "upload.size_bytes"),
+        ({"size_bytes": 50}, "upload.size_bytes"),
+        ({"size_bytes": 9_000}, "upload.size_bytes"),
+        ({"latest_start_fraction": float("nan")}, "upload.latest_start_fraction"),
+    ],
+)
+async def test_an_upload_that_is_not_what_it_says_is_refused_and_leaves_nothing(
+    ledger: FleetLedger, objects: ObjectStore, tmp_path: Path, changes: dict[str, object], field: str
+) -> None:
+    data = lora_bytes(tmp_path)
+    uploads, _ = await opened(ledger, objects)
+
+    with pytest.raises(InvalidArgument) as refused:
+        await uploads.add(replace(upload_of(data), **changes), sent(data))  # type: ignore[arg-type]
+
+    assert refused.value.violations[0].field == field
+    assert (uploads.adapters, list(objects.keys())) == ((), [])
+
+
+async def test_a_file_that_is_no_lora_is_refused(ledger: FleetLedger, objects: ObjectStore) -> None:
+    data = b"\x80\x02ctorch\n"
+    uploads, _ = await opened(ledger, objects)
+
+    with pytest.raises(InvalidArgument, match="file: must be a safetensors file"):
+        await uploads.add(upload_of(data), sent(data))
+
+    assert list(objects.keys()) == []
+
+
+async def test_a_name_stands_for_one_lora_until_it_is_removed(
+    ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
+) -> None:
+    first, second = lora_bytes(tmp_path, 1.0), lora_bytes(tmp_path, 2.0)
+    uploads, told = await opened(ledger, objects)
+    await uploads.add(upload_of(first), sent(first))
+
+    with pytest.raises(FailedPrecondition) as taken:
+        await uploads.add(upload_of(second), sent(second))
+    assert taken.value.reason == "NAME_TAKEN"
+
+    await uploads.remove("ink")
+    assert (uploads.adapters, told.names) == ((), [])
+    assert (await uploads.add(upload_of(second), sent(second))).digest == digest_of(second)
+    with pytest.raises(NotFound, match="no LoRA 'ash' was uploaded"):
+        await uploads.remove("ash")
+
+
+async def test_another_controller_took_the_name_meanwhile(
+    ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
+) -> None:
+    first, second = lora_bytes(tmp_path, 1.0), lora_bytes(tmp_path, 2.0)
+    slow, _ = await opened(ledger, objects)
+    fast, _ = await opened(ledger, objects)
+    await fast.add(upload_of(first), sent(first))
+
+    with pytest.raises(FailedPrecondition, match="ink stands for another LoRA"):
+        await slow.add(upload_of(second), sent(second))
+
+
+async def test_a_removed_loras_file_stays_for_a_while_and_no_other_registrys_is_touched(
+    ledger: FleetLedger, objects: ObjectStore, tmp_path: Path
+) -> None:
+    kept, gone = lora_bytes(tmp_path, 1.0), lora_bytes(tmp_path, 2.0)
+    uploads, _ = await opened(ledger, objects)
+    one, two = [await uploads.add(upload_of(data, name), sent(data)) for data, name in ((kept, "kept"), (gone, "gone"))]
+    foreign = objects.put("adapters/another/" + "a" * 64, b"of another ledger")
+    assert await uploads.sweep(frozenset()) == frozenset()
+    await uploads.remove("gone")
+
+    unnamed = await uploads.sweep(frozenset())
+    assert two.object is not None and unnamed == {two.object.key}
+    assert objects.get(two.object) == gone
+    assert await uploads.sweep(unnamed) == frozenset()
+
+    assert one.object is not None and set(objects.keys()) == {one.object.key, foreign.key}
+
+
+async def test_uploads_take_turns(ledger: FleetLedger, objects: ObjectStore, tmp_path: Path) -> None:
+    data = lora_bytes(tmp_path)
+    uploads, _ = await opened(ledger, objects)
+
+    both = await asyncio.gather(*(uploads.add(upload_of(data), sent(data)) for _ in range(2)))
+
+    assert both[0] == both[1] == uploads.adapters[0]
+
+
+def test_every_worker_that_fetches_is_where_an_uploaded_lora_is() -> None:
+    ink = Adapter("ink", AdapterKind.LORA, "sha256:i", "sd")
+    fetching = frozenset({Capability.UPLOADED_LORA})
+    views = tuple(
+        ReplicaView(Replica(name, ReplicaKind.UNET_WORKER, f"unix:/{name}", 1, capabilities=can, resident_models=held))
+        for name, can, held in (
+            ("w2", fetching, ("tiny", "ink")),
+            ("w1", fetching, ("tiny",)),
+            ("w3", frozenset({Capability.LORA}), ("tiny", "ink")),
+        )
+    )
+
+    assert uploaded_placements((ink,), views) == (AdapterPlacement(ink, ("w1", "w2"), ("w2",)),)
