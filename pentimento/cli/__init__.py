@@ -15,6 +15,7 @@ SUBCOMMANDS = {
     "pin": "keep what a picture started from, so that it can be replayed",
     "unpin": "keep it no longer than that of others",
     "status": "show the fleet",
+    "models": "register models and cascades, list and remove them",
     "scale": "have more or fewer processes of a service",
     "adapters": "add, list and remove LoRAs while the suite serves",
     "serve": "run one service in the foreground",

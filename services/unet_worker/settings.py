@@ -202,6 +202,17 @@ class ProfileSettings:
 
 
 @dataclass(frozen=True)
+class DescribeSettings:
+    """Of `python -m services.unet_worker.describe`: flags, PENTIMENTO_DESCRIBE_… and the table [describe]."""
+
+    model: Path = setting(help="diffusers checkpoint directory (safetensors only)", must_exist=True)
+    name: str = setting("", help="registry name of the model; empty for its directory's")
+    profiles: tuple[str, ...] = setting((), help="files of `bench profile` of this model, one a device")
+    steps: int = setting(0, help="steps of requests that name none; 0 for its registry's", minimum=0, maximum=1000)
+    guidance_scale: float = setting(-1.0, help="guidance of requests that name none; negative for its registry's")
+
+
+@dataclass(frozen=True)
 class SelectorProfileSettings:
     """Of `python -m services.unet_worker.selector_profile`: flags, PENTIMENTO_BENCH_SELECTOR_PROFILE_… and the table
     [bench_selector_profile]."""

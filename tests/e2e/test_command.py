@@ -11,6 +11,7 @@ from pathlib import Path
 from pentimento.pictures.png_chunks import HEADER_END, png_chunk
 from pentimento.sdk.picture import read_provenance, without_provenance
 from pentimento.supervisor.local import LocalSuite
+from pentimento.supervisor.models import WEIGHTS
 from tests.tiny_models import size_px
 
 COMMAND = (sys.executable, "-m", "pentimento.cli")
@@ -173,6 +174,19 @@ def status(suite: LocalSuite) -> dict[str, dict[str, object]]:
     done = run(suite, "status", "--json")
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
+
+
+def test_a_model_is_registered_listed_and_removed(suite: LocalSuite) -> None:
+    added = run(suite, "models", "add", "heavy", "tiny-heavy")
+    taken = run(suite, "models", "add", "heavy", "tiny-light")
+    listed = json.loads(run(suite, "models", "list", "--json").stdout)
+    removed = run(suite, "models", "remove", "heavy")
+
+    assert (added.returncode, removed.returncode) == (0, 0), added.stderr + removed.stderr
+    held = json.loads((WEIGHTS / "registry.json").read_text())["models"]
+    digest = next(entry["digest"] for entry in held if entry["name"] == "tiny-heavy")
+    assert [(entry["name"], entry["digest"]) for entry in listed["models"]] == [("heavy", digest)]
+    assert (taken.returncode, taken.stderr.count("heavy stands for another model")) == (1, 1)
 
 
 def test_status_knows_every_process(suite: LocalSuite) -> None:

@@ -80,14 +80,18 @@ def model_costs(models: Mapping[str, UnetWorkerSettings]) -> tuple[ModelCost, ..
 
 
 def _cost(profile: ModelProfile, settings: UnetWorkerSettings) -> ModelCost:
-    steps, guidance = _usual(settings)
+    cost = usual_cost(profile, *_usual(settings))
+    return replace(cost, run_s=tuple((size, seconds) for size, seconds in cost.run_s if size <= settings.max_batch))
+
+
+def usual_cost(profile: ModelProfile, steps: int, guidance: float) -> ModelCost:
+    """Return what a profile says of pictures of the size that was profiled first, with those steps and guidance."""
     first = profile.batches[0]
     run_s = run_seconds(profile, first.width_px, first.height_px, guided=guidance > 1.0, steps=steps)
-    within = tuple((size, seconds) for size, seconds in run_s if size <= settings.max_batch)
     size = profile.size(first.width_px, first.height_px)
     return ModelCost(
         profile.model,
-        within,
+        run_s,
         profile.idle_memory_bytes or 0,
         step_count=steps,
         fixed_s=size.prepare.mean_s if size is not None else 0.0,
@@ -96,8 +100,12 @@ def _cost(profile: ModelProfile, settings: UnetWorkerSettings) -> ModelCost:
 
 
 def _usual(settings: UnetWorkerSettings) -> tuple[int, float]:
-    """Steps and guidance of requests that name none."""
-    entry, guidance = registry_entry(settings.model), settings.default_guidance_scale
-    steps = settings.default_steps or int(entry.get("default_steps", DEFAULT_STEPS))
+    return usual_of(settings.model, settings.default_steps, settings.default_guidance_scale)
+
+
+def usual_of(model: Path, steps: int, guidance: float) -> tuple[int, float]:
+    """Return steps and guidance of requests that name none: those given, else (0 steps, negative guidance) those of the
+    registry beside the model."""
+    entry = registry_entry(model)
     usual = float(entry.get("default_guidance_scale", DEFAULT_GUIDANCE_SCALE))
-    return steps, usual if guidance < 0 else guidance
+    return steps or int(entry.get("default_steps", DEFAULT_STEPS)), usual if guidance < 0 else guidance

@@ -1,0 +1,149 @@
+"""`pentimento models`: what is registered with the controller as a model or a cascade."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from pentimento.cli.connection import read_token, running_suite, state_dir_option, token_option
+from pentimento.clients.models import ModelRepositoryClient
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.models import CascadeVariant, ModelVariant, RegisteredModels
+from pentimento.files.json_values import from_json, to_json
+from pentimento.rpc.channel import open_channel
+from pentimento.rpc.settings import RpcChannelSettings
+from pentimento.supervisor.child import source_path
+from pentimento.supervisor.models import find_model
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+T = TypeVar("T")
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+CALL_TIMEOUT_S = 10.0
+_SHOWN_DIGEST = 19
+
+
+@click.group()
+def models() -> None:
+    """Registers models and cascades with the controller, lists and removes them. It takes an administrator's token."""
+
+
+def controller_options(command: Command) -> Command:
+    """Say which controller a command talks to, and as whom."""
+    address = click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
+    for option in (token_option, address, state_dir_option):
+        command = option(command)
+    return command
+
+
+@models.command()
+@click.argument("name")
+@click.argument("model")
+@click.option("--licence", default="", help="SPDX identifier or name; empty for that of the model's registry")
+@click.option("--profile", "profiles", multiple=True, type=FILE, help="of `bench profile`, once a kind of device")
+@controller_options
+def add(name: str, model: str, licence: str, profiles: tuple[Path, ...], **options: Any) -> None:
+    """Registers MODEL (a registry name or a diffusers directory, safetensors only) as NAME.
+
+    Its files are judged as a worker judges them, and their digest is registered; the weights stay where they are.
+    """
+    variant = describe(name, find_model(model).path, profiles)
+    variant = replace(variant, licence=licence) if licence else variant
+    call(options, lambda client: client.register_model(variant, CALL_TIMEOUT_S))
+    click.echo(f"{name}: {variant.family}, {variant.size_bytes} bytes, {variant.digest}")
+
+
+@models.command("add-cascade")
+@click.argument("file", type=FILE)
+@controller_options
+def add_cascade(file: Path, **options: Any) -> None:
+    """Registers the cascade that FILE describes, as JSON: `models`, light first, and one of `handovers` for each but
+    the last, with `discriminator` (`light>heavy`), `discriminator_digest`, and f(t) as `thresholds` and `shares`."""
+    cascade = read_cascade(file)
+    call(options, lambda client: client.register_cascade(cascade, CALL_TIMEOUT_S))
+    click.echo(f"{cascade.name}: {len(cascade.handovers)} hand-overs")
+
+
+@models.command("list")
+@click.option("--json", "as_json", is_flag=True, help="one JSON document")
+@controller_options
+def list_registered(as_json: bool, **options: Any) -> None:
+    """Lists what is registered."""
+    registered = call(options, lambda client: client.registered(CALL_TIMEOUT_S))
+    if as_json:
+        click.echo(json.dumps(to_json(registered), indent=1))
+    else:
+        Console().print(models_table(registered))
+        for cascade in registered.cascades:
+            click.echo(f"cascade {cascade.name} by {', '.join(each.discriminator for each in cascade.handovers)}")
+
+
+@models.command()
+@click.argument("name")
+@controller_options
+def remove(name: str, **options: Any) -> None:
+    """Removes the model NAME, or the cascade of that name (`light>heavy`)."""
+    if ">" in name:
+        call(options, lambda client: client.remove_cascade(name, CALL_TIMEOUT_S))
+    else:
+        call(options, lambda client: client.remove_model(name, CALL_TIMEOUT_S))
+    click.echo(f"{name} is not registered any more")
+
+
+def call(options: dict[str, Any], question: Callable[[ModelRepositoryClient], Awaitable[T]]) -> T:
+    """Return what the controller answers. Raises what it says."""
+    address, token, token_file = options["controller_address"], read_token(options["token"]), None
+    if not address:
+        suite = running_suite(options["state_dir"])
+        address = suite.controller
+        token_file = Path(suite.service_token_file) if suite.service_token_file and not token else None
+
+    async def ask() -> T:
+        async with open_channel(address, RpcChannelSettings(service_token_file=token_file), token or None) as channel:
+            return await question(ModelRepositoryClient(channel))
+
+    return asyncio.run(ask())
+
+
+def describe(name: str, model: Path, profiles: tuple[Path, ...]) -> ModelVariant:
+    """Return what a directory holds, as a worker sees it. Raises FailedPrecondition with what is wrong with it."""
+    command = [sys.executable, "-P", "-m", "services.unet_worker.describe", "--model", str(model), "--name", name]
+    if profiles:
+        command += ["--profiles", ",".join(str(path.resolve()) for path in profiles)]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": source_path()}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise FailedPrecondition("BAD_CHECKPOINT", lines[-1])
+    return from_json(ModelVariant, json.loads(done.stdout))
+
+
+def read_cascade(file: Path) -> CascadeVariant:
+    """Return the cascade of a file. Raises InvalidArgument naming the field."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise InvalidArgument.of("file", f"must be JSON, {file} is not") from None
+    return from_json(CascadeVariant, document, "cascade")
+
+
+def models_table(registered: RegisteredModels) -> Table:
+    """Return a row a model."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("model", "family", "licence", "digest", "costs on"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("MB", justify="right", no_wrap=True)
+    for variant in registered.models:
+        devices = ", ".join(on.device or "any device" for on in variant.costs) or "not known"
+        size = f"{variant.size_bytes / 1e6:.1f}"
+        table.add_row(variant.name, variant.family, variant.licence, variant.digest[:_SHOWN_DIGEST], devices, size)
+    return table

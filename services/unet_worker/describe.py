@@ -1,0 +1,54 @@
+"""`python -m services.unet_worker.describe --model DIR`: a checkpoint as the model repository takes it, as JSON.
+
+The checkpoint is judged as a worker judges it before it loads one; torch is not loaded.
+"""
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from pentimento.devices.profile import read_profile
+from pentimento.diffusion.allow_list import check_checkpoint, family_of
+from pentimento.diffusion.checkpoint import digest_checkpoint, file_sum
+from pentimento.diffusion.model_registry import registry_entry
+from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant
+from pentimento.files.json_values import to_json
+from pentimento.rpc import run_service
+from pentimento.settings import load_settings
+from pentimento.telemetry import configure_logging
+from services.unet_worker.models.model_card import usual_cost, usual_of
+from services.unet_worker.settings import DescribeSettings
+
+
+def described(settings: DescribeSettings) -> ModelVariant:
+    """Return the variant that a directory holds. Raises BadCheckpoint, and InvalidArgument for a profile that is
+    none."""
+    checkpoint = check_checkpoint(settings.model)
+    usual = usual_of(settings.model, settings.steps, settings.guidance_scale)
+    name = settings.name or settings.model.resolve().name
+    profiles = [read_profile(Path(path)) for path in settings.profiles]
+    return ModelVariant(
+        name=name,
+        digest=digest_checkpoint(checkpoint).model,
+        family=family_of(checkpoint).name,
+        licence=str(registry_entry(settings.model).get("licence", "")),
+        files=tuple(
+            ModelFile(path.relative_to(checkpoint.directory).as_posix(), file_sum(path), path.stat().st_size)
+            for path in sorted(checkpoint.files)
+        ),
+        costs=tuple(DeviceCost(each.device, replace(usual_cost(each, *usual), model=name)) for each in profiles),
+    )
+
+
+async def main(argv: list[str]) -> None:
+    """Print the description."""
+    settings = load_settings(DescribeSettings, "describe", argv)
+    variant = await asyncio.to_thread(described, settings)
+    sys.stdout.write(json.dumps(to_json(variant)) + "\n")
+
+
+if __name__ == "__main__":
+    configure_logging("describe", "")
+    run_service(main)

@@ -1,0 +1,58 @@
+"""What `pentimento models` reads and shows."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pentimento.cli.models import describe, models_table, read_cascade
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
+from pentimento.domain.models import RegisteredModels
+from pentimento.files.json_values import from_json, to_json
+from tests.unit.controller.registered import cascade, variant
+
+LIGHT = variant("light", ("gpu", 0.5), ("", 0.7))
+
+
+def test_a_cascade_is_read_from_its_file(tmp_path: Path) -> None:
+    three = cascade("light", "middle", "heavy")
+    file = tmp_path / "cascade.json"
+    file.write_text(json.dumps(to_json(three)))
+
+    assert read_cascade(file) == three
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "file: must be JSON"),
+        ('{"models": ["a"]}', "cascade.handovers"),
+        ('{"models": "a", "handovers": []}', "cascade.models"),
+        ('{"models": ["a"], "handovers": [], "more": 1}', "cascade.more"),
+    ],
+)
+def test_a_file_that_is_no_cascade_is_refused_by_field(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "cascade.json"
+    file.write_text(text)
+
+    with pytest.raises(InvalidArgument, match=message):
+        read_cascade(file)
+
+
+def test_a_variant_comes_back_from_its_document_as_it_was() -> None:
+    assert from_json(type(LIGHT), json.loads(json.dumps(to_json(LIGHT)))) == LIGHT
+
+
+def test_the_list_says_where_costs_are_known() -> None:
+    console = Console(width=200, record=True)
+    console.print(models_table(RegisteredModels((LIGHT, variant("middle")))))
+
+    light, middle = console.export_text().splitlines()[1:]
+    assert "gpu, any device" in light and "0.0" in light
+    assert "not known" in middle
+
+
+def test_a_directory_that_is_no_checkpoint_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match="model_index"):
+        describe("x", tmp_path, ())
