@@ -5,7 +5,7 @@ of the last switch) it returns in `AllocationDecision.memory` and finds again in
 `hold_resident`, which lets every worker keep what it holds; the others are in `policies.serving`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pentimento.domain.fleet import (
@@ -13,6 +13,7 @@ from pentimento.domain.fleet import (
     CachePlan,
     CascadePlan,
     ComponentPlacement,
+    ModelCost,
     Plan,
     PoolPlan,
     Replica,
@@ -165,21 +166,11 @@ def reported_profiles(replicas: Iterable[Replica]) -> tuple[AllocationProfile, .
     said = {(replica.device, cost) for replica in replicas for cost in replica.costs}
     slowest: dict[tuple[str, str, int], AllocationProfile] = {}
     for device, cost in said:
-        for size, run_s in cost.run_s:
-            profile = AllocationProfile(
-                cost.model,
-                device,
-                size,
-                run_s,
-                cost.memory_bytes,
-                cost.load_s,
-                cost.step_count,
-                cost.fixed_s,
-                cost.finish_s,
-            )
-            known = slowest.get((cost.model, device, size))
-            if known is None or known.latency_s < run_s:
-                slowest[cost.model, device, size] = profile
+        for profile in _profiles(device, cost):
+            key = (cost.model, device, profile.batch_size)
+            known = slowest.get(key)
+            if known is None or known.latency_s < profile.latency_s:
+                slowest[key] = profile
     return tuple(slowest[key] for key in sorted(slowest))
 
 
@@ -190,12 +181,17 @@ def with_registered(
     known = {(profile.model, profile.device) for profile in reported}
     measured = {model for model, _ in known}
     added = (
-        AllocationProfile(on.cost.model, on.device, size, run_s, on.cost.memory_bytes, on.cost.load_s)
+        profile
         for on in registered
-        for size, run_s in on.cost.run_s
         if (on.device and (on.cost.model, on.device) not in known) or (not on.device and on.cost.model not in measured)
+        for profile in _profiles(on.device, on.cost)
     )
     return (*reported, *added)
+
+
+def _profiles(device: str, cost: ModelCost) -> Iterator[AllocationProfile]:
+    once = (cost.memory_bytes, cost.load_s, cost.step_count, cost.fixed_s, cost.finish_s)
+    return (AllocationProfile(cost.model, device, size, run_s, *once) for size, run_s in cost.run_s)
 
 
 def check_decision(context: AllocationContext, decision: AllocationDecision) -> None:
