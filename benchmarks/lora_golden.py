@@ -3,12 +3,13 @@
     python -m benchmarks.lora_golden
 
 Ours: the step engine, with the LoRAs patched into the weights where a picture is alone, and beside them where a picture
-without any shares its passes. Theirs: `load_lora_weights` and `set_adapters` in this process, and `fuse_lora` besides;
-what is patched is held against the fused weights, what is beside them against PEFT's layers. Models: tiny-heavy with
-the zoo's three LoRAs, singly and together, and tiny random ones of Stable Diffusion, SDXL and SD3 with LoRAs of linear
-layers, convolutions and text encoders whose alphas are not their ranks. The figure is the largest absolute difference
-of any element of the final latents. The same as a share of the largest element, where that is above 1, stands beside
-it: networks of random weights make latents of any size.
+without any shares its passes; and a running worker, over gRPC, asked for the same pictures. Theirs:
+`load_lora_weights` and `set_adapters` in this process, and `fuse_lora` besides; what is patched is held against the
+fused weights, what is beside them against PEFT's layers. Models: tiny-heavy with the zoo's three LoRAs, singly and
+together, and tiny random ones of Stable Diffusion, SDXL and SD3 with LoRAs of linear layers, convolutions and text
+encoders whose alphas are not their ranks. The figure is the largest absolute difference of any element of the final
+latents. The same as a share of the largest element, where that is above 1, stands beside it: networks of random weights
+make latents of any size.
 """
 
 import tempfile
@@ -34,6 +35,7 @@ from pentimento.testing.lora_reference import (
     read_set,
     spec_of_case,
 )
+from pentimento.testing.lora_serving import StyledWorker, styled_worker
 from zoo.registry import WEIGHTS
 
 PATCHED, BESIDE = at_most(1e-5), at_most(1e-4)
@@ -52,6 +54,8 @@ class StyledPicture:
     subject: str
     patched: float
     beside: float
+    served_alone: float
+    served_beside: float
     largest_element: float
     changed: float
 
@@ -60,7 +64,7 @@ class StyledPicture:
 
 
 def compare(
-    name: str, checkpoint: Path, model: DiffusionModel, files: Sequence[WeightedFile], case: Case
+    name: str, checkpoint: Path, model: DiffusionModel, served: StyledWorker, files: Sequence[WeightedFile], case: Case
 ) -> StyledPicture:
     spec, adapters = spec_of_case(model, case), read_set(model, files)
     (plain,) = latents_of_engine(model, [spec], [()])
@@ -72,6 +76,8 @@ def compare(
         name,
         patched=float((patched - fused).abs().max()),
         beside=float((beside - layers).abs().max()),
+        served_alone=float((served.latents(case, files) - fused).abs().max()),
+        served_beside=float((served.latents(case, files, beside_a_plain_one=True) - layers).abs().max()),
         largest_element=float(fused.abs().max()),
         changed=distance(patched, plain),
     )
@@ -81,10 +87,11 @@ def zoo_pictures(quick: bool) -> Iterator[StyledPicture]:
     checkpoint = WEIGHTS / "tiny-heavy"
     model = load_model(checkpoint, torch.device("cpu"), torch.float32)
     case = Case("a red star at night", "", Scheduler.DDIM, steps=4 if quick else 20)
-    for styles in STYLES[:1] if quick else STYLES:
-        paths = [WEIGHTS / f"tiny-lora-{style}" / "pytorch_lora_weights.safetensors" for style in styles]
-        files = [(path, 1 / len(styles)) for path in paths]
-        yield compare(f"tiny-heavy, {' and '.join(styles)}", checkpoint, model, files, case)
+    files_of = {style: WEIGHTS / f"tiny-lora-{style}" / "pytorch_lora_weights.safetensors" for style in STYLES[-1]}
+    with styled_worker(checkpoint, list(files_of.values())) as served:
+        for styles in STYLES[:1] if quick else STYLES:
+            files = [(files_of[style], 1 / len(styles)) for style in styles]
+            yield compare(f"tiny-heavy, {' and '.join(styles)}", checkpoint, model, served, files, case)
 
 
 def random_pictures(folder: Path, quick: bool) -> Iterator[StyledPicture]:
@@ -99,8 +106,9 @@ def random_pictures(folder: Path, quick: bool) -> Iterator[StyledPicture]:
             (write_diffusers_lora(folder / f"{name}-part", part, alpha=2.0), -0.5),
         ]
         case = Case("a red circle", "blurred", scheduler, seed=3, steps=4 if quick else 10)
-        yield compare(f"{name}, one", checkpoint, model, files[:1], case)
-        yield compare(f"{name}, two", checkpoint, model, files, case)
+        with styled_worker(checkpoint, [path for path, _ in files]) as served:
+            yield compare(f"{name}, one", checkpoint, model, served, files[:1], case)
+            yield compare(f"{name}, two", checkpoint, model, served, files, case)
 
 
 def main() -> int:
@@ -108,11 +116,21 @@ def main() -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="pmt-") as folder:
         compared = [*zoo_pictures(options.quick), *random_pictures(Path(folder), options.quick)]
+    of_service = "by a running worker"
     figures = [
         measured("patched, against fuse_lora", [one.patched for one in compared], max, PATCHED),
         measured("beside the weights, against set_adapters", [one.beside for one in compared], max, BESIDE),
         measured("patched, as a share", [one.share(one.patched) for one in compared], max, PATCHED),
         measured("beside the weights, as a share", [one.share(one.beside) for one in compared], max, BESIDE),
+        measured(f"alone, {of_service}", [one.served_alone for one in compared], max, PATCHED),
+        measured(f"beside a plain one, {of_service}", [one.served_beside for one in compared], max, BESIDE),
+        measured(f"alone, {of_service}, as a share", [one.share(one.served_alone) for one in compared], max, PATCHED),
+        measured(
+            f"beside a plain one, {of_service}, as a share",
+            [one.share(one.served_beside) for one in compared],
+            max,
+            BESIDE,
+        ),
     ]
     rows = [
         {"subject": one.subject, "largest_element": one.largest_element, "changed_by_its_loras": one.changed}
