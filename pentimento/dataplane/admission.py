@@ -21,6 +21,7 @@ def on_arrived(state: State, now: float, event: RequestArrived) -> list[Effect]:
         return [refusal]
     identity = (event.request_id, event.tenant, event.pool, event.work, event.deadline)
     request = Request(*identity, arrived_at=now, slo_class=event.slo_class, cascade=event.cascade, needs=event.needs)
+    request.thinning = event.thinning
     state.add(request)
     return [PersistAccepted(event.request_id), PrepareRoute(event.request_id)]
 
@@ -54,7 +55,7 @@ def on_route_resolved(state: State, now: float, event: RouteResolved) -> list[Ef
     request = state.requests.get(event.request_id)
     if request is None or request.phase is not Phase.ROUTING or request.cascade_stage != event.cascade_stage:
         return []
-    state.move(request, event.pool, event.work)
+    state.move(request, event.pool, event.work, event.thinning)
     request.model_digest = event.model_digest
     request.spare, request.pair, request.start = event.spare, event.pair, event.start
     if event.cascade:
@@ -82,7 +83,7 @@ def _refusal(state: State, now: float, pool: Pool, event: RequestArrived) -> Rej
     message = _why_full(state.settings.queue_limit, pool, event.tenant)
     if message:
         return Reject(event.request_id, "QUEUE_FULL", message, retry_after_ms(state, pool.name))
-    if not _plan_admits(state):
+    if not _plan_admits(state, event.thinning.least_share if state.thins else 1.0):
         message = "more demand than the plan admits"
         return Reject(event.request_id, "OVER_CAPACITY", message, retry_after_ms(state, pool.name))
     return _too_late(state, now, pool, event)
@@ -112,11 +113,12 @@ def _too_late(state: State, now: float, pool: Pool, event: RequestArrived) -> Re
     return Reject(event.request_id, Reason.PREDICTED_LATE, message, retry_after_ms(state, pool.name))
 
 
-def _plan_admits(state: State) -> bool:
-    """Spread the plan's admission rate evenly over the arrivals: 0.75 refuses every fourth."""
-    if state.plan is None or state.plan.admission_rate >= 1.0:
+def _plan_admits(state: State, least_share: float) -> bool:
+    """Spread the plan's admission rate evenly over the arrivals: 0.75 refuses every fourth. Of those that may do with
+    `least_share` of their steps as many more are admitted: plans count all steps."""
+    if state.plan is None or state.plan.admission_rate >= least_share:
         return True
-    state.admission_share += max(state.plan.admission_rate, 0.0)
+    state.admission_share += max(state.plan.admission_rate, 0.0) / least_share
     if state.admission_share < 1.0:
         return False
     state.admission_share -= 1.0

@@ -24,6 +24,7 @@ from pentimento.dataplane.events import (
 )
 from pentimento.dataplane.predictions import expected_service_s, learn_speed
 from pentimento.dataplane.state import ATTEMPTED, Phase, Request, State, TimerKind, Worker
+from pentimento.dataplane.thinning import settle_thinning
 from pentimento.domain.reasons import Reason
 
 _UNCOUNTED = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.GONE})
@@ -33,7 +34,8 @@ _DOUBTFUL = frozenset({FailureKind.NOT_HELD, FailureKind.NO_CREDIT, FailureKind.
 
 def start_attempt(state: State, now: float, request: Request, worker: Worker) -> PersistAttempt:
     """Bind a request to a free credit; it runs once the attempt is journalled."""
-    state.begin(request, now, now + expected_service_s(state.pool(request.pool), worker, request.work))
+    settle_thinning(state, now, request, worker)
+    state.begin(request, now, now + expected_service_s(state.pool(request.pool), worker, request.attempt_work))
     request.attempt_number += 1
     request.fencing_token = max(request.fencing_token + 1, state.first_token)
     request.worker_id = worker.worker_id
@@ -74,14 +76,15 @@ def _execute(state: State, now: float, request: Request) -> list[Effect]:
     if key in state.peers:
         effects.append(ReservePair(*key, worker.worker_id, state.peers[key]))
     number, token, generation = request.attempt_number, request.fencing_token, worker.worker_generation
-    execute = Execute(request.request_id, number, token, worker.worker_id, generation, request.deadline)
+    steps = request.thinned_steps
+    execute = Execute(request.request_id, number, token, worker.worker_id, generation, request.deadline, steps)
     return [*effects, execute]
 
 
 def _watch_for_hedge(state: State, now: float, request: Request) -> None:
     if state.settings.hedge_after is None:
         return
-    expected_s = state.pool(request.pool).speed.seconds(request.work, request.started_load)
+    expected_s = state.pool(request.pool).speed.seconds(request.attempt_work, request.started_load)
     if expected_s is not None:
         at = now + state.settings.hedge_after * expected_s
         state.set_timer(at, TimerKind.HEDGE, request.request_id)
@@ -129,7 +132,7 @@ def on_attempt_finished(state: State, now: float, event: AttemptFinished) -> lis
         return [ReleaseGrant(*key)]
     # What two workers took says nothing of one.
     if request.worker_id == worker.worker_id and not paired:
-        learn_speed(state, request, worker, now - request.started_at, event.painted_work or request.work)
+        learn_speed(state, request, worker, now - request.started_at, event.painted_work or request.attempt_work)
     return on_picture(state, request, event.fencing_token)
 
 

@@ -7,6 +7,7 @@ from pentimento.dataplane.endings import drop_late
 from pentimento.dataplane.predictions import predicted_service_s, service_s
 from pentimento.dataplane.state import Lane, LaneKey, Phase, Request, State, Worker
 from pentimento.dataplane.suitability import cheapest_worker, suits
+from pentimento.dataplane.thinning import least_work
 from pentimento.policies.adapter_needs import AdapterNeeds
 from pentimento.policies.latent_pairing import deadline_gains
 
@@ -78,7 +79,7 @@ def _dispatch_set_aside(state: State, now: float, key: LaneKey, lane: Lane, *, o
 
 
 def _drop(state: State, now: float, key: LaneKey, request: Request, worker: Worker) -> list[Effect]:
-    service_s = predicted_service_s(state, state.pools[key[0]], worker, request.work)
+    service_s = predicted_service_s(state, state.pools[key[0]], worker, least_work(state, request))
     return drop_late(state, now, request, service_s or 0.0)
 
 
@@ -96,7 +97,7 @@ def _would_miss_deadline(state: State, now: float, lane: Lane, request: Request,
     it may be tried."""
     if not state.drops_late or (len(lane.fresh) < 2 and not request.fallback_token):
         return False
-    service_s = predicted_service_s(state, state.pools[request.pool], worker, request.work)
+    service_s = predicted_service_s(state, state.pools[request.pool], worker, least_work(state, request))
     return service_s is not None and now + service_s > request.deadline
 
 
@@ -108,13 +109,13 @@ def _adopt(state: State, request: Request, key: LaneKey) -> None:
         if (option.pool, option.model_digest) == key
     )
     state.enter(request, Phase.STARTING)
-    state.move(request, option.pool, option.work)
+    state.move(request, option.pool, option.work, option.thinning)
     request.model_digest, request.option, request.spare = option.model_digest, index, ()
 
 
 def _gains_by_pair(state: State, now: float, request: Request) -> bool:
     share = state.settings.pair_tight_share
-    alone_s = service_s(state, request.pool, request.work)
+    alone_s = service_s(state, request.pool, request.attempt_work)
     return share is None or deadline_gains(request.deadline - now, alone_s, share)
 
 

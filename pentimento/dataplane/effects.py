@@ -91,7 +91,8 @@ class Hedge:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Run the attempt; answered by AttemptFinished or AttemptFailed."""
+    """Run the attempt; answered by AttemptFinished or AttemptFailed. `thinned_steps`: from the first of them on these
+    steps alone are taken; empty for all."""
 
     request_id: str
     attempt_number: int
@@ -99,6 +100,7 @@ class Execute:
     worker_id: str
     worker_generation: int
     deadline: float
+    thinned_steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

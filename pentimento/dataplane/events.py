@@ -8,6 +8,7 @@ from enum import Enum
 
 from pentimento.domain.fleet import Plan
 from pentimento.policies.adapter_needs import NO_NEEDS, AdapterHoldings, AdapterNeeds
+from pentimento.policies.thinning import WHOLE, ThinningOffer
 
 AttemptKey = tuple[str, int]
 """(request id, fencing token)."""
@@ -38,7 +39,8 @@ class RequestArrived:
 
     `slo_class` decides how long others with earlier deadlines may overtake it (`DataplaneSettings.aging_limit_s`).
     `cascade`: pools in order, beginning with `pool` (DiffServe, section 3.1); none or one is no cascade. `needs`: what
-    its LoRAs and ControlNets ask of a worker, the same at every stage.
+    its LoRAs and ControlNets ask of a worker, the same at every stage. `thinning`: which of its steps may be left out
+    in `pool` where it starts from noise.
     """
 
     request_id: str
@@ -49,6 +51,7 @@ class RequestArrived:
     slo_class: str = ""
     cascade: tuple[str, ...] = ()
     needs: AdapterNeeds = NO_NEEDS
+    thinning: ThinningOffer = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,12 @@ class AcceptDropped:
 
 @dataclass(frozen=True, slots=True)
 class RouteOption:
-    """A lane that may run the request instead, and what it would have to do there."""
+    """A lane that may run the request instead, what it would have to do there, and which steps it may leave out."""
 
     pool: str
     model_digest: str
     work: float
+    thinning: ThinningOffer = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class RouteResolved:
     no misses); which one does is pinned with the first attempt. `pair`: the halves of its guidance may run on two
     workers, while a second one is idle (Katz, latent parallelism). `start`: its kind, as plans name it. `cascade`: the
     pools of the stages that a request of such a start goes through, where that is known only now; `cascade_name` is the
-    plan's.
+    plan's. `thinning`: which of the steps left may be left out.
     """
 
     request_id: str
@@ -96,6 +100,7 @@ class RouteResolved:
     start: str = "noise"
     cascade: tuple[str, ...] = ()
     cascade_name: str = ""
+    thinning: ThinningOffer = WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,14 +36,17 @@ def predicted_end_s(state: State, now: float, pool: Pool, request: Request | Req
     Tenants take turns: before it is served, each of the others gets as much as its own tenant has, or all it wants.
     """
     work, backlog = request.work, pool.tenants.get(request.tenant)
+    # Nobody is turned away whom thinning would make room for.
+    least_share = request.thinning.least_share if state.thins else 1.0
+    waiting_share = pool.waiting_least_work / pool.waiting_work if state.thins and pool.waiting_work > 0.0 else 1.0
     own_work = backlog.work if backlog is not None else 0.0
     others = len(pool.tenants) - (backlog is not None)
     ahead = min(pool.waiting_work, own_work + others * (own_work + work))
     if isinstance(request, Request):
         ahead -= work
     batch = max(round(pool.credit_count / max(len(pool.workers), 1)), 1)
-    turn_s = _turn_s(pool, now, ahead, batch)
-    service_s = pool.speed.seconds(work, batch, margin=state.settings.prediction_margin)
+    turn_s = _turn_s(pool, now, ahead, batch, waiting_share)
+    service_s = pool.speed.seconds(work * least_share, batch, margin=state.settings.prediction_margin)
     return None if turn_s is None or service_s is None else turn_s + service_s
 
 
@@ -82,7 +85,7 @@ def learn_slowness(state: State, request: Request, seconds: float) -> None:
     if worker is None:
         return
     speed = state.pool(request.pool).speed
-    ratio = _ratio(speed, request, worker, seconds, request.work)
+    ratio = _ratio(speed, request, worker, seconds, request.attempt_work)
     if ratio is None:
         return
     if speed.slowdown is None or ratio > speed.slowdown:
@@ -97,11 +100,12 @@ def _ratio(speed: Speed, request: Request, worker: Worker, seconds: float, work:
     return seconds / nominal_s if nominal_s > 0.0 and seconds >= 0.0 else None
 
 
-def _turn_s(pool: Pool, now: float, work_ahead: float, batch: int) -> float | None:
+def _turn_s(pool: Pool, now: float, work_ahead: float, batch: int, waiting_share: float) -> float | None:
     """Seconds until there is a credit for who has so much work ahead; None where there is one, or none to wait for.
 
     Those that run give theirs back when they are expected to end, and again a service time later. Attempts that began
-    together end together: a mean over time would promise too much to some and too little to others.
+    together end together: a mean over time would promise too much to some and too little to others. Of the work of
+    those who wait, `waiting_share` has to be done.
     """
     mean_work = pool.waiting_work / pool.waiting_count if pool.waiting_count else 0.0
     ahead_count = math.floor(work_ahead / mean_work + 0.5) if mean_work > 0.0 else 0
@@ -109,5 +113,5 @@ def _turn_s(pool: Pool, now: float, work_ahead: float, batch: int) -> float | No
     if place < 0 or not pool.ends:
         return None
     rounds, number = divmod(place, len(pool.ends))
-    round_s = pool.speed.seconds(mean_work, batch) if rounds else 0.0
+    round_s = pool.speed.seconds(mean_work * waiting_share, batch) if rounds else 0.0
     return None if round_s is None else max(pool.ends[number] - now, 0.0) + rounds * round_s

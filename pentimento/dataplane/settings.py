@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pentimento.policies.thinning import ThinningMode
+
 
 @dataclass(frozen=True)
 class DataplaneSettings:
@@ -28,6 +30,8 @@ class DataplaneSettings:
 
     `hedge_after`: an attempt that takes so many times what was predicted is run a second time beside, where a worker
     idles; None for never.
+
+    `thinning`: whether steps that a request may leave out are, to meet its deadline or also under load.
     """
 
     queue_limit: int = 256
@@ -48,3 +52,4 @@ class DataplaneSettings:
     adapter_load_s: float = 0.5
     pair_tight_share: float | None = None
     hedge_after: float | None = None
+    thinning: ThinningMode = ThinningMode.OFF

@@ -17,6 +17,7 @@ from pentimento.dataplane.speed import Speed
 from pentimento.domain.fleet import CONFIDENCE_BINS, Plan
 from pentimento.policies.adapter_needs import NO_HOLDINGS, NO_NEEDS, AdapterHoldings, AdapterNeeds
 from pentimento.policies.serving.entry import NOISE
+from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer
 
 LaneKey = tuple[str, str]
 """(pool, model digest): a route is pinned to a digest, so only workers that hold it may serve it."""
@@ -96,6 +97,10 @@ class Request:
     picture_token: int = 0
     fallback_token: int = 0
     degraded: str = ""
+    # Which of its steps may be left out; what its newest attempt does of them, 0 for all its work.
+    thinning: ThinningOffer = WHOLE
+    thinned_steps: tuple[int, ...] = ()
+    thinned_work: float = 0.0
     losses: int = 0
     excluded: frozenset[tuple[str, int]] = frozenset()
     suspect_until: float = 0.0
@@ -109,6 +114,16 @@ class Request:
     def attempt_key(self) -> AttemptKey:
         """The newest attempt: request id and fencing token."""
         return (self.request_id, self.fencing_token)
+
+    @property
+    def least_work(self) -> float:
+        """Its work with as many steps left out as may be."""
+        return self.work * self.thinning.least_share
+
+    @property
+    def attempt_work(self) -> float:
+        """What its newest attempt has to do."""
+        return self.thinned_work or self.work
 
     @property
     def lane_key(self) -> LaneKey:
@@ -208,6 +223,7 @@ class Pool:
     speed: Speed = field(default_factory=Speed)
     waiting_count: int = 0
     waiting_work: float = 0.0
+    waiting_least_work: float = 0.0
     tenants: dict[str, Backlog] = field(default_factory=dict)
     running_count: int = 0
     ends: list[float] = field(default_factory=list)
@@ -226,6 +242,8 @@ class Pool:
         """Count a waiting request in (`step` 1) or out (-1)."""
         self.waiting_count += step
         self.waiting_work = self.waiting_work + step * request.work if self.waiting_count else 0.0
+        least_work = self.waiting_least_work + step * request.least_work
+        self.waiting_least_work = least_work if self.waiting_count else 0.0
         backlog = self.tenants.get(request.tenant)
         if backlog is None:
             backlog = self.tenants[request.tenant] = Backlog()
@@ -265,6 +283,7 @@ class Counters:
     rerun: int = 0
     hedged: int = 0
     fallen_back: int = 0
+    thinned: int = 0
     refused_plans: int = 0
 
 
@@ -311,6 +330,11 @@ class State:
     def drops_late(self) -> bool:
         """Whether both operator and plan want predicted misses dropped."""
         return self.settings.drop_late and (self.plan is None or self.plan.drops_late)
+
+    @property
+    def thins(self) -> bool:
+        """Whether steps are left out where there is no time for them."""
+        return self.settings.thinning is not ThinningMode.OFF
 
     def pool(self, name: str) -> Pool:
         """Return the pool of that name, a new one where there is none."""
@@ -361,10 +385,10 @@ class State:
         request.started_at, request.ends_at = now, ends_at
         self._count(request, +1)
 
-    def move(self, request: Request, pool: str, work: float) -> None:
+    def move(self, request: Request, pool: str, work: float, thinning: ThinningOffer = WHOLE) -> None:
         """Count a request, which is in no lane, to another pool."""
         self._count(request, -1)
-        request.pool, request.work = pool, work
+        request.pool, request.work, request.thinning = pool, work, thinning
         self._count(request, +1)
 
     def remove(self, request: Request) -> None:

@@ -47,6 +47,11 @@ class ThinningOffer:
         """The steps that remain without thinning."""
         return self.step_count - self.next_step
 
+    @property
+    def least_share(self) -> float:
+        """The share, 0..1, of the remaining steps that have to be taken at the least."""
+        return self.least_count / self.remaining_count if self.options else 1.0
+
     def remaining_with(self, option: ThinningOption) -> int:
         """Return the steps that remain with a thinning."""
         return option.total - self.next_step
@@ -64,6 +69,10 @@ class ThinningOffer:
     def least_count(self) -> int:
         """The fewest steps that may remain."""
         return min((self.remaining_with(option) for option in self.usable), default=self.remaining_count)
+
+
+WHOLE = ThinningOffer(0)
+"""Of a request of which nothing may be left out."""
 
 
 @dataclass(frozen=True)

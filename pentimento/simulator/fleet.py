@@ -7,8 +7,10 @@ from pentimento.domain.fleet import Plan
 from pentimento.emulation.costs import ModelCosts
 from pentimento.emulation.device import DeviceListener, EmulatedDevice
 from pentimento.policies.allocation import AllocationProfile
+from pentimento.policies.thinning import WHOLE, ThinningOffer
 from pentimento.reports import StartKind
 from pentimento.simulator.agenda import Agenda
+from pentimento.simulator.cache import MISS, CacheAnswer
 from pentimento.simulator.ledger import SimulatedPicture, SimulatedRequest
 from pentimento.simulator.scenario import Scenario, SimulatedDevices
 from pentimento.workloads import Arrival
@@ -29,6 +31,7 @@ class SimulatedFleet:
         self._limits: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._models_of_pools: dict[str, str] = {}
+        self._thinning = {model.name: model.thinning for model in scenario.models}
         self._steps = {model.name: model.costs.step_count for model in scenario.models}
         self.devices: dict[str, EmulatedDevice[AttemptKey]] = {}
         self.available: dict[str, tuple[str, ...]] = {}
@@ -84,6 +87,20 @@ class SimulatedFleet:
         asked_for = arrival.model or self._scenario.default_model
         return arrival.steps if model == asked_for else self._steps.get(model, arrival.steps)
 
+    def thinning_of(self, model: str, arrival: Arrival, start: CacheAnswer = MISS) -> ThinningOffer:
+        """What of a request may be left out on the model: from noise, with the steps that were measured."""
+        options = self._thinning.get(model, ())
+        steps = self.steps_of(model, arrival)
+        if not options or start.kind is not StartKind.NOISE or steps != self._steps[model]:
+            return WHOLE
+        return ThinningOffer(steps, 0, options)
+
+    def thinned_share(self, model: str, steps: tuple[int, ...]) -> float:
+        """The mean share of the full run's quality that a thinning keeps; 1 for none."""
+        taken = (steps[0], len(steps)) if steps else None
+        options = self._thinning.get(model, ())
+        return next((one.share for one in options if (one.first_step, one.taken_count) == taken), 1.0)
+
     def speed_profiles(self) -> tuple[SpeedProfile, ...]:
         """What predictions begin with: e(b) of each model up to the batches that are run, averaged over the devices
         that may hold it."""
@@ -100,7 +117,7 @@ class SimulatedFleet:
         model = self._scenario.model(name)
         if model.quality is None:
             return None
-        quality = model.quality + model.quality_spread * (request.draw - 0.5)
+        quality = (model.quality + model.quality_spread * (request.draw - 0.5)) * painted.thinned_share
         return quality if painted.start.kind is StartKind.NOISE else quality * model.reuse_quality
 
     def _add(

@@ -18,6 +18,8 @@ class SimulatedPicture:
     model: str
     start: CacheAnswer
     steps: int
+    # Of the full run's quality, as its thinning was measured to keep in the mean.
+    thinned_share: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +43,8 @@ class SimulatedRequest:
     device_s: float = 0.0
     queued_s: float = 0.0
     painted: dict[int, SimulatedPicture] = field(default_factory=dict)
+    # By attempt: from the first of them on these steps alone are taken.
+    thinned_steps: dict[int, tuple[int, ...]] = field(default_factory=dict)
     stages: list[StageSpan] = field(default_factory=list)
 
 

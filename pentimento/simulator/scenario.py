@@ -11,18 +11,21 @@ from pentimento.emulation.costs import ModelCosts
 from pentimento.emulation.device import DeviceSettings
 from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.policies.serving.settings import DeferralCurve
+from pentimento.policies.thinning import ThinningOption
 from pentimento.simulator.cache import CacheSettings
 
 
 @dataclass(frozen=True)
 class SimulatedModel:
     """`quality` is the mean of a run from noise. `quality_spread`: the most confident light pictures are better than
-    the mean by half of it, the least confident worse. `reuse_quality`: the share that a start from the cache keeps."""
+    the mean by half of it, the least confident worse. `reuse_quality`: the share that a start from the cache keeps.
+    `thinning`: how pictures from noise with the model's own number of steps may be thinned."""
 
     costs: ModelCosts
     quality: float | None = None
     quality_spread: float = 0.0
     reuse_quality: float = 1.0
+    thinning: tuple[ThinningOption, ...] = ()
 
     @property
     def name(self) -> str:

@@ -18,6 +18,7 @@ from pentimento.dataplane import Dataplane, effects, events
 from pentimento.dataplane.events import AttemptKey
 from pentimento.devices.profile import Cost
 from pentimento.domain.fleet import StartShare
+from pentimento.domain.thinned_steps import taken_count
 from pentimento.emulation.device import EmulatedDevice, EmulatedJob
 from pentimento.policies.serving.entry import NOISE, request_stages, stages_from
 from pentimento.policies.serving.policy import CacheUse
@@ -205,7 +206,8 @@ class Simulation:
         deadline = NEVER_S if self._scenario.answers_late else arrival.at_s + arrival.deadline_s
         work = float(request.steps * self._scenario.pixels)
         asked = (request_id, arrival.tenant, pool, work, deadline, arrival.slo_class, cascade)
-        self.submit(events.RequestArrived(*asked, needs=self._adapters.needs_of(arrival)))
+        needs, thinning = self._adapters.needs_of(arrival), self._fleet.thinning_of(request.model, arrival)
+        self.submit(events.RequestArrived(*asked, needs=needs, thinning=thinning))
 
     def _break(self, outage: Outage) -> None:
         device = self._fleet.devices[outage.worker_id]
@@ -242,9 +244,9 @@ class Simulation:
         if request is not None:
             request.device_s += job.device_s
             # A request that went on while this attempt ran (a hedge, a cascade) has another start by now.
-            request.painted[job.owner[1]] = SimulatedPicture(
-                request.pool, device.costs.model, request.start, request.steps
-            )
+            thinned = request.thinned_steps.get(job.owner[1], ())
+            share, model = self._fleet.thinned_share(device.costs.model, thinned), device.costs.model
+            request.painted[job.owner[1]] = SimulatedPicture(request.pool, model, request.start, request.steps, share)
             request.stages.append(StageSpan("wait_worker", job.arrived_s, job.began_s))
             request.stages.append(StageSpan("paint", job.began_s, self._agenda.now))
         self._later(self._scenario.delays.result, events.AttemptFinished(*job.owner), request, "receive")
@@ -289,9 +291,10 @@ class Simulation:
             model = lanes[0][1] if kind != NOISE else ""
             self._controller.count_start(own, StartShare(saved, 0, kind, own_steps, model))
         work = [float(self._steps_left(request, model) * self._scenario.pixels) for _, model in lanes]
+        thinning = [self._fleet.thinning_of(model, request.arrival, request.start) for _, model in lanes]
         options = tuple(
-            events.RouteOption(pool, self._fleet.digest_of(model), left)
-            for (pool, model), left in zip(lanes[1:], work[1:], strict=True)
+            events.RouteOption(pool, self._fleet.digest_of(model), left, offer)
+            for (pool, model), left, offer in zip(lanes[1:], work[1:], thinning[1:], strict=True)
         )
         pool, model = lanes[0]
         digest = self._fleet.digest_of(model)
@@ -305,6 +308,7 @@ class Simulation:
             start=request.start.kind.value,
             cascade=tuple(one.pool for one in request.cascade) if stage == 0 else (),
             cascade_name=request.cascade[0].cascade,
+            thinning=thinning[0],
         )
         route_s = self._later(self._scenario.delays.route, resolved, request, "route")
         request.queued_s = self._agenda.now + route_s
@@ -341,6 +345,9 @@ class Simulation:
             self.submit(events.AttemptFailed(*attempt, events.FailureKind.NOT_HELD))
             return
         steps = self._steps_left(request, device.costs.model)
+        if effect.thinned_steps:
+            steps = taken_count(effect.thinned_steps)
+            request.thinned_steps[effect.fencing_token] = effect.thinned_steps
         if self._scenario.even_split:
             device = self._random.choice(self._fleet.holding(device.costs.model))
         adapters = self._adapters.of(request.arrival)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects, events
+from pentimento.policies.thinning import WHOLE, ThinningOffer
 
 E = TypeVar("E", bound=effects.Effect)
 
@@ -60,14 +61,16 @@ class Driver:
         pair: bool = False,
         start: str = "noise",
         cascade_name: str = "",
+        thinning: ThinningOffer = WHOLE,
         **arrival: Any,
     ) -> list[effects.Effect]:
         """Arrived, accepted and routed; through the plan's cascade where one is named."""
-        self.arrive(request_id, deadline, work=work, **arrival)
+        self.arrive(request_id, deadline, work=work, thinning=thinning, **arrival)
         self.send(events.AcceptPersisted(request_id))
         routed = events.RouteResolved(request_id, pool, digest, work, spare=spare, pair=pair, start=start)
         cascade = arrival.get("cascade", ()) if cascade_name else ()
-        return self.send(replace(routed, cascade=cascade, cascade_name=cascade_name))
+        routed = replace(routed, cascade=cascade, cascade_name=cascade_name)
+        return self.send(replace(routed, thinning=thinning))
 
     def profile(self, pool: str = "m", *seconds_per_work: tuple[int, float]) -> None:
         self.send(events.ProfilesReceived((events.SpeedProfile(pool, seconds_per_work or ((1, 1.0),)),)))

@@ -9,6 +9,7 @@ from pentimento.dataplane.events import FailureKind
 from pentimento.dataplane.state import Backlog, Counters, Phase, Pool, Request, State, Worker
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
+from pentimento.policies.thinning import WHOLE, ThinningMode
 from tests.unit.dataplane.driver import Driver
 
 
@@ -41,6 +42,7 @@ def test_what_nobody_sets_is_as_the_documentation_has_it() -> None:
         "adapter_load_s": 0.5,
         "pair_tight_share": None,
         "hedge_after": None,
+        "thinning": ThinningMode.OFF,
     }
 
 
@@ -141,7 +143,10 @@ def test_what_an_event_or_effect_does_not_say_is_nothing(short: object, whole: o
 @pytest.mark.parametrize(
     ("new", "set_"),
     [
-        (Request("r", "t", "m", 2.0, 9.0), {"start": "noise", "phase": Phase.ACCEPTING, "started_load": 1}),
+        (
+            Request("r", "t", "m", 2.0, 9.0),
+            {"start": "noise", "phase": Phase.ACCEPTING, "started_load": 1, "thinning": WHOLE},
+        ),
         (Worker("w", "m", "d", 1, 4), {"connected": True, "confirmed": True}),
         (Backlog(), {}),
         (State(7), {"settings": DataplaneSettings(), "counters": Counters()}),

@@ -1,0 +1,42 @@
+"""Which steps an attempt leaves out, decided when it gets its worker: by its deadline and the load of its pool."""
+
+from pentimento.dataplane.state import Pool, Request, State, Worker
+from pentimento.policies.thinning import Pressure, choose, thinned_steps
+
+
+def settle_thinning(state: State, now: float, request: Request, worker: Worker) -> None:
+    """Decide which steps the attempt that is about to start on the worker takes, and what work that is."""
+    request.thinned_steps, request.thinned_work = (), 0.0
+    offer = request.thinning
+    if not state.thins or not offer.options:
+        return
+    option = choose(state.settings.thinning, offer, _pressure(state, now, request, worker))
+    if option is not None:
+        request.thinned_steps = thinned_steps(option, offer.step_count)
+        request.thinned_work = request.work * offer.remaining_with(option) / offer.remaining_count
+        state.counters.thinned += 1
+
+
+def least_work(state: State, request: Request) -> float:
+    """Return what a request has to do at the least: all, where nothing is thinned."""
+    return request.least_work if state.thins else request.work
+
+
+def is_overloaded(state: State, pool: Pool) -> bool:
+    """Return whether more is asked of the pool than it can paint: the plan admits a share alone, or more wait than
+    run, so that the last of them waits for others who wait."""
+    planned = state.plan is not None and state.plan.admission_rate < 1.0
+    return planned or pool.waiting_count > pool.credit_count > 0
+
+
+def _pressure(state: State, now: float, request: Request, worker: Worker) -> Pressure:
+    """Seconds are those of the worker's batch once it is full: who waits joins it next."""
+    pool, margin = state.pool(request.pool), state.settings.prediction_margin
+    batch = worker.used_credits + 1 if not pool.waiting_count else max(worker.credit_count, worker.used_credits + 1)
+    whole_s = pool.speed.seconds(request.work, batch, worker.slowdown, margin)
+    fixed_s = pool.speed.seconds(0.0, batch, worker.slowdown, margin)
+    overloaded = is_overloaded(state, pool)
+    if whole_s is None or fixed_s is None:
+        return Pressure(None, None, overloaded)
+    step_s = (whole_s - fixed_s) / request.thinning.remaining_count
+    return Pressure(step_s, request.deadline - now - fixed_s, overloaded)

@@ -1,0 +1,45 @@
+"""Simulated requests are thinned by the live dataplane: fewer steps, a little less quality, more that make it."""
+
+from dataclasses import replace
+
+from pentimento.dataplane import DataplaneSettings
+from pentimento.emulation.costs import from_latencies
+from pentimento.policies.thinning import ThinningMode, ThinningOption
+from pentimento.reports import Outcome
+from pentimento.simulator import Scenario
+from pentimento.simulator.scenario import SimulatedModel
+from tests.unit.simulator.scenarios import arrivals, one_model, run
+
+OPTION = ThinningOption(2, 3, 0.96)
+
+
+def scenario(mode: ThinningMode) -> Scenario:
+    model = SimulatedModel(from_latencies("m", 10, {1: 1.0}), quality=1.0, thinning=(OPTION,))
+    settings = DataplaneSettings(thinning=mode)
+    return replace(one_model({1: 1.0}), models=(model,), dataplane=settings, answers_late=False)
+
+
+def test_twice_as_many_make_their_deadline_with_half_the_steps() -> None:
+    """One device, a picture a second; two a second for ten seconds, each within two."""
+    load = arrivals([number / 2 for number in range(20)], deadline_s=2.0)
+    found = {mode: run(scenario(mode), load) for mode in ThinningMode}
+    kept = {mode: sum(record.outcome is Outcome.COMPLETED for record in records) for mode, records in found.items()}
+
+    assert kept[ThinningMode.OFF] <= 12
+    assert kept[ThinningMode.DEADLINE] >= 15
+    assert kept[ThinningMode.LOAD] >= 15
+    assert {record.quality for record in found[ThinningMode.DEADLINE]} <= {1.0, 0.96, None}
+    assert {record.quality for record in found[ThinningMode.OFF]} <= {1.0, None}
+
+
+def test_without_load_nothing_is_thinned() -> None:
+    for mode in ThinningMode:
+        records = run(scenario(mode), arrivals([0.0, 2.0, 4.0], deadline_s=3.0))
+
+        assert [record.quality for record in records] == [1.0] * 3
+
+
+def test_other_numbers_of_steps_were_not_measured() -> None:
+    records = run(scenario(ThinningMode.LOAD), arrivals([0.0] * 6, steps=9, deadline_s=30.0))
+
+    assert {record.quality for record in records} == {1.0}
