@@ -177,12 +177,19 @@ class RequestStatus:
 
 @dataclass(frozen=True)
 class Explanation:
+    """What would become of a request now, by the plan in force, and why. `plan_version` and `allocator` are of that
+    plan; `waiting_count`: requests that wait in the pool."""
+
     route: Route
     plan_version: PlanVersion
     pool: str
     predicted_wait_ms: float
     # The thresholds by which the route's model reuses what the cache has; none where the cache cannot be asked.
     reuse_quality: tuple[ReuseQuality, ...] = ()
+    allocator: str = ""
+    admission_rate: float = 1.0
+    waiting_count: int = 0
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,10 @@ def explanation_to_proto(explanation: Explanation) -> pb.ExplainResponse:
         pool=explanation.pool,
         predicted_wait_ms=explanation.predicted_wait_ms,
         reuse_quality=[reuse_quality_to_proto(quality) for quality in explanation.reuse_quality],
+        allocator=explanation.allocator,
+        admission_rate=explanation.admission_rate,
+        waiting_count=explanation.waiting_count,
+        reasons=explanation.reasons,
     )
 
 
@@ -223,6 +227,10 @@ def explanation_from_proto(message: pb.ExplainResponse) -> Explanation:
         message.pool,
         message.predicted_wait_ms,
         tuple(reuse_quality_from_proto(quality) for quality in message.reuse_quality),
+        message.allocator,
+        message.admission_rate,
+        message.waiting_count,
+        tuple(message.reasons),
     )
 
 

@@ -5,14 +5,15 @@ import hashlib
 import random
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pentimento.dataplane.events import CancelRequested, RequestArrived
-from pentimento.dataplane.state import Phase
+from pentimento.dataplane.state import Phase, Pool
 from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import NotFound, PentimentoError
 from pentimento.domain.fleet import HeldModel
+from pentimento.domain.generation import Route
 from pentimento.domain.image_request import (
     Accepted,
     Explanation,
@@ -44,9 +45,11 @@ from services.frontdoor.requests.replays import recorded_picture, resolve_replay
 from services.frontdoor.requests.resolution import RequestLimits, check_idempotency_key, resolve
 from services.frontdoor.requests.selections import check_replayed_adapters
 from services.frontdoor.routing.bounded_calls import bounded
+from services.frontdoor.routing.explaining import Explained, reasons
 from services.frontdoor.routing.routes import embed
-from services.frontdoor.routing.stages import as_painted_by, choose_stages, fits
+from services.frontdoor.routing.stages import as_painted_by, cascade_stages, choose_stages, fits
 from services.frontdoor.routing.start_choice import Asker, decide_route
+from services.frontdoor.routing.starts import kind_of
 
 _SEED_BITS = 32
 # What is only told may be waited for.
@@ -256,9 +259,31 @@ class ImageApi:
         embedding = await embed(self._parts, tenant, resolved, notes.append)
         asker = Asker(tenant, resolved, stage, judged.draw)
         option, *_ = await decide_route(self._parts, asker, held, embedding, notes.append)
-        wait_s = self._parts.dataplane.predicted_wait_s(option.pool)
-        quality = await self._reuse_quality(option.route.model_digest)
-        return Explanation(option.route, option.route.plan_version, option.pool, wait_s * 1000, quality)
+        route = replace(
+            option.route,
+            stages=cascade_stages(judged.stages, kind_of(option.route.start)),
+            cascade=judged.stages[0].cascade,
+        )
+        return await self._explanation(option.pool, route, bool(request.model), stage, notes)
+
+    async def _explanation(
+        self, pool_name: str, route: Route, names_model: bool, entered: Stage, notes: list[str]
+    ) -> Explanation:
+        dataplane = self._parts.dataplane
+        state = dataplane.state
+        plan, pool = state.plan, state.pools.get(pool_name) or Pool(pool_name)
+        why = reasons(Explained(route, plan, names_model, entered, state.settings.confidence_threshold, notes, pool))
+        return Explanation(
+            route,
+            route.plan_version,
+            pool_name,
+            dataplane.predicted_wait_s(pool_name) * 1000,
+            await self._reuse_quality(route.model_digest),
+            plan.allocator if plan is not None else "",
+            plan.admission_rate if plan is not None else 1.0,
+            pool.waiting_count,
+            why,
+        )
 
     async def _reuse_quality(self, model_digest: str) -> tuple[ReuseQuality, ...]:
         gateway = self._parts.gateway

@@ -326,6 +326,12 @@ async def test_explain_tells_the_route_and_accepts_nothing(suite: FrontdoorSuite
     explanation = await suite.client.explain(REQUEST)
 
     assert (explanation.pool, explanation.route.model, explanation.predicted_wait_ms) == ("tiny", "tiny", 0.0)
+    assert explanation.reasons == (
+        "plan: none has come yet; the frontdoor's own settings decide",
+        "model: tiny, by the settings",
+        "start: noise, the cache has nothing that is near enough or is not asked",
+        "wait: none, 1 of 1 places are free",
+    )
     assert (await suite.operator.status()).accepted_count == 0
 
 

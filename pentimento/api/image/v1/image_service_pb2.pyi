@@ -781,8 +781,17 @@ class ExplainResponse(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     PREDICTED_WAIT_MS_FIELD_NUMBER: _builtins.int
     REUSE_QUALITY_FIELD_NUMBER: _builtins.int
+    ALLOCATOR_FIELD_NUMBER: _builtins.int
+    ADMISSION_RATE_FIELD_NUMBER: _builtins.int
+    WAITING_COUNT_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     predicted_wait_ms: _builtins.float
+    allocator: _builtins.str
+    """Of the plan in force: who made it, and the share of the demand that it admits."""
+    admission_rate: _builtins.float
+    waiting_count: _builtins.int
+    """Requests that wait in the pool now."""
     @_builtins.property
     def route(self) -> _generation_pb2.Route: ...
     @_builtins.property
@@ -793,6 +802,10 @@ class ExplainResponse(_message.Message):
         cache cannot be asked.
         """
 
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What decided plan, model, start, stages and wait, in this order, each sentence with that word before it."""
+
     def __init__(
         self,
         *,
@@ -801,10 +814,14 @@ class ExplainResponse(_message.Message):
         pool: _builtins.str = ...,
         predicted_wait_ms: _builtins.float = ...,
         reuse_quality: _abc.Iterable[_generation_pb2.ReuseQuality] | None = ...,
+        allocator: _builtins.str = ...,
+        admission_rate: _builtins.float = ...,
+        waiting_count: _builtins.int = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version", "route", b"route"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version", "pool", b"pool", "predicted_wait_ms", b"predicted_wait_ms", "reuse_quality", b"reuse_quality", "route", b"route"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_rate", b"admission_rate", "allocator", b"allocator", "plan_version", b"plan_version", "pool", b"pool", "predicted_wait_ms", b"predicted_wait_ms", "reasons", b"reasons", "reuse_quality", b"reuse_quality", "route", b"route", "waiting_count", b"waiting_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

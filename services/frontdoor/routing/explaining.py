@@ -1,0 +1,80 @@
+"""Why a request would take the route that it would take now, in sentences. Nothing of the request itself is in them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pentimento.dataplane.state import Pool
+from pentimento.domain.fleet import Plan
+from pentimento.domain.generation import Route
+from pentimento.policies.serving.entry import NOISE, Stage
+from services.frontdoor.routing.starts import kind_of
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A route, and what led to it: the plan in force, whether the request names its model, the stage at which it comes
+    in, the operator's own confidence threshold, what was noted of the cache, and the pool in which it would wait."""
+
+    route: Route
+    plan: Plan | None
+    names_model: bool
+    entered: Stage
+    confidence_threshold: float
+    notes: Sequence[str]
+    pool: Pool
+
+
+def reasons(explained: Explained) -> tuple[str, ...]:
+    """Return what decided plan, model, start, stages and wait, in this order."""
+    return (
+        *_of_plan(explained.plan),
+        _of_model(explained.names_model, explained.entered, explained.route),
+        *_of_start(explained.route, explained.notes),
+        *_of_stages(explained.route, explained.confidence_threshold),
+        *_of_wait(explained.pool),
+    )
+
+
+def _of_plan(plan: Plan | None) -> Iterator[str]:
+    if plan is None:
+        yield "plan: none has come yet; the frontdoor's own settings decide"
+        return
+    yield f"plan: {plan.version.leader_epoch}.{plan.version.sequence} by {plan.allocator or 'an unnamed allocator'}"
+    if plan.admission_rate < 1.0:
+        yield f"plan: it admits {plan.admission_rate:.0%} of the demand"
+    yield from (f"plan: {note}" for note in plan.notes)
+
+
+def _of_model(names_model: bool, entered: Stage, route: Route) -> str:
+    if names_model:
+        return f"model: {route.model}, which the request names"
+    if route.model != entered.model:
+        return f"model: {route.model}, whose pool takes requests with such a start"
+    return (
+        f"model: {route.model}, by the plan's shares" if entered.planned else f"model: {route.model}, by the settings"
+    )
+
+
+def _of_start(route: Route, notes: Sequence[str]) -> Iterator[str]:
+    start = kind_of(route.start)
+    if start != NOISE:
+        yield f"start: {start}, which the cache has"
+    elif not notes:
+        yield "start: noise, the cache has nothing that is near enough or is not asked"
+    yield from (f"start: {note}" for note in notes)
+
+
+def _of_stages(route: Route, own_threshold: float) -> Iterator[str]:
+    for stage, following in pairwise(route.stages):
+        threshold = stage.confidence_threshold if route.cascade else own_threshold
+        yield f"stages: {following.model} paints it again unless the confidence is above {threshold:g}"
+
+
+def _of_wait(pool: Pool) -> Iterator[str]:
+    if pool.running_count < pool.credit_count and not pool.waiting_count:
+        yield f"wait: none, {pool.credit_count - pool.running_count} of {pool.credit_count} places are free"
+        return
+    yield f"wait: {pool.waiting_count} requests wait for {pool.credit_count} places, {pool.running_count} of them taken"
+    if pool.throughput <= 0.0 or pool.speed.slowdown is None:
+        yield "wait: how fast they are done is not known yet"

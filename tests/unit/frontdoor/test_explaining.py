@@ -1,0 +1,81 @@
+"""Why a request takes the route that it takes."""
+
+from dataclasses import replace
+
+import pytest
+
+from pentimento.dataplane.state import Pool
+from pentimento.domain.fleet import Plan
+from pentimento.domain.generation import (
+    CascadeStage,
+    Donor,
+    FromImage,
+    FromNoise,
+    NoiseForm,
+    ObjectReference,
+    PlanVersion,
+    Route,
+)
+from pentimento.policies.serving.entry import Stage
+from services.frontdoor.routing.explaining import Explained, reasons
+
+THREE = (CascadeStage("light", "", 0.4), CascadeStage("middle", "", 0.7), CascadeStage("heavy"))
+ROUTE = Route("r", FromNoise(), "light", "sha256:l", THREE, cascade="light>middle>heavy")
+POOL = Pool("light", credit_count=2, running_count=2, waiting_count=3)
+PLAN = Plan(PlanVersion(7, 2), allocator="diffserve", admission_rate=0.25)
+CASE = Explained(ROUTE, PLAN, False, Stage("light", "light", planned=True), 0.5, (), POOL)
+
+
+def told(of: Explained, word: str) -> list[str]:
+    return [reason.removeprefix(f"{word}: ") for reason in reasons(of) if reason.startswith(f"{word}: ")]
+
+
+def test_the_plan_in_force_is_named_with_what_it_admits_and_left_out() -> None:
+    plan = replace(PLAN, notes=("light on gpu: PROFILE_MISSING",))
+
+    assert told(replace(CASE, plan=plan), "plan") == [
+        "7.2 by diffserve",
+        "it admits 25% of the demand",
+        "light on gpu: PROFILE_MISSING",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"names_model": True}, "light, which the request names"),
+        ({}, "light, by the plan's shares"),
+        ({"entered": Stage("light", "light")}, "light, by the settings"),
+        ({"entered": Stage("heavy", "heavy")}, "light, whose pool takes requests with such a start"),
+    ],
+)
+def test_the_model_is_the_requests_the_plans_or_the_settings(change: dict[str, object], why: str) -> None:
+    assert told(replace(CASE, **change), "model") == [why]
+
+
+def test_every_hand_over_says_its_threshold() -> None:
+    assert told(CASE, "stages") == [
+        "middle paints it again unless the confidence is above 0.4",
+        "heavy paints it again unless the confidence is above 0.7",
+    ]
+    own = replace(CASE, route=replace(ROUTE, stages=THREE[1:], cascade=""))
+    assert told(own, "stages") == ["heavy paints it again unless the confidence is above 0.5"]
+
+
+def test_what_kept_the_cache_away_is_told() -> None:
+    image = ObjectReference("k", "sha256:i", 1)
+    hit = replace(ROUTE, start=FromImage(image, 5, NoiseForm.FLOW_MATCHING, Donor("e", "sha256:e", 0.9)))
+    skipped = "cache skipped: gateway timed out"
+
+    assert told(replace(CASE, notes=(skipped,)), "start") == [skipped]
+    assert told(replace(CASE, route=hit), "start") == ["image, which the cache has"]
+
+
+def test_the_wait_is_that_of_the_pool() -> None:
+    assert told(CASE, "wait") == [
+        "3 requests wait for 2 places, 2 of them taken",
+        "how fast they are done is not known yet",
+    ]
+    assert told(replace(CASE, pool=Pool("light", credit_count=2, running_count=1)), "wait") == [
+        "none, 1 of 2 places are free"
+    ]
