@@ -156,6 +156,20 @@ def report(runs: tuple[Path, ...], warm_up: float, reports: tuple[Path, ...]) ->
     tell(runs, warm_up, reports)
 
 
+@bench.command()
+@click.argument("record", type=PRESENT)
+@click.option(
+    "--run", type=PRESENT, help="records of `bench load --save` at the same time: latency, violations, quality"
+)
+@click.option("-o", "--output", type=FILE, required=True, help="where it is drawn: .svg or .png")
+def allocation(record: Path, run: Path | None, output: Path) -> None:
+    """Draws a RECORD of `pentimento status --watch --record`: workers by model, thresholds, admission and violations
+    over time."""
+    from pentimento.cli.bench_allocation import draw
+
+    draw(record, run, output)
+
+
 @bench.command("trace-study")
 @click.argument("log", type=PRESENT)
 @click.option("--embeddings", type=PRESENT, metavar="FILE.npy", help="the prompts' vectors, a row each in order")

@@ -3,10 +3,12 @@
 import asyncio
 import dataclasses
 import json
+import os
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 import click
 from grpc.aio import Channel
@@ -14,33 +16,46 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from pentimento.cli.connection import read_token, running_suite, state_dir_option, token_option
-from pentimento.cli.status_view import SuiteStatus, as_document, render
+from pentimento.cli.status_view import SuiteStatus, as_document, movement, render, sample_of
 from pentimento.clients.controller import ControllerClient
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.gateway import GatewayClient
+from pentimento.domain.errors import InvalidArgument
+from pentimento.reports.allocations import AllocationSample, sample_line
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import RpcChannelSettings
 
 T = TypeVar("T")
+FILE = click.Path(dir_okay=False, path_type=Path)
 LOOK_S = 1.0
 CALL_TIMEOUT_S = 2.0
+SHOWN_LOOKS = 60
 
 
 @click.command()
 @click.option("--watch", is_flag=True, help="stay, and look again every second")
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="with --watch: a line a look, for `bench allocation`",
+)
 @click.option("--json", "as_json", is_flag=True, help="one JSON document")
 @click.option("--controller-address", help="host:port or unix:/path, instead of the suite's here")
 @click.option("--frontdoor-address", help="likewise")
 @click.option("--gateway-address", help="likewise")
 @token_option
 @state_dir_option
-def status(watch: bool, as_json: bool, token: str, state_dir: Path, **addresses: str | None) -> None:
+def status(
+    watch: bool, record: Path | None, as_json: bool, token: str, state_dir: Path, **addresses: str | None
+) -> None:
     """Shows who is up, the models they hold, queues, running work, the cache and the plan in force."""
+    if record is not None and not watch:
+        raise InvalidArgument.of("record", "is written with --watch alone")
     places = find_places(addresses, read_token(token), state_dir)
     if as_json:
         click.echo(json.dumps(as_document(asyncio.run(look(places))), indent=1))
     elif watch:
-        asyncio.run(keep_looking(places))
+        asyncio.run(keep_looking(places, record))
     else:
         Console().print(Group(*render(asyncio.run(look(places)))))
 
@@ -85,9 +100,25 @@ async def look(places: Places) -> SuiteStatus:
     return SuiteStatus.of(*await asyncio.gather(*asked, return_exceptions=True))
 
 
-async def keep_looking(places: Places) -> None:
-    with Live(auto_refresh=False, screen=False) as view:
+async def keep_looking(places: Places, record: Path | None) -> None:
+    """Look every second, show the fleet and how its allocation has moved, and write that to `record`, if any."""
+    history: deque[AllocationSample] = deque(maxlen=SHOWN_LOOKS)
+    began = time.monotonic()
+    with Live(auto_refresh=False, screen=False) as view, open_record(record) as file:
         while True:
             started = time.monotonic()
-            view.update(Group(*render(await look(places))), refresh=True)
+            found = await look(places)
+            if (sample := sample_of(found, started - began)) is not None:
+                history.append(sample)
+                file.write(sample_line(sample))
+                file.flush()
+            view.update(Group(*render(found), *movement(history)), refresh=True)
             await asyncio.sleep(max(LOOK_S - (time.monotonic() - started), 0.0))
+
+
+def open_record(record: Path | None) -> TextIO:
+    """Return a file that lines are added to; one that keeps nothing where none is named. Raises InvalidArgument."""
+    try:
+        return (record or Path(os.devnull)).open("a", encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument.of("record", f"{record} cannot be written: {error.strerror}") from None

@@ -1,6 +1,7 @@
 """What `pentimento status` found out, as tables and as JSON."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2 import GetStatistic
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Fleet, Plan, ReplicaStatus
 from pentimento.domain.generation import PlanVersion
+from pentimento.reports.allocations import AllocationSample, sample_of_plan, sparkline, violation_shares
 from pentimento.sdk.picture import as_json
 
 
@@ -77,6 +79,32 @@ def render(status: SuiteStatus) -> Iterator[RenderableType]:
         yield Text(f"cache     {cache_line(status.cache)}")
     for name, reason in status.unanswered.items():
         yield Text(f"{name} does not answer: {reason}", style="red")
+
+
+def sample_of(status: SuiteStatus, at_s: float) -> AllocationSample | None:
+    """Return the allocation of a look; None where the controller did not answer."""
+    if status.fleet is None:
+        return None
+    names = ("accepted_count", "completed_count", "failed_count", "rejected_count")
+    counts = {name: getattr(status.frontdoor, name) for name in names} if status.frontdoor is not None else {}
+    return sample_of_plan(at_s, status.fleet.plan, **counts)
+
+
+def movement(history: Sequence[AllocationSample]) -> Iterator[Text]:
+    """Lines of how workers, thresholds, the admission rate and violations have moved, the newest look last."""
+    if not history:
+        return
+    newest, most = history[-1], max((sum(sample.workers.values()) for sample in history), default=1)
+    for model in sorted({model for sample in history for model in sample.workers}):
+        line = sparkline((sample.workers.get(model, 0) for sample in history), most)
+        yield Text(f"workers   {line} {newest.workers.get(model, 0)} {model}")
+    for stage in sorted({stage for sample in history for stage in sample.thresholds}):
+        line = sparkline((sample.thresholds.get(stage, math.nan) for sample in history), 1.0)
+        yield Text(f"threshold {line} {newest.thresholds.get(stage, math.nan):.2f} {stage}")
+    yield Text(f"admission {sparkline((sample.admission_rate for sample in history), 1.0)} {newest.admission_rate:.0%}")
+    violations = violation_shares(history)
+    last = f"{violations[-1]:.0%}" if violations and violations[-1] == violations[-1] else "nobody came"
+    yield Text(f"violated  {sparkline(violations, 1.0)} {last}")
 
 
 def adapters_line(plan: Plan) -> str:

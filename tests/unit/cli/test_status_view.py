@@ -1,7 +1,10 @@
 """What `pentimento status` makes of the answers."""
 
-from pentimento.cli.status_view import SuiteStatus
+from pentimento.cli.status_view import SuiteStatus, movement, sample_of
 from pentimento.domain.errors import Unavailable
+from pentimento.domain.fleet import Fleet, Plan
+from pentimento.domain.generation import PlanVersion
+from pentimento.reports.allocations import AllocationSample
 
 
 def test_a_suite_without_a_cache_misses_none() -> None:
@@ -9,3 +12,29 @@ def test_a_suite_without_a_cache_misses_none() -> None:
 
     assert set(status.unanswered) == {"controller", "frontdoor"}
     assert status.cache is None
+
+
+def test_how_the_allocation_moved_is_a_line_a_model_and_stage() -> None:
+    before = AllocationSample(0.0, "7.1", workers={"heavy": 2}, accepted_count=4)
+    after = AllocationSample(
+        1.0, "7.2", "diffserve", 0.5, {"heavy": 1, "light": 1}, {"light>heavy light": 0.6}, 8, 6, 0, 4
+    )
+
+    lines = [text.plain for text in movement((before, after))]
+
+    assert lines == [
+        "workers   █▅ 1 heavy",
+        "workers   ▁▅ 1 light",
+        "threshold  ▅ 0.60 light>heavy light",
+        "admission █▅ 50%",
+        "violated  ▅ 50%",
+    ]
+    assert list(movement(())) == []
+
+
+def test_a_look_without_a_controller_is_no_sample() -> None:
+    gone = Unavailable("GONE", "no")
+    fleet = Fleet((), Plan(PlanVersion(7, 2), admission_rate=0.5), 7)
+
+    assert sample_of(SuiteStatus.of(gone, gone, None), 1.0) is None
+    assert sample_of(SuiteStatus.of(fleet, gone, None), 1.0) == AllocationSample(1.0, "7.2", "", 0.5)

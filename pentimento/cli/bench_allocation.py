@@ -1,0 +1,32 @@
+"""`pentimento bench allocation`: the allocation over time, with what became of a run meanwhile."""
+
+from pathlib import Path
+
+from pentimento.cli.bench_report import check_folder, report_of
+from pentimento.domain.errors import InvalidArgument
+from pentimento.reports import check_png, load_run, save_panels, sheet_svg
+from pentimento.reports.allocations import allocation_panels, read_samples
+from pentimento.reports.page import STYLE
+from pentimento.reports.panels import panels
+
+FORMS = (".png", ".svg")
+TITLE = "Pentimento: the allocation over time"
+
+
+def draw(record: Path, run: Path | None, output: Path) -> None:
+    """Write the panels of a record and of a run, each over its own time. Raises InvalidArgument."""
+    if output.suffix not in FORMS:
+        raise InvalidArgument.of("output", f"must end in one of {', '.join(FORMS)}, got {output.name}")
+    check_folder("output", output)
+    if output.suffix == ".png":
+        check_png()
+    samples = read_samples(record)
+    if not samples:
+        raise InvalidArgument.of("record", f"must have at least one look, {record} has none")
+    drawn = allocation_panels(samples)
+    if run is not None:
+        drawn += panels([report_of(load_run(run), 0.0)])
+    if output.suffix == ".png":
+        save_panels(drawn, output, TITLE)
+    else:
+        output.write_text(sheet_svg(TITLE, drawn, STYLE), encoding="utf-8")
