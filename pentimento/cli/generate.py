@@ -55,6 +55,12 @@ UINT64 = click.IntRange(0, 2**64 - 1)
     metavar="N",
     help="write PREVIEW.png every N steps, beside the output",
 )
+@click.option(
+    "--binding-steps/--no-binding-steps",
+    default=None,
+    help="take all steps, whatever the load; so it is where --steps names a number [otherwise the suite may leave some"
+    " out]",
+)
 @click.option("--no-cache", is_flag=True, help="neither start from the cache nor write to it")
 @click.option(
     "--pin", metavar="TIME", help="keep what it starts from so long (30d, 12h, 90m), so that it can be replayed"
@@ -101,6 +107,7 @@ def request_from(prompt: str, options: dict[str, Any]) -> ImageRequest:
         cache=CacheMode.OFF if options["no_cache"] else None,
         deadline_ms=deadline_ms(options["deadline"]),
         pin_ms=duration_ms("pin", options["pin"]) if options["pin"] else None,
+        binding_steps=options["binding_steps"],
     )
 
 
@@ -180,6 +187,8 @@ def summary(saved: Path, picture: Picture) -> str:
     steps = f"{provenance.steps_run} steps"
     if provenance.steps_saved:
         steps += f", {provenance.steps_saved} saved by the cache"
+    if provenance.route.thinned_steps:
+        steps += f", thinned from step {provenance.route.thinned_steps[0]} on"
     if provenance.route.pipelined_from_step:
         steps += f", residuals a step old from step {provenance.route.pipelined_from_step} on"
     lines = [

@@ -27,6 +27,7 @@ from pentimento.supervisor.models import (
     find_loras,
     find_models,
     shipped_selector_profiles,
+    shipped_thinning_profiles,
 )
 from pentimento.supervisor.output import LogView
 from pentimento.supervisor.process import Surroundings
@@ -86,6 +87,21 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="FILE|DIR",
     help="from which similarity on models may reuse, as `pentimento bench selector-profile` measured it; may be"
     " repeated [those of the tiny models]",
+)
+@click.option(
+    "--thinning",
+    type=click.Choice(["off", "deadline", "load"]),
+    default="off",
+    show_default=True,
+    help="leave out steps that a model's thinning profile allows: to meet a deadline, or also under load",
+)
+@click.option(
+    "--thinning-profiles",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    metavar="FILE|DIR",
+    help="which steps may be left out, as `pentimento bench thinning-profile` measured it; may be repeated [those of"
+    " the tiny models]",
 )
 @click.option("--unprofiled-reuse", is_flag=True, help="let models without a selector profile reuse latents too")
 @click.option(
@@ -152,6 +168,8 @@ def up(models: tuple[str, ...], encoder: str, state_dir: Path, quiet: bool, deta
         slo_s=options["slo_s"],
         profiles=tuple(path.resolve() for path in options["profiles"]),
         selector_profiles=tuple(path.resolve() for path in selector_profiles) if fleet is None else (),
+        thinning=options["thinning"],
+        thinning_profiles=tuple(path.resolve() for path in options["thinning_profiles"] or shipped_thinning_profiles()),
         unprofiled_reuse=options["unprofiled_reuse"],
         controlnets=find_controlnets(options["controlnets"]),
         loras=find_loras(options["loras"]),

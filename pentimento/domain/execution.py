@@ -79,7 +79,7 @@ class AttemptResult:
     """`bad_donor_reason` says what is wrong with the object that the route starts from, where something is.
     `lora_patch_step` is the first step that was taken with the request's LoRAs, None where it has none.
     `residual_wait_share` is the share, 0..1, of its synchronous steps but the first that passed waiting for residuals,
-    None where none was seen."""
+    None where none was seen. `thinned_steps`: from the first of them on these steps alone were taken."""
 
     attempt: Attempt
     image: bytes = field(repr=False)
@@ -98,6 +98,7 @@ class AttemptResult:
     bad_donor_reason: str = ""
     lora_patch_step: int | None = None
     residual_wait_share: float | None = None
+    thinned_steps: tuple[int, ...] = ()
 
 
 ExecuteEvent = Started | StepProgress | PlaceYielded | AttemptResult

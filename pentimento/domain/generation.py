@@ -172,6 +172,8 @@ class Route:
     pipelined_from_step: int = 0
     # The plan's cascade that the stages are of; "" for the operator's own, and where there is none.
     cascade: str = ""
+    # An attempt's own: from the first of them on these steps of the schedule alone are taken; empty for all.
+    thinned_steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

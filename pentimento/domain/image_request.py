@@ -50,7 +50,8 @@ class AskedControlNet:
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """As it was sent, unjudged; None and "" take the model's or the deployment's default. `repr` holds no prompt."""
+    """As it was sent, unjudged; None and "" take the model's or the deployment's default. `repr` holds no prompt.
+    `binding_steps`: no step is left out, whatever the load; None says so where `num_inference_steps` is there."""
 
     prompt: str = field(repr=False)
     negative_prompt: str = field(default="", repr=False)
@@ -71,6 +72,7 @@ class ImageRequest:
     deadline_ms: int | None = None
     max_cost: float | None = None
     pin_ms: int | None = None
+    binding_steps: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class ResolvedRequest:
     """A request with nothing left open. `quality` None means the deployment's; `cost` in pixel steps.
 
     `inputs`: the bytes of `spec` that are kept apart from it. `replay` None: the cache and the plan decide its route.
-    `pin_ms`: for how long its picture is to stay replayable; 0 for no longer than others.
+    `pin_ms`: for how long its picture is to stay replayable; 0 for no longer than others. `may_thin`: steps may be left
+    out of it, as far as its model's profile allows.
     """
 
     spec: GenerationSpec
@@ -108,6 +111,7 @@ class ResolvedRequest:
     inputs: tuple[SpecInput, ...] = ()
     replay: Replay | None = None
     pin_ms: int = 0
+    may_thin: bool = False
 
     @property
     def cost(self) -> float:

@@ -36,6 +36,7 @@ def replayed_route(provenance: Provenance, held_digest: str) -> Route:
         lora_patch_step=provenance.route.lora_patch_step,
         controlnet_mode=provenance.route.controlnet_mode,
         pipelined_from_step=provenance.route.pipelined_from_step,
+        thinned_steps=provenance.route.thinned_steps,
         reason=f"replay of {provenance.request_id}",
         replay_of=provenance.request_id,
     )

@@ -346,7 +346,7 @@ class Simulation:
             return
         steps = self._steps_left(request, device.costs.model)
         if effect.thinned_steps:
-            steps = taken_count(effect.thinned_steps)
+            steps = taken_count(effect.thinned_steps, request.steps)
             request.thinned_steps[effect.fencing_token] = effect.thinned_steps
         if self._scenario.even_split:
             device = self._random.choice(self._fleet.holding(device.costs.model))

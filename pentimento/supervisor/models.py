@@ -13,6 +13,8 @@ from pentimento.domain.errors import InvalidArgument, NotFound
 WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"
 # From which similarity on the tiny models may reuse, under their own encoder.
 SELECTOR_PROFILES = WEIGHTS.parent / "selector_profiles"
+# Which of their steps may be left out.
+THINNING_PROFILES = WEIGHTS.parent / "thinning_profiles"
 DEFAULT_MODEL = "tiny-heavy"
 DEFAULT_ENCODER = "tiny-clip"
 PIPELINE, ENCODER, DISCRIMINATOR = "pipeline", "dual_encoder", "discriminator"
@@ -105,6 +107,12 @@ def shipped_selector_profiles(encoder: Path) -> tuple[Path, ...]:
     of."""
     is_theirs = encoder.resolve() == (WEIGHTS / DEFAULT_ENCODER).resolve()
     return (SELECTOR_PROFILES,) if is_theirs and SELECTOR_PROFILES.is_dir() else ()
+
+
+def shipped_thinning_profiles() -> tuple[Path, ...]:
+    """Return the folder of the tiny models' thinning profiles; they name their models by digest, and say nothing of
+    others."""
+    return (THINNING_PROFILES,) if THINNING_PROFILES.is_dir() else ()
 
 
 def find_models(given: tuple[str, ...], weights: Path = WEIGHTS) -> tuple[ModelDirectory, ...]:

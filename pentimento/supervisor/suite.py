@@ -28,7 +28,8 @@ class SuiteSettings:
     SLO that it plans for; `profiles` are what models were measured to cost, `selector_profiles` from which similarity
     on they may reuse. `unprofiled_reuse`: the others may reuse too, by thresholds that nobody measured. `controlnets`:
     the registry whose ControlNets `controlnet_copies` processes serve; None for none. `loras`: the directory of the
-    LoRAs that workers paint with; None for none. `cascade`: through which models requests go that name none; None for
+    LoRAs that workers paint with; None for none. `thinning`: when steps are left out (off, deadline, load), as
+    `thinning_profiles` allow. `cascade`: through which models requests go that name none; None for
     the default model alone."""
 
     models: tuple[ModelDirectory, ...]
@@ -46,6 +47,8 @@ class SuiteSettings:
     slo_s: float | None = None
     profiles: tuple[Path, ...] = ()
     selector_profiles: tuple[Path, ...] = ()
+    thinning: str = "off"
+    thinning_profiles: tuple[Path, ...] = ()
     unprofiled_reuse: bool = False
     controlnets: Path | None = None
     controlnet_copies: int = 1
@@ -326,6 +329,9 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     if settings.cached:
         embedder_address, gateway_address = unix_address(state, "embedder"), unix_address(state, "gateway")
         arguments += ("--embedder-address", embedder_address, "--gateway-address", gateway_address)
+    if settings.thinning != "off":
+        profiles = ",".join(map(str, settings.thinning_profiles))
+        arguments += ("--thinning", settings.thinning, "--thinning-profiles", profiles)
     arguments += shared_arguments(settings, "frontdoor") + caller_arguments(settings, state)
     return ProcessSpec("frontdoor", "services.frontdoor", arguments, address, FRONTDOOR_STAGE)
 

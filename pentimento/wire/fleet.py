@@ -174,6 +174,7 @@ def result_to_proto(result: AttemptResult) -> worker_pb.AttemptResult:
         bad_donor_reason=result.bad_donor_reason,
         lora_patch_step=result.lora_patch_step,
         residual_wait_share=result.residual_wait_share,
+        thinned_steps=result.thinned_steps,
     )
 
 
@@ -196,6 +197,7 @@ def result_from_proto(message: worker_pb.AttemptResult) -> AttemptResult:
         bad_donor_reason=message.bad_donor_reason,
         lora_patch_step=message.lora_patch_step if message.HasField("lora_patch_step") else None,
         residual_wait_share=message.residual_wait_share if message.HasField("residual_wait_share") else None,
+        thinned_steps=tuple(message.thinned_steps),
     )
 
 

@@ -229,6 +229,7 @@ def route_to_proto(route: Route) -> pb.Route:
         reason=route.reason,
         replay_of=route.replay_of,
         pipelined_from_step=route.pipelined_from_step,
+        thinned_steps=route.thinned_steps,
         cascade=route.cascade,
     )
 
@@ -247,7 +248,8 @@ def route_from_proto(message: pb.Route) -> Route:
         message.reason,
         message.replay_of,
         message.pipelined_from_step,
-        message.cascade,
+        cascade=message.cascade,
+        thinned_steps=tuple(message.thinned_steps),
     )
 
 

@@ -33,7 +33,7 @@ from pentimento.wire.generation import (
 from pentimento.wire.online_quality import reuse_quality_from_proto, reuse_quality_to_proto
 
 # Present or absent in the contract, so that 0 can be told from "not said".
-_OPTIONAL_NUMBERS = (
+_OPTIONAL = (
     "width_px",
     "height_px",
     "num_inference_steps",
@@ -44,6 +44,7 @@ _OPTIONAL_NUMBERS = (
     "deadline_ms",
     "max_cost",
     "pin_ms",
+    "binding_steps",
 )
 
 
@@ -58,12 +59,12 @@ def request_to_proto(request: ImageRequest) -> pb.ImageRequest:
         init_image=init_image_to_proto(request.init_image) if request.init_image else None,
         cache=CACHE_MODES.to_proto(request.cache),
         format=IMAGE_FORMATS.to_proto(request.format),
-        **{name: getattr(request, name) for name in _OPTIONAL_NUMBERS},
+        **{name: getattr(request, name) for name in _OPTIONAL},
     )
 
 
 def request_from_proto(message: pb.ImageRequest) -> ImageRequest:
-    numbers = {name: getattr(message, name) for name in _OPTIONAL_NUMBERS if message.HasField(name)}  # type: ignore[arg-type]
+    numbers = {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}  # type: ignore[arg-type]
     return ImageRequest(
         prompt=message.prompt,
         negative_prompt=message.negative_prompt,

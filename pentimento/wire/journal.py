@@ -34,6 +34,7 @@ def journalled_to_proto(resolved: ResolvedRequest) -> pb.JournalledRequest:
         preview_interval_steps=resolved.preview_interval_steps,
         replay=_replay_to_proto(resolved.replay) if resolved.replay is not None else None,
         pin_ms=resolved.pin_ms,
+        may_thin=resolved.may_thin,
     )
 
 
@@ -48,6 +49,7 @@ def journalled_from_proto(message: pb.JournalledRequest) -> ResolvedRequest:
         inputs=tuple(input_from_proto(part) for part in message.inputs),
         replay=_replay_from_proto(message.replay) if message.HasField("replay") else None,
         pin_ms=message.pin_ms,
+        may_thin=message.may_thin,
     )
 
 

@@ -23,6 +23,10 @@ STARTS = counter(
     "the worker could not use what the cache gave.",
     ["start"],
 )
+THINNED_STEPS = counter(
+    "pentimento_frontdoor_thinned_steps_total",
+    "Denoising steps that attempts were sent to leave out, to meet a deadline or under load.",
+)
 UNSCORED = counter(
     "pentimento_frontdoor_unscored_total", "Light pictures that no discriminator scored; the settings say what then."
 )

@@ -20,6 +20,7 @@ from services.frontdoor.requests.jobs import Jobs, PendingEntries
 from services.frontdoor.requests.pins import Pins
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.routing.pipelining import ControlPipelining
+from services.frontdoor.routing.thinning import ThinningOffers
 from services.frontdoor.status import StartCounts
 from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
 from services.frontdoor.workers.catalogue import Catalogue
@@ -55,6 +56,7 @@ class FrontdoorParts:
     adapters: AdapterCatalogue
     pipelining: ControlPipelining
     pairing: PairingMode
+    thinning: ThinningOffers
     links: WorkerLinks
     embedder: Embedders | None
     gateway: GatewayClient | None

@@ -1,10 +1,12 @@
 """Settings of the frontdoor: flags, PENTIMENTO_FRONTDOOR_… and the table [frontdoor]."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from pentimento.policies.latent_pairing import PairingMode
 from pentimento.policies.residual_pipelining import PipeliningMode
 from pentimento.policies.shadow_painting import GivesWay
+from pentimento.policies.thinning import ThinningMode
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 
@@ -79,6 +81,18 @@ class FrontdoorSettings:
         PairingMode.DEADLINE,
         help="which guided pictures two workers paint, a half of the guidance each, where one idles: none (off),"
         " those with less than twice their own time left (deadline), or all (always)",
+    )
+    thinning: ThinningMode = setting(
+        ThinningMode.OFF,
+        help="when steps are left out of pictures whose model has a thinning profile, unless the request's number of"
+        " steps is binding: never (off), to meet a deadline (deadline), or also where more is asked for than can be"
+        " painted (load)",
+    )
+    thinning_profiles: tuple[Path, ...] = setting(
+        (), help="files or directories that `pentimento bench thinning-profile` wrote"
+    )
+    thinning_alpha: float = setting(
+        0.95, help="share of the full run's quality that a profile has to promise", minimum=0.01, maximum=1
     )
     adapter_load_s: float = setting(
         0.5, help="what it counts against a worker, in seconds, that it would have to load a LoRA first", minimum=0

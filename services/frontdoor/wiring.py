@@ -20,6 +20,7 @@ from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.residual_pipelining import PipeliningRule
+from pentimento.policies.thinning_profiles import ThinningProfiles, read_thinning_profiles
 from pentimento.rpc import RpcServer, open_channel
 from pentimento.service.fleet_member import FleetMember
 from pentimento.service.lease import LedgerLease
@@ -48,6 +49,7 @@ from services.frontdoor.requests.selections import SelectionLimits
 from services.frontdoor.routing import cache_writes, routes, scoring
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.routing.pipelining import ControlPipelining
+from services.frontdoor.routing.thinning import ThinningOffers
 from services.frontdoor.servicer import FRONTDOOR_SERVICE, IMAGE_SERVICE, FrontdoorServicer, ImageServicer
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import DemandReport, StartCounts, frontdoor_status
@@ -151,6 +153,7 @@ def _parts(
             PipeliningRule(settings.controlnet_pipelining, settings.controlnet_wait_share), adapters
         ),
         pairing=settings.latent_parallel,
+        thinning=thinning_offers(settings),
         links=links,
         embedder=texts_and_pictures,
         gateway=cache,
@@ -213,12 +216,19 @@ def dataplane_settings(settings: FrontdoorSettings) -> DataplaneSettings:
         accept_unscored=settings.accept_unscored,
         fall_back=settings.fall_back,
         hedge_after=settings.hedge_after or None,
+        thinning=settings.thinning,
         adapter_load_s=settings.adapter_load_s,
         pair_tight_share=None if settings.latent_parallel is PairingMode.ALWAYS else TIGHT_SHARE,
         max_reruns=settings.max_reruns,
         suspect_wait_s=settings.suspect_wait_s,
         orphan_wait_s=settings.orphan_wait_s,
     )
+
+
+def thinning_offers(settings: FrontdoorSettings) -> ThinningOffers:
+    """Raises InvalidArgument naming a file that is no profile."""
+    found = read_thinning_profiles(settings.thinning_profiles)
+    return ThinningOffers(settings.thinning, ThinningProfiles(found, settings.thinning_alpha))
 
 
 def part_timeouts(settings: FrontdoorSettings) -> PartTimeouts:

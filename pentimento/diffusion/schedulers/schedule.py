@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from pentimento.domain.generation import Scheduler
-from pentimento.domain.thinned_steps import check_thinned_steps
+from pentimento.domain.thinned_steps import check_thinned_steps, taken_count
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,7 @@ class StepSequence:
 
     def count_from(self, step: int) -> int:
         """Return how many steps are taken from `step` on."""
-        if not self.thinned:
-            return self.step_count - step
-        return max(self.thinned[0] - step, 0) + len(self.thinned) - bisect_left(self.thinned, step)
+        return taken_count(self.thinned, self.step_count, step)
 
     @property
     def landings(self) -> list[int]:

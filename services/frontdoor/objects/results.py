@@ -120,6 +120,7 @@ def _route_taken(route: Route, result: AttemptResult) -> Route:
     could not use was none."""
     if result.lora_patch_step is not None:
         route = replace(route, lora_patch_step=result.lora_patch_step)
+    route = replace(route, thinned_steps=result.thinned_steps)
     taken = taken_of(route.start, result.steps_saved)
     if taken == route.start:
         return route

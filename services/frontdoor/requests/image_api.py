@@ -188,7 +188,10 @@ class ImageApi:
         listener = self._new_job(accepted).audience.join()
         pools, work = tuple(stage.pool for stage in stages), as_painted_by(resolved, first).cost
         needs = needs_of(spec.loras, spec.controlnets)
-        arrived = RequestArrived(request_id, tenant, pools[0], work, accepted.deadline, cascade=pools, needs=needs)
+        thinning = self._parts.thinning.offer(as_painted_by(resolved, first), first.model_digest)
+        arrived = RequestArrived(
+            request_id, tenant, pools[0], work, accepted.deadline, cascade=pools, needs=needs, thinning=thinning
+        )
         self._parts.submit(arrived)
         return listener
 

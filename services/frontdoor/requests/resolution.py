@@ -55,9 +55,16 @@ def resolve(
         deadline_ms=deadline_ms,
         preview_interval_steps=interval,
         pin_ms=request.pin_ms or 0,
+        may_thin=not _binds_steps(request),
     )
     check_cost(resolved.cost, request.max_cost, limits)
     return resolved
+
+
+def _binds_steps(request: ImageRequest) -> bool:
+    """Whoever names a number of steps means it, unless they say otherwise."""
+    stated = request.num_inference_steps is not None
+    return stated if request.binding_steps is None else request.binding_steps
 
 
 def check_idempotency_key(key: str, limits: RequestLimits) -> None:

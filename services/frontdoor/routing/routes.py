@@ -81,7 +81,7 @@ async def _resolve(parts: FrontdoorParts, job: Job, number: int) -> None:
 
 
 def _resolved(parts: FrontdoorParts, job: Job, number: int, options: tuple[PoolOption, ...]) -> RouteResolved:
-    first, *others = (_as_route_option(option) for option in options)
+    first, *others = (_as_route_option(parts, option) for option in options)
     return RouteResolved(
         job.request.request_id,
         first.pool,
@@ -93,6 +93,7 @@ def _resolved(parts: FrontdoorParts, job: Job, number: int, options: tuple[PoolO
         kind_of(options[0].route.start),
         tuple(stage.pool for stage in job.restaged),
         job.stages[0].cascade,
+        first.thinning,
     )
 
 
@@ -137,5 +138,7 @@ def _count_start(
     return stage.pool, start
 
 
-def _as_route_option(option: PoolOption) -> RouteOption:
-    return RouteOption(option.pool, option.route.model_digest, work_left(option.resolved, option.route.start))
+def _as_route_option(parts: FrontdoorParts, option: PoolOption) -> RouteOption:
+    digest, start = option.route.model_digest, option.route.start
+    thinning = parts.thinning.offer(option.resolved, digest, start)
+    return RouteOption(option.pool, digest, work_left(option.resolved, start), thinning)

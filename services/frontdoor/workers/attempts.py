@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 from pentimento.clients.worker import WorkerClient
 from pentimento.dataplane.effects import Attach, Execute, Hedge, ReservePair, StopAttempt
@@ -29,8 +30,9 @@ from pentimento.domain.generation import StageTiming
 from pentimento.domain.image_request import Progress
 from pentimento.domain.reasons import Reason
 from pentimento.domain.replay import taken_of
+from pentimento.domain.thinned_steps import taken_count
 from pentimento.stores.objects.store import digest_of
-from services.frontdoor.metrics import STARTS
+from services.frontdoor.metrics import STARTS, THINNED_STEPS
 from services.frontdoor.parts import FrontdoorParts
 from services.frontdoor.requests.jobs import Execution, Job
 from services.frontdoor.routing.cache_writes import report_bad_donor, report_start
@@ -107,6 +109,9 @@ async def _execute(
     """What the request came with is read now and passed on: it is here for running attempts alone."""
     spec = await parts.inputs.load(job, execution.resolved)
     await parts.shadows.left(execution.worker_id)
+    if effect.thinned_steps:
+        execution.route = replace(execution.route, thinned_steps=effect.thinned_steps)
+        THINNED_STEPS.inc(_left_out(execution))
     remaining_ms = max(int((effect.deadline - parts.clock.monotonic()) * 1000), 1)
     return client.execute(
         execution.attempt,
@@ -121,6 +126,11 @@ async def _execute(
         controlnet_endpoints=parts.adapters.endpoints(spec.controlnets),
         journal_id=parts.identity.journal_id,
     )
+
+
+def _left_out(execution: Execution) -> int:
+    steps = execution.resolved.spec.num_inference_steps
+    return steps - taken_count(execution.route.thinned_steps, steps)
 
 
 async def _follow(

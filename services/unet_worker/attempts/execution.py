@@ -14,6 +14,7 @@ from pentimento.diffusion.painting import PaintingRequest
 from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import HeldModel
+from pentimento.domain.thinned_steps import thinned_note
 from pentimento.policies.residual_pipelining import wait_share
 from pentimento.wire.tensors import Binding, WireTensor
 from pentimento.wire.torch_tensors import tensor_to_wire
@@ -47,7 +48,9 @@ class PaintingBridge:
         uploads: Uploads | None,
         progress_interval_s: float,
         latent_format: LatentFormat,
+        thinned_steps: tuple[int, ...] = (),
     ) -> None:
+        self._thinned_steps = thinned_steps
         self._latent_format = latent_format
         self._worker_id = worker_id
         self._emit = emit
@@ -63,7 +66,7 @@ class PaintingBridge:
 
     def started(self, first_step: int, step_count: int) -> None:
         self._step_count = step_count
-        self._place = PlaceWatch(first_step, step_count, time.monotonic())
+        self._place = PlaceWatch(first_step, step_count, time.monotonic(), self._thinned_steps)
         self._loop.call_soon_threadsafe(self._emit, Started(self._worker_id, first_step, step_count))
 
     def stepped(self, step: int, predicted_clean: Tensor | None) -> None:
@@ -168,7 +171,8 @@ class EngineModelRunner:
         picture = await asyncio.wrap_future(
             self._finisher.finish(painting.latent, order.image_format, keep_png=uploads is not None)
         )
-        notes = (start.note, TRUNCATED_NOTE if painting.prompt_truncated else "", _pair_note(order, painting))
+        truncated = TRUNCATED_NOTE if painting.prompt_truncated else ""
+        notes = (start.note, truncated, _pair_note(order, painting), _thinned_note(order, painting))
         device_seconds = painting.device_s + picture.decoded_at - picture.started_at
         return PaintedPicture(
             held=self._held,
@@ -186,6 +190,7 @@ class EngineModelRunner:
             final_latents=_final_latents(order, painting) if order.return_latents else None,
             lora_patch_step=painting.lora_patch_step,
             residual_wait_share=_wait_share(painting, control) if control is not None else None,
+            thinned_steps=painting.thinned_steps,
         )
 
     async def _control_of(self, order: ExecuteOrder) -> RemoteControl | None:
@@ -230,9 +235,16 @@ class EngineModelRunner:
             loras=loras,
             alone=bool(order.route.replay_of),
             peer=peer,
+            thinned_steps=order.route.thinned_steps,
         )
         bridge = PaintingBridge(
-            self._worker_id, emit, self._finisher, uploads, self._progress_interval_s, self._latent_format
+            self._worker_id,
+            emit,
+            self._finisher,
+            uploads,
+            self._progress_interval_s,
+            self._latent_format,
+            request.thinned_steps,
         )
         ticket = self._engine.submit(request, bridge)
         try:
@@ -249,6 +261,10 @@ def _pair_note(order: ExecuteOrder, painting: FinishedPainting) -> str:
     return (
         f"{PAIR_NOTE}: {painting.paired_step_count} of {painting.taken_count} steps with {order.peer.worker_id[:100]}"
     )
+
+
+def _thinned_note(order: ExecuteOrder, painting: FinishedPainting) -> str:
+    return thinned_note(painting.thinned_steps, order.spec.num_inference_steps)
 
 
 def _finite_latent_bytes(latent: Tensor, latent_format: LatentFormat) -> bytes | None:

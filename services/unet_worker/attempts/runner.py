@@ -23,7 +23,7 @@ class PaintedPicture:
     """`png` is what a cache keeps, whatever the format of `image`. `marks` are the stages since the order came, up to
     `ended_at`, in seconds on the monotonic clock. `steps_saved` counts only steps that the cache saved;
     `bad_donor_reason` is set where a donor is to blame; `lora_patch_step` is the first step that was taken with the
-    request's LoRAs."""
+    request's LoRAs, `thinned_steps` are those that were taken where some were left out."""
 
     held: HeldModel
     image: bytes = field(repr=False)
@@ -40,6 +40,7 @@ class PaintedPicture:
     final_latents: WireTensor | None = None
     lora_patch_step: int | None = None
     residual_wait_share: float | None = None
+    thinned_steps: tuple[int, ...] = ()
 
 
 class ModelRunner(Protocol):
@@ -99,7 +100,7 @@ class AttemptRunner:
         grant = order.cache_grant
         uploads = Uploads(grant, self._objects, self._store_threads) if grant is not None else None
         painted = await self._model_runner.paint(order, uploads, emit, accepted_at, deadline)
-        captured, upload_notes = await self._store(uploads, painted.png)
+        captured, upload_notes = await self._store(uploads, painted)
         result = AttemptResult(
             attempt=order.attempt,
             image=painted.image,
@@ -118,12 +119,16 @@ class AttemptRunner:
             bad_donor_reason=painted.bad_donor_reason,
             lora_patch_step=painted.lora_patch_step,
             residual_wait_share=painted.residual_wait_share,
+            thinned_steps=painted.thinned_steps,
         )
         count_result(result)
         return AttemptOutcome(result, painted.final_latents)
 
-    async def _store(self, uploads: Uploads | None, png: bytes) -> tuple[CapturedEntries, tuple[str, ...]]:
+    async def _store(self, uploads: Uploads | None, painted: PaintedPicture) -> tuple[CapturedEntries, tuple[str, ...]]:
+        """Store what the cache is to keep: not the picture of one that left out steps, whose loss of quality would be
+        every later picture's."""
         if uploads is None:
             return CapturedEntries(""), ()
-        uploads.add_image(png)
+        if not painted.thinned_steps:
+            uploads.add_image(painted.png)
         return await uploads.collect(self._upload_timeout_s)

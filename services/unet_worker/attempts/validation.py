@@ -20,6 +20,7 @@ from pentimento.domain.generation import (
     Start,
 )
 from pentimento.domain.image_request import ImageFormat
+from pentimento.domain.thinned_steps import check_thinned_steps
 from services.unet_worker.attempts.order import ExecuteOrder
 
 IMAGE_FORMATS = tuple(image_format.value for image_format in ImageFormat)
@@ -54,6 +55,7 @@ def check_order(
     _check_sampling(order.spec, held)
     _check_adapters(order, capabilities, has_lora)
     _check_start(order.spec, order.route.start, noise_form)
+    _check_thinning(order.route, order.spec.num_inference_steps)
     if order.image_format not in IMAGE_FORMATS:
         raise InvalidArgument.of("image_format", f"must be one of {', '.join(IMAGE_FORMATS)}")
     if order.deadline_remaining_ms < 0:
@@ -147,6 +149,18 @@ def _check_pipelining(route: Route, step_count: int) -> None:
     least = 1 if route.controlnet_mode is ControlNetMode.PIPELINED else 0
     most = step_count - 1 if least else 0
     _check_range("route.pipelined_from_step", route.pipelined_from_step, least, most)
+
+
+def _check_thinning(route: Route, step_count: int) -> None:
+    """Residuals a step old are those of a step that was taken: nothing is left out of a pipelined picture."""
+    if not route.thinned_steps:
+        return
+    try:
+        check_thinned_steps(route.thinned_steps, step_count)
+    except ValueError as error:
+        raise InvalidArgument.of("route.thinned_steps", str(error)) from None
+    if route.pipelined_from_step:
+        raise InvalidArgument.of("route.thinned_steps", "must be empty where residuals are a step old")
 
 
 def _check_start(spec: GenerationSpec, start: Start, noise_form: NoiseForm) -> None:

@@ -12,6 +12,7 @@ from pentimento.domain.errors import Cancelled, DeadlineExceeded, InvalidArgumen
 from pentimento.domain.execution import ExecuteEvent, PlaceYielded, Started, StepProgress
 from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, NoiseForm, Route
+from pentimento.domain.thinned_steps import taken_steps, thinned_note
 from pentimento.emulation.device import DeviceSettings, EmulatedDevice, EmulatedJob
 from pentimento.policies.adapter_needs import ADAPTER_CAPABILITIES
 from pentimento.rpc.thread_pools import started_pool
@@ -86,20 +87,24 @@ class JobBridge:
         self._size = (order.spec.width_px, order.spec.height_px)
         self._step_count = order.spec.num_inference_steps
         self.first_step = min(first_step, self._step_count - 1)
+        self._thinned_steps = order.route.thinned_steps
+        # The steps that it takes, and where the last one leads.
+        self._steps = (*taken_steps(self._thinned_steps, self._step_count, self.first_step), self._step_count)
         self._place = PlaceWatch(0, 0, 0.0)
         self.done: asyncio.Future[EmulatedJob[JobBridge]] = self._loop.create_future()
 
     @property
     def steps_run(self) -> int:
-        return self._step_count - self.first_step
+        return len(self._steps) - 1
 
     def began(self) -> None:
-        self._place = PlaceWatch(self.first_step, self._step_count, self._loop.time())
+        self._place = PlaceWatch(self.first_step, self._step_count, self._loop.time(), self._thinned_steps)
         self._emit(Started(self._worker_id, self.first_step, self._step_count))
 
     def stepped(self, steps_left: int) -> None:
-        step, now = self._step_count - steps_left, self._loop.time()
-        if self._uploads is not None and steps_left and step in self._uploads.steps:
+        step, now = self._steps[-1 - steps_left], self._loop.time()
+        is_thinned = bool(self._thinned_steps) and step > self._thinned_steps[0]
+        if self._uploads is not None and steps_left and step in self._uploads.steps and not is_thinned:
             self._uploads.add_latent(step, 1.0 - step / self._step_count, lambda: stand_in_latent(*self._size))
         if self._place.yields(step, now):
             self._emit(PlaceYielded())
@@ -289,7 +294,9 @@ class EmulatedBackend:
         job = await self._denoise(order.spec, deadline, bridge)
         ended_at = self._loop.time()
         png = pictures.of(order.spec.prompt, order.spec.seed, start.first_step).png
+        thinned = order.route.thinned_steps
         note = RECORDED_NOTE if pictures.recorded else MADE_UP_NOTE
+        notes = (note, start.note, thinned_note(thinned, order.spec.num_inference_steps))
         return PaintedPicture(
             held=held,
             image=png,
@@ -306,7 +313,8 @@ class EmulatedBackend:
             steps_run=bridge.steps_run,
             steps_saved=start.saved_steps,
             device_seconds=job.device_s + job.finish_s * decoding_share(model),
-            notes=(note, start.note) if start.note else (note,),
+            notes=tuple(note for note in notes if note),
+            thinned_steps=thinned,
             lora_patch_step=order.route.lora_patch_step if order.spec.loras else None,
             bad_donor_reason=start.bad_donor_reason,
         )

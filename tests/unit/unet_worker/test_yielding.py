@@ -24,3 +24,10 @@ def test_steps_that_were_noticed_together_do_not_yield_a_picture_that_has_just_b
     late = [0.1, 0.5, 0.5, 0.50001, 0.50002, *(0.1 * step for step in range(6, 11))]
 
     assert yields_at(0, 10, late) == [9]
+
+
+def test_thinned_steps_count_as_they_are_taken() -> None:
+    """From step 4 on the steps 4, 7 and 10 of twelve."""
+    watch = PlaceWatch(0, 12, 0.0, (4, 7, 10))
+
+    assert [step for number, step in enumerate((1, 2, 3, 4, 7, 10, 12), 1) if watch.yields(step, 0.1 * number)] == [10]

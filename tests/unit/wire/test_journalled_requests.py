@@ -37,6 +37,7 @@ RESOLVED = ResolvedRequest(SPEC, CacheMode.OFF, ImageFormat.WEBP, None, 5_000)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 VALUES: dict[int, st.SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_STRING: WORDS,
+    FieldDescriptor.TYPE_BOOL: st.just(True),
     FieldDescriptor.TYPE_BYTES: st.binary(max_size=8),
     FieldDescriptor.TYPE_DOUBLE: st.floats(allow_nan=False),
     FieldDescriptor.TYPE_UINT32: st.integers(0, 2**32 - 1),
@@ -58,6 +59,8 @@ def messages(draw: st.DrawFn, kind: type[Message]) -> Message:
                 getattr(message, field.name).extend(draw(st.lists(nested, min_size=1, max_size=2)))
             else:
                 getattr(message, field.name).CopyFrom(draw(nested))
+        elif field.is_repeated:
+            getattr(message, field.name).extend(draw(st.lists(VALUES[field.type], min_size=1, max_size=3)))
         elif field.enum_type is not None:
             setattr(message, field.name, draw(st.sampled_from(field.enum_type.values[1:])).number)
         else:

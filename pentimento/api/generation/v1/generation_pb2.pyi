@@ -549,6 +549,7 @@ class Route(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     REPLAY_OF_FIELD_NUMBER: _builtins.int
     PIPELINED_FROM_STEP_FIELD_NUMBER: _builtins.int
+    THINNED_STEPS_FIELD_NUMBER: _builtins.int
     CASCADE_FIELD_NUMBER: _builtins.int
     route_id: _builtins.str
     model: _builtins.str
@@ -573,6 +574,12 @@ class Route(_message.Message):
 
     @_builtins.property
     def plan_version(self) -> Global___PlanVersion: ...
+    @_builtins.property
+    def thinned_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Steps of the schedule, ascending: from the first of them on these alone are taken. Empty for all. An attempt's own: its worker is told,
+        and a picture's provenance has those that were taken.
+        """
+
     def __init__(
         self,
         *,
@@ -587,11 +594,12 @@ class Route(_message.Message):
         reason: _builtins.str = ...,
         replay_of: _builtins.str = ...,
         pipelined_from_step: _builtins.int = ...,
+        thinned_steps: _abc.Iterable[_builtins.int] | None = ...,
         cascade: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan_version", b"plan_version", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "controlnet_mode", b"controlnet_mode", "lora_patch_step", b"lora_patch_step", "model", b"model", "model_digest", b"model_digest", "pipelined_from_step", b"pipelined_from_step", "plan_version", b"plan_version", "reason", b"reason", "replay_of", b"replay_of", "route_id", b"route_id", "stages", b"stages", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascade", b"cascade", "controlnet_mode", b"controlnet_mode", "lora_patch_step", b"lora_patch_step", "model", b"model", "model_digest", b"model_digest", "pipelined_from_step", b"pipelined_from_step", "plan_version", b"plan_version", "reason", b"reason", "replay_of", b"replay_of", "route_id", b"route_id", "stages", b"stages", "start", b"start", "thinned_steps", b"thinned_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

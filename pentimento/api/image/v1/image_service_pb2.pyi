@@ -194,6 +194,7 @@ class ImageRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     MAX_COST_FIELD_NUMBER: _builtins.int
     PIN_MS_FIELD_NUMBER: _builtins.int
+    BINDING_STEPS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     negative_prompt: _builtins.str
     model: _builtins.str
@@ -217,6 +218,8 @@ class ImageRequest(_message.Message):
     """Keeps what the picture starts from, and what the request came with, for so long from its completion: it can be replayed until
     then. Where that fails the picture's notes say "not pinned" and why.
     """
+    binding_steps: _builtins.bool
+    """Whether all of its steps are to be taken, whatever the load and the deadline. Absent: yes where num_inference_steps is there."""
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___AskedLora]:
         """At most as many as the deployment takes; each LoRA once."""
@@ -247,11 +250,14 @@ class ImageRequest(_message.Message):
         deadline_ms: _builtins.int | None = ...,
         max_cost: _builtins.float | None = ...,
         pin_ms: _builtins.int | None = ...,
+        binding_steps: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "deadline_ms", b"deadline_ms", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "max_cost", b"max_cost", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "quality", b"quality", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_deadline_ms", b"_deadline_ms", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "deadline_ms", b"deadline_ms", "eta", b"eta", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "max_cost", b"max_cost", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "quality", b"quality", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "cache", b"cache", "controlnets", b"controlnets", "deadline_ms", b"deadline_ms", "eta", b"eta", "format", b"format", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "loras", b"loras", "max_cost", b"max_cost", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "prompt", b"prompt", "quality", b"quality", "scheduler", b"scheduler", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps", "_deadline_ms", b"_deadline_ms", "_eta", b"_eta", "_guidance_scale", b"_guidance_scale", "_height_px", b"_height_px", "_init_image", b"_init_image", "_max_cost", b"_max_cost", "_num_inference_steps", b"_num_inference_steps", "_pin_ms", b"_pin_ms", "_quality", b"_quality", "_seed", b"_seed", "_width_px", b"_width_px", "binding_steps", b"binding_steps", "cache", b"cache", "controlnets", b"controlnets", "deadline_ms", b"deadline_ms", "eta", b"eta", "format", b"format", "guidance_scale", b"guidance_scale", "height_px", b"height_px", "init_image", b"init_image", "loras", b"loras", "max_cost", b"max_cost", "model", b"model", "negative_prompt", b"negative_prompt", "num_inference_steps", b"num_inference_steps", "pin_ms", b"pin_ms", "prompt", b"prompt", "quality", b"quality", "scheduler", b"scheduler", "seed", b"seed", "width_px", b"width_px"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__binding_steps: _TypeAlias = _typing.Literal["binding_steps"]  # noqa: Y015
+    _WhichOneofArgType__binding_steps: _TypeAlias = _typing.Literal["_binding_steps", b"_binding_steps"]  # noqa: Y015
     _WhichOneofReturnType__deadline_ms: _TypeAlias = _typing.Literal["deadline_ms"]  # noqa: Y015
     _WhichOneofArgType__deadline_ms: _TypeAlias = _typing.Literal["_deadline_ms", b"_deadline_ms"]  # noqa: Y015
     _WhichOneofReturnType__eta: _TypeAlias = _typing.Literal["eta"]  # noqa: Y015
@@ -274,6 +280,8 @@ class ImageRequest(_message.Message):
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__width_px: _TypeAlias = _typing.Literal["width_px"]  # noqa: Y015
     _WhichOneofArgType__width_px: _TypeAlias = _typing.Literal["_width_px", b"_width_px"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__binding_steps) -> _WhichOneofReturnType__binding_steps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_ms) -> _WhichOneofReturnType__deadline_ms | None: ...
     @_typing.overload

@@ -590,6 +590,7 @@ class AttemptResult(_message.Message):
     BAD_DONOR_REASON_FIELD_NUMBER: _builtins.int
     LORA_PATCH_STEP_FIELD_NUMBER: _builtins.int
     RESIDUAL_WAIT_SHARE_FIELD_NUMBER: _builtins.int
+    THINNED_STEPS_FIELD_NUMBER: _builtins.int
     image: _builtins.bytes
     width_px: _builtins.int
     height_px: _builtins.int
@@ -618,6 +619,10 @@ class AttemptResult(_message.Message):
     def final_latents(self) -> _tensor_pb2.Tensor: ...
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def thinned_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in Route; those that were taken."""
+
     def __init__(
         self,
         *,
@@ -639,10 +644,11 @@ class AttemptResult(_message.Message):
         bad_donor_reason: _builtins.str = ...,
         lora_patch_step: _builtins.int | None = ...,
         residual_wait_share: _builtins.float | None = ...,
+        thinned_steps: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules", "_final_latents", b"_final_latents", "_lora_patch_step", b"_lora_patch_step", "_residual_wait_share", b"_residual_wait_share", "attempt", b"attempt", "captured", b"captured", "energy_joules", b"energy_joules", "final_latents", b"final_latents", "lora_patch_step", b"lora_patch_step", "residual_wait_share", b"residual_wait_share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules", "_final_latents", b"_final_latents", "_lora_patch_step", b"_lora_patch_step", "_residual_wait_share", b"_residual_wait_share", "attempt", b"attempt", "bad_donor_reason", b"bad_donor_reason", "captured", b"captured", "device_seconds", b"device_seconds", "energy_joules", b"energy_joules", "final_latents", b"final_latents", "height_px", b"height_px", "image", b"image", "image_digest", b"image_digest", "lora_patch_step", b"lora_patch_step", "model_digest", b"model_digest", "notes", b"notes", "residual_wait_share", b"residual_wait_share", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "width_px", b"width_px", "worker_generation", b"worker_generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules", "_final_latents", b"_final_latents", "_lora_patch_step", b"_lora_patch_step", "_residual_wait_share", b"_residual_wait_share", "attempt", b"attempt", "bad_donor_reason", b"bad_donor_reason", "captured", b"captured", "device_seconds", b"device_seconds", "energy_joules", b"energy_joules", "final_latents", b"final_latents", "height_px", b"height_px", "image", b"image", "image_digest", b"image_digest", "lora_patch_step", b"lora_patch_step", "model_digest", b"model_digest", "notes", b"notes", "residual_wait_share", b"residual_wait_share", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "thinned_steps", b"thinned_steps", "timings", b"timings", "width_px", b"width_px", "worker_generation", b"worker_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__energy_joules: _TypeAlias = _typing.Literal["energy_joules"]  # noqa: Y015
     _WhichOneofArgType__energy_joules: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules"]  # noqa: Y015

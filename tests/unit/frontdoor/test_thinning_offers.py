@@ -1,0 +1,78 @@
+"""What the dataplane is offered of a request, and what a client's words do to it."""
+
+from dataclasses import replace
+
+import pytest
+
+from pentimento.domain.generation import (
+    Donor,
+    FromImage,
+    FromNoise,
+    GenerationSpec,
+    NoiseForm,
+    ObjectReference,
+    Route,
+    Scheduler,
+)
+from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, Replay, ResolvedRequest
+from pentimento.policies.selector_profiling import ThresholdRule
+from pentimento.policies.thinning import WHOLE, ThinningMode, ThinningOffer, ThinningOption
+from pentimento.policies.thinning_profiles import ThinnedRow, ThinningProfile, ThinningProfiles
+from pentimento.testing.held_models import HELD
+from services.frontdoor.requests.resolution import RequestLimits, resolve
+from services.frontdoor.routing.thinning import ThinningOffers
+from services.frontdoor.workers.adapter_catalogue import AdapterCatalogue
+
+PROFILE = ThinningProfile(
+    "heavy",
+    "sha256:h",
+    Scheduler.DDIM,
+    50,
+    1.5,
+    "clip",
+    "sha256:c",
+    "clip_score",
+    0.95,
+    ThresholdRule.LOWER_BOUND,
+    (ThinnedRow(10, 10, 60, 60, 0.99, (ThresholdRule.LOWER_BOUND,)),),
+)
+OFFERS = ThinningOffers(ThinningMode.LOAD, ThinningProfiles((PROFILE,)))
+SPEC = GenerationSpec("a circle", "", "heavy", 64, 64, 50, 1.5, Scheduler.DDIM, seed=1)
+RESOLVED = ResolvedRequest(SPEC, CacheMode.OFF, ImageFormat.PNG, None, 1000, may_thin=True)
+IMAGE = FromImage(ObjectReference("k", "sha256:x", 1), 20, NoiseForm.VARIANCE_PRESERVING, Donor("e", "sha256:x", 0.9))
+
+
+def test_a_plain_request_is_offered_what_the_profile_allows() -> None:
+    assert OFFERS.offer(RESOLVED, "sha256:h") == ThinningOffer(50, 0, (ThinningOption(10, 10, 0.99),))
+    assert OFFERS.offer(RESOLVED, "sha256:h", FromNoise()).options
+
+
+@pytest.mark.parametrize(
+    ("resolved", "why"),
+    [
+        (replace(RESOLVED, may_thin=False), "binding"),
+        (replace(RESOLVED, quality=0.97), "0.97 of the quality"),
+        (replace(RESOLVED, replay=Replay(Route("", FromNoise(), "heavy", "sha256:h"), "")), "replay"),
+        (replace(RESOLVED, spec=replace(SPEC, num_inference_steps=20)), "50 steps"),
+    ],
+)
+def test_of_others_nothing_is_left_out(resolved: ResolvedRequest, why: str) -> None:
+    assert why in OFFERS.refusal(resolved, "sha256:h")
+    assert OFFERS.offer(resolved, "sha256:h") == WHOLE
+
+
+def test_nor_of_hits_of_other_weights_or_where_it_is_off() -> None:
+    assert OFFERS.offer(RESOLVED, "sha256:h", IMAGE) == WHOLE
+    assert OFFERS.offer(RESOLVED, "sha256:other") == WHOLE
+    assert replace(OFFERS, mode=ThinningMode.OFF).offer(RESOLVED, "sha256:h") == WHOLE
+    assert ThinningOffers().offer(RESOLVED, "sha256:h") == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("steps", "binding", "may_thin"),
+    [(None, None, True), (20, None, False), (20, False, True), (None, True, False), (20, True, False)],
+)
+def test_a_number_of_steps_that_is_named_is_meant(steps: int | None, binding: bool | None, may_thin: bool) -> None:
+    request = ImageRequest("a circle", num_inference_steps=steps, binding_steps=binding)
+
+    assert resolve(request, HELD, AdapterCatalogue(), RequestLimits(), drawn_seed=1).may_thin is may_thin
