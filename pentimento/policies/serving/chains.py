@@ -1,0 +1,88 @@
+"""Plans a cascade of two models or more as DiffServe plans two: demand averaged, then the problem solved anew."""
+
+import math
+from dataclasses import dataclass
+
+from pentimento.domain.fleet import CascadePlan, PoolPlan, StagePlan, StartThreshold
+from pentimento.domain.models import CascadeVariant
+from pentimento.policies.allocation import AllocationContext, AllocationDecision
+from pentimento.policies.serving.chain_problem import ChainProblem, ChainSolution, ChainStage, solve_chain
+from pentimento.policies.serving.costs import batch_costs
+from pentimento.policies.serving.demand import averaged_demand, demand_of
+from pentimento.policies.serving.entry import EVERY_START, STARTS, every_start
+from pentimento.policies.serving.placement import place
+from pentimento.policies.serving.policy import ServingPolicy
+from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
+
+NAME = "cascade-chain"
+
+
+def cascade_chain(settings: ServingSettings, cascade: CascadeVariant) -> ServingPolicy:
+    """Build the policy that plans a registered cascade."""
+    return ServingPolicy(NAME, ChainAllocator(settings, cascade))
+
+
+@dataclass(frozen=True)
+class ChainAllocator:
+    """`settings` give the SLO, the batch sizes and how demand is averaged and over-provisioned; models, discriminators
+    and deferral curves are the cascade's."""
+
+    settings: ServingSettings
+    cascade: CascadeVariant
+
+    def __call__(self, context: AllocationContext) -> AllocationDecision:
+        demand, memory = self._demand(context)
+        problem = ChainProblem(
+            demand * self.settings.overprovision,
+            len(context.workers()),
+            self.settings.slo_s,
+            tuple(self._stage(context, model) for model in self.cascade.models),
+            tuple(DeferralCurve(each.thresholds, each.shares) for each in self.cascade.handovers),
+            self.settings.discriminator_s,
+        )
+        return self._decision(context, solve_chain(problem), memory)
+
+    def _demand(self, context: AllocationContext) -> tuple[float, tuple[float, ...]]:
+        newest = demand_of(context, self.cascade.models[0]).arrivals_per_s
+        known, at_s = context.last.memory or (self.settings.expected_per_s, context.now_s)
+        demand = averaged_demand(newest, known, self.settings.demand_weight, context.now_s - at_s)
+        return demand, (demand, context.now_s)
+
+    def _stage(self, context: AllocationContext, model: str) -> ChainStage:
+        """Little's law, W = L / lambda, as for two models."""
+        asked = demand_of(context, model)
+        length = asked.queue_length if asked.mean_queue_length is None else asked.mean_queue_length
+        least = 1.0 / self.settings.slo_s if math.isfinite(self.settings.slo_s) else 1e-3
+        wait_s = length / max(asked.arrivals_per_s, least)
+        return ChainStage(batch_costs(context, model, self.settings.batch_sizes), wait_s)
+
+    def _decision(
+        self, context: AllocationContext, solution: ChainSolution, memory: tuple[float, ...]
+    ) -> AllocationDecision:
+        models = self.cascade.models
+        assignments = place(
+            context,
+            dict(zip(models, solution.counts, strict=True)),
+            dict(zip(models, solution.batch_sizes, strict=True)),
+        )
+        workers = {model: tuple(each.worker_id for each in assignments if each.model == model) for model in models}
+        cascade = self._planned(workers, solution)
+        routes = every_start(cascade.cascade) if len(cascade.stages) > 1 else EVERY_START
+        pools = (
+            PoolPlan(models[0], models[0], workers[models[0]], routes),
+            *(PoolPlan(model, model, workers[model]) for model in models[1:]),
+        )
+        cascades = (cascade,) if len(cascade.stages) > 1 else ()
+        return AllocationDecision(assignments, pools, solution.admission_rate, memory, cascades)
+
+    def _planned(self, workers: dict[str, tuple[str, ...]], solution: ChainSolution) -> CascadePlan:
+        """As far as there are workers: nothing is sent on to nobody."""
+        stages: list[StagePlan] = []
+        for index, model in enumerate(self.cascade.models):
+            goes_on = index < len(solution.thresholds) and workers[self.cascade.models[index + 1]]
+            if not goes_on:
+                stages.append(StagePlan(model))
+                break
+            thresholds = tuple(StartThreshold(start, solution.thresholds[index]) for start in STARTS)
+            stages.append(StagePlan(model, thresholds, self.cascade.handovers[index].discriminator))
+        return CascadePlan(self.cascade.name, tuple(stages))

@@ -1,0 +1,151 @@
+"""Cascades of two models and more: against trying everything, and as plans."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pentimento.domain.fleet import StagePlan
+from pentimento.domain.models import CascadeVariant, Handover
+from pentimento.policies.allocation import AllocationContext, AllocationDecision, ModelDemand
+from pentimento.policies.serving.cascade_problem import CascadeProblem, grid, solve
+from pentimento.policies.serving.chain_problem import ChainProblem, ChainSolution, ChainStage, solve_chain
+from pentimento.policies.serving.chains import ChainAllocator
+from pentimento.policies.serving.costs import BatchCost
+from pentimento.policies.serving.settings import DeferralCurve, ServingSettings
+from tests.unit.policies.serving.fleets import SD15, TURBO, counts, decide, profiles, worker
+
+MIDDLE = {size: 4 * seconds for size, seconds in TURBO.items()}
+CURVE = DeferralCurve((0.0, 0.5, 1.0), (0.0, 0.3, 1.0))
+LIGHT, MEDIUM, HEAVY = (
+    ChainStage(tuple(BatchCost(size, table[size]) for size in (1, 2, 4))) for table in (TURBO, MIDDLE, SD15)
+)
+
+
+def checked(problem: ChainProblem) -> ChainSolution:
+    """The solution, with every constraint looked at."""
+    solution = solve_chain(problem)
+    assert sum(solution.counts) <= problem.device_count
+    if solution.feasible:
+        chosen = [
+            next(cost for cost in stage.costs if cost.batch_size == size)
+            for stage, size in zip(problem.stages, solution.batch_sizes, strict=True)
+        ]
+        for count, cost, share in zip(solution.counts, chosen, solution.reached, strict=True):
+            assert count * cost.throughput >= problem.demand * share * (1 - 1e-6)
+        waits = sum(stage.wait_s for stage in problem.stages)
+        passed = problem.discriminator_s * (len(chosen) - 1)
+        assert sum(cost.latency_s for cost in chosen) + waits + passed <= problem.slo_s
+    return solution
+
+
+@settings(deadline=None, max_examples=30)
+@given(demand=st.floats(0.1, 40.0), devices=st.integers(1, 16), slo_s=st.floats(1.0, 12.0))
+def test_with_two_models_it_is_diffserves_problem(demand: float, devices: int, slo_s: float) -> None:
+    nothing = lambda cost: 0.0  # noqa: E731
+    paper = solve(CascadeProblem(demand, devices, slo_s, LIGHT.costs, HEAVY.costs, CURVE, grid(201), nothing, nothing))
+
+    chain = checked(ChainProblem(demand, devices, slo_s, (LIGHT, HEAVY), (CURVE,)))
+
+    if paper.feasible and paper.heavy_count:
+        assert chain.thresholds == pytest.approx((paper.threshold,))
+    elif not paper.feasible:
+        assert chain.gain == 0.0
+
+
+@settings(deadline=None, max_examples=15)
+@given(demand=st.floats(0.2, 30.0), devices=st.integers(2, 16), slo_s=st.floats(2.0, 12.0))
+def test_with_three_models_nothing_on_the_grid_is_better(demand: float, devices: int, slo_s: float) -> None:
+    problem = ChainProblem(demand, devices, slo_s, (LIGHT, MEDIUM, HEAVY), (CURVE, CURVE), 0.01)
+
+    found = checked(problem)
+
+    best = 0.0
+    tried = [index / 19 for index in range(20)]
+    for costs in itertools.product(LIGHT.costs, MEDIUM.costs, HEAVY.costs):
+        if sum(cost.latency_s for cost in costs) + 0.02 > slo_s:
+            continue
+        for first, second in itertools.product(tried, tried):
+            reached = (1.0, CURVE.share(first), CURVE.share(first) * CURVE.share(second))
+            needed = (
+                math.ceil(demand * share / cost.throughput - 1e-9) for share, cost in zip(reached, costs, strict=True)
+            )
+            if sum(needed) <= devices:
+                best = max(best, reached[1] + reached[2])
+    assert found.gain >= best - 0.03
+
+
+def test_four_models_are_solved_too_and_more_devices_reach_further() -> None:
+    curves = (CURVE,) * 3
+    gains = [
+        checked(ChainProblem(4.0, devices, 15.0, (LIGHT, MEDIUM, MEDIUM, HEAVY), curves)).gain
+        for devices in (1, 4, 8, 16)
+    ]
+
+    assert gains == sorted(gains) and gains[0] < gains[-1] <= 3.0
+
+
+def test_demand_that_nothing_carries_is_admitted_in_part() -> None:
+    found = checked(ChainProblem(1000.0, 2, 5.0, (LIGHT, MEDIUM, HEAVY), (CURVE, CURVE)))
+
+    assert (found.feasible, found.counts, found.thresholds) == (False, (2, 0, 0), (0.0, 0.0))
+    assert found.admission_rate == pytest.approx(2 * (4 / 0.22) / 1000)
+
+
+THREE = CascadeVariant(
+    ("turbo", "middle", "sd15"),
+    tuple(
+        Handover(name, "sha256:" + "d" * 64, CURVE.thresholds, CURVE.shares) for name in ("turbo>middle", "middle>sd15")
+    ),
+)
+NOTHING = AllocationDecision()
+SETTINGS = ServingSettings("sd15", light="turbo", slo_s=8.0, batch_sizes=(1, 2, 4))
+
+
+def fleet(devices: int, rate: float, last: AllocationDecision = NOTHING) -> AllocationContext:
+    models = ("turbo", "middle", "sd15")
+    workers = tuple(worker(index, "sd15", models) for index in range(devices))
+    demand = (ModelDemand("turbo", rate),)
+    return AllocationContext(0.0, workers, demand, profiles(turbo=TURBO, middle=MIDDLE, sd15=SD15), last)
+
+
+def test_a_plan_has_the_three_stages_with_their_thresholds_and_discriminators() -> None:
+    decision = decide(ChainAllocator(SETTINGS, THREE), fleet(12, 6.0))
+
+    (cascade,) = decision.cascades
+    assert cascade.cascade == "turbo>middle>sd15"
+    assert [(stage.pool, stage.discriminator) for stage in cascade.stages] == [
+        ("turbo", "turbo>middle"),
+        ("middle", "middle>sd15"),
+        ("sd15", ""),
+    ]
+    assert {entry.start for entry in cascade.stages[0].thresholds} == {"noise", "latent", "image"}
+    assert set(counts(decision)) == {"turbo", "middle", "sd15"}
+    assert {route.cascade for route in decision.pools[0].routes} == {"turbo>middle>sd15"}
+
+
+def test_under_load_fewer_go_on_and_with_nobody_to_go_on_to_nothing_is_scored() -> None:
+    allocator = ChainAllocator(SETTINGS, THREE)
+
+    alone = decide(allocator, fleet(1, 6.0))
+
+    assert alone.cascades == ()
+    assert counts(alone) == {"turbo": 1}
+    assert all(not route.cascade for route in alone.pools[0].routes)
+
+
+def test_demand_is_averaged_from_look_to_look() -> None:
+    allocator = ChainAllocator(SETTINGS, THREE)
+    first = decide(allocator, fleet(12, 6.0))
+
+    again = decide(allocator, fleet(12, 30.0, first))
+
+    assert (first.memory, again.memory) == ((6.0, 0.0), (6.0, 0.0))
+
+
+def test_a_stage_that_is_the_last_scores_nothing() -> None:
+    decision = decide(ChainAllocator(SETTINGS, THREE), fleet(12, 6.0))
+
+    assert decision.cascades[0].stages[-1] == StagePlan("sd15")
