@@ -50,7 +50,9 @@ class Planner:
         self._version = PlanVersion(leader_epoch, 0)
 
     def follow(self, policy: ServingPolicy) -> None:
-        """Changes state: the same policy with other settings decides from the next look on."""
+        """Changes state: that policy decides from the next look on. Another one than before has nothing to remember."""
+        if policy.name != self._wanted.name:
+            self._before = self._decision = AllocationDecision()
         if self.begun:
             self._policy = policy
         self._wanted = policy

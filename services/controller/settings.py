@@ -110,6 +110,10 @@ class ControllerSettings:
     max_replicas: int = setting(4096, help="replicas held at once", minimum=1)
     max_watchers: int = setting(256, help="plan streams served at once", minimum=1)
     allocator: str = setting("resident", help=f"policy that plans: {', '.join(sorted(SERVING_POLICIES))}")
+    cascade: str = setting(
+        "",
+        help="registered cascade that is planned, light>heavy or longer, in place of --allocator once it is registered",
+    )
     allocator_limit_s: float = setting(
         0.5, help="a policy that takes longer to decide is not waited for: the last good plan stands", minimum=0.01
     )
@@ -138,6 +142,8 @@ class ControllerSettings:
             )
         if self.standby and not self.ledger_url:
             raise ValueError("--standby needs a --ledger-url that the leader has too")
+        if self.cascade and not (self.ledger_url and math.isfinite(self.serving.serving().slo_s)):
+            raise ValueError("--cascade needs a --ledger-url, where it is registered, and a --slo-s")
         self.policy()
 
     def policy(self, deferral: DeferralCurve | None = None) -> ServingPolicy:

@@ -9,6 +9,7 @@ from pentimento.api.controller.v1.controller_service_pb2_grpc import add_Control
 from pentimento.api.models.v1.model_repository_service_pb2_grpc import add_ModelRepositoryServiceServicer_to_server
 from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.epochs import epoch_at
+from pentimento.policies.serving.chains import cascade_chain
 from pentimento.policies.serving.policy import ServingPolicy
 from pentimento.rpc import RpcServer
 from pentimento.service.lease import LedgerLease
@@ -111,8 +112,11 @@ def wire(settings: ControllerSettings, ledger: "FleetLedger | None" = None) -> C
 
 
 def _policy(settings: ControllerSettings, repository: ModelRepository) -> ServingPolicy:
-    """What plans, by f(t) of the cascade's registration where there is one."""
+    """What plans: the cascade of the settings once it is registered, else their policy, by f(t) of its cascade's
+    registration where there is one."""
     serving = settings.serving.serving()
+    if (cascade := repository.cascade(settings.cascade)) is not None:
+        return cascade_chain(serving, cascade)
     return settings.policy(repository.deferral(serving.light, serving.heavy))
 
 

@@ -87,7 +87,7 @@ def _latency_s(problem: ChainProblem, costs: Sequence[BatchCost]) -> float:
 
 
 def _best_for(problem: ChainProblem, costs: Sequence[BatchCost], last_shares: Sequence[float]) -> ChainSolution | None:
-    first = _devices(problem.demand, costs[0])
+    first = _devices(problem, 1.0, costs[0])
     if first > problem.device_count:
         return None
     found = (
@@ -116,7 +116,7 @@ def _starts(problem: ChainProblem, costs: Sequence[BatchCost], start: _Start) ->
     steps = max(2, min(THRESHOLD_COUNT, round(_MOST_COMBINATIONS ** (1.0 / (len(problem.curves) - 1)))))
     for threshold in (index / (steps - 1) for index in range(steps)):
         share = start.reached[-1] * curve.share(threshold)
-        counts = (*start.counts, _devices(problem.demand * share, costs[stage + 1]))
+        counts = (*start.counts, _devices(problem, share, costs[stage + 1]))
         if sum(counts) > problem.device_count:
             return  # a higher threshold takes more
         yield from _starts(problem, costs, _Start((*start.thresholds, threshold), counts, (*start.reached, share)))
@@ -152,5 +152,6 @@ def _light_alone(problem: ChainProblem) -> ChainSolution:
     )
 
 
-def _devices(rate: float, cost: BatchCost) -> int:
-    return math.ceil(rate / cost.throughput - 1e-9)
+def _devices(problem: ChainProblem, share: float, cost: BatchCost) -> int:
+    """One at least for a stage that anybody may reach, also while nobody asks."""
+    return max(1, math.ceil(problem.demand * share / cost.throughput - 1e-9)) if share > 0.0 else 0

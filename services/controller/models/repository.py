@@ -46,6 +46,10 @@ class ModelRepository:
         """What the registered models cost."""
         return tuple(on for name in sorted(self._models) for on in self._models[name].costs)
 
+    def cascade(self, name: str) -> CascadeVariant | None:
+        """Return the cascade of that name; None where none is registered."""
+        return self._cascades.get(name)
+
     def deferral(self, light: str, heavy: str) -> DeferralCurve | None:
         """Return f(t) of the cascade of these two; None where none is registered."""
         cascade = self._cascades.get(f"{light}>{heavy}")

@@ -36,12 +36,17 @@ def folder() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def running(folder: Path, url: str = "") -> AsyncIterator[Running]:
+async def running(folder: Path, url: str = "", planned: str = "") -> AsyncIterator[Running]:
     url = url or f"sqlite:///{folder / 'fleet.sqlite'}"
     address = f"unix:{folder / 'c'}"
     policy = {"allocator": "diffserve", "serving": PolicySettings(light="light", heavy="heavy", slo_s=5.0)}
     settings = ControllerSettings(
-        RpcServerSettings(listen=(address,)), ledger_url=url, lease_s=0.2, plan_interval_s=0.05, **policy
+        RpcServerSettings(listen=(address,)),
+        ledger_url=url,
+        lease_s=0.2,
+        plan_interval_s=0.05,
+        cascade=planned,
+        **policy,
     )
     ledger = open_fleet_ledger(url) if url != "none" else None
     process = wire(settings, ledger)
@@ -175,3 +180,30 @@ def test_workers_own_costs_count_first() -> None:
         ("light", "gpu", 0.1),
         ("heavy", "a", 3.0),
     }
+
+
+async def test_a_registered_cascade_of_three_is_planned_once_it_is_registered(folder: Path) -> None:
+    models = ("light", "middle", "heavy")
+    costs = tuple(ModelCost(model, ((1, seconds),)) for model, seconds in zip(models, (0.1, 0.3, 1.0), strict=True))
+    async with running(folder, planned=THREE.name) as suite:
+        for number in range(4):
+            name = f"w{number}"
+            worker = Replica(name, ReplicaKind.UNET_WORKER, f"unix:/{name}", 1, available_models=models, costs=costs)
+            await suite.controller.register(worker)
+        seen = set()
+        async with asyncio.timeout(20):
+            while "cascade-chain" not in seen:
+                for number in range(4):
+                    await suite.controller.report(ReplicaReport(f"w{number}", 1))
+                plan = (await suite.controller.fleet()).plan
+                if plan.allocator == "diffserve" and not seen:
+                    for one in (LIGHT, MIDDLE, HEAVY):
+                        await suite.models.register_model(one)
+                    await suite.models.register_cascade(THREE)
+                if plan.allocator != "resident":
+                    seen.add(plan.allocator)
+                await asyncio.sleep(0.01)
+
+    assert [planned.cascade for planned in plan.cascades] == [THREE.name]
+    assert [pool.model for pool in plan.pools] == list(models)
+    assert "diffserve" in seen

@@ -149,3 +149,9 @@ def test_a_stage_that_is_the_last_scores_nothing() -> None:
     decision = decide(ChainAllocator(SETTINGS, THREE), fleet(12, 6.0))
 
     assert decision.cascades[0].stages[-1] == StagePlan("sd15")
+
+
+def test_while_nobody_asks_every_stage_is_there() -> None:
+    found = solve_chain(ChainProblem(0.0, 6, 9.0, (LIGHT, MEDIUM, HEAVY), (CURVE, CURVE)))
+
+    assert min(found.counts) >= 1 and found.gain == 2.0
