@@ -6,7 +6,6 @@ A small index is compared vector by vector. A larger one is built anew with a gr
 process beside the one that serves, which catches up with what was written meanwhile and takes its place (`rebuild`).
 """
 
-import asyncio
 import logging
 import threading
 from collections.abc import Iterator, Sequence
@@ -105,8 +104,8 @@ class EdgeVectorIndex:
         check_vector("vector", query.vector, self._dimension_count)
         process = serving.process
         try:
-            begun = process.begin(self._search_header(query, timeout_s), query.vector)
-            return None if begun is None else _matches(without_error(await asyncio.wrap_future(begun)))
+            asked = process.ask(self._search_header(query, timeout_s), query.vector)
+            return None if asked is None else _matches(without_error(await asked))
         except StoreUnavailable:
             if process is serving.process:
                 raise

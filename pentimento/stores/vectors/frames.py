@@ -9,6 +9,7 @@ from typing import Any
 
 _SIZES = struct.Struct("<II")
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class BrokenWire(Exception):
 
 def send_frame(wire: socket.socket, frame: Frame) -> None:
     """Send a frame. Raises BrokenWire, also when the socket's timeout passes: half a frame may be out by then."""
-    header = json.dumps(frame.header, separators=(",", ":")).encode()
+    header = _encode(frame.header).encode()
     try:
         wire.sendall(_SIZES.pack(len(header), len(frame.body)) + header + frame.body)
     except OSError as error:
@@ -46,14 +47,43 @@ def takes_at_once(wire: socket.socket) -> bool:
 
 def receive_frame(wire: socket.socket) -> Frame:
     """Return the next frame. Raises BrokenWire; TimeoutError when nothing came within the socket's timeout."""
-    header_size, body_size = _SIZES.unpack(_receive(wire, _SIZES.size, first=True))
+    header_size, body_size = _checked_sizes(_receive(wire, _SIZES.size, first=True))
+    return _frame(_receive(wire, header_size + body_size), header_size)
+
+
+class FrameBuffer:
+    """Frames out of bytes that come in parts, for whoever cannot wait for the rest of one."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames that are whole with these bytes. Raises BrokenWire for what are no frames."""
+        self._data += data
+        frames = []
+        while len(self._data) >= _SIZES.size:
+            header_size, body_size = _checked_sizes(self._data[: _SIZES.size])
+            end = _SIZES.size + header_size + body_size
+            if len(self._data) < end:
+                break
+            frames.append(_frame(bytes(self._data[_SIZES.size : end]), header_size))
+            del self._data[:end]
+        return frames
+
+
+def _checked_sizes(data: bytes | bytearray) -> tuple[int, int]:
+    header_size, body_size = _SIZES.unpack(data)
     if header_size + body_size > MAX_FRAME_BYTES:
         raise BrokenWire(f"frame of {header_size + body_size} bytes")
+    return header_size, body_size
+
+
+def _frame(data: bytes, header_size: int) -> Frame:
     try:
-        header = json.loads(_receive(wire, header_size))
+        header = json.loads(data[:header_size])
     except ValueError as error:
         raise BrokenWire("header is not JSON") from error
-    return Frame(header, _receive(wire, body_size))
+    return Frame(header, data[header_size:])
 
 
 def _receive(wire: socket.socket, size: int, first: bool = False) -> bytes:

@@ -1,7 +1,7 @@
 """The child process that holds a qdrant-edge shard: `python -m pentimento.stores.vectors.index_shard`.
 
 It is a process of its own because the shard's optimiser keeps the interpreter lock for as long as it runs. It speaks
-frames (`frames`) over an inherited socket, handles them one after the other, and dies with its parent. With `--shape`
+frames (`frames`) over inherited sockets, handles them one after the other, and dies with its parent. With `--shape`
 it makes a shard whose graph can be built (`optimise`), and serves nobody; with `--yields` it has the lowest priority.
 """
 
@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import time
@@ -237,6 +238,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--dimension-count", type=int, required=True)
     parser.add_argument("--wire-fd", type=int, required=True)
+    parser.add_argument("--search-fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--shape", type=json.loads, help="of the graph to build: JSON; none for a shard that serves")
     parser.add_argument("--yields", action="store_true", help="run when nobody else wants the processor")
@@ -249,7 +251,8 @@ def main() -> None:
         _yield_to_everybody()
     directory, dimension_count = arguments.directory, arguments.dimension_count
     with _owner(directory.with_name(f"{directory.name}{LOCK_SUFFIX}")):
-        _serve(socket.socket(fileno=arguments.wire_fd), IndexShard(directory, dimension_count, arguments.shape))
+        wire, searches = (socket.socket(fileno=number) for number in (arguments.wire_fd, arguments.search_fd))
+        _serve(wire, searches, IndexShard(directory, dimension_count, arguments.shape))
 
 
 @contextmanager
@@ -261,11 +264,17 @@ def _owner(path: Path) -> Iterator[None]:
         yield
 
 
-def _serve(wire: socket.socket, shard: IndexShard) -> None:
+def _serve(wire: socket.socket, searches: socket.socket, shard: IndexShard) -> None:
+    """A search that came goes before what was to be written, which may be many batches."""
+    ready = select.poll()
+    for each in (wire, searches):
+        ready.register(each, select.POLLIN)
     try:
         send_frame(wire, Frame({"id": 0}))
         while True:
-            send_frame(wire, shard.answer(receive_frame(wire)))
+            waiting = {number for number, _ in ready.poll()}
+            asked = searches if searches.fileno() in waiting else wire
+            send_frame(asked, shard.answer(receive_frame(asked)))
     except BrokenWire:
         shard.close()
 

@@ -1,5 +1,6 @@
 """Keeps the index's child process alive and talks to it."""
 
+import asyncio
 import itertools
 import logging
 import os
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pentimento.stores.errors import StoreUnavailable
-from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame, takes_at_once
+from pentimento.stores.vectors.frames import BrokenWire, Frame, receive_frame, send_frame
+from pentimento.stores.vectors.search_wire import SearchWire
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class ShardProcess:
         # When each call was sent; unlike those above, also calls whose callers gave up.
         self._outstanding: dict[int, float] = {}
         self._wire: socket.socket | None = None
+        self._searches: SearchWire | None = None
         self._ready = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="index-shard-supervisor", daemon=True)
@@ -97,16 +100,20 @@ class ShardProcess:
                 self._waiting.pop(call_id, None)
         return without_error(reply)
 
-    def begin(self, header: dict[str, Any], body: bytes = b"") -> "Future[Frame] | None":
-        """Send a frame and return what its reply will be in, or None where sending would have to wait. Never blocks;
-        the future may be cancelled. Raises StoreUnavailable."""
-        call_id, future = self._register()
-        if not self._send_at_once(Frame(header | {"id": call_id}, body)):
-            with self._lock:
-                self._waiting.pop(call_id, None)
-                self._outstanding.pop(call_id, None)
-            return None
-        return future
+    def ask(self, header: dict[str, Any], body: bytes = b"") -> "asyncio.Future[Frame] | None":
+        """Send a frame from the event loop, which reads the reply itself, before what is sent by `call`. Returns what
+        the reply will be in, or None where sending would have to wait. The future may be cancelled. Raises
+        StoreUnavailable."""
+        with self._lock:
+            call_id, searches = self._new_call(), self._searches
+        try:
+            asked = searches.ask(Frame(header | {"id": call_id}, body)) if searches is not None else None
+        except StoreUnavailable:
+            self._note_answer(call_id)
+            raise
+        if asked is None:
+            self._note_answer(call_id)
+        return asked
 
     def wait_idle(self, timeout_s: float) -> None:
         """Wait until every call was answered, `timeout_s` at most."""
@@ -128,14 +135,23 @@ class ShardProcess:
     def _register(self) -> "tuple[int, Future[Frame]]":
         future: Future[Frame] = Future()
         with self._lock:
-            if not self._ready.is_set():
-                raise StoreUnavailable(_STORE, "its process is not running")
-            if len(self._outstanding) >= self.MAX_OUTSTANDING_COUNT:
-                raise StoreUnavailable(_STORE, f"{len(self._outstanding)} calls are waiting already")
-            call_id = next(self._ids)
+            call_id = self._new_call()
             self._waiting[call_id] = future
-            self._outstanding[call_id] = time.monotonic()
         return call_id, future
+
+    def _new_call(self) -> int:
+        """Under the lock."""
+        if not self._ready.is_set():
+            raise StoreUnavailable(_STORE, "its process is not running")
+        if len(self._outstanding) >= self.MAX_OUTSTANDING_COUNT:
+            raise StoreUnavailable(_STORE, f"{len(self._outstanding)} calls are waiting already")
+        call_id = next(self._ids)
+        self._outstanding[call_id] = time.monotonic()
+        return call_id
+
+    def _note_answer(self, call_id: int) -> None:
+        with self._lock:
+            self._outstanding.pop(call_id, None)
 
     def _send(self, frame: Frame, until: float) -> None:
         wire = self._wire
@@ -150,21 +166,6 @@ class ShardProcess:
             raise StoreUnavailable(_STORE, f"its process went away: {error}") from error
         finally:
             self._send_lock.release()
-
-    def _send_at_once(self, frame: Frame) -> bool:
-        wire = self._wire
-        if wire is None or not self._send_lock.acquire(blocking=False):
-            return False
-        try:
-            if not takes_at_once(wire):
-                return False
-            send_frame(wire, frame)
-        except BrokenWire as error:
-            _shut_down(wire)
-            raise StoreUnavailable(_STORE, f"its process went away: {error}") from error
-        finally:
-            self._send_lock.release()
-        return True
 
     def _supervise(self) -> None:
         delay = self._timing.first_restart_s
@@ -181,21 +182,24 @@ class ShardProcess:
     def _run_child(self) -> None:
         """Start the child and read its replies until it is gone."""
         ours, theirs = socket.socketpair()
+        our_searches, their_searches = socket.socketpair()
         with ours:
-            with theirs:
-                child = self._spawn(theirs)
+            with theirs, their_searches:
+                child = self._spawn(theirs, their_searches)
             ours.settimeout(self._timing.send_s)
             with self._lock:
                 self._wire, self.pid = ours, child.pid
+                self._searches = SearchWire(our_searches, self._note_answer)
             self.start_count += 1
             self._read_replies(ours, child)
             self._forget_calls()
             self._reap(child)
 
-    def _spawn(self, theirs: socket.socket) -> "subprocess.Popen[bytes]":
-        own = ("--wire-fd", str(theirs.fileno()), "--parent", str(os.getpid()))
+    def _spawn(self, theirs: socket.socket, searches: socket.socket) -> "subprocess.Popen[bytes]":
+        wires = (theirs.fileno(), searches.fileno())
+        own = ("--wire-fd", str(wires[0]), "--search-fd", str(wires[1]), "--parent", str(os.getpid()))
         command = (sys.executable, "-m", "pentimento.stores.vectors.index_shard", *self._arguments, *own)
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=wires)
 
     def _read_replies(self, wire: socket.socket, child: "subprocess.Popen[bytes]") -> None:
         while not self._closing.is_set():
@@ -218,8 +222,7 @@ class ShardProcess:
         with self._lock:
             self._outstanding.pop(call_id, None)
             future = self._waiting.pop(call_id, None)
-        # Whoever began a call may have cancelled its future.
-        if future is not None and future.set_running_or_notify_cancel():
+        if future is not None:
             future.set_result(reply)
 
     def _hangs(self) -> bool:
@@ -232,10 +235,12 @@ class ShardProcess:
             self._ready.clear()
             self._wire = self.pid = None
             lost, self._waiting = self._waiting, {}
+            searches, self._searches = self._searches, None
             self._outstanding.clear()
+        if searches is not None:
+            searches.end()
         for future in lost.values():
-            if future.set_running_or_notify_cancel():
-                future.set_exception(StoreUnavailable(_STORE, "its process went away"))
+            future.set_exception(StoreUnavailable(_STORE, "its process went away"))
 
     def _reap(self, child: "subprocess.Popen[bytes]") -> None:
         try:

@@ -1,0 +1,112 @@
+"""An event loop's own connection to a child, whose other end the test holds."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from pentimento.stores.errors import StoreUnavailable
+from pentimento.stores.vectors.frames import Frame, FrameBuffer, receive_frame, send_frame
+from pentimento.stores.vectors.search_wire import SearchWire
+
+
+class Child:
+    """The other end, and the calls that were answered."""
+
+    def __init__(self) -> None:
+        ours, self.theirs = socket.socketpair()
+        self.answered: list[int] = []
+        self.wire = SearchWire(ours, self.answered.append)
+
+    def ask(self, number: int) -> "asyncio.Future[Frame] | None":
+        return self.wire.ask(Frame({"id": number}, b"vector"))
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    made = Child()
+    yield made
+    made.wire.end()
+    made.theirs.close()
+
+
+async def test_replies_find_who_asked_whatever_their_order(child: Child) -> None:
+    first, second = child.ask(1), child.ask(2)
+    assert first is not None and second is not None
+    assert [receive_frame(child.theirs).header["id"] for _ in range(2)] == [1, 2]
+
+    for number in (2, 1):
+        send_frame(child.theirs, Frame({"id": number, "matches": [number]}))
+
+    assert (await first).header["matches"] == [1]
+    assert (await second).header["matches"] == [2]
+    assert child.answered == [2, 1]
+
+
+async def test_a_reply_that_comes_after_a_cancel_is_noted_and_nobodys(child: Child) -> None:
+    cancelled, other = child.ask(1), child.ask(2)
+    assert cancelled is not None and other is not None
+    cancelled.cancel()
+
+    for number in (1, 2):
+        send_frame(child.theirs, Frame({"id": number}))
+    await other
+
+    assert child.answered == [1, 2]
+
+
+async def test_whoever_waits_hears_that_the_child_went_away(child: Child) -> None:
+    asked = child.ask(1)
+    assert asked is not None
+
+    child.theirs.close()
+
+    with pytest.raises(StoreUnavailable):
+        await asked
+    with pytest.raises(StoreUnavailable):
+        child.ask(2)
+
+
+async def test_whoever_waits_hears_that_it_was_ended_by_another_thread(child: Child) -> None:
+    asked = child.ask(1)
+    assert asked is not None
+
+    await asyncio.to_thread(child.wire.end)
+
+    with pytest.raises(StoreUnavailable):
+        await asked
+
+
+async def test_bytes_that_are_no_frames_end_it(child: Child) -> None:
+    asked = child.ask(1)
+    assert asked is not None
+
+    child.theirs.sendall(b"\xff" * 64)
+
+    with pytest.raises(StoreUnavailable):
+        await asked
+
+
+def test_another_event_loop_is_not_served(child: Child) -> None:
+    async def ask() -> bool:
+        return child.ask(1) is None
+
+    with asyncio.Runner() as runner:
+        assert runner.run(ask()) is False
+        with asyncio.Runner() as other:
+            assert other.run(ask()) is True
+
+
+def test_frames_come_out_of_parts_of_any_size() -> None:
+    ours, theirs = socket.socketpair()
+    frames = [Frame({"id": 1}, b"body"), Frame({"id": 2}), Frame({"id": 3, "more": ["x"]}, b"y" * 100)]
+    with ours, theirs:
+        for frame in frames:
+            send_frame(ours, frame)
+        data = theirs.recv(1 << 16)
+
+    for size in (1, 7, 50, len(data)):
+        buffer = FrameBuffer()
+        parts = [data[start : start + size] for start in range(0, len(data), size)]
+        assert [frame for part in parts for frame in buffer.feed(part)] == frames
