@@ -26,11 +26,11 @@ class PacedSuite:
 
 @contextmanager
 def paced_suite(
-    pace: Path, worker_count: int, replica_count: int, resident: Sequence[str] = ()
+    pace: Path, worker_count: int, replica_count: int, resident: Sequence[str] = (), max_batch: int = 1
 ) -> Iterator[PacedSuite]:
     """Start `worker_count` workers and `replica_count` ControlNet replicas of a pace, and what they need; stop them in
-    the end. Replicas begin with the `resident` ControlNets; workers paint one picture at a time and read every LoRA
-    anew."""
+    the end. Replicas begin with the `resident` ControlNets; workers paint up to `max_batch` pictures at a time and
+    read every LoRA anew."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pmt-", dir="/dev/shm")))
         (folder / "shared").mkdir(mode=0o700)
@@ -48,7 +48,7 @@ def paced_suite(
         of_replica = ("--controlnets", str(pace), "--prefetch", ",".join(resident), "--memory-budget-mib", "20000")
         for number in range(replica_count):
             run("services.controlnet_svc.pacing", f"controlnet-{number}", *of_replica, *torch, *member)
-        of_worker = ("--model", str(pace), "--max-batch", "1", "--warm-up-s", "0", "--lora-memory-mib", "0")
+        of_worker = ("--model", str(pace), "--max-batch", str(max_batch), "--warm-up-s", "0", "--lora-memory-mib", "0")
         for number in range(worker_count):
             run("services.unet_worker.pacing", f"worker-{number}", *of_worker, *torch, *objects, *member)
         ledger = ("--ledger-url", f"sqlite:///{folder}/frontdoor.sqlite", "--worker-wait-s", "0")

@@ -17,6 +17,7 @@
     decode_ms = { 1 = 16.6, 2 = 33.2 }            # the decoder, which waits for residuals
     picture_ms = 30.0                             # a latent to pixels
     patch_ms = 120.0                              # LoRAs into the weights, or out of them
+    beside_share = 0.2                            # of a pass with LoRAs beside the weights, that it takes longer
     [[controlnets]]
     name = "canny"
     step_ms = { 1 = 13.6, 2 = 27.2 }
@@ -76,8 +77,9 @@ class LoraPace:
 
 @dataclass(frozen=True)
 class DevicePace:
-    """A base model with its ControlNets and LoRAs, whose change of the weights takes `patch_s`; see the module. Sizes
-    in pixels; `block_channels` from shallow to deep."""
+    """A base model with its ControlNets and LoRAs, whose change of the weights takes `patch_s`, and which make a pass
+    longer by `beside_share` where they are beside the weights; see the module. Sizes in pixels; `block_channels` from
+    shallow to deep."""
 
     name: str
     family: str
@@ -98,6 +100,7 @@ class DevicePace:
     controlnets: tuple[ControlNetPace, ...]
     patch_s: float = 0.0
     loras: tuple[LoraPace, ...] = ()
+    beside_share: float = 0.0
 
     @property
     def size_multiple_px(self) -> int:
@@ -143,6 +146,7 @@ def read_pace(path: Path) -> DevicePace:
         controlnets=tuple(_controlnet(entry) for entry in table.tables("controlnets")),
         patch_s=table.number("patch_ms", 0.0) / 1e3,
         loras=tuple(_lora(entry) for entry in table.tables("loras")),
+        beside_share=table.number("beside_share", 0.0, maximum=10.0),
     )
     for field, named in (("controlnets", pace.controlnets), ("loras", pace.loras)):
         names = [one.name for one in named]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from pentimento.devices.pace import DevicePace
+from pentimento.devices.pace import DevicePace, PassTimes
 from pentimento.diffusion.families.model import (
     Conditioning,
     ControlResiduals,
@@ -80,20 +80,19 @@ class PacedModel:
 
     def predict(self, inputs: DenoiserInput) -> Tensor:
         """Take as long as both halves."""
-        rows = inputs.latents.shape[0]
-        time.sleep(self.pace.encode.of(rows) + self.pace.decode.of(rows))
+        self._compute(inputs, self.pace.encode, self.pace.decode)
         return self._prediction(inputs.latents, inputs.residuals)
 
     def encode(self, inputs: DenoiserInput) -> DenoiserEncoding:
         """Take as long as the first half; return the latents."""
-        time.sleep(self.pace.encode.of(inputs.latents.shape[0]))
+        self._compute(inputs, self.pace.encode)
         return DenoiserEncoding((inputs.latents.clone(),))
 
     def decode(self, inputs: DenoiserInput, encoding: DenoiserEncoding) -> Tensor:
         """Take as long as the second half, or as both where there is no encoding."""
         if not encoding.tensors:
             return self.predict(inputs)
-        time.sleep(self.pace.decode.of(inputs.latents.shape[0]))
+        self._compute(inputs, self.pace.decode)
         return self._prediction(encoding.tensors[0], inputs.residuals)
 
     def example_residuals(self, encoding: DenoiserEncoding) -> ControlResiduals | None:
@@ -113,6 +112,11 @@ class PacedModel:
         time.sleep(self.pace.picture_s)
         shade = torch.tanh(latent.float().mean())
         return shade.expand(1, 3, PICTURE_SIDE_PX, PICTURE_SIDE_PX).contiguous()
+
+    def _compute(self, inputs: DenoiserInput, *passes: PassTimes) -> None:
+        """Take as long as these passes over all rows."""
+        seconds = sum(one.of(inputs.latents.shape[0]) for one in passes)
+        time.sleep(seconds * (1.0 if inputs.adapters is None else 1.0 + self.pace.beside_share))
 
     def _prediction(self, latents: Tensor, residuals: ControlResiduals | None) -> Tensor:
         """Small enough for a latent to stay finite; moved by the residuals' stamps (rows, 1, 1, 1) and the LoRAs."""
