@@ -16,7 +16,7 @@ PACE: DevicePace = replace(read_pace(ROOT / "scenarios" / "paces" / "sdxl-h800.t
 
 def inputs(rows: int, *, beside: bool) -> DenoiserInput:
     conditioning = Conditioning(torch.zeros(rows, 1, 1), None)
-    adapters: PerSampleAdapters | None = {} if beside else None
+    adapters = PerSampleAdapters({}) if beside else None
     return DenoiserInput(torch.zeros(rows, 4, 8, 8), torch.zeros(rows), conditioning, adapters=adapters)
 
 
